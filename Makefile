@@ -1,0 +1,53 @@
+# Every target sets up what it needs; a fresh clone and PyPI are enough.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Extras whose rooms exist; `pip install virta[all]` is the user's way to all of them.
+EXTRAS := cli,match
+NATIVE := $(wildcard native/*)
+
+.PHONY: help setup run test test-fast lint format bench bench-log clean
+
+help:
+	@echo "make run     set up and run the demo        make test   set up and run every test"
+	@echo "make lint    ruff and mypy                  make bench  every benchmark"
+	@echo "make setup   only the environment (.venv)   make clean  remove what make made"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml setup.py $(NATIVE)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$(EXTRAS)]" --group dev
+	@$(BIN)/python -c "import virta.log.kernel as k; print('virta: native log kernel' if k.NATIVE else 'virta: no C compiler found, using the plain-Python log kernel')"
+	@touch $@
+
+run: setup
+	$(BIN)/python examples/log_demo.py
+
+test: setup
+	$(BIN)/python -m pytest
+
+test-fast: setup
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: bench-log
+
+bench-log: setup
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group bench || echo "some peers are not installable: their rows are skipped"
+	$(BIN)/python bench/log_bench.py
+
+clean:
+	rm -rf $(VENV) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src -name '*.so' -delete
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

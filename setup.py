@@ -1,0 +1,29 @@
+"""
+Build of the native hot loops.
+
+Everything else lives in pyproject.toml. The extensions are optional: without a compiler
+the plain-Python twins take over, slower but equal.
+
+VIRTA_SANITIZE=1 builds with ASan and UBSan, for `make fuzz`.
+"""
+
+import os
+
+from setuptools import Extension, setup
+
+SANITIZE = os.environ.get("VIRTA_SANITIZE") == "1"
+FLAGS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"] if SANITIZE else ["-O3"]
+LINK = ["-fsanitize=address,undefined"] if SANITIZE else []
+
+setup(
+    ext_modules=[
+        Extension(
+            "virta.log._native",
+            ["native/log.c"],
+            depends=["native/crc.h"],
+            extra_compile_args=[*FLAGS, "-std=c11", "-Wall", "-Wextra"],
+            extra_link_args=LINK,
+            optional=True,
+        ),
+    ]
+)

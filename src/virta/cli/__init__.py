@@ -1,0 +1,38 @@
+"""
+The `virta` command: one module per command group, each imported only when it is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+# command -> (module, attribute, one-line help shown without importing the module)
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "log": ("virta.cli.log", "log", "Append to, read, inspect and look after an event log."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose members are imported on use: `virta --help` stays quick as rooms are added."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[cmd_name]
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][2]) for name in sorted(COMMANDS)])
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="virta")
+def main() -> None:
+    """The SQLite of event streams, with live queries, that grows into Spark."""

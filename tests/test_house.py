@@ -1,0 +1,98 @@
+"""The house rules that a machine can check: who may import whom, and how large things may grow."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SRC = ROOT / "src" / "virta"
+MODULES = sorted(SRC.rglob("*.py"))
+
+MODULE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 70
+
+# Room -> rooms it may import (DESIGN: imports go only rightwards). Every room may import itself.
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "event": {"errors"},
+    "log": {"errors", "event"},
+    "filters": {"errors"},
+    "match": {"errors", "filters"},
+    "streams": {"errors"},
+    "journal": {"errors", "log"},
+    "hub": {"errors", "event", "log", "filters", "match", "streams"},
+    "server": {"errors", "event", "log", "filters", "match", "streams", "hub", "journal", "auth"},
+    "client": {"errors", "event"},
+    "spark": {"errors", "event", "log", "filters", "match"},
+    "cdc": {"errors", "event", "log"},
+}
+ROOT_ROOMS = {"cli", "__init__", "__main__"}  # these may import anything
+
+
+def room_of(path: Path) -> str:
+    parts = path.relative_to(SRC).parts
+    return parts[0].removesuffix(".py")
+
+
+def imported_rooms(tree: ast.AST, path: Path) -> set[str]:
+    """Rooms of ours that a module imports, at any depth of the code (lazy imports count)."""
+    rooms: set[str] = set()
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import; write it out"
+            if node.module == "virta":
+                names = [f"virta.{alias.name}" for alias in node.names]
+            elif node.module:
+                names = [node.module]
+        rooms |= {name.split(".")[1] for name in names if name.startswith("virta.")}
+    return rooms
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SRC)))
+def test_imports_go_only_rightwards(path):
+    """A room imports only the rooms that DESIGN draws to its right."""
+    room = room_of(path)
+    if room in ROOT_ROOMS:
+        return
+
+    foreign = imported_rooms(ast.parse(path.read_text()), path) - {room} - ALLOWED[room]
+
+    assert foreign <= {"__version__"}, f"{path} imports {foreign}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SRC)))
+def test_modules_and_functions_fit(path):
+    """Modules stay under 500 lines, functions on a screen."""
+    text = path.read_text()
+    assert text.count("\n") <= MODULE_LINES_MAX
+
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert lines <= FUNCTION_LINES_MAX, f"{path}:{node.lineno} {node.name}: {lines} lines"
+
+
+def test_nothing_unfinished():
+    """FIXME never merges; a TODO names an issue."""
+    for path in [*MODULES, *(ROOT / "native").glob("*.[ch]*")]:
+        assert "FIXME" not in path.read_text(), path
+
+
+def test_log_imports_nothing_heavy():
+    """`import virta.log` pulls in the standard library and ourselves, nothing else."""
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; before = set(sys.modules); import virta.log; "
+        "print(*sorted({m.split('.')[0] for m in set(sys.modules) - before}))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert set(out.stdout.split()) <= set(sys.stdlib_module_names) | {"virta"}
