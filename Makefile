@@ -20,7 +20,6 @@ $(STAMP): pyproject.toml setup.py $(NATIVE)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$(EXTRAS)]" --group dev
-	@$(BIN)/python -c "import virta.log.kernel as k; print('virta: native log kernel' if k.NATIVE else 'virta: no C compiler found, using the plain-Python log kernel')"
 	@touch $@
 
 run: setup

@@ -15,15 +15,15 @@ SANITIZE = os.environ.get("VIRTA_SANITIZE") == "1"
 FLAGS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"] if SANITIZE else ["-O3"]
 LINK = ["-fsanitize=address,undefined"] if SANITIZE else []
 
-setup(
-    ext_modules=[
-        Extension(
-            "virta.log._native",
-            ["native/log.c"],
-            depends=["native/crc.h"],
-            extra_compile_args=[*FLAGS, "-std=c11", "-Wall", "-Wextra"],
-            extra_link_args=LINK,
-            optional=True,
-        ),
-    ]
-)
+EXTENSIONS = [
+    Extension(
+        "virta.log._native",
+        ["native/log.c"],
+        depends=["native/crc.h"],
+        extra_compile_args=[*FLAGS, "-std=c11", "-Wall", "-Wextra"],
+        extra_link_args=LINK,
+        optional=True,
+    ),
+]
+
+setup(ext_modules=[e for e in EXTENSIONS if os.path.exists(e.sources[0])])

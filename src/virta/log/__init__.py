@@ -1,0 +1,1 @@
+"""The durable log: a directory of segments that many processes append to and read."""
