@@ -53,7 +53,9 @@ def _field_error(where: str, name: str, field: object, limit: int) -> LogError |
         try:
             field = field.encode()
         except UnicodeEncodeError as exc:
-            return LogTypeError(f"{where}{name} {field!r:.80} cannot be written as UTF-8: {exc.reason}")
+            return LogTypeError(
+                f"{where}{name} {field!r:.80} cannot be written as UTF-8: {exc.reason}"
+            )
     if isinstance(field, str):
         return LogTypeError(f"{where}value must be bytes, got str {field!r:.80}; encode it first")
     try:
@@ -64,6 +66,7 @@ def _field_error(where: str, name: str, field: object, limit: int) -> LogError |
         return LogTypeError(f"{where}{name} must be {kinds}, got {kind} {field!r:.80}")
     if size > limit:
         return LogLimitError(
-            f"{where}{name} is {size} bytes long, the limit is {limit}", code=f"log_{name}_too_large"
+            f"{where}{name} is {size} bytes long, the limit is {limit}",
+            code=f"log_{name}_too_large",
         )
     return None

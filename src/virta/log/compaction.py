@@ -61,9 +61,7 @@ class CompactionReport(NamedTuple):
 def _identity(record: Record) -> bytes:
     """16 bytes stand for (topic, key): a map of a million keys stays near a hundred megabytes."""
     topic = record.topic
-    return blake2b(
-        len(topic).to_bytes(2, "little") + topic + record.key, digest_size=16
-    ).digest()
+    return blake2b(len(topic).to_bytes(2, "little") + topic + record.key, digest_size=16).digest()
 
 
 def compact(
@@ -139,10 +137,10 @@ class _Rewriter:
         self._time = 0
 
     def batch(self, batch: Batch, keep: dict[int, Record]) -> None:
-        kept = [keep[o] for o in range(batch.base, batch.base + batch.count) if o in keep]
+        kept = [keep[o] for o in range(batch.base, batch.base + batch.span) if o in keep]
         self._time = batch.time
         if not kept or batch.flags & FLAG_REPAIR:
-            self._gap += batch.count
+            self._gap += batch.span
             return
         self.flush()
         payload = bytearray()
@@ -152,9 +150,9 @@ class _Rewriter:
                 payload += gap_record(record.offset - offset)
             payload += encode_record(bytes(record.topic), bytes(record.key), record.value)
             offset = record.offset + 1
-        if offset < batch.base + batch.count:
-            payload += gap_record(batch.base + batch.count - offset)
-        self._put(payload, batch.count, batch.producer, batch.sequence)
+        if offset < batch.base + batch.span:
+            payload += gap_record(batch.base + batch.span - offset)
+        self._put(payload, batch.span, batch.producer, batch.sequence)
 
     def flush(self) -> None:
         """Write the gap that has gathered, if any."""
@@ -186,9 +184,7 @@ class _Rewriter:
 
 def _rewrite(segment: Segment, keep: dict[int, Record], following: int) -> int:
     """Write the compacted file beside the segment and rename it over; returns its size."""
-    header = segment.header._replace(
-        salt=new_salt(), flags=segment.header.flags | FLAG_COMPACTED
-    )
+    header = segment.header._replace(salt=new_salt(), flags=segment.header.flags | FLAG_COMPACTED)
     temporary = segment.path.with_suffix(".compact")
     with temporary.open("wb") as file:
         file.write(header.pack())
@@ -196,7 +192,7 @@ def _rewrite(segment: Segment, keep: dict[int, Record], following: int) -> int:
         walk = Walk(segment, segment.start(), segment.size)
         for batches in walk:
             for batch in batches:
-                if batch.count:
+                if batch.span:
                     writer.batch(batch, keep)
         assert walk.end.status == Status.SEAL
         segment.header = header  # what seal_batch must salt with

@@ -10,50 +10,41 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from virta.errors import (
     LogClosedError,
-    LogError,
     LogLimitError,
-    LogNotFoundError,
     LogReadOnlyError,
     LogTypeError,
 )
-from virta.log import compaction, groups, kernel, retention, seek, verify
+from virta.log import compaction, groups, kernel, retention, seek
 from virta.log.arguments import check_option, record_error, topic_set
 from virta.log.codec import PRODUCER_ANONYMOUS
 from virta.log.directory import (
     CONTROL,
     CONTROL_BYTES,
-    META,
     Meta,
     boot_id,
-    make_directory,
     open_locks,
-    read_meta,
     segment_bases,
-    write_meta,
 )
 from virta.log.kernel import Snapshot
 from virta.log.limits import (
     BATCH_BYTES_MAX,
     LEASE_S_DEFAULT,
-    LOCK_TIMEOUT_S,
     PARTITIONS_DEFAULT,
     POLL_S,
-    SEGMENT_BYTES_DEFAULT,
-    SEGMENT_BYTES_MAX,
-    SEGMENT_BYTES_MIN,
 )
 from virta.log.reader import FOREVER, Reader, Source
 from virta.log.segment import Segment
+from virta.log.verify import Problem, RepairReport, VerifyReport, repair_log, verify_log
 from virta.log.writer import DURABILITIES, Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from datetime import datetime, timedelta
+    from pathlib import Path
 
     from virta.log.record import Appended
 
@@ -81,7 +72,7 @@ class SegmentInfo(NamedTuple):
 class Log:
     """A durable, ordered event log that is just a directory. Made by `virta.open`."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         path: Path,
         meta: Meta,
@@ -194,7 +185,7 @@ class Log:
 
     # --- reading ---
 
-    def read(  # noqa: PLR0913
+    def read(
         self,
         topics: Topics = None,
         start: Start = "earliest",
@@ -356,18 +347,18 @@ class Log:
         self._writable()
         return compaction.compact(self, topic_set(topics), progress)
 
-    def verify(self, *, progress: Callable[[int, int], None] | None = None) -> verify.VerifyReport:
+    def verify(self, *, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
         """Check every checksum, chain and offset of the log."""
         self._open_or_raise()
-        return verify.verify(self, progress)
+        return verify_log(self, progress)
 
-    def repair(self, *, progress: Callable[[int, int], None] | None = None) -> verify.RepairReport:
+    def repair(self, *, progress: Callable[[int, int], None] | None = None) -> RepairReport:
         """Set damaged bytes aside in quarantine/ and mark the offsets they held as lost."""
         writer = self._writable()
-        return verify.repair(self, writer, progress)
+        return repair_log(self, writer, progress)
 
     @property
-    def recovered(self) -> list[verify.Problem]:
+    def recovered(self) -> list[Problem]:
         """What this handle had to repair when it attached to the log."""
         writer = self._writable()
         return [problem for found in writer.recovered for problem in found.problems]
@@ -383,7 +374,7 @@ class Log:
             self._core.close()
         _handles.discard(self)
 
-    def __enter__(self) -> Log:  # noqa: PYI034
+    def __enter__(self) -> Log:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -457,84 +448,6 @@ class Log:
             self._writer = None
             self._core = None
             self._connect()
-
-
-def open_log(  # noqa: PLR0913
-    path: str | os.PathLike[str],
-    *,
-    create: bool = True,
-    read_only: bool = False,
-    durability: Durability = "group",
-    visibility: Visibility | None = None,
-    segment_bytes: int | None = None,
-    lock_timeout: float = LOCK_TIMEOUT_S,
-    wait: float | None = None,
-) -> Log:
-    """
-    Open the log in directory `path`, making it if it is not there.
-
-    Args:
-        create: make the log when there is none (never with read_only).
-        read_only: neither lock nor write anything; works on a directory one may only read.
-        durability: what an append waits for unless it says otherwise: none, interval, group or fsync.
-        visibility: what readers see: "durable" records only (default), or all "committed" ones
-            (default with durability="none").
-        segment_bytes: size at which a new log starts its next segment; fixed when the log is made.
-        lock_timeout: seconds to wait for other writers before giving up.
-        wait: seconds to wait for somebody else to create the log; implies create=False.
-    """
-    directory = Path(path)
-    check_option("durability", durability, DURABILITIES)
-    seen: Visibility = visibility or ("committed" if durability == "none" else "durable")
-    check_option("visibility", seen, ("committed", "durable"))
-    if segment_bytes is not None and not SEGMENT_BYTES_MIN <= segment_bytes <= SEGMENT_BYTES_MAX:
-        raise LogLimitError(
-            f"segment_bytes is {segment_bytes}; it must be from {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}"
-        )
-    if wait is not None:
-        _await_creation(directory, wait)
-    if read_only or not create or wait is not None:
-        meta = read_meta(directory)
-    else:
-        meta = _create(directory, segment_bytes or SEGMENT_BYTES_DEFAULT)
-    return Log(
-        directory,
-        meta,
-        read_only=read_only,
-        durability=durability,
-        visibility=seen,
-        lock_timeout=lock_timeout,
-    )
-
-
-def _create(directory: Path, segment_bytes: int) -> Meta:
-    try:
-        return read_meta(directory)
-    except LogNotFoundError:
-        pass
-    make_directory(directory)
-    lock_fd, sync_fd, control_fd = open_locks(directory)
-    core = kernel.Kernel(lock_fd, sync_fd, control_fd, boot_id(), True)
-    os.close(control_fd)
-    try:
-        if not core.lock(LOCK_TIMEOUT_S):
-            raise LogError(f"somebody else has been making the log at {directory} for too long")
-        try:
-            if not (directory / META).exists():
-                return write_meta(directory, segment_bytes)
-        finally:
-            core.unlock()
-    finally:
-        core.close()
-    return read_meta(directory)
-
-
-def _await_creation(directory: Path, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not (directory / META).exists():
-        if time.monotonic() >= deadline:
-            raise LogNotFoundError(f"no log appeared at {directory} within {seconds:g} s")
-        time.sleep(min(POLL_S / 10, seconds))
 
 
 def _read_only_core(path: Path) -> Any:

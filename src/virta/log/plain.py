@@ -7,7 +7,6 @@ directory. What it cannot do is sleep on a futex: it polls, and it wakes nobody 
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import mmap
 import os
@@ -36,8 +35,13 @@ Snapshot = tuple[int, int, int, int, int, int, int, int, int, int, int]
 class Kernel:
     """One process's hold on one log directory: lock files, control page, active segment."""
 
-    def __init__(  # noqa: PLR0913, PLR0917
-        self, lock_fd: int, sync_fd: int, control_fd: int, boot_id: int, writable: bool  # noqa: FBT001
+    def __init__(
+        self,
+        lock_fd: int,
+        sync_fd: int,
+        control_fd: int,
+        boot_id: int,
+        writable: bool,  # noqa: FBT001
     ) -> None:
         self._lock_fd = lock_fd
         self._sync_fd = sync_fd
@@ -117,7 +121,7 @@ class Kernel:
             holder,
         )
 
-    def publish(  # noqa: PLR0913, PLR0917
+    def publish(
         self, base: int, end: int, following: int, crc: int, last_time: int, last_pos: int
     ) -> None:
         seq = self._get32(_SEQ) | 1
@@ -150,7 +154,7 @@ class Kernel:
 
     # --- append and sync ---
 
-    def append(  # noqa: PLR0913, PLR0917
+    def append(
         self,
         buf: bytearray,
         count: int,
@@ -202,10 +206,7 @@ class Kernel:
         view = memoryview(buf)
         try:
             while done < len(buf):
-                written = os.pwrite(self._segment_fd, view[done:], pos + done)
-                if written == 0:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                done += written
+                done += os.pwrite(self._segment_fd, view[done:], pos + done)
         except OSError:
             os.ftruncate(self._segment_fd, pos)
             raise

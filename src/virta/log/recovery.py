@@ -82,7 +82,9 @@ def find_batch(segment: Segment, pos: int, size: int, at_least: int) -> tuple[in
                 if at_least <= base <= at_least + LOST_MAX and kernel.crc32c(
                     head[1:52], salt
                 ) == int.from_bytes(head[52:56], "little"):
-                    step = next(iter(Walk(segment, Position(at, -1, base), size, check_payload=True)), None)
+                    step = next(
+                        iter(Walk(segment, Position(at, -1, base), size, check_payload=True)), None
+                    )
                     if step:
                         return at, base
             found = data.find(_PATTERN, found + 1)
