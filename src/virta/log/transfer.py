@@ -121,6 +121,15 @@ def export_puro(  # noqa: PLR0913
     return report
 
 
+def export_lines(
+    lines: Iterable[bytes], path: str | os.PathLike[str], *, overwrite: bool
+) -> ExportReport:
+    """Write ready-made lines to a file, whole or not at all."""
+    report = ExportReport()
+    report.records = _write_file(Path(path), lines, report, overwrite=overwrite)
+    return report
+
+
 def write_flat(stream: BinaryIO, records: Iterable[Record], crc: Crc = "plain") -> int:
     """Write records to a binary stream as flat Puro; returns how many."""
     count = 0
