@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from virta.log import Consumer, Log, Record
+    from virta.log.handle import Durability
 
 DURABILITIES: Final = ("none", "interval", "group", "fsync")
 TAIL_RECORDS: Final = 10
@@ -88,7 +89,7 @@ def append(
 
 def _append_lines(
     target: Log, source: BinaryIO, done: dict[str, Any], *, form: str, batch: int,
-    durability: str | None, topic: str | None, key: str | None, key_separator: str | None, lenient: bool,
+    durability: Durability | None, topic: str | None, key: str | None, key_separator: str | None, lenient: bool,
 ) -> None:  # fmt: skip
     from virta.cli.log_lines import line_parser, parse_line, read_lines
 

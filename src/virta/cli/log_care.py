@@ -179,18 +179,23 @@ def compact(path: str, *, topics: tuple[str, ...], as_json: bool) -> None:
 @click.option(
     "--max-bytes", type=SIZE, help="Drop the oldest segments over this size, such as 10GiB."
 )
-@click.option("--consumed", is_flag=True, help="Drop only what every named consumer has read.")
+@click.option("--consumed", is_flag=True, help="Drop what every named consumer has read.")
+@click.option("--keep-unread", is_flag=True, help="Never drop what a named consumer has not read.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @json_option
 def retain(
-    path: str, *, max_age: timedelta | None, max_bytes: int | None, consumed: bool, dry_run: bool, as_json: bool
+    path: str, *, max_age: timedelta | None, max_bytes: int | None, consumed: bool, keep_unread: bool, dry_run: bool, as_json: bool
 ) -> None:  # fmt: skip
     """Drop old sealed segments by age, size or consumption."""
     if max_age is None and max_bytes is None and not consumed:
         raise click.UsageError("say what to drop: --max-age, --max-bytes or --consumed")
     with virta.open(path, create=False) as source:
         report = source.retain(
-            max_age=max_age, max_bytes=max_bytes, consumed=consumed, dry_run=dry_run
+            max_age=max_age,
+            max_bytes=max_bytes,
+            consumed=consumed,
+            keep_unread=keep_unread,
+            dry_run=dry_run,
         )
     members = {
         "segments": report.segments, "bytes": report.bytes, "records": report.records,

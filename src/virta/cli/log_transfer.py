@@ -15,6 +15,7 @@ from virta.cli.units import PLACE, SIZE, show_size
 
 if TYPE_CHECKING:
     from virta.log import Log
+    from virta.log.handle import Durability
 
 FORMATS: Final = ("puro", "ndjson")
 SEGMENT_BYTES: Final = 1024 * 1024 * 1024
@@ -97,7 +98,7 @@ def import_(
 
 def _import_puro(
     target: Log, source: str, bar: Any, *, crc: str, generation: str, skip_damaged: bool, spurious: bool,
-    batch: int, durability: str | None, topic: str | None,
+    batch: int, durability: Durability | None, topic: str | None,
 ) -> dict[str, Any]:  # fmt: skip
     from virta.log.transfer import import_puro
 
@@ -125,7 +126,7 @@ def _import_puro(
 
 
 def _import_ndjson(
-    target: Log, source: str, bar: Any, *, batch: int, durability: str | None, topic: str | None, **_puro: Any
+    target: Log, source: str, bar: Any, *, batch: int, durability: Durability | None, topic: str | None, **_puro: Any
 ) -> dict[str, Any]:  # fmt: skip
     from virta.cli.log_lines import line_parser, parse_line, read_lines
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from virta.log import Log
+    from virta.log.handle import Durability
     from virta.log.record import Record
 
 BATCH_RECORDS_DEFAULT: Final = 1000
@@ -51,7 +52,7 @@ def import_puro(  # noqa: PLR0913
     on_corruption: Literal["raise", "skip"] = "raise",
     spurious: bool = False,
     batch: int = BATCH_RECORDS_DEFAULT,
-    durability: str | None = None,
+    durability: Durability | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ImportReport:
     """
