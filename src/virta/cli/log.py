@@ -12,7 +12,7 @@ import click
 import virta
 from virta.cli import log_care, log_transfer
 from virta.cli.report import CarefulGroup, InputError, json_option, print_report
-from virta.cli.units import DURATION, PLACE
+from virta.cli.units import DURATION, PLACE, show_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -79,12 +79,16 @@ def append(
         except InputError as error:
             if not done["records"]:
                 raise
-            before = f"{done['records']} records before it were appended"
+            before = f"appended before it: {show_count(done['records'], 'record')}"
             raise InputError(f"{error.message} ({before})") from error
     if not quiet:
         where = f" at offset {done['first_offset']} and up" if done["records"] else ""
         level = f", durability {done['durability']}" if done["records"] else ""
-        print_report(done, [f"appended {done['records']} records{where}{level}"], as_json=as_json)
+        print_report(
+            done,
+            [f"appended {show_count(done['records'], 'record')}{where}{level}"],
+            as_json=as_json,
+        )
 
 
 def _append_lines(

@@ -8,7 +8,7 @@ import click
 
 import virta
 from virta.cli.report import EXIT_PROBLEMS, json_option, print_report, progress, table
-from virta.cli.units import DURATION, SIZE, show_size, show_time
+from virta.cli.units import DURATION, SIZE, show_count, show_size, show_time
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -29,7 +29,7 @@ def inspect(path: str, *, as_json: bool) -> None:
         f"id         {members['id']} (epoch {members['epoch']})",
         f"offsets    {members['first_offset']} to {members['next_offset']}",
         f"durable    to {members['durable_offset']}",
-        f"size       {show_size(members['bytes'])} in {len(segments)} segments",
+        f"size       {show_size(members['bytes'])} in {show_count(len(segments), 'segment')}",
         "",
         *table(
             ("segment", "state", "created", "last record", "first", "next", "size"),
@@ -118,9 +118,10 @@ def verify(ctx: click.Context, path: str, *, as_json: bool) -> None:
         "segments": report.segments, "batches": report.batches, "records": report.records,
         "bytes": report.bytes, "problems": problems,
     }  # fmt: skip
-    verdict = f"{len(problems)} damaged places" if problems else "no damage"
+    verdict = show_count(len(problems), "damaged place") if problems else "no damage"
     lines.append(
-        f"{verdict} in {report.segments} segments: {report.records} records, {show_size(report.bytes)}"
+        f"{verdict} in {show_count(report.segments, 'segment')}:"
+        f" {show_count(report.records, 'record')}, {show_size(report.bytes)}"
     )
     print_report(members, lines, as_json=as_json)
     if problems:
@@ -143,7 +144,7 @@ def repair(ctx: click.Context, path: str, *, as_json: bool) -> None:
     }
     lines += [f"saved in {name}" for name in members["quarantined"]]
     lines.append(
-        f"repaired {len(problems)} places, {report.offsets_lost} offsets are lost"
+        f"repaired {show_count(len(problems), 'place')}, lost {show_count(report.offsets_lost, 'offset')}"
         if problems
         else "nothing to repair"
     )
@@ -165,7 +166,8 @@ def compact(path: str, *, topics: tuple[str, ...], as_json: bool) -> None:
         "records_before": report.records_before, "records_after": report.records_after,
     }  # fmt: skip
     text = (
-        f"compacted {report.segments} segments: {report.records_before} to {report.records_after} records,"
+        f"compacted {show_count(report.segments, 'segment')}:"
+        f" {report.records_before} to {report.records_after} records,"
         f" {show_size(report.bytes_before)} to {show_size(report.bytes_after)}"
     )
     print_report(members, [text], as_json=as_json)
@@ -203,7 +205,8 @@ def retain(
     }  # fmt: skip
     verb = "would drop" if dry_run else "dropped"
     text = (
-        f"{verb} {report.segments} segments, {report.records} records, {show_size(report.bytes)};"
+        f"{verb} {show_count(report.segments, 'segment')}, {show_count(report.records, 'record')},"
+        f" {show_size(report.bytes)};"
         f" the first offset is {report.first_offset}"
     )
     print_report(members, [text], as_json=as_json)

@@ -11,7 +11,7 @@ import click
 
 import virta
 from virta.cli.report import EXIT_PROBLEMS, InputError, json_option, print_report, progress
-from virta.cli.units import PLACE, SIZE, show_size
+from virta.cli.units import PLACE, SIZE, show_count, show_size
 
 if TYPE_CHECKING:
     from virta.log import Log
@@ -90,7 +90,7 @@ def import_(
     where = (
         "" if members["first_offset"] is None else f" at offset {members['first_offset']} and up"
     )
-    lines.append(f"imported {members['records']} records{where}")
+    lines.append(f"imported {show_count(members['records'], 'record')}{where}")
     print_report(members, lines, as_json=as_json)
     if members["damaged"] or members["spurious"]:
         ctx.exit(EXIT_PROBLEMS)
@@ -205,7 +205,7 @@ def export(path: str, target: str, *, form: str, as_json: bool, **how: Any) -> N
     ):
         members = (_export_puro if form == "puro" else _export_ndjson)(source, target, bar, **how)
     if target != "-":
-        text = f"exported {members['records']} records, {show_size(members['bytes'])}, to {', '.join(members['files'])}"
+        text = f"exported {show_count(members['records'], 'record')}, {show_size(members['bytes'])}, to {', '.join(members['files'])}"
         print_report(members, [text], as_json=as_json)
 
 

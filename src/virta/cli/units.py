@@ -74,6 +74,11 @@ def show_size(count: int) -> str:
     return f"{size:.1f} TiB"
 
 
+def show_count(count: int, noun: str) -> str:
+    """`1 record`, `2 records`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def show_time(micros: int | None) -> str | None:
     """Microseconds since the epoch as RFC 3339 in UTC."""
     if micros is None:
