@@ -518,7 +518,7 @@ def test_errors_are_one_sentence(tmp_path, filled):
         ("retain", filled, "--max-bytes", "big"), ("append", filled), ("nothing",),
         ("tail", filled, "-f", "--to", "5"), ("import", filled, "-"), ("tail", filled, "-n", "-1"),
     ):  # fmt: skip
-        assert "rror" in run(*args, code=2).stderr
+        assert "rror" in call(*args, code=2).stderr
     assert not (tmp_path / "none").exists()
 
 

@@ -27,6 +27,7 @@ def examples() -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_examples_print_what_they_say(tmp_path):
     """Every console example, run in order in one directory, prints what stands under it."""
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
