@@ -425,7 +425,7 @@ class Segment:
         return "plain" if votes["plain"] > votes["puro"] else "puro"
 
 
-def read_puro(  # noqa: PLR0913
+def read_puro(
     path: str | os.PathLike[str],
     *,
     generation: Generation | None = None,

@@ -43,7 +43,7 @@ class ExportReport:
     files: list[str] = field(default_factory=list)
 
 
-def import_puro(  # noqa: PLR0913
+def import_puro(
     log: Log,
     path: str | os.PathLike[str],
     *,
@@ -84,7 +84,7 @@ def import_puro(  # noqa: PLR0913
     return report
 
 
-def export_puro(  # noqa: PLR0913
+def export_puro(
     log: Log,
     path: str | os.PathLike[str],
     *,
