@@ -137,7 +137,7 @@ def repair(ctx: click.Context, path: str, *, as_json: bool) -> None:
     with virta.open(path, create=False) as source, progress("repair", quiet=as_json) as bar:
         report = source.repair(progress=bar)
     problems, lines = _problems(report.problems)
-    members = {
+    members: dict[str, Any] = {
         "problems": problems,
         "quarantined": [str(name) for name in report.quarantined],
         "offsets_lost": report.offsets_lost,
