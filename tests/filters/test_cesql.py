@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -269,6 +270,7 @@ def test_only_text_is_parsed(source):
         ([1, "a"], '[1,"a"]'),
         ({"a": None}, '{"a":null}'),
         ("\ud800", "\ud800"),
+        (datetime(2018, 4, 26, 14, 48, 9, tzinfo=UTC), "2018-04-26T14:48:09+00:00"),
     ],
 )
 def test_attribute_types(value, expected):
@@ -423,7 +425,7 @@ def test_text_round_trip(expression):
     assert parse_expression(unparse(expression)) == expression
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(PREDICATES | EXPRESSIONS, st.lists(EVENTS, min_size=1, max_size=5))
 def test_trees_say_what_expressions_do(expression, events):
     """For every event the filter's tree holds exactly when the expression is true without a problem."""
