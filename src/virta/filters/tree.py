@@ -188,6 +188,8 @@ class Condition:
             raise FilterError(f"unknown condition {self.op!r}: expected one of {', '.join(OPS)}")
         elif not isinstance(value, shape) or (self.op == "type" and value not in JSON_TYPES):
             raise FilterError(f"condition {self.op} does not take {value!r}")
+        if self.op == "select":
+            _check_size(self.levels, self.count)
         if not isinstance(self.path, tuple) or (
             len(self.path) > 1 and Flat in map(type, self.path)
         ):
@@ -306,6 +308,12 @@ def _measure(node: Not | And | Or, children: tuple[Node, ...]) -> None:
     """Stamp a new node with its size and refuse one too large: what exists can be walked recursively."""
     levels = 1 + max((child.levels for child in children), default=0)
     count = sum(child.count for child in children)
+    _check_size(levels, count)
+    object.__setattr__(node, "levels", levels)
+    object.__setattr__(node, "count", count)
+
+
+def _check_size(levels: int, count: int) -> None:
     if levels > DEPTH_MAX:
         raise FilterError(f"filter nests deeper than {DEPTH_MAX} levels", code="too_complex")
     if count > CONDITIONS_MAX:
@@ -313,8 +321,6 @@ def _measure(node: Not | And | Or, children: tuple[Node, ...]) -> None:
             f"filter has {count} conditions: at most {CONDITIONS_MAX} are allowed",
             code="too_complex",
         )
-    object.__setattr__(node, "levels", levels)
-    object.__setattr__(node, "count", count)
 
 
 _SCALAR: Any = object()
