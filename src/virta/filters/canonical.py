@@ -22,7 +22,7 @@ from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Any
 
 from virta.filters.evaluate import TESTS
-from virta.filters.limits import CONJUNCTIONS_MAX
+from virta.filters.limits import CONJUNCTIONS_MAX, IN_VALUES_MAX
 from virta.filters.tree import (
     EVERYTHING,
     NOTHING,
@@ -225,22 +225,29 @@ def _conjoin(group: list[tuple[Condition, bool]]) -> list[tuple[Condition, bool]
     values = _common_values(wanted)
     excluded = _excluded_values(refused)
     if values is not None:
-        # The value is one of few: everything that looks only at a scalar can be decided now.
-        rest = {c for c in wanted if c.op == "opaque"}
-        tests = [(c, True) for c in wanted - rest] + [
-            (c, False) for c in refused if c.op != "opaque"
-        ]
-        values = [v for v in values if all(TESTS[c.op](c.value, v) is sign for c, sign in tests)]
-        if not values:
-            return None
-        opaque = [(c, False) for c in refused if c.op == "opaque"]
-        return [(_one_of(path, values), True), *((c, True) for c in rest), *opaque]
+        return _conjoin_values(path, values, wanted, refused)
     if len(wanted) > 1:
         wanted = {c for c in wanted if c.op != "exists"}
-    kept = {c for c in refused if c.op not in ("eq", "in")}
-    if excluded:
-        kept.add(_one_of(path, excluded))
-    return [*((c, True) for c in wanted), *((c, False) for c in kept)]
+    if 0 < len(excluded) <= IN_VALUES_MAX:
+        refused = {c for c in refused if c.op not in ("eq", "in")} | {_one_of(path, excluded)}
+    return [*((c, True) for c in wanted), *((c, False) for c in refused)]
+
+
+def _conjoin_values(
+    path: Path, values: list[Scalar], wanted: set[Condition], refused: set[Condition]
+) -> list[tuple[Condition, bool]] | None:
+    """As _conjoin, when the value is one of few: what looks only at the value is decided now."""
+    signed = [(c, True) for c in wanted] + [(c, False) for c in refused]
+    decided = [(c, sign) for c, sign in signed if c.op not in ("opaque", "negative_zero")]
+    kept = [v for v in values if all(TESTS[c.op](c.value, v) is sign for c, sign in decided)]
+    # Zero stands for both zeros, which one condition tells apart; of other values it is false.
+    zeros: list[Scalar] = [v for v in kept if v == 0 and not isinstance(v, bool)]
+    if any(c.op == "negative_zero" for c in wanted):
+        kept = zeros
+    if not kept:
+        return None
+    open_ops = ("opaque", "negative_zero") if zeros else ("opaque",)
+    return [(_one_of(path, kept), True), *((c, sign) for c, sign in signed if c.op in open_ops)]
 
 
 def _one_of(path: Any, values: list[Scalar]) -> Condition:
