@@ -174,11 +174,11 @@ def test_conjunctions_of_plain_trees():
 def test_conjunctions_give_up_at_the_limit():
     """2^40 terms are counted, not built."""
     pairs = tuple(Or((eq(1, (f"x{i}",)), eq(1, (f"y{i}",)))) for i in range(40))
-    started = time.perf_counter()
+    started = time.process_time()
 
     assert conjunctions(canonicalise(And(pairs))) is None
     assert len(conjunctions(canonicalise(And(pairs[:6]))) or ()) == 64
-    assert time.perf_counter() - started < 0.1
+    assert time.process_time() - started < 0.4
 
 
 def test_long_lists_stay_apart():

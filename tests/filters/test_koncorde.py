@@ -16,8 +16,8 @@ from virta.filters.canonical import canonicalise, conjunctions
 from virta.filters.koncorde import convert_distance, parse
 from virta.filters.koncorde_regexp import translate
 
-# The bound for hostile input is 100 ms; a busy machine gets the rest.
-PATIENCE_S = 0.5
+# Seconds of processor time. The bound for hostile input is 0.1; a busy machine gets the rest.
+PATIENCE_S = 0.4
 
 
 def refused(source, **limits):
@@ -269,11 +269,11 @@ HOSTILE_FILTERS = {
 def test_hostile_filters_are_refused_at_once(make):
     """A clear error, in no time, for what is too large to serve."""
     source = make()
-    started = time.perf_counter()
+    started = time.process_time()
 
     error = refused(source)
 
-    assert time.perf_counter() - started < PATIENCE_S
+    assert time.process_time() - started < PATIENCE_S
     assert error.message
     assert error.code
 
@@ -322,13 +322,13 @@ HOSTILE_DOCUMENTS = {
 def test_large_filters_are_served_at_once(make):
     """Parsed, identified, prepared for the index, each within the bound."""
     source = make()
-    started = time.perf_counter()
+    started = time.process_time()
     filter_ = parse(source)
-    parsed = time.perf_counter()
+    parsed = time.process_time()
     assert len(filter_.id) == 64
-    identified = time.perf_counter()
+    identified = time.process_time()
     conjunctions(filter_.tree)
-    prepared = time.perf_counter()
+    prepared = time.process_time()
 
     assert parsed - started < PATIENCE_S
     assert identified - parsed < PATIENCE_S
@@ -356,10 +356,10 @@ def test_hostile_documents_are_answered_at_once(make_doc, negated):
     ]
     for source in sources:
         filter_ = parse({"not": source} if negated else source)
-        started = time.perf_counter()
+        started = time.process_time()
         verdict = filter_.matches(doc)
         assert filter_.explain(doc).matches is verdict
-        assert time.perf_counter() - started < PATIENCE_S, source
+        assert time.process_time() - started < PATIENCE_S, source
 
 
 def test_canonical_form_of_a_large_filter_matches_alike():

@@ -181,7 +181,9 @@ class Condition:
         shape = OPS.get(self.op)
         value = self.value
         if shape is _SCALAR:
-            object.__setattr__(self, "value", scalar(value))
+            plain = scalar(value)
+            if plain is not value:
+                object.__setattr__(self, "value", plain)
         elif shape is _SCALARS:
             object.__setattr__(self, "value", scalar_set(value))
         elif shape is None:
@@ -190,9 +192,8 @@ class Condition:
             raise FilterError(f"condition {self.op} does not take {value!r}")
         if self.op == "select":
             _check_size(self.levels, self.count)
-        if not isinstance(self.path, tuple) or (
-            len(self.path) > 1 and Flat in map(type, self.path)
-        ):
+        path = self.path
+        if not isinstance(path, tuple) or (len(path) > 1 and Flat in map(type, path)):
             raise FilterError(
                 f"{self.path!r} is not a path: expected a tuple of names and indexes, or of one Flat"
             )
