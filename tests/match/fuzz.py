@@ -47,7 +47,9 @@ def broken_json(randoms, matcher, live):
     for _ in range(15):
         text = bytearray(json.dumps(randoms.event()).encode())
         for _ in range(randoms.rng.randint(0, 3)):
-            text[randoms.rng.randrange(len(text))] = randoms.pick(b'{}[]",:0123456789eE.-\\u\x00\xff nt')
+            text[randoms.rng.randrange(len(text))] = randoms.pick(
+                b'{}[]",:0123456789eE.-\\u\x00\xff nt'
+            )
         answers = [answer(engine, bytes(text)) for engine in (matcher, plain)]
         assert answers[0] == answers[1], bytes(text)
 
