@@ -74,7 +74,7 @@ def compact(
         total = log.bytes
         done = 0
         end = log.next_offset
-        for batch in log.read(end=end, on_gap="skip").batches():
+        for batch in log.read(end=end, on_gap="skip", visibility="durable").batches():
             for record in batch:
                 if record.key and (topics is None or bytes(record.topic) in topics):
                     newest[_identity(record)] = record.offset

@@ -217,7 +217,7 @@ class Consumer:
                 if self._changed or self._closed:
                     return
                 self._scanned = max(self._scanned, reader.position)
-        self._scanned = end
+            self._scanned = max(self._scanned, min(reader.position, end))
 
     def _sole(self) -> bool:
         """This member owns everything and nothing in front of it was delivered before."""
@@ -277,6 +277,8 @@ class Consumer:
                     changes[partition] = slot.owned_by(self._member, now)
                     self._owned[partition] = changes[partition].generation
                     self._next[partition] = slot.next
+                    # Of this one the present scan has delivered nothing.
+                    self._scanned = min(self._scanned, slot.next)
                     self._changed = True
                 elif slot.owner == self._member:
                     changes[partition] = slot.owned_by(NOBODY, now)

@@ -457,6 +457,9 @@ class Log:
 
     def after_fork(self) -> None:
         if not self._closed:
+            if self._core is not None:
+                # While we have its descriptors, the parent's locks outlive the parent.
+                self._core.abandon()
             self._core = self._writer = None
             self._forked = True
 
