@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,15 +26,6 @@ def quiet():
     logger.setLevel(logging.ERROR)
     yield
     logger.setLevel(level)
-
-
-@pytest.fixture
-def memory():
-    """A directory in memory where there is one: thousands of small logs are made and destroyed."""
-    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    path = Path(tempfile.mkdtemp(prefix="virta-damage-", dir=base))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 class Sample(NamedTuple):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from virta.errors import ConsumerError, LogClosedError
 from virta.log import kernel
+from virta.log.disk import in_words
 from virta.log.limits import PARTITIONS_DEFAULT, POLL_S
 from virta.log.positions import (
     NOBODY,
@@ -52,6 +53,7 @@ class ConsumerInfo(NamedTuple):
     updated: int
 
 
+@in_words("looking at the consumers of")
 def list_consumers(directory: Path, end: int) -> list[ConsumerInfo]:
     infos = []
     for name in list_names(directory):
@@ -72,6 +74,7 @@ def list_consumers(directory: Path, end: int) -> list[ConsumerInfo]:
 class Consumer:
     """One member of a named consumer. Not for several threads at once: give each its own."""
 
+    @in_words("joining a consumer")
     def __init__(
         self,
         log: Log,
@@ -254,6 +257,7 @@ class Consumer:
         if now - self._balanced > _BALANCE_S and not self._dirty:
             self._balance()
 
+    @in_words("sharing a consumer's work")
     def _balance(self) -> None:
         """Take what is free or abandoned up to a fair share; give back what is over it."""
         self._balanced = time.monotonic()
@@ -294,6 +298,7 @@ class Consumer:
         del self._owned[partition], self._next[partition]
         self._changed = True
 
+    @in_words("committing a consumer's position")
     def _write(self, done: dict[int, int] | None = None, *, back: bool = False) -> list[int]:
         """Renew the lease and move positions; returns the partitions that are not ours any more."""
         durable = self._log.durability in {"group", "fsync"}

@@ -26,7 +26,7 @@ from virta.errors import ConsumerError
 from virta.log import kernel
 from virta.log.directory import GROUPS, write_whole
 from virta.log.limits import CONSUMER_NAME_MAX, MEMBERS_MAX, PARTITIONS_MAX
-from virta.log.segment import now_us
+from virta.log.segment import now_us, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,7 +107,7 @@ class Positions:
             body = _SLOT.pack(*slot)
             body += kernel.crc32c(body).to_bytes(4, "little")
             older = 2 * partition + (1 - newest)
-            os.pwrite(self.fd, body, HEADER_BYTES + older * SLOT_BYTES)
+            write_all(self.fd, body, HEADER_BYTES + older * SLOT_BYTES)
         if durable:
             os.fdatasync(self.fd)
 

@@ -13,7 +13,7 @@ import time
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from virta.errors import LogClosedError, LogCorruptionError, LogGapError
+from virta.errors import LogClosedError, LogCorruptionError, LogError, LogGapError
 from virta.log import kernel
 from virta.log.codec import REASONS, Status
 from virta.log.directory import segment_bases, segment_name
@@ -155,6 +155,11 @@ class Reader:
                     if left <= 0:
                         return
                 self._source.wait(seen, min(left, POLL_S))
+        except OSError as exc:
+            raise LogError(
+                f"reading {self._source.directory} failed: {exc.strerror}; check the disk",
+                code="log_read_failed",
+            ) from exc
         finally:
             if self._segment is not None:
                 self._segment.close()

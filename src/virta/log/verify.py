@@ -17,6 +17,7 @@ from virta.errors import LogCorruptionError
 from virta.log import kernel
 from virta.log.codec import REASONS, Status, crc32c_seed
 from virta.log.directory import segment_bases, segment_name
+from virta.log.disk import in_words
 from virta.log.limits import BATCH_HEADER_BYTES, READ_CHUNK_BYTES, SEGMENT_HEADER_BYTES
 from virta.log.reader import FOREVER
 from virta.log.recovery import Problem, find_batch, quarantine, recover
@@ -153,6 +154,7 @@ class _Check:
         return bool(snapshot.holder) and os.path.exists(f"/proc/{snapshot.holder}")
 
 
+@in_words("verifying")
 def verify_log(log: Log, progress: Callable[[int, int], None] | None) -> VerifyReport:
     check = _Check(log, progress)
     bases = segment_bases(log.path)
@@ -169,6 +171,7 @@ def verify_log(log: Log, progress: Callable[[int, int], None] | None) -> VerifyR
     return VerifyReport(len(bases), check.batches, check.records, check.total, check.problems)
 
 
+@in_words("repairing")
 def repair_log(
     log: Log, writer: Writer, progress: Callable[[int, int], None] | None
 ) -> RepairReport:

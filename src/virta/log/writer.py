@@ -9,7 +9,6 @@ failed fsync this writer never claims anything again.
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 from contextlib import contextmanager, suppress
@@ -26,6 +25,7 @@ from virta.errors import (
 from virta.log import kernel
 from virta.log.codec import FLAG_SEAL, PRODUCER_ANONYMOUS, Status
 from virta.log.directory import segment_bases, segment_name, sync_directory
+from virta.log.disk import disk_error
 from virta.log.index import Producers, index_sealed, load_index, remember
 from virta.log.kernel import FOREIGN, Snapshot
 from virta.log.limits import BATCH_HEADER_BYTES, SEGMENT_HEADER_BYTES, SYNC_INTERVAL_S
@@ -409,18 +409,9 @@ class Writer:
     def _write_error(self, exc: OSError, size: int) -> LogError:
         if self._closed:
             return LogClosedError(f"the log at {self.directory} was closed meanwhile")
-        if exc.errno in {errno.ENOSPC, errno.EDQUOT}:
-            code, hint = "log_disk_full", "free some space and append again"
-        elif exc.errno == errno.EFBIG:
-            code, hint = "log_file_too_big", "raise the process's file size limit (ulimit -f)"
-        else:
-            code, hint = "log_write_failed", "check the disk"
         active = segment_name(self._segment.base) if self._segment else "a new segment"
-        return LogWriteError(
-            f"writing {size} bytes to {self.directory / active} failed: {exc.strerror}; "
-            f"nothing was appended: {hint}",
-            code=code,
-        )
+        doing = f"writing {size} bytes to {self.directory / active}"
+        return disk_error(exc, doing, "nothing was appended")
 
 
 class _IntervalSync:
