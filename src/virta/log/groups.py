@@ -262,9 +262,10 @@ class Consumer:
         """Take what is free or abandoned up to a fair share; give back what is over it."""
         self._balanced = time.monotonic()
         self._settle()
-        alive = self._locks.others()
-        fair = -(-self._positions.partitions // (len(alive) + 1))
         with self._locks.changing():
+            # Only here: one who joined since would seem dead, and lose what it has just taken.
+            alive = self._locks.others()
+            fair = -(-self._positions.partitions // (len(alive) + 1))
             now = now_us()
             expired = now - int(self._lease * 1e6)
             changes: dict[int, Slot] = {}

@@ -342,7 +342,8 @@ class Writer:
     def _roll(self, epoch: int | None = None) -> None:
         """Seal the active segment, make it durable, begin the next."""
         sealed = self._segment
-        assert sealed is not None
+        if sealed is None:
+            raise LogClosedError(f"the log at {self.directory} was closed meanwhile")
         snapshot = self.snapshot()
         buf = bytearray(BATCH_HEADER_BYTES) + seal_record(snapshot.next, snapshot.end)
         try:
