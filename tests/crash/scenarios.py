@@ -504,8 +504,7 @@ def every_call_fails_once(faults, folder: Path) -> None:
             assert offset in seen or offset < first or compacted, f"{offset} is lost"
 
     runs = 0
-    for error in (errno.EIO, errno.ENOSPC):
-        every = CHANGES | Kind.OPEN
+    for error, every in ((errno.EIO, CHANGES | Kind.OPEN), (errno.ENOSPC, Kind.WRITE)):
         runs += at_every_call(faults, start, path, work, check, (Action.FAIL_ONCE,), every, error)
     runs += at_every_call(faults, start, path, work, check, (Action.SHORT_ONCE,), Kind.WRITE)
     print(f"{runs} failures")

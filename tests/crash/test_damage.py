@@ -29,12 +29,13 @@ def quiet():
 
 
 class Sample(NamedTuple):
-    """A small log of two segments as a value, with what it holds and its control page over time."""
+    """A small log as a value: a small sealed segment, one with a large record, and the active one."""
 
     files: Image
     records: dict[int, tuple[bytes, bytes, bytes]]
-    controls: list[bytes]
+    controls: list[bytes]  # the control page before each of the last batches
     sealed: str
+    middle: str
     active: str
 
     @property
@@ -42,25 +43,22 @@ class Sample(NamedTuple):
         return len(self.records)
 
 
-def make_sample(folder: Path, *, batches: int = 3) -> Sample:
+def make_sample(folder: Path) -> Sample:
     path = folder / "sample"
     controls = []
     with virta.open(path, durability="none", segment_bytes=4096) as log:
         log.append_many([("a", b"k1", b"one"), ("bb", b"", b"two" * 5), ("a", b"k1", b"")])
         log.append("ccc", b"k2", b"three")
-        filler = bytes(range(256)) * 13
-        log.append("fill", b"", filler)
-        log.append("fill", b"", filler[:200])  # with the seal this rolls
         log.append_many([("d", b"x", b"y")] * 2)
-        log.append("fill", b"", filler)
-        for number in range(batches):
+        log.append("large", b"", bytes(range(256)) * 15)  # fits into no segment that has something
+        log.append_many([("f", b"", b"z")] * 2)
+        for number in range(3):
             controls.append((path / CONTROL).read_bytes())
             log.append_many([("e", str(number), bytes([number]) * 11) for _ in range(number + 1)])
         log.flush()
         records = {r.offset: (bytes(r.topic), bytes(r.key), r.value) for r in log.read()}
-    bases = segment_bases(path)
-    sealed, active = (segment_name(base) for base in bases[-2:])
-    return Sample(image_of(path), records, controls, sealed, active)
+    names = [segment_name(base) for base in segment_bases(path)]
+    return Sample(image_of(path), records, controls, *names)
 
 
 class Seen(NamedTuple):
@@ -70,17 +68,20 @@ class Seen(NamedTuple):
 
 def read_all(path: Path, **options) -> Seen:
     """Everything a fresh read-only handle gets, and the error that ended it."""
-    seen: dict[int, tuple[bytes, bytes, bytes]] = {}
-    error = None
     with virta.open(path, read_only=True, visibility="committed") as log:
-        try:
-            for r in log.read(**options):
-                assert r.offset not in seen, f"offset {r.offset} twice"
-                assert not seen or r.offset > max(seen), "offsets go back"
-                seen[r.offset] = (bytes(r.topic), bytes(r.key), r.value)
-        except (LogCorruptionError, LogGapError) as exc:
-            error = exc
-    return Seen(seen, error)
+        return read_from(log, **options)
+
+
+def read_from(log: virta.Log, **options) -> Seen:
+    seen: dict[int, tuple[bytes, bytes, bytes]] = {}
+    try:
+        for r in log.read(**options):
+            assert r.offset not in seen, f"offset {r.offset} twice"
+            assert not seen or r.offset > max(seen), "offsets go back"
+            seen[r.offset] = (bytes(r.topic), bytes(r.key), r.value)
+    except (LogCorruptionError, LogGapError) as exc:
+        return Seen(seen, exc)
+    return Seen(seen, None)
 
 
 def assert_true(seen: Seen, sample: Sample) -> None:
@@ -96,14 +97,14 @@ def assert_prefix(seen: Seen, sample: Sample) -> None:
 
 def assert_found(path: Path, sample: Sample, name: str, at: int) -> None:
     """read() and verify() name the file and a byte range around the damage; nothing wrong is delivered."""
-    seen = read_all(path)
+    with virta.open(path, read_only=True, visibility="committed") as log:
+        seen = read_from(log)
+        problems = log.verify().problems
     assert_prefix(seen, sample)
     assert isinstance(seen.error, LogCorruptionError), f"byte {at} of {name}: read found nothing"
     assert Path(seen.error.segment).name == name
     assert seen.error.byte_from <= at < seen.error.byte_to
     assert seen.error.offset_from == len(seen.records)
-    with virta.open(path, read_only=True) as log:
-        problems = log.verify().problems
     assert problems, f"byte {at} of {name}: verify found nothing"
     assert Path(problems[0].segment).name == name
     assert problems[0].byte_from <= at < problems[0].byte_to
@@ -161,16 +162,12 @@ def assert_repairs(path: Path, sample: Sample, damaged: bytes) -> None:
 @pytest.mark.parametrize("control", [True, False], ids=["control", "no-control"])
 @pytest.mark.parametrize("which", ["sealed", "active"])
 def test_a_flip_of_any_bit_is_found(memory, which, control):
-    """Every single bit of the headers and small batches: read and verify name file and place; no wrong record."""
+    """Every single bit of a segment and its header: read and verify name file and place; never a wrong record."""
     sample = make_sample(memory)
     name = getattr(sample, which)
     size = len(sample.files[name])
     path = restore(sample.files, memory / "log")
-    filler = sample.files[name].find(bytes(range(256)))
     for at in range(size):
-        # The inside of the large value is one CRC's domain: every byte of its edges, then every 61st.
-        if filler + 64 < at < filler + 3264 and at % 61:
-            continue
         for bit in range(8):
             files = flip(sample, name, at, bit, control=control)
             (path / name).write_bytes(files[name])
@@ -183,14 +180,12 @@ def test_a_flip_of_any_bit_is_found(memory, which, control):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["sealed", "active"])
-def test_a_flip_in_any_byte_can_be_repaired(memory, which):
+def test_a_flip_in_any_byte_can_be_repaired(memory, either_kernel, which):
     """After repair() of a flip at any byte: clean verify, bytes in quarantine, explicit gap, appends go on."""
     sample = make_sample(memory)
     name = getattr(sample, which)
-    filler = sample.files[name].find(bytes(range(256)))
-    for at in range(len(sample.files[name])):
-        if filler + 4 < at < filler + 3324 and at % 331:
-            continue
+    step = 1 if either_kernel == "native" else 5  # the same rules, an order slower
+    for at in range(0, len(sample.files[name]), step):
         files = flip(sample, name, at, at % 8, control=True)
         path = restore(files, memory / "log")
         assert_repairs(path, sample, files[name][at : at + 1])
@@ -218,7 +213,7 @@ def test_a_damaged_segment_header_is_skipped_only_on_request(memory):
     with virta.open(path) as log:
         reader = log.read(on_corruption="skip")
         offsets = [record.offset for record in reader]
-        base = int(sample.active[:20])
+        base = int(sample.middle[:20])
         assert offsets == [o for o in sample.records if o >= base]
         assert reader.problems
         assert reader.problems[0].byte_from == 0
@@ -236,21 +231,15 @@ def cut(sample: Sample, name: str, size: int, control: str) -> Image:
     return files
 
 
-def tail_sizes(sample: Sample) -> range | list[int]:
-    """Every size of the active segment; inside its large value a few will do."""
-    data = sample.files[sample.active]
-    filler = data.find(bytes(range(256)))
-    return [n for n in range(len(data) + 1) if not (filler + 8 < n < filler + 3320 and n % 257)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("control", ["kept", "lost", "stale"])
-def test_every_prefix_of_the_active_segment(memory, control):
+def test_every_prefix_of_the_active_segment(memory, either_kernel, control):
     """Cut anywhere: what is left is read exactly, published losses are reported, writers go on behind them."""
     sample = make_sample(memory)
     name, whole = sample.active, len(sample.files[sample.active])
     promised = {"kept": sample.next, "lost": 0, "stale": sample.next - 5}[control]
-    for size in tail_sizes(sample):
+    step = 1 if either_kernel == "native" else 5  # the same rules, an order slower
+    for size in range(0, whole + 1, step):
         path = restore(cut(sample, name, size, control), memory / "log")
         seen = read_all(path)
         assert_prefix(seen, sample)
@@ -286,15 +275,12 @@ def test_every_prefix_of_the_active_segment(memory, control):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("control", ["kept", "lost"])
-def test_every_prefix_of_a_sealed_segment(memory, control):
+def test_every_prefix_of_a_sealed_segment(memory, either_kernel, control):
     """A sealed segment that lost its end is never taken for whole, whatever the cut."""
     sample = make_sample(memory)
     name = sample.sealed
-    data = sample.files[name]
-    filler = data.find(bytes(range(256)))
-    for size in range(len(data)):
-        if filler + 8 < size < filler + 3320 and size % 257:
-            continue
+    step = 1 if either_kernel == "native" else 5  # the same rules, an order slower
+    for size in range(0, len(sample.files[name]), step):
         path = restore(cut(sample, name, size, control), memory / "log")
         seen = read_all(path)
         assert_prefix(seen, sample)
@@ -312,28 +298,30 @@ def test_every_prefix_of_a_sealed_segment(memory, control):
             assert after.error is None
             assert_true(after, sample)
             assert set(seen.records) <= set(after.records)
-            base = int(sample.active[:20])
+            base = int(sample.middle[:20])
             assert {o for o in sample.records if o >= base} <= set(after.records)
 
 
 def test_a_deleted_segment_is_reported(memory):
-    """A segment file that is gone, the newest one included, is a gap or a problem, not silence."""
+    """A segment file that is gone, the newest one included, is a gap and a problem; its offsets are not reused."""
     sample = make_sample(memory)
-    for name in (sample.sealed, sample.active):
-        files = dict(sample.files)
-        del files[name]
-        path = restore(files, memory / "log")
+    for name in (sample.middle, sample.active):
+        path = restore({n: data for n, data in sample.files.items() if n != name}, memory / "log")
         seen = read_all(path)
-        assert_true(seen, sample)
-        first = 0 if name == sample.sealed else int(name[:20])
-        if name == sample.active:
-            assert isinstance(seen.error, LogGapError)
-            assert seen.error.first == first
-            with virta.open(path, read_only=True) as log:
-                assert [p.reason for p in log.verify().problems] == ["missing"]
-            with virta.open(path, durability="none") as log:
-                assert log.append("new", b"", b"new") >= sample.next
-                assert log.epoch == 1
+        assert_prefix(seen, sample)
+        assert isinstance(seen.error, LogGapError)
+        assert seen.error.first == int(name[:20])
+        with virta.open(path, read_only=True) as log:
+            assert [p.reason for p in log.verify().problems] == ["missing"]
+        with virta.open(path, durability="none") as log:
+            log.repair()
+            assert log.append("new", b"", b"new") == sample.next
+            assert log.epoch == 1
+            assert log.verify().problems == []
+        after = read_all(path, on_gap="skip")
+        assert after.records.pop(sample.next) == (b"new", b"", b"new")
+        assert_true(after, sample)
+        assert len(after.records) > len(seen.records) or name == sample.active
 
 
 # --- anything --------------------------------------------------------------------------------------
@@ -344,7 +332,7 @@ def destroy(rng, sample: Sample, older: Sample) -> tuple[Image, str]:
     files = dict(sample.files)
     done = []
     for _ in range(rng.choice((1, 1, 2))):
-        name = rng.choice((sample.sealed, sample.active))
+        name = rng.choice((sample.sealed, sample.middle, sample.active))
         data = bytearray(files[name])
         start = rng.randrange(len(data)) if data else 0
         end = min(len(data), start + rng.choice((1, 8, 64, 512)))
@@ -382,13 +370,13 @@ def destroy(rng, sample: Sample, older: Sample) -> tuple[Image, str]:
 
 
 @pytest.mark.slow
-def test_random_destruction(memory):
+def test_random_destruction(memory, either_kernel):
     """Whatever is done to the files: never a wrong record, every loss is reported, repair makes the log whole."""
     rng = seed_of("destruction")
     sample = make_sample(memory)
     shutil.rmtree(memory / "sample")
     older = make_sample(memory)
-    for number in range(rounds_of(600)):
+    for number in range(rounds_of(600 if either_kernel == "native" else 100)):
         files, what = destroy(rng, sample, older)
         print(number, what)
         path = restore(files, memory / "log")
@@ -509,11 +497,11 @@ def cut_power(rng, run: Run) -> Image:
 
 
 @pytest.mark.slow
-def test_power_loss(memory):
+def test_power_loss(memory, either_kernel):
     """Pages after the last sync kept, zeroed or cut, any control page: nothing acknowledged as durable is lost."""
     rng = seed_of("power")
     torn = whole = 0
-    for _ in range(rounds_of(400)):
+    for _ in range(rounds_of(400 if either_kernel == "native" else 40)):
         run = make_run(rng, memory)
         path = restore(cut_power(rng, run), memory / "log")
         if rng.random() < 0.5:  # a reader before any writer
