@@ -230,23 +230,25 @@ def test_killed_group_members(tmp_path):
     rng = seed_of("group")
     path, total = tmp_path / "log", 0
     notes: list[Path] = []
+    members: list[int] = []
     with virta.open(path, durability="none", segment_bytes=65536) as log, children() as pids:
-        for number in range(rounds_of(25)):
+        for number in range(rounds_of(30)):
             batch = [("t", str(rng.randrange(50)), b"%d" % i) for i in range(rng.randrange(1, 400))]
             total = log.append_many(batch) + len(batch)
-            members = []
-            for member in range(3):
-                notes.append(tmp_path / f"notes-{number}-{member}")
+            while len(members) < 3:
+                notes.append(tmp_path / f"notes-{len(notes)}")
                 seed = f"{rng.random()}"
-                members.append(
-                    fork(consume_until_killed, path, notes[-1], 3 * number + member, seed, -1)
-                )
-            pids.extend(members)
-            time.sleep(rng.random() * 0.15)  # the moment of death is random input
-            for pid in members:
-                os.kill(pid, signal.SIGKILL)
-            for pid in members:
-                assert join(pid) == -signal.SIGKILL
+                members.append(fork(consume_until_killed, path, notes[-1], number, seed, -1))
+                pids.append(members[-1])
+            # One dies, the others live on and take over its work: the moment of death is random input.
+            time.sleep(rng.choice((0.05, 0.3)) * rng.random())
+            victim = members.pop(rng.randrange(3))
+            os.kill(victim, signal.SIGKILL)
+            assert join(victim) == -signal.SIGKILL
+        time.sleep(0.3)  # time enough to take over, and to do it wrong
+        for pid in members:
+            os.kill(pid, signal.SIGKILL)
+            assert join(pid) == -signal.SIGKILL
         notes.append(tmp_path / "notes-last")
         assert join(fork(consume_until_killed, path, notes[-1], 999, "last", total)) == 0
         (info,) = log.consumers()

@@ -187,17 +187,19 @@ class LockFile:
     def others(self) -> set[int]:
         """The other members that are alive."""
         alive: set[int] = set()
-        byte, end = MEMBER_BYTE, MEMBER_BYTE + MEMBERS_MAX
-        while byte < end:
-            asked = _FLOCK.pack(fcntl.F_WRLCK, 0, byte, end - byte, 0)
+        ranges = [(MEMBER_BYTE, MEMBER_BYTE + MEMBERS_MAX)]
+        while ranges:
+            begin, end = ranges.pop()
+            asked = _FLOCK.pack(fcntl.F_WRLCK, 0, begin, end - begin, 0)
             kind, _, start, length, _ = _FLOCK.unpack(
                 fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, asked)
             )
             if kind == fcntl.F_UNLCK:
-                break
-            first, last = max(start, byte), min(start + length if length else end, end)
+                continue
+            first, last = max(start, begin), min(start + length if length else end, end)
             alive |= set(range(first - MEMBER_BYTE, last - MEMBER_BYTE))
-            byte = last
+            # The system names some lock in the range, not the lowest: look on both sides of it.
+            ranges += [r for r in ((begin, first), (last, end)) if r[0] < r[1]]
         return alive
 
 
