@@ -236,9 +236,14 @@ class Index {
     const PointAt& point_at(Context& context, uint32_t node);
     void emit(Context& context, uint32_t word);
     void emit_all(Context& context, const uint32_t* words, size_t count, bool several);
-    bool holds(Context& context, Literal literal);
+    bool holds(Context& context, Literal literal) {
+        const uint32_t id = literal & kTermMask;
+        const bool truth =
+            literal & kComplex ? condition_holds(context, id) : context.bits[id >> 6] >> (id & 63) & 1;
+        return truth != static_cast<bool>(literal & kNegated);
+    }
     bool condition_holds(Context& context, uint32_t id);
-    bool compute(Context& context, const Complex& condition, uint32_t id);
+    bool compute(Context& context, const Complex& condition);
     bool tree_holds(Context& context, const Payload& tree);
     void test_later(Context& context, Test test) const;
     void verify_later(Context& context, uint32_t target, bool last);

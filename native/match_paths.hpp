@@ -16,6 +16,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "match_geo.hpp"
 #include "match_hash.hpp"
 #include "match_store.hpp"
 
@@ -68,7 +69,7 @@ struct Levels {  // sizes of dyadic intervals in use: bit s of the mask, counts[
 
 struct ShapeTest {  // a shape to test, with a rough box round it, and what holds if the point is inside
     uint32_t condition, record;
-    float lat, lon, lat_half, lon_half;
+    RoughBox box;
     bool operator<(const ShapeTest& other) const { return record < other.record; }
 };
 

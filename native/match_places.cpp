@@ -25,19 +25,6 @@ uint64_t range_hash(uint32_t node, bool text, uint32_t shift, uint64_t prefix) {
     return hash_word(prefix, static_cast<uint64_t>(node) << 9 | text << 8 | shift);
 }
 
-// A box in single precision that is a little too large rather than too small.
-ShapeTest shape_test(const Bounds& bounds, uint32_t condition, uint32_t record) {
-    if (!bounds.usable) return {condition, record, 0, 0, HUGE_VALF, HUGE_VALF};
-    constexpr double kSlack = 1e-4;
-    const double lat = (bounds.north + bounds.south) / 2, lon = (bounds.east + bounds.west) / 2;
-    return {condition,
-            record,
-            static_cast<float>(lat),
-            static_cast<float>(std::remainder(lon, 360)),
-            static_cast<float>((bounds.north - bounds.south) / 2 * (1 + kSlack) + kSlack),
-            static_cast<float>((bounds.east - bounds.west) / 2 * (1 + kSlack) + kSlack)};
-}
-
 uint64_t cell_key(uint32_t level, uint32_t column, int32_t row) {
     return static_cast<uint64_t>(level) << 58 | static_cast<uint64_t>(column) << 32 | static_cast<uint32_t>(row);
 }
@@ -319,7 +306,7 @@ void Index::change_cells(uint32_t condition, uint32_t record, bool present) {
     const uint32_t node = conditions_.pool[condition].node;
     const Shape& shape = conditions_.pool[condition].payload->shape;
     Extra& extra = paths.nodes[node].more();
-    const ShapeTest test = shape_test(shape.bounds, condition, record);
+    const ShapeTest test{condition, record, RoughBox(shape.bounds)};
     Cells cells;
     if (!cells_of(shape.bounds, cells)) {
         present ? extra.everywhere.insert_sorted(test) : void(extra.everywhere.erase_sorted(test));

@@ -113,7 +113,7 @@ enum ConditionKind : uint8_t {
     kRange = 1,     // low, high: ordered numbers, inclusive
     kTextRange,     // payload: bounds
     kIn,            // payload: sorted atoms
-    kPoint,         // payload: shape
+    kPoint,         // payload: shape; low, high: its rough box
     kJunkPoint,     // nothing
     kNegativeZero,  // nothing
     kPattern,       // payload: atom; values are searched when first asked for
