@@ -55,15 +55,18 @@ struct Lengths {  // of prefixes or suffixes in use, with their number
     }
 };
 
-struct Levels {  // sizes of dyadic intervals in use: bit s of the mask, counts[s]
+struct Levels {  // sizes of dyadic intervals, or cells, in use: a bit of the mask and a count for each
     uint64_t mask = 0;
     bool points = false;
     uint32_t counts[65] = {};
-    void add(uint32_t shift) {
-        if (counts[shift]++ == 0) shift == 64 ? points = true : mask |= 1ull << shift;
+    uint32_t hashes[256] = {};  // places in use by the low bits of their hash: most that are not there need no lookup
+    void add(uint32_t level, uint64_t hash) {
+        if (counts[level]++ == 0) level == 64 ? points = true : mask |= 1ull << level;
+        hashes[hash & 255]++;
     }
-    void remove(uint32_t shift) {
-        if (--counts[shift] == 0) shift == 64 ? points = false : mask &= ~(1ull << shift);
+    void remove(uint32_t level, uint64_t hash) {
+        if (--counts[level] == 0) level == 64 ? points = false : mask &= ~(1ull << level);
+        hashes[hash & 255]--;
     }
 };
 
