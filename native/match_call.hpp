@@ -23,15 +23,33 @@ struct IndexObject {
     uint32_t calls;                      // matching now
 };
 
+// Indexes this thread holds the lock of. Python code that runs under a lock (a finalizer, at worst) may call the
+// same index again; that is an error, not a deadlock.
+inline std::vector<const Index*>& held() {
+    thread_local std::vector<const Index*> indexes;
+    return indexes;
+}
+
+inline bool reentered(const IndexObject* self) {
+    const auto& indexes = held();
+    if (std::find(indexes.begin(), indexes.end(), self->index) == indexes.end()) return false;
+    PyErr_SetString(PyExc_RuntimeError, "a matcher was called from inside its own work, by a finalizer or a callback");
+    return true;
+}
+
 class WriteGuard {
   public:
     explicit WriteGuard(Index& index) : index_(index) {
+        held().push_back(&index);
         if (index_.lock.try_write()) return;
         Py_BEGIN_ALLOW_THREADS;
         index_.lock.write();
         Py_END_ALLOW_THREADS;
     }
-    ~WriteGuard() { index_.lock.end_write(); }
+    ~WriteGuard() {
+        index_.lock.end_write();
+        held().pop_back();
+    }
 
   private:
     Index& index_;
@@ -40,13 +58,17 @@ class WriteGuard {
 class ReadGuard {
   public:
     ReadGuard(Index& index, PythonHooks& hooks) : index_(index) {
+        held().push_back(&index);
         if (index.lock.try_read()) return;
         const bool had = !hooks.away;
         if (had) hooks.away = PyEval_SaveThread();
         index.lock.read();
         if (had) hooks.take();
     }
-    ~ReadGuard() { index_.lock.end_read(); }
+    ~ReadGuard() {
+        index_.lock.end_read();
+        held().pop_back();
+    }
 
   private:
     Index& index_;

@@ -124,6 +124,7 @@ bool number_opaques(IndexObject* self, PyObject* conditions, std::vector<uint32_
 }
 
 PyObject* index_add(IndexObject* self, PyObject* const* args, Py_ssize_t count) {
+    if (reentered(self)) return nullptr;
     const char* digest;
     if (count != 3 || !PyBytes_Check(args[1]) || !PyTuple_Check(args[2])) {
         PyErr_SetString(PyExc_TypeError, "add(digest: bytes, program: bytes, opaques: tuple)");
@@ -151,6 +152,7 @@ PyObject* index_add(IndexObject* self, PyObject* const* args, Py_ssize_t count) 
 }
 
 PyObject* index_remove(IndexObject* self, PyObject* object) {
+    if (reentered(self)) return nullptr;
     const char* digest;
     if (!read_digest(object, digest)) return nullptr;
     WriteGuard guard(*self->index);
@@ -195,6 +197,7 @@ PyObject* index_ids(IndexObject* self, PyObject*) {
 // Matching.
 
 PyObject* index_match(IndexObject* self, PyObject* object) {
+    if (reentered(self)) return nullptr;
     Call call(self);
     bool ok;
     {
@@ -269,6 +272,7 @@ PyObject* answer(IndexObject* self, bool numbers, const std::vector<uint32_t>& f
 }
 
 PyObject* index_match_many(IndexObject* self, PyObject* const* args, Py_ssize_t count) {
+    if (reentered(self)) return nullptr;
     if (count != 2) {
         PyErr_SetString(PyExc_TypeError, "match_many(events, numbers: bool)");
         return nullptr;
@@ -312,6 +316,7 @@ PyObject* index_match_many(IndexObject* self, PyObject* const* args, Py_ssize_t 
 }
 
 PyObject* index_stats(IndexObject* self, PyObject*) {
+    if (reentered(self)) return nullptr;
     WriteGuard guard(*self->index);
     const Stats s = self->index->stats();
     return Py_BuildValue(
