@@ -156,7 +156,9 @@ def test_exceptions_from_python_come_through():
 def test_calls_from_inside_are_refused():
     """Python code that runs while an index works cannot call it again: an error, not a deadlock."""
     matcher = Matcher(engine="native")
-    matcher._engine._index = index = make_index(holds=lambda condition, root: index.remove(bytes(32)))
+    matcher._engine._index = index = make_index(
+        holds=lambda condition, root: index.remove(bytes(32))
+    )
     matcher.add(Filter(Condition(("a",), "select", select())))
 
     with pytest.raises(RuntimeError, match="from inside its own work"):
