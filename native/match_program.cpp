@@ -184,8 +184,16 @@ class ProgramReader {
             index_.release_words(*payload);
             return 0;
         }
+        // A value twice would find its filter twice.
+        std::vector<uint32_t> atoms;
         std::sort(payload->words.begin(), payload->words.end());
-        return of_words(kIn, node, std::move(payload->words));
+        for (uint32_t atom : payload->words) {
+            if (atoms.empty() || atoms.back() != atom)
+                atoms.push_back(atom);
+            else
+                index_.release(atom);
+        }
+        return of_words(kIn, node, std::move(atoms));
     }
 
     Literal range(uint32_t node) {
@@ -238,6 +246,10 @@ class ProgramReader {
         condition.payload->key.assign(from, static_cast<size_t>(at_ - from));
         condition.payload->shape.kind = static_cast<ShapeKind>(kind);
         if (!condition.payload->shape.prepare(numbers.data(), count)) return 0;
+        const RoughBox box(condition.payload->shape.bounds);
+        static_assert(sizeof box == sizeof condition.low + sizeof condition.high, "the box takes the place of the bounds");
+        memcpy(&condition.low, &box.lat, sizeof condition.low);
+        memcpy(&condition.high, &box.lat_half, sizeof condition.high);
         return index_.complex_literal(std::move(condition));
     }
 
