@@ -10,6 +10,8 @@ import click
 
 # command -> (module, attribute, one-line help shown without importing the module)
 COMMANDS: dict[str, tuple[str, str, str]] = {
+    "config": ("virta.cli.config", "config", "Show every server setting and where it came from."),
+    "serve": ("virta.cli.serve", "serve", "Serve channels, streams and filters over HTTP."),
     "log": ("virta.cli.log", "log", "Append to, read, inspect and look after an event log."),
 }
 
