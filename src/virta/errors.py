@@ -21,6 +21,7 @@ One tree of coded errors.
     ├── StreamIdError               not a stream id
     ├── ConfigError                 a setting that cannot be used
     ├── HubError                    the hub cannot take this event or subscription
+    ├── RequestError                an HTTP request that is refused, with its status
     └── ClientError                 the server refused or could not be reached
 
 Every error has a stable `code` for programs and a `message` for people: what was wrong, the value,
@@ -182,6 +183,17 @@ class ConfigError(VirtaError):
 
 class HubError(VirtaError):
     default_code = "hub_error"
+
+
+class RequestError(VirtaError):
+    """`status` is the HTTP status, `members` what the JSON body says beside `code`."""
+
+    default_code = "invalid-request"
+
+    def __init__(self, status: int, code: str, message: str = "", **members: object) -> None:
+        super().__init__(message, code=code)
+        self.status = status
+        self.members = members
 
 
 class ClientError(VirtaError):

@@ -1,0 +1,19 @@
+"""
+Topics the product keeps for itself, beside the users' channels in the same log.
+
+A channel is a topic of its own name. These few names are ours: nobody publishes to them over HTTP.
+"""
+
+from __future__ import annotations
+
+RESERVED_PREFIX = "$virta/"
+STREAMS = RESERVED_PREFIX + "streams"  # key: stream id, value: the message as receivers see it
+FILTERS = RESERVED_PREFIX + "filters"  # key: filter id, value: its registration, empty when removed
+SUBSCRIPTIONS = RESERVED_PREFIX + "subscriptions"  # key: id, value: a CloudEvents Subscription
+CURSORS = RESERVED_PREFIX + "cursors"  # key: subscription id, value: the offset it has delivered
+DEAD_LETTERS = RESERVED_PREFIX + "dead-letters"  # events no webhook would take
+META = "meta"  # Thorium's channel of registrations; made in memory, never in the log
+
+
+def is_reserved(channel: str) -> bool:
+    return channel.startswith(RESERVED_PREFIX)

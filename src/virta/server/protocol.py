@@ -1,0 +1,319 @@
+"""
+The HTTP protocol: hot routes served here, everything else handed to the ASGI application.
+
+uvicorn hosts this class (sockets, TLS, signals). A connection is in one of these states:
+
+    HEAD      a request's head is arriving; too long is 414 or 431, too slow ends the connection
+    BODY      a body is arriving; counted as it comes: 413 at the limit, 408 when it takes too long
+    WAITING   requests are being worked on; answers leave in the order of the requests
+    STREAM    the connection is a consumer (server-sent events) or a WebSocket; no more requests
+    ENDED     the last answer is written; what still arrives is thrown away until the peer closes
+
+Hot routes are `/channels/…` and `POST /publish`. Nothing here matches, frames or stores anything.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from virta.errors import RequestError
+from virta.server import responses
+from virta.server.exchange import Exchange, ExchangeQueue
+from virta.server.paths import CHANNELS
+from virta.server.requests import ChannelRequest, HotRequest, MessagesRequest
+from virta.server.websocket import WebSocket
+from virta.server.wheel import NEVER
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from virta.server.service import Service
+    from virta.server.sse import SseConsumer
+
+PUBLISH = b"/publish"
+SUBSCRIBE = b"/subscribe"
+# Subtub's head limit, which bounds how many streams one socket can name.
+SUBSCRIBE_LINE_BYTES_MAX = 40 * 1024
+# Requests of one connection under way at once; a client that sends more has to wait.
+PIPELINE_MAX = 64
+# After the last answer the peer has this long to read it and close.
+LINGER_S = 2.0
+
+
+class HotProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    service: ClassVar[Service]
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.deadline = NEVER
+        self.slot = -1
+        self.exchanges = ExchangeQueue(self._write, self.end)
+        self.request: HotRequest | None = None
+        self.consumer: SseConsumer | None = None
+        self.socket: WebSocket | None = None
+        self.ended = False
+        self.url = b""
+        self.headers = []
+        self._head_bytes = 0
+        self._in_head = True
+        self._cold: Exchange | None = None
+        self._abort: int | None = None
+        self._reading_paused = False
+        self._method = b""
+
+    # The connection.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        service = self.service
+        service.connections_opened += 1
+        if len(self.connections) > service.config.max_connections:
+            transport.write(responses.empty(503))
+            self.end()
+            return
+        service.wheel.set(self, self.loop.time() + service.idle_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.deadline = NEVER
+        self.ended = True
+        self.exchanges.clear()
+        if self.consumer is not None:
+            self.consumer.gone()
+        if self.socket is not None:
+            self.socket.gone()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.ended or self.consumer is not None:
+            return
+        if self.socket is not None:
+            self.socket.data_received(data)
+            return
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._upgrade(data[upgrade.args[0] :])
+            return
+        except httptools.HttpParserError as error:
+            self._unreadable(error)
+            return
+        if self.ended or self.consumer is not None:
+            return
+        now = self.loop.time()
+        if self._in_head and self._head_bytes == 0:
+            self.deadline = now + self.service.idle_s
+        elif self.deadline > now + self.service.body_s:
+            self.service.wheel.set(self, now + self.service.body_s)
+        if len(self.exchanges) >= PIPELINE_MAX and not self._reading_paused:
+            self._reading_paused = True
+            self.transport.pause_reading()
+
+    def eof_received(self) -> None:
+        if self.request is not None and not self.ended:
+            error = RequestError(400, "partial-content", "the body ended before it was complete")
+            self._write(self.service.responder.refused(error, close=True))
+
+    def expired(self, now: float) -> None:
+        """The wheel: the deadline of whatever state this connection is in has passed."""
+        if self.consumer is not None:
+            self.consumer.expired(now)
+        elif self.socket is not None:
+            self.socket.expired(now)
+        elif self.request is not None:
+            error = RequestError(408, "body-timeout")
+            self.refuse(self._enter(), error, close=True)
+            self.request = None
+        elif len(self.exchanges) and not self.ended:
+            self.service.wheel.set(self, now + self.service.idle_s)
+        else:
+            self.transport.close()
+
+    def end(self) -> None:
+        """Nothing more will be written; the peer may finish reading."""
+        if self.ended:
+            return
+        self.ended = True
+        self.request = None
+        if self.transport.can_write_eof() and not self.transport.is_closing():
+            # Closing at once would reset the connection under a peer that is still sending,
+            # and the reset would overtake the answer.
+            self.transport.write_eof()
+            self.service.wheel.set(self, self.loop.time() + LINGER_S)
+        else:
+            self.transport.close()
+
+    def shutdown(self) -> None:
+        """uvicorn's sign that the server drains."""
+        if self.consumer is not None:
+            self.consumer.drain()
+        elif self.socket is not None:
+            self.socket.drain()
+        elif len(self.exchanges) == 0:
+            self.transport.close()
+        # Else the answers of a draining server close the connection behind them.
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.consumer is not None:
+            self.consumer.full()
+        elif self.socket is not None:
+            self.socket.full()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.consumer is not None:
+            self.consumer.room()
+        elif self.socket is not None:
+            self.socket.room()
+
+    def _write(self, data: bytes) -> None:
+        if data and not self.transport.is_closing():
+            self.transport.write(data)
+        if self._reading_paused and len(self.exchanges) < PIPELINE_MAX // 2:
+            self._reading_paused = False
+            self.transport.resume_reading()
+
+    # The parser's callbacks.
+
+    def on_message_begin(self) -> None:
+        self.url = b""
+        self.headers = []
+        self._head_bytes = 0
+        self._in_head = True
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+        limit = self.service.config.max_request_line_bytes
+        if self.url.startswith(SUBSCRIBE):
+            limit = max(limit, SUBSCRIBE_LINE_BYTES_MAX)
+        self._head_bytes = 1
+        if len(self.url) > limit:
+            self._abort = 414
+            raise ValueError("the request line is too long")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value) + 4
+        if self._head_bytes > self.service.config.max_header_bytes:
+            self._abort = 431
+            raise ValueError("the request head is too large")
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        if self.ended or self.consumer is not None:
+            return
+        self._cold = None
+        if self.parser.should_upgrade():
+            self._method = self.parser.get_method()
+            return  # the parser stops behind this head and says so
+        self.service.requests += 1
+        url = self.url
+        if url.startswith(CHANNELS):
+            self._hot(ChannelRequest)
+        elif url.startswith(PUBLISH) and (len(url) == 8 or url[8:9] == b"?"):
+            self._hot(MessagesRequest)
+        else:
+            self._hand_over()
+
+    def on_body(self, body: bytes) -> None:
+        if self.request is not None:
+            self.request.on_body(body)
+        elif self._cold is not None:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_head = True
+        self._head_bytes = 0
+        if self.request is not None:
+            request, self.request = self.request, None
+            request.on_complete()
+        elif self._cold is not None:
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """The framework has written its answer."""
+        if not self.ended:
+            self.service.wheel.set(self, self.loop.time() + self.service.idle_s)
+        self.flow.resume_reading()
+        self.exchanges.finish_head()
+        if self.service.draining:
+            self.end()
+
+    # Requests.
+
+    def _hot(self, kind: type[HotRequest]) -> None:
+        parser = self.parser
+        request = kind(self, parser.get_method(), keep=parser.should_keep_alive())
+        self.request = request
+        request.on_head()
+
+    def refuse(self, exchange: Exchange, error: RequestError, *, close: bool) -> None:
+        """Answer with an error."""
+        self.service.count_refusal(error)
+        more = b'WWW-Authenticate: Bearer realm="virta"\r\n' if error.status == 401 else b""
+        response = self.service.responder.refused(error, close=close, more=more)
+        self.exchanges.answer(exchange, response, close=close)
+
+    def _enter(self) -> Exchange:
+        exchange = Exchange()
+        self.exchanges.add(exchange)
+        return exchange
+
+    def _hand_over(self) -> None:
+        """Give a request to the ASGI application when its turn comes."""
+        headers, url = self.headers, self.url
+        HttpToolsProtocol.on_message_begin(self)
+        self.url = url
+        self.headers[:] = headers
+        self.expect_100_continue = (b"expect", b"100-continue") in headers
+        try:
+            httptools.parse_url(url).path.decode("ascii")
+        except (httptools.HttpParserInvalidURLError, UnicodeDecodeError, AttributeError):
+            error = RequestError(400, "invalid-request", "the request's path cannot be read")
+            self.refuse(self._enter(), error, close=True)
+            return
+        self.cycle = None  # type: ignore[assignment]
+        self._starting: list[Any] = []
+        super().on_headers_complete()
+        started = self._starting
+        self._cold = Exchange(lambda: HttpToolsProtocol._start_asgi_task(self, *started))
+        self.exchanges.add(self._cold)
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._starting = [cycle, app]
+
+    def _upgrade(self, rest: bytes) -> None:
+        """The parser met an Upgrade header: WebSocket is taken up, anything else is ignored."""
+        if self._get_upgrade() == b"websocket":
+            self.socket = WebSocket(self, self._method)
+            self.socket.open(rest)
+            return
+        # RFC 9110 §7.8: a server may ignore Upgrade. This parser cannot, so it reads again
+        # without it; a body may already have followed.
+        kept = [(n, v) for n, v in self.headers if n not in {b"upgrade", b"connection"}]
+        head = b"".join(b"%b: %b\r\n" % pair for pair in kept)
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(b"%b %b HTTP/1.1\r\n%b\r\n%b" % (self._method, self.url, head, rest))
+
+    def _unreadable(self, error: httptools.HttpParserError) -> None:
+        """Not HTTP, or beyond its limits; the parser is of no more use."""
+        if self._abort is not None:
+            self._write(responses.empty(self._abort))
+            self.end()
+            return
+        if isinstance(error, httptools.HttpParserCallbackError):
+            cause = error.__context__
+            self.service.logger.error("request_failed", exc_info=cause)
+            refusal = RequestError(500, "internal-failure")
+        elif "Content-Length" in str(error):
+            refusal = RequestError(400, "invalid-content-length")
+        else:
+            refusal = RequestError(400, "invalid-request", f"not readable as HTTP/1.1: {error}")
+        self.request = None
+        self.refuse(self._enter(), refusal, close=True)
