@@ -56,6 +56,7 @@ class Hub:
         self.delivered = 0  # copies handed to subscriptions and streams
         self.dropped = 0  # copies lost by consumers that are gone
         self.slow_disconnects = 0
+        self.conjunctions = 0  # parts of standing queries, which is what Thorium counts
         self.routed = 0
         self.routing_seconds = 0.0
         self._source_name = source_name
@@ -84,6 +85,7 @@ class Hub:
             channel = self._channels[subscription.channel] = Channel(subscription.channel)
         channel.add(subscription)
         self._subscriptions.add(subscription)
+        self.conjunctions += subscription.query.count(";") + 1
 
     def detach(self, subscription: Subscription) -> None:
         """Take a subscription away; fine when it never was attached."""
@@ -92,6 +94,7 @@ class Hub:
             return
         self._subscriptions.discard(subscription)
         self.dropped += subscription.dropped
+        self.conjunctions -= subscription.query.count(";") + 1
         channel = self._channels[subscription.channel]
         channel.remove(subscription)
         if not channel:

@@ -73,7 +73,7 @@ class _Gathering:
 class Publisher:
     """Between the requests and the log."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         hub: Hub,
         keeper: Keeper,
@@ -97,6 +97,7 @@ class Publisher:
         self._waiting: deque[_Gathering] = deque()
         self._writing: _Gathering | None = None
         self._scheduled = False
+        self._idle: asyncio.Future[None] | None = None
 
     @property
     def full(self) -> bool:
@@ -106,9 +107,11 @@ class Publisher:
             or self.outstanding_bytes >= OUTSTANDING_BYTES_MAX
         )
 
-    @property
-    def idle(self) -> bool:
-        return self._writing is None and not self._waiting
+    async def finished(self) -> None:
+        """Wait until everything that was taken is answered."""
+        while self._writing is not None or self._waiting:
+            self._idle = self._loop.create_future()
+            await self._idle
 
     def submit(self, drafts: Sequence[Draft], answer: Callable[[LogError | None], None]) -> None:
         """
@@ -218,6 +221,8 @@ class Publisher:
             answer(error)
         if self._waiting and not self._scheduled:
             self._write()
+        elif self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
 
 
 def read_delivery(record: Record) -> Delivery | None:

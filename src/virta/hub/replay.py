@@ -237,7 +237,7 @@ def search(log: Log, channel: str, pairs: set[tuple[str, str]]) -> int | None:
 def _split_id(last_event_id: str) -> list[tuple[str, str]]:
     """Every (source, id) that an SSE id can stand for."""
     text = unquote_plus(last_event_id)
-    pairs = []
+    pairs: list[tuple[str, str]] = []
     at = text.find(" ")
     while at >= 0 and len(pairs) < SPLITS_MAX:
         pairs.append((text[:at], text[at + 1 :]))

@@ -66,7 +66,7 @@ class Subscription:
         "sink",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         id_: str,
         channel: str,

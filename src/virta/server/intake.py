@@ -102,7 +102,7 @@ def read_events(
 
 
 def _structured(channel: str, raw: bytes, offset: int | None) -> Draft:
-    place = {} if offset is None else {"offset": offset}
+    place: dict[str, Any] = {} if offset is None else {"offset": offset}
     try:
         head = _decode_head(raw)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -110,7 +110,7 @@ def _structured(channel: str, raw: bytes, offset: int | None) -> Draft:
     return _draft(channel, head, raw, place)
 
 
-def _draft(channel: str, head: _Head, raw: bytes, place: dict[str, object]) -> Draft:
+def _draft(channel: str, head: _Head, raw: bytes, place: dict[str, Any]) -> Draft:
     source, id_ = head.source, head.id
     if type(source) is not str:
         raise RequestError(400, "missing-event-source", **place)
@@ -125,7 +125,7 @@ def _draft(channel: str, head: _Head, raw: bytes, place: dict[str, object]) -> D
     return Draft(channel, source, id_, one_line(raw), _key(key) if type(key) is str else b"")
 
 
-def _second_reading(raw: bytes, error: Exception, place: dict[str, object]) -> tuple[_Head, bytes]:
+def _second_reading(raw: bytes, error: Exception, place: dict[str, Any]) -> tuple[_Head, bytes]:
     """
     Read what the fast decoder refuses and JSON allows: lone surrogates, numbers beyond a double.
 
@@ -142,7 +142,7 @@ def _second_reading(raw: bytes, error: Exception, place: dict[str, object]) -> t
     return head, raw.strip()
 
 
-def _read_slowly(raw: bytes, error: Exception, place: dict[str, object]) -> Any:
+def _read_slowly(raw: bytes, error: Exception, place: dict[str, Any]) -> Any:
     if isinstance(error, RecursionError):
         raise _not_json("the body is nested too deeply", **place) from None
     try:

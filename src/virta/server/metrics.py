@@ -33,7 +33,7 @@ class Metrics:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._registry = CollectorRegistry()
-        self._registry.register(self)  # type: ignore[arg-type]
+        self._registry.register(self)
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
@@ -58,7 +58,7 @@ class Metrics:
             value=service.publisher.outstanding,
         )
         for name, text, value in (
-            ("thorium_active_queries", "Standing queries", service.hub.subscription_count),
+            ("thorium_active_queries", "Parts of standing queries", service.hub.conjunctions),
             (
                 "thorium_idempotency_key_cache_size",
                 "Events that are remembered",

@@ -37,6 +37,8 @@ PUBLISH = b"/publish"
 SUBSCRIBE = b"/subscribe"
 # Subtub's head limit, which bounds how many streams one socket can name.
 SUBSCRIBE_LINE_BYTES_MAX = 40 * 1024
+# Method, blanks and version around a path.
+REQUEST_LINE_REST_BYTES = 32
 # Requests of one connection under way at once; a client that sends more has to wait.
 PIPELINE_MAX = 64
 # After the last answer the peer has this long to read it and close.
@@ -60,7 +62,9 @@ class HotProtocol(HttpToolsProtocol):
         self.url = b""
         self.headers = []
         self._head_bytes = 0
-        self._in_head = True
+        self._in_head = False
+        self._unfinished = 0
+        self._line_max = self.service.config.max_request_line_bytes
         self._cold: Exchange | None = None
         self._abort: int | None = None
         self._reading_paused = False
@@ -104,20 +108,33 @@ class HotProtocol(HttpToolsProtocol):
             self._unreadable(error)
             return
         if self.ended or self.consumer is not None:
-            return
+            return  # type: ignore[unreachable]  # feeding the parser changes both
         now = self.loop.time()
-        if self._in_head and self._head_bytes == 0:
-            self.deadline = now + self.service.idle_s
-        elif self.deadline > now + self.service.body_s:
-            self.service.wheel.set(self, now + self.service.body_s)
+        if self._in_head:
+            # A header is only seen when it is complete: what is under way is counted here.
+            self._unfinished += len(data)
+            line = len(self.url) + REQUEST_LINE_REST_BYTES
+            if self._unfinished > line + self.service.config.max_header_bytes:
+                self._abort = 431
+                self._unreadable(httptools.HttpParserError())
+                return
+        self._renew_deadline(now)
         if len(self.exchanges) >= PIPELINE_MAX and not self._reading_paused:
             self._reading_paused = True
             self.transport.pause_reading()
 
+    def _renew_deadline(self, now: float) -> None:
+        """A request has to arrive in time, from its first byte; between requests there is more."""
+        if self._in_head or self.request is not None:
+            if self.deadline > now + self.service.body_s:
+                self.service.wheel.set(self, now + self.service.body_s)
+        else:
+            self.deadline = now + self.service.idle_s
+
     def eof_received(self) -> None:
         if self.request is not None and not self.ended:
             error = RequestError(400, "partial-content", "the body ended before it was complete")
-            self._write(self.service.responder.refused(error, close=True))
+            self.request.refuse(error, close=True)
 
     def expired(self, now: float) -> None:
         """The wheel: the deadline of whatever state this connection is in has passed."""
@@ -126,9 +143,7 @@ class HotProtocol(HttpToolsProtocol):
         elif self.socket is not None:
             self.socket.expired(now)
         elif self.request is not None:
-            error = RequestError(408, "body-timeout")
-            self.refuse(self._enter(), error, close=True)
-            self.request = None
+            self.request.refuse(RequestError(408, "body-timeout"), close=True)
         elif len(self.exchanges) and not self.ended:
             self.service.wheel.set(self, now + self.service.idle_s)
         else:
@@ -185,14 +200,14 @@ class HotProtocol(HttpToolsProtocol):
         self.url = b""
         self.headers = []
         self._head_bytes = 0
+        self._unfinished = 0
         self._in_head = True
 
     def on_url(self, url: bytes) -> None:
         self.url += url
-        limit = self.service.config.max_request_line_bytes
+        limit = self._line_max
         if self.url.startswith(SUBSCRIBE):
             limit = max(limit, SUBSCRIBE_LINE_BYTES_MAX)
-        self._head_bytes = 1
         if len(self.url) > limit:
             self._abort = 414
             raise ValueError("the request line is too long")
@@ -228,8 +243,6 @@ class HotProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._in_head = True
-        self._head_bytes = 0
         if self.request is not None:
             request, self.request = self.request, None
             request.on_complete()
@@ -282,7 +295,8 @@ class HotProtocol(HttpToolsProtocol):
         self._starting: list[Any] = []
         super().on_headers_complete()
         started = self._starting
-        self._cold = Exchange(lambda: HttpToolsProtocol._start_asgi_task(self, *started))
+        start = super()._start_asgi_task
+        self._cold = Exchange(lambda: start(*started))
         self.exchanges.add(self._cold)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
@@ -315,5 +329,7 @@ class HotProtocol(HttpToolsProtocol):
             refusal = RequestError(400, "invalid-content-length")
         else:
             refusal = RequestError(400, "invalid-request", f"not readable as HTTP/1.1: {error}")
-        self.request = None
-        self.refuse(self._enter(), refusal, close=True)
+        if self.request is not None:
+            self.request.refuse(refusal, close=True)
+        else:
+            self.refuse(self._enter(), refusal, close=True)

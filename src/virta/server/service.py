@@ -105,8 +105,7 @@ class Service:
         """Finish what was accepted, then let go of the log."""
         self.ready = False
         self.wheel.stop()
-        while not self.publisher.idle:
-            await asyncio.sleep(0.001)
+        await self.publisher.finished()
         await asyncio.to_thread(self.keeper.stop)
         await asyncio.to_thread(self.executor.shutdown)
         await asyncio.to_thread(self.log.close)

@@ -17,12 +17,12 @@ from virta.filters.query_string import parse
 from virta.hub.delivery import SSE_CHUNKED, SSE_PLAIN
 from virta.hub.frames import LAST_CHUNK, chunk, named_frame, timestamp_text
 from virta.hub.hub import now_microseconds
-from virta.hub.replay import Start
 from virta.hub.subscription import DISCONNECT, DROP_OLDEST, SlowPolicy, Subscription
 from virta.server.responses import SSE_HEAD
 
 if TYPE_CHECKING:
     from virta.filters import Filter
+    from virta.hub.replay import Start
     from virta.server.paths import Moment
     from virta.server.protocol import HotProtocol
     from virta.server.service import Service
@@ -88,7 +88,7 @@ def read_policy(service: Service, asked: bytes | None) -> SlowPolicy:
 class SseConsumer:
     """The sink of one subscription."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         protocol: HotProtocol,
         channel: str,

@@ -108,16 +108,16 @@ class WebSocket:
                 _check_handshake(dict(connection.headers))
                 self._streams = StreamConsumer(self, streams, queued, tell_drops=tell)
                 self._service.hub.attach_streams(self._streams)
-            elif path.startswith(CHANNELS):
-                self._open_channel(path, query)
             else:
-                raise RequestError(404, "not-found", "Not found")
+                self._open_channel(path, query)
         except RequestError as error:
             self._refuse(error)
             return
         self._answer(rest)
 
     def _open_channel(self, path: bytes, query: bytes) -> None:
+        if not path.startswith(CHANNELS):
+            raise RequestError(404, "not-found", "Not found")
         channel = parse_channel_path(path).channel
         text = query.decode("latin-1")
         filter_ = parse_query(text, self._service.config.max_query_terms)
