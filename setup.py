@@ -12,14 +12,18 @@ import os
 from setuptools import Extension, setup
 
 SANITIZE = os.environ.get("VIRTA_SANITIZE") == "1"
-FLAGS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"] if SANITIZE else ["-O3"]
+FLAGS = (
+    ["-O1", "-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
+    if SANITIZE
+    else ["-O3"]
+)
 LINK = ["-fsanitize=address,undefined"] if SANITIZE else []
 
 EXTENSIONS = [
     Extension(
         "virta.log._native",
         ["native/log.c"],
-        depends=["native/crc.h"],
+        depends=["native/crc.h", "native/log_batch.h"],
         extra_compile_args=[*FLAGS, "-std=c11", "-Wall", "-Wextra"],
         extra_link_args=LINK,
         optional=True,
