@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -185,9 +186,14 @@ class Consumer:
         return not self.ended
 
     async def close(self):
-        self.writer.close()
-        with contextlib.suppress(ConnectionError):
-            await self.writer.wait_closed()
+        await shut(self.writer)
+
+
+async def shut(writer):
+    """Close a connection whatever state it is in."""
+    writer.close()
+    with contextlib.suppress(ConnectionError, ssl.SSLError):
+        await writer.wait_closed()
 
 
 async def _soon(waiting):

@@ -59,7 +59,7 @@ class Delivery:
 
     __slots__ = ("_frame", "channel", "id", "offset", "source", "timestamp", "value")
 
-    def __init__(  # noqa: PLR0913, PLR0917
+    def __init__(
         self, channel: str, source: str, id_: str, value: bytes, offset: int, timestamp: int
     ) -> None:
         self.channel = channel

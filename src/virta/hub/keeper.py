@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from virta.log import Log, Record
+    from virta.log.handle import Durability
 
 logger = logging.getLogger("virta.hub")
 
@@ -56,7 +57,7 @@ class Keeper:
         loop: asyncio.AbstractEventLoop,
         arrived: Callable[[list[Record]], None],
         *,
-        durability: str,
+        durability: Durability,
     ) -> None:
         self._log = log
         self._loop = loop

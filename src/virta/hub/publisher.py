@@ -73,7 +73,7 @@ class _Gathering:
 class Publisher:
     """Between the requests and the log."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         hub: Hub,
         keeper: Keeper,

@@ -66,7 +66,7 @@ class Subscription:
         "sink",
     )
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         id_: str,
         channel: str,

@@ -8,7 +8,9 @@ what was accepted, sync and close the log; all within the drain timeout. A secon
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import signal
 import socket
 import ssl
 import sys
@@ -25,6 +27,8 @@ from virta.server.protocol import HotProtocol
 from virta.server.service import Service
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from virta.server.config import Config
 
 BACKLOG = 4096
@@ -92,6 +96,22 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """
+        Drain on the first signal, give up waiting on a second SIGINT.
+
+        uvicorn's own version raises the signal again at the end, before the log is closed.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._service.draining = True

@@ -34,6 +34,7 @@ from virta.server.responses import COMMON, KEEP, Responder
 from virta.server.wheel import Wheel
 
 if TYPE_CHECKING:
+    from virta.log.handle import Visibility
     from virta.server.config import Config
 
 # Threads that read history; more would only fight for the disk.
@@ -75,7 +76,7 @@ class Service:
         config = self.config
         loop = asyncio.get_running_loop()
         self._lock = _lock_directory(config.data_dir)
-        visibility = "committed" if config.durability == "none" else None
+        visibility: Visibility | None = "committed" if config.durability == "none" else None
         self.log = await asyncio.to_thread(
             virta.log.open, config.log_path, durability=config.durability, visibility=visibility
         )
@@ -156,9 +157,9 @@ class Service:
 
 def _lock_directory(data_dir: str) -> int:
     """Take the data directory for this process; two servers would not know each other's repeats."""
-    path = os.path.join(data_dir, LOCK_NAME)  # noqa: PTH118
+    path = os.path.join(data_dir, LOCK_NAME)
     try:
-        os.makedirs(data_dir, exist_ok=True)  # noqa: PTH103
+        os.makedirs(data_dir, exist_ok=True)
         handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise ConfigError(

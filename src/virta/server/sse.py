@@ -88,7 +88,7 @@ def read_policy(service: Service, asked: bytes | None) -> SlowPolicy:
 class SseConsumer:
     """The sink of one subscription."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         protocol: HotProtocol,
         channel: str,
