@@ -187,11 +187,9 @@ def test_a_consumer_that_takes_nothing_for_too_long_is_dropped(start):
         stalled.writer.transport.pause_reading()
         for n in range(10):
             await asyncio.to_thread(server.publish, "s", event(str(n), "x" * 900_000))
-        while (
-            "virta_slow_disconnects_total 1.0"
-            not in server.request("GET", "/metrics").body.decode()
-        ):
-            await asyncio.sleep(0.05)  # noqa: ASYNC110
+        wanted = "virta_slow_disconnects_total 1.0"
+        while wanted not in server.request("GET", "/metrics").body.decode():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
         await stalled.close()
 
     flags = ["--slow-consumer-ms-max", 200, "--slow-consumer-bytes-max", 100_000_000]

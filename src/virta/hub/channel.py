@@ -9,8 +9,10 @@ index over documents (Koncorde's filters speak of an event's data).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import logging
+from typing import TYPE_CHECKING
 
+from virta.errors import EventError
 from virta.filters.tree import Everything
 from virta.hub.delivery import ENCODERS, Delivery
 from virta.match import Matcher
@@ -18,6 +20,8 @@ from virta.match import Matcher
 if TYPE_CHECKING:
     from virta.filters import Filter
     from virta.hub.subscription import Subscription
+
+logger = logging.getLogger("virta.hub")
 
 EVENT, DOCUMENT = "event", "document"
 
@@ -36,7 +40,7 @@ class Entry:
 
     def __init__(self, filter_: Filter) -> None:
         self.filter = filter_
-        self.indexed_as: Any = None
+        self.indexed_as = ""
         self.subscriptions: tuple[dict[Subscription, None], ...] = tuple({} for _ in ENCODERS)
         self.hits: list[Delivery] = []
 
@@ -63,11 +67,25 @@ class _Index:
 
     def __init__(self) -> None:
         self.matcher = Matcher()
-        self.entries: dict[Any, Entry] = {}
+        self.entries: dict[str, Entry] = {}
 
     def add(self, entry: Entry) -> None:
         entry.indexed_as = self.matcher.add(entry.filter)
         self.entries[entry.indexed_as] = entry
+
+    def match(self, values: list[bytes]) -> list[list[str]]:
+        """Ids that hold for each value; what the matcher cannot read satisfies no filter."""
+        try:
+            return self.matcher.match_many(values)
+        except EventError:
+            return [self._match_one(value) for value in values]
+
+    def _match_one(self, value: bytes) -> list[str]:
+        try:
+            return self.matcher.match(value)
+        except EventError as error:
+            logger.warning("event_unreadable: %s", error.message)
+            return []
 
     def remove(self, entry: Entry) -> None:
         self.matcher.remove(entry.indexed_as)
@@ -132,7 +150,7 @@ class Channel:
                 values = [delivery.document() for delivery in deliveries]
             else:
                 values = [delivery.value for delivery in deliveries]
-            for delivery, matched in zip(deliveries, index.matcher.match_many(values), strict=True):
+            for delivery, matched in zip(deliveries, index.match(values), strict=True):
                 for found in matched:
                     entry = index.entries[found]
                     if not entry.hits:

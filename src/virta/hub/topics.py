@@ -8,10 +8,7 @@ from __future__ import annotations
 
 RESERVED_PREFIX = "$virta/"
 STREAMS = RESERVED_PREFIX + "streams"  # key: stream id, value: the message as receivers see it
-FILTERS = RESERVED_PREFIX + "filters"  # key: filter id, value: its registration, empty when removed
-SUBSCRIPTIONS = RESERVED_PREFIX + "subscriptions"  # key: id, value: a CloudEvents Subscription
-CURSORS = RESERVED_PREFIX + "cursors"  # key: subscription id, value: the offset it has delivered
-DEAD_LETTERS = RESERVED_PREFIX + "dead-letters"  # events no webhook would take
+DEAD_LETTERS = RESERVED_PREFIX + "dead-letters"  # events no webhook would take; read as a channel
 META = "meta"  # Thorium's channel of registrations; made in memory, never in the log
 
 

@@ -1,5 +1,5 @@
 """
-The application behind the hot routes: health, metrics and documents.
+The application behind the hot routes: health, metrics, filters and documents.
 
 Everything here is conventional Starlette; errors have the same JSON and headers as on the hot routes.
 `/livez` says that the process runs (it fails only when it should be restarted), `/readyz` that
@@ -19,6 +19,7 @@ from starlette.routing import Route
 from virta.errors import RequestError
 from virta.filters.tree import conditions
 from virta.server import responses
+from virta.server.filters_api import FiltersApi
 from virta.server.metrics import CONTENT_TYPE, Metrics
 from virta.server.paths import form_decode
 from virta.server.websocket import check_subscribe
@@ -42,6 +43,7 @@ def build_app(service: Service) -> ASGIApp:
         Route("/metrics/", endpoints.metrics, methods=["GET"]),
         Route("/metrics/keycounts/{name:path}", endpoints.keycounts, methods=["GET"]),
         Route("/subscribe", endpoints.subscribe, methods=["GET"]),
+        *FiltersApi(service).routes(),
     ]
     app = Starlette(
         routes=routes,

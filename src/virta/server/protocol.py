@@ -9,11 +9,12 @@ uvicorn hosts this class (sockets, TLS, signals). A connection is in one of thes
     STREAM    the connection is a consumer (server-sent events) or a WebSocket; no more requests
     ENDED     the last answer is written; what still arrives is thrown away until the peer closes
 
-Hot routes are `/channels/…` and `POST /publish`. Nothing here matches, frames or stores anything.
+Hot routes are `/channels/…`, `POST /publish` and `/filters/ID/events`. Nothing here matches, frames or stores anything.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import httptools
@@ -23,7 +24,7 @@ from virta.errors import RequestError
 from virta.server import responses
 from virta.server.exchange import Exchange, ExchangeQueue
 from virta.server.paths import CHANNELS
-from virta.server.requests import ChannelRequest, HotRequest, MessagesRequest
+from virta.server.requests import ChannelRequest, FilterEventsRequest, HotRequest, MessagesRequest
 from virta.server.websocket import WebSocket
 from virta.server.wheel import NEVER
 
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from virta.server.sse import SseConsumer
 
 PUBLISH = b"/publish"
+FILTERS = b"/filters/"
+# Ids of registered filters are 64 hexadecimal digits; an index of such a name is not likely.
+FILTER_STREAM = re.compile(rb"/filters/[0-9a-f]{64}(?:,[0-9a-f]{64})*/events(?:$|\?)")
 SUBSCRIBE = b"/subscribe"
 # Subtub's head limit, which bounds how many streams one socket can name.
 SUBSCRIBE_LINE_BYTES_MAX = 40 * 1024
@@ -233,8 +237,13 @@ class HotProtocol(HttpToolsProtocol):
             self._hot(ChannelRequest)
         elif url.startswith(PUBLISH) and (len(url) == 8 or url[8:9] == b"?"):
             self._hot(MessagesRequest)
+        elif url.startswith(FILTERS) and self._is_filter_stream():
+            self._hot(FilterEventsRequest)
         else:
             self._hand_over()
+
+    def _is_filter_stream(self) -> bool:
+        return self.parser.get_method() == b"GET" and FILTER_STREAM.match(self.url) is not None
 
     def on_body(self, body: bytes) -> None:
         if self.request is not None:

@@ -17,7 +17,7 @@ from virta.server import responses
 from virta.server.exchange import Exchange
 from virta.server.intake import check_channel, content_mode, read_events, read_messages
 from virta.server.paths import ChannelPath, parse_channel_path
-from virta.server.sse import SseConsumer, open_stream
+from virta.server.sse import SseConsumer, open_filter_stream, open_stream
 
 if TYPE_CHECKING:
     from virta.hub.publisher import Draft
@@ -202,6 +202,26 @@ class ChannelRequest(HotRequest):
         response = responses.preflight(wanted, close=self.announced or not self._keep)
         close = self.announced or not self._keep
         self.protocol.exchanges.answer(self._exchange, response, close=close)
+
+
+class FilterEventsRequest(HotRequest):
+    """`GET /filters/ID[,ID…]/events`: what registered filters let through."""
+
+    __slots__ = ("_query",)
+
+    def check_head(self) -> None:
+        protocol = self.protocol
+        query = protocol.url.partition(b"?")[2]
+        self._query = protocol.service.door.admit(protocol.headers, query)
+        if self.announced:
+            raise RequestError(400, "unexpected-body")
+
+    def complete(self, body: bytes) -> None:  # noqa: ARG002
+        protocol = self.protocol
+        ids = protocol.url.split(b"/")[2].decode("ascii").split(",")
+        stream = open_filter_stream(protocol, ids, self._query)
+        self._exchange.start = lambda: _become(protocol, stream)
+        protocol.exchanges.advance()
 
 
 class MessagesRequest(HotRequest):

@@ -16,6 +16,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -26,6 +27,7 @@ from virta.hub.hub import Hub
 from virta.hub.idempotency import Idempotency, key_of
 from virta.hub.keeper import Keeper
 from virta.hub.publisher import Publisher, read_delivery
+from virta.hub.registry import Registry
 from virta.hub.replay import Replayer
 from virta.hub.subscription import SlowPolicy
 from virta.hub.topics import STREAMS
@@ -36,10 +38,12 @@ from virta.server.wheel import Wheel
 if TYPE_CHECKING:
     from virta.log.handle import Visibility
     from virta.server.config import Config
+    from virta.server.sse import SseConsumer
 
 # Threads that read history; more would only fight for the disk.
 READERS_MAX = 4
 LOCK_NAME = "serve.lock"
+REGISTRY_NAME = "registry"
 
 
 class Service:
@@ -70,6 +74,7 @@ class Service:
         self.refusals: dict[int, int] = {}
         self.translations = 0
         self.translation_seconds = 0.0
+        self.filter_streams: dict[str, set[SseConsumer]] = {}
 
     async def start(self) -> None:
         """Open the log, learn its tail, begin to follow it."""
@@ -85,6 +90,7 @@ class Service:
             keys_max=config.max_idempotency_keys,
             horizon_s=config.idempotency_expiration_ms / 1000,
         )
+        self.registry = await asyncio.to_thread(Registry, Path(config.data_dir) / REGISTRY_NAME)
         self.hub = Hub(source_name=config.source_name)
         self.keeper = Keeper(self.log, loop, self._arrived, durability=config.durability)
         self.hub.position = self.keeper.position
@@ -109,6 +115,7 @@ class Service:
         await self.publisher.finished()
         await asyncio.to_thread(self.keeper.stop)
         await asyncio.to_thread(self.executor.shutdown)
+        await asyncio.to_thread(self.registry.close)
         await asyncio.to_thread(self.log.close)
         os.close(self._lock)
 
@@ -122,6 +129,11 @@ class Service:
             count=(self.publisher.outstanding + refused) * routers,
             limit=limit * routers,
         )
+
+    def end_filter_streams(self, id_: str) -> None:
+        """A filter is gone: those who listen to it are told and let go."""
+        for consumer in list(self.filter_streams.get(id_, ())):
+            consumer.finish("filter-removed")
 
     def count_refusal(self, error: RequestError) -> None:
         self.refusals[error.status] = self.refusals.get(error.status, 0) + 1

@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl
 
-from virta.errors import FilterError, HubError, LogError, RequestError, VirtaError
+from virta.errors import FilterError, HubError, LogError, RequestError
+from virta.filters import Filter
 from virta.filters.query_string import parse
+from virta.filters.tree import any_of
 from virta.hub.delivery import SSE_CHUNKED, SSE_PLAIN
 from virta.hub.frames import LAST_CHUNK, chunk, named_frame, timestamp_text
 from virta.hub.hub import now_microseconds
 from virta.hub.subscription import DISCONNECT, DROP_OLDEST, SlowPolicy, Subscription
+from virta.server.paths import parse_start
 from virta.server.responses import SSE_HEAD
 
 if TYPE_CHECKING:
-    from virta.filters import Filter
     from virta.hub.replay import Start
     from virta.server.paths import Moment
     from virta.server.protocol import HotProtocol
@@ -55,6 +58,43 @@ def open_stream(
         last_event_id=last_event_id,
         policy=read_policy(service, headers.get(POLICY_HEADER)),
         chunked=protocol.parser.get_http_version() == "1.1",
+    )
+
+
+def open_filter_stream(protocol: HotProtocol, ids: list[str], query: bytes) -> SseConsumer:
+    """
+    Check a request for the events of registered filters, which all stand on one channel.
+
+    Raises:
+        RequestError: 404 for an id that is not registered, 400 for filters that do not go together.
+    """
+    service = protocol.service
+    found = [service.registry.get(id_) for id_ in ids]
+    registered = [one for one in found if one is not None]
+    if len(registered) < len(ids):
+        missing = ids[found.index(None)]
+        raise RequestError(404, "not-found", f"no filter has the id {missing}")
+    first = registered[0]
+    if any((r.channel, r.dialect) != (first.channel, first.dialect) for r in registered):
+        raise RequestError(
+            400, "mixed-filters", "filters on one stream share their collection and dialect"
+        )
+    filter_ = first.filter
+    if len(registered) > 1:
+        filter_ = Filter(any_of([r.filter.tree for r in registered]), dialect=first.dialect)
+    headers = dict(protocol.headers)
+    parameters = dict(parse_qsl(query.decode("latin-1")))
+    start = parse_start(parameters["from"]) if "from" in parameters else None
+    return SseConsumer(
+        protocol,
+        first.channel,
+        filter_,
+        query=",".join(ids),
+        start=start,
+        last_event_id=headers.get(b"last-event-id", b"").decode("utf-8", "replace"),
+        policy=read_policy(service, headers.get(POLICY_HEADER)),
+        chunked=protocol.parser.get_http_version() == "1.1",
+        filter_ids=tuple(ids),
     )
 
 
@@ -99,6 +139,7 @@ class SseConsumer:
         last_event_id: str,
         policy: SlowPolicy,
         chunked: bool,
+        filter_ids: tuple[str, ...] = (),
     ) -> None:
         self._protocol = protocol
         self._service = protocol.service
@@ -109,6 +150,7 @@ class SseConsumer:
         self._room: asyncio.Future[None] | None = None
         self._replay: asyncio.Task[None] | None = None
         self._announced = False
+        self._filter_ids = filter_ids
         self.subscription = Subscription(
             self._service.hub.new_client_id(),
             channel,
@@ -132,6 +174,8 @@ class SseConsumer:
         self.write(SSE_HEAD + framing + self._framed(named_frame("connect", data)))
         service.hub.announce(subscription, registered=True)
         self._announced = True
+        for id_ in self._filter_ids:
+            service.filter_streams.setdefault(id_, set()).add(self)
         if not live:
             self._replay = asyncio.ensure_future(self._catch_up())
         service.wheel.set(self._protocol, self._last_write + service.ping_s)
@@ -148,9 +192,13 @@ class SseConsumer:
         self._protocol.transport.abort()
 
     def drain(self) -> None:
-        """Say when to come back, and end the body properly."""
-        data = {"timestamp": timestamp_text(now_microseconds()), "reason": "shutdown"}
-        frame = self._framed(named_frame("disconnect", data, retry_ms=RETRY_MS))
+        """Say when to come back."""
+        self.finish("shutdown", retry_ms=RETRY_MS)
+
+    def finish(self, reason: str, *, retry_ms: int | None = None) -> None:
+        """Say why, and end the body properly."""
+        data = {"timestamp": timestamp_text(now_microseconds()), "reason": reason}
+        frame = self._framed(named_frame("disconnect", data, retry_ms=retry_ms))
         self.write(frame + (LAST_CHUNK if self._chunked else b""))
         self._protocol.transport.close()
 
@@ -159,6 +207,11 @@ class SseConsumer:
         if self._replay is not None:
             self._replay.cancel()
         self._service.hub.detach(self.subscription)
+        for id_ in self._filter_ids:
+            streams = self._service.filter_streams.get(id_, set())
+            streams.discard(self)
+            if not streams:
+                self._service.filter_streams.pop(id_, None)
         if self._announced:
             self._service.hub.announce(self.subscription, registered=False)
 
@@ -204,7 +257,7 @@ class SseConsumer:
             )
         except (LogError, HubError) as error:
             self._service.logger.warning("replay_failed", code=error.code, reason=error.message)
-            self._fail(error)
+            self.finish(error.code)
 
     async def _find_start(self) -> Start:
         replayer = self._service.replayer
@@ -226,12 +279,6 @@ class SseConsumer:
     def _tell_gap(self, gap: dict[str, object]) -> None:
         data = {"timestamp": timestamp_text(now_microseconds())} | gap
         self.write(self._framed(named_frame("gap", data)))
-
-    def _fail(self, error: VirtaError) -> None:
-        data = {"timestamp": timestamp_text(now_microseconds()), "reason": error.code}
-        frame = self._framed(named_frame("disconnect", data))
-        self.write(frame + (LAST_CHUNK if self._chunked else b""))
-        self._protocol.transport.close()
 
     def _framed(self, frame: bytes) -> bytes:
         return chunk(frame) if self._chunked else frame
