@@ -337,10 +337,10 @@ def test_hostile_queries_are_quick(name):
     query = HOSTILE[name]
 
     def seconds():
-        start = time.perf_counter()
+        start = time.process_time()
         with contextlib.suppress(FilterError):
             parse(query).matches(data(x="\ud800" * 60_000))
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     assert min(seconds() for _ in range(3)) < 0.1
 

@@ -37,7 +37,7 @@ from virta.filters.koncorde_checks import (
     script_text,
 )
 from virta.filters.koncorde_regexp import translate
-from virta.filters.limits import DEPTH_MAX, TEXT_BYTES_MAX
+from virta.filters.limits import CONDITIONS_MAX, DEPTH_MAX, FIELD_CHARS_MAX, TEXT_BYTES_MAX
 from virta.filters.text import compiled
 from virta.filters.tree import (
     EVERYTHING,
@@ -55,6 +55,7 @@ from virta.filters.tree import (
     all_of,
     negate,
 )
+from virta.filters.values import check_pattern_length
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,9 +107,14 @@ def _refuse_constant(name: str) -> None:
 
 
 class _Reader:
-    """Reads one filter; `count` is the number of conditions as Koncorde counts them."""
+    """
+    Reads one filter.
+
+    `conditions` counts the conditions read; `count` does as Koncorde does, each value of an `in` list.
+    """
 
     def __init__(self) -> None:
+        self.conditions = 0
         self.count = 0
 
     def read_root(self, source: Any) -> Node:
@@ -123,17 +129,22 @@ class _Reader:
     def read(self, source: dict[str, Any], place: Place, *, positive: bool) -> Node:
         """The node of a non-empty filter, or of its negation."""
         if len(source) != 1:
-            Place(place.names, ",".join(source)).refuse(
+            Place(place.names, ",".join(map(str, source))).refuse(
                 "Invalid filter syntax. Filters must have one keyword only"
             )
         ((keyword, value),) = source.items()
-        place = place.enter(keyword)
+        place = place.enter(str(keyword))
         if len(place.names) > DEPTH_MAX:
             raise FilterError(f"filter nests deeper than {DEPTH_MAX} levels", code="too_complex")
         operand = _OPERANDS.get(keyword)
         if operand is not None:
             return operand(self, value, place, positive=positive)
         self.count += 1
+        self.conditions += 1
+        if self.conditions > CONDITIONS_MAX:
+            raise FilterError(
+                f"filter has more than {CONDITIONS_MAX} conditions", code="too_complex"
+            )
         if keyword in koncorde_geo.READERS:
             return _read_geo(value, place, positive=positive)
         if keyword == "regexp":
@@ -200,6 +211,11 @@ class _Reader:
             members = check_properties(value, place, 1, ("field",))
             place = place.at("field")
             text = check_text(members["field"], place)
+        if len(text) > FIELD_CHARS_MAX:
+            place.refuse(
+                f"is {len(text)} characters long: at most {FIELD_CHARS_MAX} are allowed",
+                code="too_complex",
+            )
         found = _ARRAY_VALUE.match(text)
         if found is None:
             return Condition((Flat(_ESCAPED_BRACKET.sub(r"\1", text)),), "exists")
@@ -294,12 +310,13 @@ def _read_regexp(value: Any, place: Place, *, positive: bool) -> Node:
         if not isinstance(pattern, str):
             raise FilterError("expected a string", code="regexp_invalid")  # noqa: TRY301
         # Other flags mean nothing to RE2; g and y are about repeated searches, which there are none.
+        check_pattern_length(pattern)
         regexp = Regexp(translate(pattern), "".join(f for f in "ims" if f in (flags or "")))
         compiled(regexp)
     except FilterError as exc:
         if exc.code != "regexp_invalid":
             raise
-        shown = f"/{script_text(pattern)}/{flags if flags is not None else 'undefined'}"
+        shown = f"/{script_text(pattern)}/{flags or 'undefined'}"
         place.refuse(f'cannot parse regexp expression "{shown}" ({exc.message})', code=exc.code)
     if positive:
         return Condition((Flat(name),), "regexp", regexp)

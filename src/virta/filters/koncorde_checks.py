@@ -47,6 +47,8 @@ class Place:
 def check_object(value: Any, place: Place) -> dict[str, Any]:
     if not isinstance(value, dict):
         place.refuse("must be an object")
+    if not all(isinstance(name, str) for name in value):
+        place.refuse("must be an object whose names are strings")
     return value
 
 
