@@ -24,7 +24,9 @@ def register(server, place, body):
 def test_register_tells_what_is_new(server):
     """The first registration has a diff, an equal one (whatever the spelling) has none."""
     first = call(server, "POST", "/filters/i/new", EQUALS)
-    again = call(server, "POST", "/filters/i/new", {"filter": {"and": [EQUALS]}, "dialect": "koncorde"})
+    again = call(
+        server, "POST", "/filters/i/new", {"filter": {"and": [EQUALS]}, "dialect": "koncorde"}
+    )
 
     assert first.status == 201
     assert first.json["diff"]["collection"] == "new"
@@ -119,7 +121,9 @@ def test_streams_of_filters(server):
     found, ended = asyncio.run(scenario())
 
     assert found == [["Oslo"], ["Rome", "Oslo"], ["Rome"]]
-    assert [(made.event, made.json["reason"]) for made in ended] == [("disconnect", "filter-removed")]
+    assert [(made.event, made.json["reason"]) for made in ended] == [
+        ("disconnect", "filter-removed")
+    ]
 
 
 def test_filters_of_different_kinds_do_not_share_a_stream(server):

@@ -1,13 +1,15 @@
 """
-The keeper of the log: the one thread that writes to it and follows it.
+The keeper of the log: writes to it and follows it.
 
-Appends and the search for what other processes appended go through one thread, so runs of records
+Appends and the search for what other processes appended are made in one order, so runs of records
 reach the hub in the order of the log, each exactly once:
 
     commit ──► append_many ──► (records of others before ours) ──► done, in the event loop
     nothing to do ──► anything new in the log? ──► arrived, in the event loop
 
-Own records are not read back: whoever committed them still has them in memory.
+Own records are not read back: whoever committed them still has them in memory. An append that does
+not wait for the disk is quicker than the way to another thread and back, so it is made where it is
+asked for; the lock keeps it in one order with what the thread finds.
 """
 
 from __future__ import annotations
@@ -63,6 +65,8 @@ class Keeper:
         self._loop = loop
         self._arrived = arrived
         self._durability = durability
+        self._inline = durability == "none"
+        self._order = threading.Lock()
         self._position = log.next_offset
         self._commits: queue.SimpleQueue[Commit | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="virta-keeper", daemon=True)
@@ -77,8 +81,13 @@ class Keeper:
         self._thread.start()
 
     def commit(self, commit: Commit) -> None:
-        """Append in order of calls; never blocks."""
-        self._commits.put(commit)
+        """Append in order of calls; never waits for the disk."""
+        if self._inline:
+            with self._order:
+                self._append(commit)
+                self._loop.call_soon(commit.done, commit)
+        else:
+            self._commits.put(commit)
 
     def stop(self) -> None:
         """Finish what was handed in, then end the thread; blocks until it has."""
@@ -91,7 +100,9 @@ class Keeper:
             try:
                 commit = self._commits.get(timeout=POLL_S if self.failure is None else RETRY_S)
             except queue.Empty:
-                self._follow()
+                if self._log.next_offset > self._position:
+                    with self._order:
+                        self._follow()
                 continue
             if commit is None:
                 return
@@ -114,11 +125,11 @@ class Keeper:
 
     def _follow(self) -> None:
         try:
-            while (end := self._log.next_offset) > self._position:
+            # Not `while`: what one round leaves is found by the next, and others get the lock.
+            if (end := self._log.next_offset) > self._position:
                 records = self._read(end)
-                if not records:
-                    return
-                self._call(self._arrived, records)
+                if records:
+                    self._call(self._arrived, records)
             self.failure = None
         except LogClosedError:
             return

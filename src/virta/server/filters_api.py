@@ -150,9 +150,7 @@ def _envelope(body: Any) -> tuple[Any, str]:
         raise RequestError(400, "unknown-dialect", f"{dialect!r} is no dialect: one of {known}")
     unknown = set(body) - {"filter", "dialect"}
     if unknown:
-        raise RequestError(
-            400, "unknown-member", f"{min(unknown)!r} beside filter and dialect"
-        )
+        raise RequestError(400, "unknown-member", f"{min(unknown)!r} beside filter and dialect")
     return body["filter"], dialect
 
 

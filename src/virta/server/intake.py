@@ -23,6 +23,7 @@ from virta.streams import canonical_stream_id, parse_stream_id
 BINARY = b"application/json"
 STRUCTURED = b"application/cloudevents+json"
 BATCH = b"application/cloudevents-batch+json"
+MODES = frozenset({STRUCTURED, BATCH})
 # The log takes no value larger than this.
 EVENT_BYTES_MAX = 10 * 1024 * 1024
 # Keys of the log; a longer partition key cannot be one.
@@ -63,21 +64,21 @@ def check_channel(channel: str) -> None:
         raise RequestError(403, "reserved-channel", f"{channel!r} is the server's own channel")
 
 
-def content_mode(headers: Headers) -> tuple[bytes, bytes]:
+def content_mode(head: dict[bytes, bytes]) -> tuple[bytes, bytes]:
     """The content type's header and which of the three modes it asks for, checked (§4, 3 to 5)."""
-    content_type = _first(headers, b"content-type")
+    content_type = head.get(b"content-type")
     if content_type is None:
         raise RequestError(400, "missing-content-type")
     mode = content_type.split(b";", 1)[0]
-    if mode not in {BINARY, STRUCTURED, BATCH}:
-        raise RequestError(400, "invalid-content-type", contentType=_text(content_type))
     if mode == BINARY:
-        if _first(headers, b"ce-source") is None:
+        if b"ce-source" not in head:
             raise RequestError(400, "missing-event-source")
-        if _first(headers, b"ce-id") is None:
+        if b"ce-id" not in head:
             raise RequestError(400, "missing-event-id")
-        if _first(headers, b"ce-datacontenttype") not in {None, content_type}:
+        if head.get(b"ce-datacontenttype", content_type) != content_type:
             raise RequestError(400, "conflicting-data-type-headers")
+    elif mode not in MODES:
+        raise RequestError(400, "invalid-content-type", contentType=_text(content_type))
     return content_type, mode
 
 
@@ -296,13 +297,6 @@ def _bad_messages(text: str) -> RequestError:
 
 def _not_json(message: str, **members: object) -> RequestError:
     return RequestError(400, "invalid-json-body", message, **members)
-
-
-def _first(headers: Headers, wanted: bytes) -> bytes | None:
-    for name, value in headers:
-        if name == wanted:
-            return value
-    return None
 
 
 def _text(raw: bytes) -> str:

@@ -65,10 +65,10 @@ class HotProtocol(HttpToolsProtocol):
         self.ended = False
         self.url = b""
         self.headers = []
-        self._head_bytes = 0
         self._in_head = False
+        self._arriving = 0
         self._unfinished = 0
-        self._line_max = self.service.config.max_request_line_bytes
+        self._line_max = self.service.line_bytes_max
         self._cold: Exchange | None = None
         self._abort: int | None = None
         self._reading_paused = False
@@ -102,7 +102,9 @@ class HotProtocol(HttpToolsProtocol):
         if self.socket is not None:
             self.socket.data_received(data)
             return
-        self._unset_keepalive_if_required()
+        if self.timeout_keep_alive_task is not None:
+            self._unset_keepalive_if_required()
+        self._arriving = len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -118,7 +120,7 @@ class HotProtocol(HttpToolsProtocol):
             # A header is only seen when it is complete: what is under way is counted here.
             self._unfinished += len(data)
             line = len(self.url) + REQUEST_LINE_REST_BYTES
-            if self._unfinished > line + self.service.config.max_header_bytes:
+            if self._unfinished > line + self.service.head_bytes_max:
                 self._abort = 431
                 self._unreadable(httptools.HttpParserError())
                 return
@@ -203,7 +205,6 @@ class HotProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self.url = b""
         self.headers = []
-        self._head_bytes = 0
         self._unfinished = 0
         self._in_head = True
 
@@ -217,16 +218,14 @@ class HotProtocol(HttpToolsProtocol):
             raise ValueError("the request line is too long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value) + 4
-        if self._head_bytes > self.service.config.max_header_bytes:
-            self._abort = 431
-            raise ValueError("the request head is too large")
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         if self.ended or self.consumer is not None:
             return
+        if self._unfinished + self._arriving > self.service.head_bytes_max:
+            self._check_head_size()
         self._cold = None
         if self.parser.should_upgrade():
             self._method = self.parser.get_method()
@@ -241,6 +240,13 @@ class HotProtocol(HttpToolsProtocol):
             self._hot(FilterEventsRequest)
         else:
             self._hand_over()
+
+    def _check_head_size(self) -> None:
+        """Count the head; only worth it when what arrived could hold one that is too large."""
+        size = sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > self.service.head_bytes_max:
+            self._abort = 431
+            raise ValueError("the request head is too large")
 
     def _is_filter_stream(self) -> bool:
         return self.parser.get_method() == b"GET" and FILTER_STREAM.match(self.url) is not None

@@ -51,6 +51,7 @@ class HotRequest:
         "_size",
         "_started",
         "announced",
+        "head",
         "method",
         "protocol",
     )
@@ -58,6 +59,7 @@ class HotRequest:
     def __init__(self, protocol: HotProtocol, method: bytes, *, keep: bool) -> None:
         self.protocol = protocol
         self.method = method
+        self.head: dict[bytes, bytes] = {}  # the last of repeated headers
         self.announced = False  # the head announced a body
         self._keep = keep
         self._chunks: list[bytes] = []
@@ -69,10 +71,8 @@ class HotRequest:
     def on_head(self) -> None:
         """Check what can be checked without the body."""
         try:
-            self.announced = any(
-                name in {b"content-length", b"transfer-encoding"}
-                for name, _ in self.protocol.headers
-            )
+            head = self.head = dict(self.protocol.headers)
+            self.announced = b"content-length" in head or b"transfer-encoding" in head
             self.check_head()
         except RequestError as error:
             self.refuse(error, close=self.announced)
@@ -85,7 +85,7 @@ class HotRequest:
 
     def on_body(self, body: bytes) -> None:
         self._size += len(body)
-        if self._size > self.protocol.service.config.max_body_size_bytes:
+        if self._size > self.protocol.service.body_bytes_max:
             self.refuse(self._too_large(), close=True)
             return
         self._chunks.append(body)
@@ -106,18 +106,15 @@ class HotRequest:
 
     def check_length(self) -> None:
         """Refuse a length that cannot be; a chunked body has none and is counted instead."""
-        for name, value in self.protocol.headers:
-            if name == b"content-length":
-                if not value.isdigit() or int(value) == 0:
-                    raise RequestError(400, "invalid-content-length")
-                if int(value) > self.protocol.service.config.max_body_size_bytes:
-                    raise self._too_large()
-                break
-            if name == b"transfer-encoding":
-                break
-        else:
+        length = self.head.get(b"content-length")
+        if length is not None:
+            if not length.isdigit() or int(length) == 0:
+                raise RequestError(400, "invalid-content-length")
+            if int(length) > self.protocol.service.body_bytes_max:
+                raise self._too_large()
+        elif b"transfer-encoding" not in self.head:
             raise RequestError(400, "missing-content-length")
-        if (b"expect", b"100-continue") in self.protocol.headers:
+        if self.head.get(b"expect") == b"100-continue":
             self.protocol.transport.write(responses.CONTINUE)
 
     def publish(self, drafts: list[Draft], read_ms: int, parse_ms: int) -> None:
@@ -143,7 +140,7 @@ class HotRequest:
         return self.protocol.service.responder.accepted(read_ms, parse_ms, encode_ms)
 
     def _too_large(self) -> RequestError:
-        limit = self.protocol.service.config.max_body_size_bytes
+        limit = self.protocol.service.body_bytes_max
         return RequestError(413, "body-too-large", maxBytes=limit)
 
 
@@ -162,7 +159,7 @@ class ChannelRequest(HotRequest):
         self._path = channel_path(path)
         if self.method in WRITING and self._path.start is None:
             check_channel(self._path.channel)
-            self._content_type, self._mode = content_mode(protocol.headers)
+            self._content_type, self._mode = content_mode(self.head)
             self.check_length()
         elif self.method == b"GET":
             if self.announced:
@@ -198,7 +195,7 @@ class ChannelRequest(HotRequest):
         protocol.exchanges.advance()
 
     def _answer_preflight(self) -> None:
-        wanted = dict(self.protocol.headers).get(b"access-control-request-headers", b"")
+        wanted = self.head.get(b"access-control-request-headers", b"")
         response = responses.preflight(wanted, close=self.announced or not self._keep)
         close = self.announced or not self._keep
         self.protocol.exchanges.answer(self._exchange, response, close=close)
