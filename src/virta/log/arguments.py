@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from virta.errors import LogError, LogLimitError, LogTypeError
+from virta.log.codec import PRODUCER_ANONYMOUS
 from virta.log.limits import KEY_BYTES_MAX, TOPIC_BYTES_MAX, VALUE_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -31,6 +32,17 @@ def _as_bytes(topic: object) -> bytes:
     if isinstance(topic, bytes | bytearray | memoryview):
         return bytes(topic)
     raise LogTypeError(f"a topic must be str or bytes, got {type(topic).__name__}: {topic!r:.80}")
+
+
+def check_producer(producer: object) -> None:
+    match producer:
+        case (int() as number, int() as sequence) if (
+            PRODUCER_ANONYMOUS < number < 1 << 64 and 0 <= sequence < 1 << 32
+        ):
+            return
+    raise LogTypeError(
+        f"producer must be (id, sequence) with 2 <= id < 2**64 and 0 <= sequence < 2**32, got {producer!r}"
+    )
 
 
 def record_error(item: Any, index: int, count: int) -> LogError:

@@ -7,6 +7,7 @@ number of processes, may have the same directory open. After a fork the child's 
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 import weakref
@@ -16,11 +17,10 @@ from virta.errors import (
     LogClosedError,
     LogLimitError,
     LogReadOnlyError,
-    LogTypeError,
+    LogSyncError,
 )
 from virta.log import compaction, groups, kernel, retention, seek
-from virta.log.arguments import check_option, record_error, topic_set
-from virta.log.codec import PRODUCER_ANONYMOUS
+from virta.log.arguments import check_option, check_producer, record_error, topic_set
 from virta.log.directory import (
     CONTROL,
     CONTROL_BYTES,
@@ -28,6 +28,7 @@ from virta.log.directory import (
     boot_id,
     open_locks,
     segment_bases,
+    segment_name,
 )
 from virta.log.kernel import Snapshot
 from virta.log.limits import (
@@ -92,7 +93,7 @@ class Log:
         self._lock_timeout = lock_timeout
         self._core: Any = None
         self._writer: Writer | None = None
-        self._closed = False
+        self._closed = self._forked = False
         self._connect()
         _handles.add(self)
 
@@ -176,7 +177,7 @@ class Log:
                 "a batch needs at least one record, got none", code="log_batch_empty"
             )
         if producer is not None:
-            _check_producer(producer)
+            check_producer(producer)
         return writer.append(buf, len(records), level, producer)
 
     def flush(self) -> None:
@@ -295,7 +296,8 @@ class Log:
     def bytes(self) -> int:
         """Size of all segments."""
         self._open_or_raise()
-        return sum(info.bytes for info in self.segments())
+        names = map(segment_name, segment_bases(self.path))
+        return sum((self.path / name).stat().st_size for name in names)
 
     def segments(self) -> list[SegmentInfo]:
         self._open_or_raise()
@@ -396,6 +398,10 @@ class Log:
     def _open_or_raise(self) -> None:
         if self._closed:
             raise LogClosedError(f"the log at {self.path} is closed")
+        if self._forked:
+            # In a child: locks and mutexes of the parent are not ours. Begin anew, on first use.
+            self._forked = False
+            self._connect()
 
     def _writable(self) -> Writer:
         self._open_or_raise()
@@ -404,6 +410,7 @@ class Log:
         return self._writer
 
     def _snapshot(self) -> Snapshot | None:
+        self._open_or_raise()
         if self._core is None:
             return None
         try:
@@ -418,12 +425,18 @@ class Log:
         return seek.valid_end(self.path)
 
     def _settle(self, fd: int, base: int, end: int) -> None:
-        if self._writer is not None:
-            self._writer.sync(base, end)
-        else:
-            os.fdatasync(fd)
+        """For a reader: make durable what it is about to hand on, with the others or by itself."""
+        try:
+            if self._writer is None or not self._core.sync(base, end, True):
+                os.fdatasync(fd)
+        except OSError as exc:
+            raise LogSyncError(
+                f"fsync of {self.path} failed ({exc.strerror}): its newest records may not be on disk; "
+                "read them with visibility='committed' if that is good enough"
+            ) from exc
 
     def _notified(self) -> int:
+        self._open_or_raise()
         if self._core is None:
             return 0
         try:
@@ -442,12 +455,10 @@ class Log:
         except ValueError as exc:
             raise LogClosedError(f"the log at {self.path} is closed") from exc
 
-    def _after_fork(self) -> None:
-        """In the child: locks and mutexes of the parent are not ours. Begin anew."""
+    def after_fork(self) -> None:
         if not self._closed:
-            self._writer = None
-            self._core = None
-            self._connect()
+            self._core = self._writer = None
+            self._forked = True
 
 
 def _read_only_core(path: Path) -> Any:
@@ -464,20 +475,16 @@ def _read_only_core(path: Path) -> Any:
         os.close(control_fd)
 
 
-def _check_producer(producer: object) -> None:
-    match producer:
-        case (int() as number, int() as sequence) if (
-            PRODUCER_ANONYMOUS < number < 1 << 64 and 0 <= sequence < 1 << 32
-        ):
-            return
-    raise LogTypeError(
-        f"producer must be (id, sequence) with 2 <= id < 2**64 and 0 <= sequence < 2**32, got {producer!r}"
-    )
-
-
-def _reopen_after_fork() -> None:
+def _all_after_fork() -> None:
     for log in list(_handles):
-        log._after_fork()  # noqa: SLF001
+        log.after_fork()
 
 
-os.register_at_fork(after_in_child=_reopen_after_fork)
+def _close_all() -> None:
+    """At exit, while threads still run: `interval` syncs what it owes."""
+    for log in list(_handles):
+        log.close()
+
+
+os.register_at_fork(after_in_child=_all_after_fork)
+atexit.register(_close_all)

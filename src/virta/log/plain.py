@@ -28,6 +28,7 @@ _DURABLE: Final = struct.Struct("<QQQ")  # offset, pos, base at 64
 _SEQ, _DURABLE_AT, _DURABLE_WORD, _HOLDER, _DURABLE_SEQ, _NOTIFY = 44, 64, 88, 100, 104, 128
 _SEQLOCK_TRIES: Final = 200
 _POLL_S: Final = 0.001
+_LEADER_PATIENCE_S: Final = 1.0
 
 Snapshot = tuple[int, int, int, int, int, int, int, int, int, int, int]
 
@@ -212,6 +213,7 @@ class Kernel:
             raise
 
     def sync(self, base: int, pos: int, group: bool) -> bool:  # noqa: FBT001
+        patience = time.monotonic() + _LEADER_PATIENCE_S
         while True:
             self._check()
             _, durable_pos, durable_base = self._durable()
@@ -219,23 +221,25 @@ class Kernel:
                 return True
             with self._sync_mutex:
                 try:
-                    fcntl.flock(self._sync_fd, fcntl.LOCK_EX | (fcntl.LOCK_NB if group else 0))
+                    fcntl.flock(self._sync_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    pass
+                    if not group or time.monotonic() > patience:
+                        return self._sync_segment(publish=False)
                 else:
                     try:
-                        return self._lead()
+                        return self._sync_segment(publish=True)
                     finally:
                         fcntl.flock(self._sync_fd, fcntl.LOCK_UN)
             time.sleep(_POLL_S)
 
-    def _lead(self) -> bool:
+    def _sync_segment(self, *, publish: bool) -> bool:
         valid, fields = self._committed()
         _, _, base, end, following, *_ = fields
         if valid != CURRENT or base != self._segment_base or self._segment_fd < 0:
             return False
         os.fdatasync(self._segment_fd)
-        self.publish_durable(base, end, following)
+        if publish:
+            self.publish_durable(base, end, following)
         return True
 
     # --- details ---

@@ -136,12 +136,12 @@ def repair_batch(segment: Segment, at: Position, time: int, lost: int, size: int
     return bytes(buf)
 
 
-def seal_batch(segment: Segment, at: Position, time: int, following: int) -> bytes:
+def seal_batch(salt: int, at: Position, time: int, following: int) -> bytes:
     """The batch that ends a segment and names the next."""
     buf = bytearray(BATCH_HEADER_BYTES) + seal_record(following, at.pos)
     seal_header(
         buf,
-        salt=segment.header.salt,
+        salt=salt,
         base=at.next,
         time=time,
         count=0,
@@ -216,7 +216,7 @@ def recover(
             lost += reach - at.next
             last_pos, at = at.pos, Position(at.pos + len(batch), -1, reach)
         if end.status != Status.SEAL and following is not None:
-            os.pwrite(fd, seal_batch(segment, at, last_time, following), at.pos)
+            os.pwrite(fd, seal_batch(segment.header.salt, at, last_time, following), at.pos)
         os.fdatasync(fd)
     finally:
         os.close(fd)
