@@ -11,6 +11,8 @@ import click
 # command -> (module, attribute, one-line help shown without importing the module)
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "config": ("virta.cli.config", "config", "Show every server setting and where it came from."),
+    "publish": ("virta.cli.publish", "publish", "Publish events to a channel."),
+    "subscribe": ("virta.cli.subscribe", "subscribe", "Hear the events of a channel."),
     "serve": ("virta.cli.serve", "serve", "Serve channels, streams and filters over HTTP."),
     "log": ("virta.cli.log", "log", "Append to, read, inspect and look after an event log."),
 }

@@ -44,8 +44,8 @@ def _help(text: str, default: object) -> str:
 
 def settled(options: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
     """Merge flags, variables and file, or end with a usage error that lists what is wrong."""
-    from virta.errors import ConfigError  # noqa: PLC0415
-    from virta.server.config import load  # noqa: PLC0415
+    from virta.errors import ConfigError
+    from virta.server.config import load
 
     flags = {name: value for name, value in options.items() if name != "config_file"}
     file = options.get("config_file") or environ.get("VIRTA_CONFIG")
@@ -67,7 +67,7 @@ def serve(**options: Any) -> None:
     """
     config = settled(options, os.environ)
     try:
-        from virta.server.run import run  # noqa: PLC0415
+        from virta.server.run import run
     except ModuleNotFoundError as error:
         click.echo(f"error: {error.name} is missing: pip install 'virta[server]'", err=True)
         sys.exit(EXIT_FAILURE)

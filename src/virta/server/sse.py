@@ -169,7 +169,9 @@ class SseConsumer:
         live = self._start is None and not self._last_event_id
         if live:
             service.hub.attach(subscription)
-        framing = b"Transfer-Encoding: chunked\r\n\r\n" if self._chunked else b"\r\n"
+        # Where a client that has heard nothing yet may come back to.
+        place = b"Virta-Position: %d\r\n" % service.hub.position
+        framing = place + (b"Transfer-Encoding: chunked\r\n\r\n" if self._chunked else b"\r\n")
         data = {"timestamp": timestamp_text(now_microseconds()), "clientID": subscription.id}
         self.write(SSE_HEAD + framing + self._framed(named_frame("connect", data)))
         service.hub.announce(subscription, registered=True)
