@@ -68,7 +68,7 @@ def read_meta(directory: Path) -> Meta:
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise LogNotFoundError(
-            f"no log at {directory}: it has no META file; open it with create=True to make one"
+            f"no log at {directory}: there is no META file in it"
         ) from None
     try:
         meta: dict[str, Any] = json.loads(text)
