@@ -18,6 +18,7 @@ from virta.filters.evaluate import holds
 from virta.filters.tree import EVERYTHING, NOTHING, And, Condition, Flat, Not, Or, Range
 
 A = ("a",)
+NEGATIVE_ZERO = Condition(A, "negative_zero")
 
 
 def eq(value, path=A):
@@ -100,6 +101,12 @@ def test_koncorde_spellings_share_an_id(source):
         (And((between(1, 2), between("a", None))), NOTHING),
         (And((between(1, 2), eq(5))), NOTHING),
         (And((between(1, 2), eq(1))), eq(1)),
+        (And((eq(0), Not(NEGATIVE_ZERO))), And((eq(0), Not(NEGATIVE_ZERO)))),
+        (And((eq(0), NEGATIVE_ZERO)), And((eq(0), NEGATIVE_ZERO))),
+        (And((eq(1), Not(NEGATIVE_ZERO))), eq(1)),
+        (And((eq(1), NEGATIVE_ZERO)), NOTHING),
+        (And((eq(False), NEGATIVE_ZERO)), NOTHING),
+        (And((Condition(A, "in", [0, 1]), NEGATIVE_ZERO)), And((eq(0), NEGATIVE_ZERO))),
         (between(1, 1), eq(1)),
         (between(1, 1, lower_open=True), NOTHING),
         (Not(between(2, 1)), EVERYTHING),
@@ -167,11 +174,20 @@ def test_conjunctions_of_plain_trees():
 def test_conjunctions_give_up_at_the_limit():
     """2^40 terms are counted, not built."""
     pairs = tuple(Or((eq(1, (f"x{i}",)), eq(1, (f"y{i}",)))) for i in range(40))
-    started = time.perf_counter()
+    started = time.process_time()
 
     assert conjunctions(canonicalise(And(pairs))) is None
     assert len(conjunctions(canonicalise(And(pairs[:6]))) or ()) == 64
-    assert time.perf_counter() - started < 0.1
+    assert time.process_time() - started < 0.4
+
+
+def test_long_lists_stay_apart():
+    """Two lists whose union would be over the limit are not joined, and not an error."""
+    lists = [[f"{name}{i}" for i in range(40_000)] for name in "xy"]
+    tree = canonicalise(Or(tuple(Condition(A, "in", values) for values in lists)))
+
+    assert isinstance(tree, Or)
+    assert holds(tree, {"a": "y39999"})
 
 
 def test_conjunctions_leave_out_what_cannot_hold():

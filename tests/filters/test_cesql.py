@@ -449,7 +449,10 @@ def naive_like(pattern, text):
 
 
 @settings(max_examples=1500, deadline=None)
-@given(st.text(alphabet="ab%_\\", max_size=8), st.text(alphabet="ab%_\\", max_size=8))
+@given(
+    st.text(alphabet="ab\x01\u20ac%_\\", max_size=8),
+    st.text(alphabet="ab\x01\u20ac\ud800%_\\", max_size=8),
+)
 def test_like_equals_trying_everything(pattern, text):
     """The linear matcher agrees with the naive one."""
     assert LikePattern(pattern).matches(text) is naive_like(pattern, text)
@@ -510,6 +513,7 @@ def test_hostile_expressions_are_quick(name):
         ("%" + "a%" * 1000 + "b", "a" * 100_000),
         ("%" + "_a" * 100 + "%b%", "a" * 300_000),
         ("_%" * 1000, "a" * 100_000),
+        ("%é_é_é_é_\U0001d11e%", "é" * (1 << 20)),
         ("%" + "a" * 1000 + "b%", "a" * (1 << 20)),
     ],
 )

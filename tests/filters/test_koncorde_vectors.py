@@ -166,6 +166,20 @@ def test_geopoint():
         assert point == (None if expected is None else (expected["lat"], expected["lon"])), vector
 
 
+@BOTH
+def test_sequences_tell_filters_apart(source):
+    """In recorded sessions two filters of an index have one id exactly where Koncorde gave them one."""
+    for vector in source("sequence"):
+        limit = vector.get("config", {}).get("maxConditions", 50)
+        ids = {}
+        for op in vector["ops"]:
+            if op["op"] not in ("register", "normalize") or "error" in op:
+                continue
+            key = (parse(op["filter"], conditions_max=limit).id, op["index"])
+            assert ids.setdefault(op["result"], key) == key, vector["id"]
+        assert len(set(ids.values())) == len(ids), vector["id"]
+
+
 # Vectors whose recorded normal form is not ours, and why.
 NORMALIZE_DIFFERS = {
     "norm-0099": "pruned: contains and does not contain are about different elements",

@@ -14,7 +14,9 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "publish": ("virta.cli.publish", "publish", "Publish events to a channel."),
     "subscribe": ("virta.cli.subscribe", "subscribe", "Hear the events of a channel."),
     "serve": ("virta.cli.serve", "serve", "Serve channels, streams and filters over HTTP."),
+    "filter": ("virta.cli.filter", "filter_group", "Validate, canonicalise and explain filters."),
     "log": ("virta.cli.log", "log", "Append to, read, inspect and look after an event log."),
+    "match": ("virta.cli.match", "match", "Tell which filters each document matches."),
 }
 
 

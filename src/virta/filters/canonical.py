@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import fields, is_dataclass
+from functools import lru_cache
 from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Any
 
 from virta.filters.evaluate import TESTS
-from virta.filters.limits import CONJUNCTIONS_MAX
+from virta.filters.limits import CONJUNCTIONS_MAX, IN_VALUES_MAX
 from virta.filters.tree import (
     EVERYTHING,
     NOTHING,
@@ -39,7 +40,7 @@ from virta.filters.tree import (
     Scalar,
     Select,
 )
-from virta.filters.values import json_text
+from virta.filters.values import FIELD_PATHS_MAX, json_text
 
 if TYPE_CHECKING:
     from virta.filters.values import Path
@@ -50,12 +51,17 @@ Conjunction = tuple[Condition | Not, ...]
 
 def canonicalise(node: Node) -> Node:
     """The canonical tree with the same meaning."""
-    return _push(node, negated=False).node
+    return canonical_form(node).node
 
 
 def canonical_text(node: Node) -> str:
     """The JSON text of the canonical tree: what is hashed."""
-    return _push(node, negated=False).text
+    return canonical_form(node).text
+
+
+def canonical_form(node: Node) -> Form:
+    """The canonical tree and its text, for one who wants both."""
+    return _push(node, negated=False)
 
 
 def digest(text: str) -> str:
@@ -69,7 +75,11 @@ def conjunctions(node: Node, limit: int = CONJUNCTIONS_MAX) -> list[Conjunction]
 
     Terms that cannot hold are left out ([] is Nothing); the empty conjunction, alone, is Everything.
     """
-    form = _push(node, negated=False)
+    return form_conjunctions(canonical_form(node), limit)
+
+
+def form_conjunctions(form: Form, limit: int = CONJUNCTIONS_MAX) -> list[Conjunction] | None:
+    """As `conjunctions`, of a form that is at hand."""
     if _terms(form.node) > limit:
         return None
     found: dict[str, Conjunction] = {}
@@ -83,35 +93,42 @@ def conjunctions(node: Node, limit: int = CONJUNCTIONS_MAX) -> list[Conjunction]
     return list(found.values())
 
 
-class _Form:
+class Form:
     """
     A canonical node with its text, which is its identity here: equal nodes have equal texts.
 
-    `parts` are the forms of the children of an `And` or `Or`. Texts are made once, bottom up; to hash or
-    write a subtree at every level above it would cost its size times its depth.
+    `parts` are the forms of the children of an `And` or `Or`, `path` the text of a condition's path.
+    Texts are made once, bottom up; to hash or write a subtree at every level above it would cost its
+    size times its depth.
     """
 
-    __slots__ = ("node", "parts", "text")
+    __slots__ = ("node", "parts", "path", "text")
 
-    def __init__(self, node: Node, text: str, parts: tuple[_Form, ...] = ()) -> None:
+    def __init__(
+        self, node: Node, text: str, *, parts: tuple[Form, ...] = (), path: str = ""
+    ) -> None:
         self.node = node
         self.text = text
         self.parts = parts
+        self.path = path
 
 
-_EVERYTHING = _Form(EVERYTHING, '"everything"')
-_NOTHING = _Form(NOTHING, '"nothing"')
+_EVERYTHING = Form(EVERYTHING, '"everything"')
+_NOTHING = Form(NOTHING, '"nothing"')
 
 
-def _literal(condition: Condition, *, negated: bool) -> _Form:
-    text = f'{{"{condition.op}":[{_path_text(condition.path)},{_value_text(condition.value)}]}}'
-    return _Form(Not(condition), f'{{"not":{text}}}') if negated else _Form(condition, text)
+def _literal(condition: Condition, *, negated: bool) -> Form:
+    path = _path_text(condition.path)
+    text = f'{{"{condition.op}":[{path},{_value_text(condition.value)}]}}'
+    if negated:
+        return Form(Not(condition), f'{{"not":{text}}}', path=path)
+    return Form(condition, text, path=path)
 
 
 # Pushing negation down.
 
 
-def _push(node: Node, *, negated: bool) -> _Form:
+def _push(node: Node, *, negated: bool) -> Form:
     if isinstance(node, Not):
         return _push(node.child, negated=not negated)
     if isinstance(node, And | Or):
@@ -155,10 +172,10 @@ def _simplest_range(condition: Condition) -> Condition | Nothing:
 # Joining neighbours.
 
 
-def _join(kind: type[And | Or], children: list[_Form]) -> _Form:
+def _join(kind: type[And | Or], children: list[Form]) -> Form:
     """The canonical `kind` of canonical children."""
     neutral, absorbing = (_EVERYTHING, _NOTHING) if kind is And else (_NOTHING, _EVERYTHING)
-    flat: dict[str, _Form] = {}
+    flat: dict[str, Form] = {}
     for child in children:
         for part in child.parts if isinstance(child.node, kind) else (child,):
             flat[part.text] = part
@@ -176,20 +193,21 @@ def _join(kind: type[And | Or], children: list[_Form]) -> _Form:
     if len(members) <= 1:
         return members[0] if members else neutral
     name = "and" if kind is And else "or"
-    return _Form(
+    return Form(
         kind(tuple(form.node for form in members)),
         f'{{"{name}":[{",".join(form.text for form in members)}]}}',
-        tuple(members),
+        parts=tuple(members),
     )
 
 
-def _join_literals(kind: type[And | Or], forms: list[_Form]) -> list[_Form] | None:
+def _join_literals(kind: type[And | Or], forms: list[Form]) -> list[Form] | None:
     """Literals, those of one path joined; None when they decide the whole."""
-    by_path: dict[Any, list[_Form]] = {}
+    by_path: dict[str, list[Form]] = {}
     for form in forms:
-        condition = form.node.child if isinstance(form.node, Not) else form.node
-        by_path.setdefault(condition.path, []).append(form)  # type: ignore[union-attr]
-    literals: list[_Form] = []
+        by_path.setdefault(form.path, []).append(form)
+    if len(by_path) == len(forms):
+        return forms
+    literals: list[Form] = []
     for group in by_path.values():
         if len(group) == 1:
             literals += group
@@ -225,22 +243,29 @@ def _conjoin(group: list[tuple[Condition, bool]]) -> list[tuple[Condition, bool]
     values = _common_values(wanted)
     excluded = _excluded_values(refused)
     if values is not None:
-        # The value is one of few: everything that looks only at a scalar can be decided now.
-        rest = {c for c in wanted if c.op == "opaque"}
-        tests = [(c, True) for c in wanted - rest] + [
-            (c, False) for c in refused if c.op != "opaque"
-        ]
-        values = [v for v in values if all(TESTS[c.op](c.value, v) is sign for c, sign in tests)]
-        if not values:
-            return None
-        opaque = [(c, False) for c in refused if c.op == "opaque"]
-        return [(_one_of(path, values), True), *((c, True) for c in rest), *opaque]
+        return _conjoin_values(path, values, wanted, refused)
     if len(wanted) > 1:
         wanted = {c for c in wanted if c.op != "exists"}
-    kept = {c for c in refused if c.op not in ("eq", "in")}
-    if excluded:
-        kept.add(_one_of(path, excluded))
-    return [*((c, True) for c in wanted), *((c, False) for c in kept)]
+    if 0 < len(excluded) <= IN_VALUES_MAX:
+        refused = {c for c in refused if c.op not in ("eq", "in")} | {_one_of(path, excluded)}
+    return [*((c, True) for c in wanted), *((c, False) for c in refused)]
+
+
+def _conjoin_values(
+    path: Path, values: list[Scalar], wanted: set[Condition], refused: set[Condition]
+) -> list[tuple[Condition, bool]] | None:
+    """As _conjoin, when the value is one of few: what looks only at the value is decided now."""
+    signed = [(c, True) for c in wanted] + [(c, False) for c in refused]
+    decided = [(c, sign) for c, sign in signed if c.op not in ("opaque", "negative_zero")]
+    kept = [v for v in values if all(TESTS[c.op](c.value, v) is sign for c, sign in decided)]
+    # Zero stands for both zeros, which one condition tells apart; of other values it is false.
+    zeros: list[Scalar] = [v for v in kept if v == 0 and not isinstance(v, bool)]
+    if any(c.op == "negative_zero" for c in wanted):
+        kept = zeros
+    if not kept:
+        return None
+    open_ops = ("opaque", "negative_zero") if zeros else ("opaque",)
+    return [(_one_of(path, kept), True), *((c, sign) for c, sign in signed if c.op in open_ops)]
 
 
 def _one_of(path: Any, values: list[Scalar]) -> Condition:
@@ -309,11 +334,11 @@ def _terms(node: Node) -> int:
     return product
 
 
-def _distribute(form: _Form) -> list[list[_Form]]:
+def _distribute(form: Form) -> list[list[Form]]:
     if isinstance(form.node, Or):
         return [term for part in form.parts for term in _distribute(part)]
     if isinstance(form.node, And):
-        terms: list[list[_Form]] = [[]]
+        terms: list[list[Form]] = [[]]
         for part in form.parts:
             terms = [head + tail for head in terms for tail in _distribute(part)]
         return terms
@@ -325,6 +350,7 @@ def _distribute(form: _Form) -> list[list[_Form]]:
 # Text.
 
 
+@lru_cache(maxsize=FIELD_PATHS_MAX)
 def _path_text(path: Path) -> str:
     steps = (
         f'{{"flat":{encode_basestring_ascii(step.name)}}}'

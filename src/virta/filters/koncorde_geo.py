@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from virta.filters.geo import Point
 
 POLYGON_POINTS_MIN = 3
+# The code of what Koncorde's own validation lets pass, and its native module does not.
+LATE = "geo_shape_invalid"
 
 METRES = {
     "meter": 1.0,
@@ -161,6 +163,7 @@ def read_box(value: Any, place: Place) -> tuple[str, str, Box]:
         if lower >= upper:
             raise FilterError(
                 f"min_{axis} argument cannot be greater or equal max_{axis}",
+                code=LATE,
                 keyword=place.keyword,
                 path=place.path,
             )
@@ -228,7 +231,7 @@ def _read_centre(value: Any, place: Place) -> Point:
     if point is None or not all(map(math.isfinite, point)):
         place.refuse("unrecognized point format")
     if abs(point[0]) > 90:
-        place.refuse(f"latitude {point[0]} is out of range: expected -90 to 90")
+        place.refuse(f"latitude {point[0]} is out of range: expected -90 to 90", code=LATE)
     return point
 
 

@@ -53,6 +53,15 @@ class Flat:
 Step: TypeAlias = str | int | Flat
 Path: TypeAlias = tuple[Step, ...]
 
+# Paths of dotted names kept: a million filters speak of few fields.
+FIELD_PATHS_MAX = 8192
+
+
+@lru_cache(maxsize=FIELD_PATHS_MAX)
+def field_path(name: str) -> Path:
+    """The path of a dotted name, the same tuple each time."""
+    return (Flat(name),)
+
 
 @dataclass(frozen=True, slots=True)
 class Range:
@@ -232,7 +241,11 @@ def scalar_key(value: Scalar) -> tuple[str, Any]:
 
 def json_text(value: Any) -> str:
     """JSON in the one way we hash it: sorted keys, no blanks, ASCII."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return _ENCODER.encode(value)
+
+
+# Made once: json.dumps with these settings makes one a call, which costs more than the encoding.
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
 def scalar_set(values: Any) -> tuple[Scalar, ...]:
