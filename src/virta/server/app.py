@@ -21,10 +21,13 @@ from virta.filters.tree import conditions
 from virta.server import responses
 from virta.server.filters_api import FiltersApi
 from virta.server.metrics import CONTENT_TYPE, Metrics
+from virta.server.openapi import asyncapi, openapi
 from virta.server.paths import form_decode
 from virta.server.websocket import check_subscribe
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -43,6 +46,8 @@ def build_app(service: Service) -> ASGIApp:
         Route("/metrics/", endpoints.metrics, methods=["GET"]),
         Route("/metrics/keycounts/{name:path}", endpoints.keycounts, methods=["GET"]),
         Route("/subscribe", endpoints.subscribe, methods=["GET"]),
+        Route("/openapi.json", endpoints.openapi, methods=["GET"]),
+        Route("/asyncapi.json", endpoints.asyncapi, methods=["GET"]),
         *FiltersApi(service).routes(),
     ]
     app = Starlette(
@@ -87,10 +92,12 @@ class Doorkeeper:
         return None
 
 
-def refusal(service: Service, error: RequestError) -> Response:
+def refusal(
+    service: Service, error: RequestError, more: Mapping[str, str] | None = None
+) -> Response:
     """An error as a response of the framework."""
     service.count_refusal(error)
-    headers = service.responder.event_headers()
+    headers = service.responder.event_headers() | dict(more or {})
     if error.status == 401:
         headers["WWW-Authenticate"] = 'Bearer realm="virta"'
     return Response(responses.refusal_body(error), error.status, headers)
@@ -146,6 +153,12 @@ class Endpoints:
             raise RequestError(404, "not-found")
         return json_response(self._service, _encode(counts))
 
+    async def openapi(self, request: Request) -> Response:  # noqa: ARG002
+        return json_response(self._service, _encode(openapi()))
+
+    async def asyncapi(self, request: Request) -> Response:  # noqa: ARG002
+        return json_response(self._service, _encode(asyncapi()))
+
     async def subscribe(self, request: Request) -> Response:
         """What a request without an upgrade hears at Subtub's socket."""
         try:
@@ -169,7 +182,7 @@ class Endpoints:
             refused = RequestError(404, "not-found")
         else:
             refused = RequestError(error.status_code, "invalid-request", str(error.detail))
-        return refusal(self._service, refused)
+        return refusal(self._service, refused, error.headers)
 
     async def failed(self, request: Request, error: Exception) -> Response:
         self._service.logger.error("request_failed", path=request.url.path, exc_info=error)

@@ -145,7 +145,7 @@ def _envelope(body: Any) -> tuple[Any, str]:
     if "filter" not in body:
         return body, DIALECT_DEFAULT
     dialect = body.get("dialect", DIALECT_DEFAULT)
-    if dialect not in DIALECTS:
+    if not isinstance(dialect, str) or dialect not in DIALECTS:
         known = ", ".join(DIALECTS)
         raise RequestError(400, "unknown-dialect", f"{dialect!r} is no dialect: one of {known}")
     unknown = set(body) - {"filter", "dialect"}

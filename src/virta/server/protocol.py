@@ -41,6 +41,11 @@ FILTER_STREAM = re.compile(rb"/filters/[0-9a-f]{64}(?:,[0-9a-f]{64})*/events(?:$
 SUBSCRIBE = b"/subscribe"
 # Subtub's head limit, which bounds how many streams one socket can name.
 SUBSCRIBE_LINE_BYTES_MAX = 40 * 1024
+# What HTTP demands beside a status; 405 is only met on channels.
+MORE_HEADERS = {
+    401: b'WWW-Authenticate: Bearer realm="virta"\r\n',
+    405: b"Allow: GET, POST, PUT, OPTIONS\r\n",
+}
 # Method, blanks and version around a path.
 REQUEST_LINE_REST_BYTES = 32
 # Requests of one connection under way at once; a client that sends more has to wait.
@@ -284,7 +289,7 @@ class HotProtocol(HttpToolsProtocol):
     def refuse(self, exchange: Exchange, error: RequestError, *, close: bool) -> None:
         """Answer with an error."""
         self.service.count_refusal(error)
-        more = b'WWW-Authenticate: Bearer realm="virta"\r\n' if error.status == 401 else b""
+        more = MORE_HEADERS.get(error.status, b"")
         response = self.service.responder.refused(error, close=close, more=more)
         self.exchanges.answer(exchange, response, close=close)
 
