@@ -131,7 +131,7 @@ def virta_command(durability):
     def command():
         data = tempfile.mkdtemp(prefix="virta-bench-", dir=os.environ.get("VIRTA_BENCH_DIR"))
         flags = ["--server-port", "0", "--data-dir", data, "--durability", durability]
-        flags += ["--max-query-terms", "32", "--log-level", "info"]
+        flags += ["--journal-port", "none"]
         return [sys.executable, "-m", "virta", "serve", *flags]
 
     return command

@@ -24,6 +24,7 @@ class Server:
     def __init__(self, data_dir, *flags, environ=None):
         self.data_dir = data_dir
         command = [sys.executable, "-m", "virta", "serve", "--server-port", "0"]
+        command += ["--journal-port", "0"]
         command += ["--data-dir", str(data_dir), *map(str, flags)]
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("VIRTA_", "THORIUM_"))}
         self.process = subprocess.Popen(
@@ -34,7 +35,9 @@ class Server:
         for line in self.process.stdout:
             self.said.append(line.decode())
             if b'"listening"' in line:
-                self.port = int(json.loads(line)["url"].rsplit(":", 1)[1])
+                said = json.loads(line)
+                self.port = int(said["url"].rsplit(":", 1)[1])
+                self.journal_port = said["journal"]
                 break
         if not self.port:
             self.process.wait(DEADLINE_S)

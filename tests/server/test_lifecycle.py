@@ -209,3 +209,19 @@ def test_idle_connections_are_closed(start):
 
     with start("--tcp-idle-timeout-ms", 300) as server:
         assert asyncio.run(scenario(server.port)).endswith(b"ok\n")
+
+
+def test_the_journal_lives_beside(start):
+    """Its TCP port and its HTTP routes serve the same keys; `none` leaves it out."""
+    from virta.journal import Client
+
+    with start() as server:
+        with Client("127.0.0.1", server.journal_port) as journal:
+            journal.set("greeting", "hello")
+        answer = server.request("GET", "/journal/keys/greeting")
+        assert (answer.status, answer.json["value"]) == (200, "hello")
+        assert server.request("GET", "/journal/keys/none").status == 404
+        taken = start("--journal-port", server.journal_port, data_dir=server.data_dir / "x")
+        assert "for the journal" in "".join(taken.said)
+    with start("--journal-port", "none") as server:
+        assert server.request("GET", "/journal/keys/greeting").code == "not-found"

@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "subscribe": ("virta.cli.subscribe", "subscribe", "Hear the events of a channel."),
     "serve": ("virta.cli.serve", "serve", "Serve channels, streams and filters over HTTP."),
     "filter": ("virta.cli.filter", "filter_group", "Validate, canonicalise and explain filters."),
+    "journal": ("virta.cli.journal_jobs", "journal", "Keys, values and jobs that are never lost."),
     "log": ("virta.cli.log", "log", "Append to, read, inspect and look after an event log."),
     "match": ("virta.cli.match", "match", "Tell which filters each document matches."),
 }

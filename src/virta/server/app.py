@@ -14,10 +14,11 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from virta.errors import RequestError
 from virta.filters.tree import conditions
+from virta.journal.http import BODY_BYTES_MAX, Handler
 from virta.server import responses
 from virta.server.filters_api import FiltersApi
 from virta.server.metrics import CONTENT_TYPE, Metrics
@@ -31,15 +32,17 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from virta.journal.node import Node
     from virta.server.service import Service
 
+JOURNAL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 OPEN_PATHS = frozenset({"/livez", "/readyz"})
 
 
 def build_app(service: Service) -> ASGIApp:
     """Put the routes together."""
     endpoints = Endpoints(service)
-    routes = [
+    routes: list[BaseRoute] = [
         Route("/livez", endpoints.livez, methods=["GET"]),
         Route("/readyz", endpoints.readyz, methods=["GET"]),
         Route("/metrics", endpoints.metrics, methods=["GET"]),
@@ -50,6 +53,10 @@ def build_app(service: Service) -> ASGIApp:
         Route("/asyncapi.json", endpoints.asyncapi, methods=["GET"]),
         *FiltersApi(service).routes(),
     ]
+    if service.journal is not None:
+        routes.append(Route(
+                "/journal/{rest:path}", JournalApi(service.journal.node).handle, methods=JOURNAL_METHODS
+            ))
     app = Starlette(
         routes=routes,
         exception_handlers={
@@ -105,6 +112,33 @@ def refusal(
 
 def json_response(service: Service, body: bytes, status: int = 200) -> Response:
     return Response(body, status, service.responder.event_headers())
+
+
+class JournalApi:
+    """The journal's own handler, behind our door."""
+
+    def __init__(self, node: Node) -> None:
+        self._handler = Handler(node)
+
+    async def handle(self, request: Request) -> Response:
+        body = bytearray()
+        async for piece in request.stream():
+            body += piece
+            if len(body) > BODY_BYTES_MAX:
+                raise RequestError(413, "body-too-large", maxBytes=BODY_BYTES_MAX)
+        answer = await self._handler.handle(
+            request.method,
+            request.scope["raw_path"].decode("latin-1"),
+            request.scope["query_string"].decode("latin-1"),
+            bytes(body),
+            request.headers.get("content-type", "application/json"),
+        )
+        headers = {
+            "Content-Type": answer.content_type,
+            "Cache-Control": "no-store",
+            "Access-Control-Allow-Origin": "*",
+        }
+        return Response(answer.body, answer.status, headers)
 
 
 class Endpoints:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FILE_NAME = "virta.toml"
 FILE_TABLE = "server"
+OFF = "none"
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 FALSE_WORDS = frozenset({"0", "false", "no", "off"})
 
@@ -128,7 +129,7 @@ def _strongest(
 
 
 def _checked(setting: Setting, raw: Any, origin: str) -> Any:
-    if raw is None:
+    if raw is None or (setting.optional and str(raw).lower() == OFF):
         return None
     value = _converted(setting, raw)
     good = value is not None

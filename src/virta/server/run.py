@@ -82,6 +82,7 @@ async def serve(config: Config, listener: socket.socket) -> None:
         log=str(config.log_path),
         durability=config.durability,
         next_offset=service.log.next_offset,
+        journal=service.journal.address[1] if service.journal is not None else None,
     )
     try:
         await server.serve(sockets=[listener])

@@ -31,7 +31,8 @@ from virta.hub.registry import Registry
 from virta.hub.replay import Replayer
 from virta.hub.subscription import SlowPolicy
 from virta.hub.topics import STREAMS
-from virta.server.door import Door, read_tokens
+from virta.journal.daemon import JournalServer
+from virta.server.door import Door, is_loopback, read_tokens
 from virta.server.responses import COMMON, KEEP, Responder
 from virta.server.wheel import Wheel
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 READERS_MAX = 4
 LOCK_NAME = "serve.lock"
 REGISTRY_NAME = "registry"
+JOURNAL_NAME = "journal"
 
 
 class Service:
@@ -78,6 +80,7 @@ class Service:
         self.refusals: dict[int, int] = {}
         self.translations = 0
         self.translation_seconds = 0.0
+        self.journal: JournalServer | None = None
         self.filter_streams: dict[str, set[SseConsumer]] = {}
 
     async def start(self) -> None:
@@ -108,6 +111,7 @@ class Service:
         )
         self.replayer = Replayer(self.hub, self.log, self.idempotency, self.executor)
         self.wheel = Wheel(loop)
+        await self._start_journal()
         self.wheel.start()
         self.keeper.start()
         self.ready = True
@@ -116,12 +120,32 @@ class Service:
         """Finish what was accepted, then let go of the log."""
         self.ready = False
         self.wheel.stop()
+        if self.journal is not None:
+            await self.journal.stop()
         await self.publisher.finished()
         await asyncio.to_thread(self.keeper.stop)
         await asyncio.to_thread(self.executor.shutdown)
         await asyncio.to_thread(self.registry.close)
         await asyncio.to_thread(self.log.close)
         os.close(self._lock)
+
+    async def _start_journal(self) -> None:
+        """Serve the journal beside; its protocol has no tokens, so its door is loopback."""
+        config = self.config
+        if config.journal_port is None:
+            return
+        host = config.host if is_loopback(config.host) or config.insecure else "127.0.0.1"
+        self.journal = JournalServer(
+            Path(config.data_dir) / JOURNAL_NAME, host=host, port=config.journal_port
+        )
+        try:
+            await self.journal.start()
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {host}:{config.journal_port} for the journal: {error.strerror}; "
+                "choose another --journal-port, or none",
+                setting="journal_port",
+            ) from error
 
     def overloaded(self, refused: int) -> RequestError:
         """The 429 for a publication of so many events."""

@@ -31,6 +31,7 @@ class Setting:
     aliases: tuple[str, ...] = ()  # further names, as flag, variable and file key
     variables: tuple[str, ...] = ()  # variables of other products, spelled whole
     thorium: bool = False  # also read from THORIUM_…
+    optional: bool = False  # the word `none` switches it off
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -52,7 +53,8 @@ class Setting:
         if self.kind is bool:
             return "true or false"
         if self.minimum is not None and self.maximum is not None:
-            return f"a whole number from {self.minimum} to {self.maximum}"
+            number = f"a whole number from {self.minimum} to {self.maximum}"
+            return f"{number}, or none" if self.optional else number
         return "a text"
 
 
@@ -85,6 +87,14 @@ SETTINGS: tuple[Setting, ...] = (
         "TCP port of HTTP and WebSocket; 0 takes a free one.",
         thorium=True,
         variables=("SUBTUB_BIND_PORT",),
+    ),
+    _number(
+        "journal_port",
+        8233,
+        0,
+        65535,
+        "TCP port of the journal; 0 takes a free one, none leaves the journal out.",
+        optional=True,
     ),
     Setting(
         name="data_dir",
