@@ -9,6 +9,7 @@ gap or duplicate. All methods are called from one thread (the event loop's); non
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import os
 import time
@@ -66,6 +67,7 @@ class Hub:
         self._subscriptions: set[Subscription] = set()
         self._stream_consumers: set[StreamConsumer] = set()
         self._numbers = count()
+        self._position_waiters: set[asyncio.Event] = set()
 
     # Subscriptions.
 
@@ -141,6 +143,27 @@ class Hub:
             + sum(subscription.dropped for subscription in self._subscriptions)
             + sum(consumer.dropped for consumer in self._stream_consumers)
         )
+
+    # The position.
+
+    def advance(self, position: int) -> None:
+        """Everything before this offset is (about to be) delivered."""
+        self.position = position
+        for waiter in self._position_waiters:
+            waiter.set()
+
+    async def wait_past(self, position: int) -> None:
+        """Wait until there is something at this offset."""
+        if self.position > position:
+            return
+        waiter = asyncio.Event()
+        self._position_waiters.add(waiter)
+        try:
+            while self.position <= position:
+                waiter.clear()
+                await waiter.wait()
+        finally:
+            self._position_waiters.discard(waiter)
 
     # Events.
 

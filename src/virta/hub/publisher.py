@@ -158,7 +158,7 @@ class Publisher:
                 offsets.append(delivery.offset)
             deliveries.append(delivery)
         self._idempotency.settle(marks, offsets, now)
-        self._hub.position = records[-1].offset + 1
+        self._hub.advance(records[-1].offset + 1)
         self._hub.deliver(deliveries)
 
     def _gathering(self, size: int) -> _Gathering:
@@ -209,7 +209,7 @@ class Publisher:
                 )
         self._idempotency.settle(marks, offsets, self._clock())
         self.published += len(drafts)
-        self._hub.position = first + len(drafts)
+        self._hub.advance(first + len(drafts))
         if deliveries:
             self._hub.deliver(deliveries)
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FILTERS_TOPIC = b"filters"
+SUBSCRIPTIONS_TOPIC = b"subscriptions"  # a CloudEvents Subscription, as its owner gave it
+CURSORS_TOPIC = b"cursors"  # key: subscription id, value: the next offset it will look at
 REGISTERED_MAX = 1_000_000
 # When this many records are dead, the log is written anew at start.
 DEAD_RECORDS_MAX = 10_000
@@ -65,13 +67,12 @@ class Registry:
         self._filters: dict[str, Registered] = {}
         self._documents = NamedMatchers()
         self._events = NamedMatchers()
+        self.subscriptions: dict[str, dict[str, Any]] = {}
+        self.cursors: dict[str, int] = {}
         dead = 0
         with self._log.read() as reader:
             for record in reader:
-                if record.topic == FILTERS_TOPIC and not self._apply(
-                    bytes(record.value), str(record.key)
-                ):
-                    dead += 1
+                dead += not self._repeat(record)
         if dead > DEAD_RECORDS_MAX:
             self._log.compact()
 
@@ -154,6 +155,40 @@ class Registry:
         document = msgspec.json.decode(delivery.document())
         found = self._documents.test(index, collection, document)
         return found + self._events.test(index, collection, event)
+
+    # Subscriptions.
+
+    def keep_subscription(self, id_: str, subscription: dict[str, Any]) -> None:
+        """Make a subscription durable."""
+        self._log.append(SUBSCRIPTIONS_TOPIC, id_, msgspec.json.encode(subscription))
+        self.subscriptions[id_] = subscription
+
+    def drop_subscription(self, id_: str) -> None:
+        self._log.append_many([(SUBSCRIPTIONS_TOPIC, id_, b""), (CURSORS_TOPIC, id_, b"")])
+        self.subscriptions.pop(id_, None)
+        self.cursors.pop(id_, None)
+
+    def keep_cursor(self, id_: str, offset: int) -> None:
+        """Note how far a subscription has come; a repeat of little is fine, so nothing is synced."""
+        self._log.append(CURSORS_TOPIC, id_, b"%d" % offset, durability="none")
+        self.cursors[id_] = offset
+
+    # Starting.
+
+    def _repeat(self, record: virta.log.Record) -> bool:
+        """Do again what a record did; False for what later records undid or replaced."""
+        id_, value = str(record.key), bytes(record.value)
+        if record.topic == FILTERS_TOPIC:
+            return self._apply(value, id_)
+        if record.topic == SUBSCRIPTIONS_TOPIC:
+            self.subscriptions.pop(id_, None)
+            if value:
+                self.subscriptions[id_] = msgspec.json.decode(value)
+            return bool(value)
+        known = self.cursors.pop(id_, None)
+        if value:
+            self.cursors[id_] = int(value)
+        return known is None
 
     def _apply(self, value: bytes, id_: str) -> bool:
         """Repeat a record at start; False for what is gone again."""

@@ -189,7 +189,7 @@ class Replayer:
         finished = False
         while not finished:
             piece = await loop.run_in_executor(
-                self._executor, _read_piece, reader, subscription.filter
+                self._executor, read_piece, reader, subscription.filter
             )
             piece.deliveries = [d for d in piece.deliveries if self._first(d)]
             finished = piece.finished or piece.gap is not None
@@ -249,7 +249,7 @@ def _trimmed(first: int, next_: int) -> dict[str, object]:
     return {"reason": "trimmed", "from": first, "resumedAt": next_}
 
 
-def _read_piece(reader: Iterator[object], filter_: Filter) -> Piece:
+def read_piece(reader: Iterator[object], filter_: Filter) -> Piece:
     """Read until the piece is full; runs in a thread."""
     piece = Piece()
     by_document = root_of(filter_) == DOCUMENT

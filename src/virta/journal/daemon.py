@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from virta.journal.messages import PORT, Function, Reply
 from virta.journal.node import Node
@@ -43,7 +43,7 @@ class Connection(asyncio.Protocol):
         self._full = False  # the other side does not read
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast("asyncio.Transport", transport)  # uvloop has transports of its own kind
         if not self._server.admit(self):
             transport.abort()
             return

@@ -24,6 +24,7 @@ from virta.server.filters_api import FiltersApi
 from virta.server.metrics import CONTENT_TYPE, Metrics
 from virta.server.openapi import asyncapi, openapi
 from virta.server.paths import form_decode
+from virta.server.subscriptions_api import SubscriptionsApi
 from virta.server.websocket import check_subscribe
 
 if TYPE_CHECKING:
@@ -52,11 +53,16 @@ def build_app(service: Service) -> ASGIApp:
         Route("/openapi.json", endpoints.openapi, methods=["GET"]),
         Route("/asyncapi.json", endpoints.asyncapi, methods=["GET"]),
         *FiltersApi(service).routes(),
+        *SubscriptionsApi(service).routes(),
     ]
     if service.journal is not None:
-        routes.append(Route(
-                "/journal/{rest:path}", JournalApi(service.journal.node).handle, methods=JOURNAL_METHODS
-            ))
+        routes.append(
+            Route(
+                "/journal/{rest:path}",
+                JournalApi(service.journal.node).handle,
+                methods=JOURNAL_METHODS,
+            )
+        )
     app = Starlette(
         routes=routes,
         exception_handlers={

@@ -89,6 +89,8 @@ class Metrics:
                 "Open /subscribe sockets",
                 service.hub.stream_consumer_count,
             ),
+            ("virta_webhooks", "Subscriptions with a sink", len(service.webhooks.hooks)),
+            ("virta_filters", "Registered filters", len(service.registry)),
             ("virta_replays", "Consumers still in history", service.replayer.running),
             ("virta_log_first_offset", "Oldest offset kept", log.first_offset),
             ("virta_log_next_offset", "Offset of the next record", log.next_offset),

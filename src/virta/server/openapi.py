@@ -136,6 +136,25 @@ SCHEMAS: dict[str, Schema] = {
         "type": "object",
         "required": ["id", "index", "collection", "dialect", "filter"],
     },
+    "Subscription": {
+        "type": "object",
+        "required": ["sink", "config"],
+        "properties": {
+            "sink": {"type": "string"},
+            "protocol": {"const": "HTTP"},
+            "config": {
+                "type": "object",
+                "required": ["channel"],
+                "properties": {
+                    "channel": {"type": "string"},
+                    "from": {"type": ["string", "integer"]},
+                },
+            },
+            "filters": {"type": "array", "items": {"type": "object"}},
+            "types": {"type": "array", "items": {"type": "string"}},
+            "source": {"type": "string"},
+        },
+    },
     "Test": {
         "type": "object",
         "properties": {
@@ -294,6 +313,43 @@ def _filters() -> dict[str, Schema]:
     }
 
 
+def _subscriptions() -> dict[str, Schema]:
+    id_ = parameter("id", "path", {"type": "string", "minLength": 1}, "A subscription's id.")
+    missing = {"404": refusal("No subscription has this id.")}
+    return {
+        "/subscriptions": {
+            "post": {
+                "operationId": "createSubscription",
+                "summary": "Deliver matching events to a webhook, which must agree first.",
+                "requestBody": body({JSON: ref("Subscription")}),
+                "responses": COMMON
+                | {
+                    "201": answer("It delivers.", ref("Subscription")),
+                    "403": refusal("The channel belongs to the server."),
+                    "413": refusal("The body is too large."),
+                },
+            },
+            "get": {
+                "operationId": "listSubscriptions",
+                "responses": COMMON
+                | {"200": answer("All of them.", {"type": "array", "items": ref("Subscription")})},
+            },
+        },
+        "/subscriptions/{id}": {
+            "get": {
+                "operationId": "showSubscription",
+                "parameters": [id_],
+                "responses": COMMON | missing | {"200": answer("This one.", ref("Subscription"))},
+            },
+            "delete": {
+                "operationId": "deleteSubscription",
+                "parameters": [id_],
+                "responses": COMMON | missing | {"204": {"description": "It is over."}},
+            },
+        },
+    }
+
+
 def _operating() -> dict[str, Schema]:
     def get(operation: str, responses: Schema) -> Schema:
         return {"get": {"operationId": operation, "responses": responses}}
@@ -322,7 +378,7 @@ def openapi() -> Schema:
             "license": {"name": "MIT", "identifier": "MIT"},
         },
         "servers": [{"url": f"http://127.0.0.1:{BY_NAME['server_port'].default}"}],
-        "paths": _channels() | _filters() | _operating(),
+        "paths": _channels() | _filters() | _subscriptions() | _operating(),
         "components": {
             "schemas": SCHEMAS,
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},

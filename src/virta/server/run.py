@@ -124,22 +124,31 @@ class _Server(uvicorn.Server):
 
 def configure_logging(level: str) -> None:
     """One line per event on standard output: for people on a terminal, JSON otherwise."""
-    terminal = sys.stdout.isatty()
     renderer: Any = (
-        structlog.dev.ConsoleRenderer() if terminal else structlog.processors.JSONRenderer()
+        structlog.dev.ConsoleRenderer()
+        if sys.stdout.isatty()
+        else structlog.processors.JSONRenderer()
     )
+    shared: list[Any] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.EventRenamer("message"),
+        structlog.processors.format_exc_info,
+    ]
     structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.EventRenamer("message"),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
+        processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
         cache_logger_on_first_use=True,
     )
-    logging.basicConfig(level=LEVELS[level], format="%(name)s %(levelname)s %(message)s")
+    # Rooms that do not know of structlog speak through the standard library: the same lines.
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    logging.basicConfig(level=LEVELS[level], handlers=[handler])
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "websockets"):
         logging.getLogger(name).setLevel(max(LEVELS[level], logging.WARNING))
 

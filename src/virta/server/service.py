@@ -34,6 +34,7 @@ from virta.hub.topics import STREAMS
 from virta.journal.daemon import JournalServer
 from virta.server.door import Door, is_loopback, read_tokens
 from virta.server.responses import COMMON, KEEP, Responder
+from virta.server.webhooks import Webhooks
 from virta.server.wheel import Wheel
 
 if TYPE_CHECKING:
@@ -112,14 +113,17 @@ class Service:
         self.replayer = Replayer(self.hub, self.log, self.idempotency, self.executor)
         self.wheel = Wheel(loop)
         await self._start_journal()
+        self.webhooks = Webhooks(self)
         self.wheel.start()
         self.keeper.start()
+        self.webhooks.start()
         self.ready = True
 
     async def stop(self) -> None:
         """Finish what was accepted, then let go of the log."""
         self.ready = False
         self.wheel.stop()
+        await self.webhooks.stop()
         if self.journal is not None:
             await self.journal.stop()
         await self.publisher.finished()

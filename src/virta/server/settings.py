@@ -249,6 +249,17 @@ SETTINGS: tuple[Setting, ...] = (
     _number("max_connections", 100_000, 1, INT_MAX, "Open connections; more are refused with 503."),
     _number("max_request_line_bytes", 4096, 256, MEBIBYTE, "Longest request line, else 414."),
     _number("max_header_bytes", 8192, 256, MEBIBYTE, "Largest request head, else 431."),
+    Setting(
+        name="webhook_origin",
+        kind=str,
+        default="virta",
+        help="The name by which webhooks know this server (WebHook-Request-Origin).",
+    ),
+    _number(
+        "webhook_attempts", 8, 1, 100, "Attempts to deliver an event before it is a dead letter."
+    ),
+    _number("webhook_timeout_ms", 10_000, 100, 600_000, "Time a webhook has to answer."),
+    _number("webhook_backoff_ms", 1000, 1, 3_600_000, "First wait between attempts; it doubles."),
     _number(
         "drain_timeout_ms",
         10_000,
