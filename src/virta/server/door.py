@@ -89,10 +89,7 @@ class Door:
 
     def __init__(self, digests: list[bytes] | None = None) -> None:
         self._digests = digests or []
-
-    @property
-    def open(self) -> bool:
-        return not self._digests
+        self.open = not self._digests  # nobody is asked
 
     def admit(self, headers: list[tuple[bytes, bytes]], query: bytes) -> bytes:
         """

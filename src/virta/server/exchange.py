@@ -41,7 +41,7 @@ class ExchangeQueue:
 
     def add(self, exchange: Exchange) -> None:
         self._exchanges.append(exchange)
-        if len(self._exchanges) == 1:
+        if exchange.start is not None and len(self._exchanges) == 1:
             self.advance()
 
     def answer(self, exchange: Exchange, response: bytes, *, close: bool = False) -> None:

@@ -67,6 +67,8 @@ def check_channel(channel: str) -> None:
 def content_mode(head: dict[bytes, bytes]) -> tuple[bytes, bytes]:
     """The content type's header and which of the three modes it asks for, checked (§4, 3 to 5)."""
     content_type = head.get(b"content-type")
+    if content_type in MODES:
+        return content_type, content_type
     if content_type is None:
         raise RequestError(400, "missing-content-type")
     mode = content_type.split(b";", 1)[0]

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from virta.errors import RequestError
+from virta.hub.topics import META, is_reserved
 
 CHANNELS = b"/channels/"
 FROM = b"/from/"
@@ -30,6 +31,7 @@ class ChannelPath(NamedTuple):
 
     channel: str
     start: Moment | None
+    reserved: bool  # only the server writes to it
 
 
 def parse_channel_path(path: bytes) -> ChannelPath:
@@ -56,7 +58,7 @@ def parse_channel_path(path: bytes) -> ChannelPath:
         raise _invalid(shown, f"it is longer than {CHANNEL_BYTES_MAX} bytes")
     if "\0" in channel:
         raise _invalid(shown, "it holds a NUL")
-    return ChannelPath(channel, start)
+    return ChannelPath(channel, start, channel == META or is_reserved(channel))
 
 
 def form_decode(raw: bytes, *, code: str, **members: object) -> str:

@@ -129,18 +129,15 @@ class HotProtocol(HttpToolsProtocol):
                 self._abort = 431
                 self._unreadable(httptools.HttpParserError())
                 return
-        self._renew_deadline(now)
-        if len(self.exchanges) >= PIPELINE_MAX and not self._reading_paused:
-            self._reading_paused = True
-            self.transport.pause_reading()
-
-    def _renew_deadline(self, now: float) -> None:
-        """A request has to arrive in time, from its first byte; between requests there is more."""
         if self._in_head or self.request is not None:
+            # A request has to arrive in time, from its first byte.
             if self.deadline > now + self.service.body_s:
                 self.service.wheel.set(self, now + self.service.body_s)
         else:
             self.deadline = now + self.service.idle_s
+        if len(self.exchanges) >= PIPELINE_MAX and not self._reading_paused:
+            self._reading_paused = True
+            self.transport.pause_reading()
 
     def eof_received(self) -> None:
         if self.request is not None and not self.ended:

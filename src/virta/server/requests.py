@@ -155,10 +155,12 @@ class ChannelRequest(HotRequest):
             self._answer_preflight()
             return
         path, _, query = protocol.url.partition(b"?")
-        self._query = protocol.service.door.admit(protocol.headers, query)
+        door = protocol.service.door
+        self._query = query if door.open else door.admit(protocol.headers, query)
         self._path = channel_path(path)
         if self.method in WRITING and self._path.start is None:
-            check_channel(self._path.channel)
+            if self._path.reserved:
+                check_channel(self._path.channel)
             self._content_type, self._mode = content_mode(self.head)
             self.check_length()
         elif self.method == b"GET":

@@ -83,8 +83,9 @@ class Responder:
     """Makes JSON responses; knows the server's name and counts its answers."""
 
     def __init__(self, source_name: str, durability: str) -> None:
-        self._prefix = os.urandom(9)
-        self._numbers = count(int.from_bytes(os.urandom(4), "big"))
+        # Ids look like 15 random bytes in base64; 9 of them are, and number the answers for the rest.
+        self._prefix = base64.b64encode(os.urandom(9))
+        self._numbers = count(int.from_bytes(os.urandom(2), "big"))
         self._clock_until = 0.0
         self._clock = b""
         self._events_headers = (
@@ -145,8 +146,7 @@ class Responder:
         }
 
     def _id(self) -> bytes:
-        number = next(self._numbers) & 0xFFFFFFFFFFFF
-        return base64.b64encode(self._prefix + number.to_bytes(6, "big"))
+        return b"%b%08x" % (self._prefix, next(self._numbers) & 0xFFFFFFFF)
 
     def _time(self) -> bytes:
         now = time.monotonic()

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from virta.server.config import Config
 
 BACKLOG = 4096
+# The thread that has just synced the log waits at most this long for a busy event loop.
+SWITCH_S = 0.0005
 LEVELS = {"trace": 10, "debug": 10, "info": 20, "warn": 30, "error": 40}
 
 
@@ -45,6 +47,7 @@ def run(config: Config) -> None:
     check_exposure(config.host, config.token_file, insecure=config.insecure)
     _check_tls(config)
     configure_logging(config.log_level)
+    sys.setswitchinterval(SWITCH_S)
     listener = _bind(config.host, config.server_port)
     try:
         uvloop.run(serve(config, listener))
