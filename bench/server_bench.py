@@ -68,20 +68,17 @@ def pin(process, core):
         os.sched_setaffinity(process, {core})
 
 
-def load(scenario, port, seconds, number):
-    """Run the load on the second core and read its report."""
-    command = [
-        sys.executable,
-        HERE / "server_load.py",
-        scenario,
-        str(port),
-        str(seconds),
-        str(number),
-    ]
-    client = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+def load(scenario, target, seconds, number, key):
+    """Run the load on the second core and read its report; consumers connect before it counts."""
+    command = [sys.executable, HERE / "server_load.py", scenario, str(target.port), str(seconds)]
+    client = subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, text=True)
     pin(client.pid, 1)
+    client.stdout.readline()
+    before = target.cpu_s()
     out, _ = client.communicate(timeout=600)
-    return json.loads(out.splitlines()[-1])
+    report = json.loads(out.splitlines()[-1])
+    report["cpu_us"] = 1e6 * (target.cpu_s() - before) / (report[key] * seconds)
+    return report
 
 
 def idle_kib(target, number):
@@ -101,9 +98,7 @@ def measure(name, command, seconds, scenarios):
         target = Target(command())
         try:
             number, key = SCENARIOS[scenario]
-            before = target.cpu_s()
-            report = load(scenario, target.port, seconds, number)
-            report["cpu_us"] = 1e6 * (target.cpu_s() - before) / (report[key] * seconds)
+            report = load(scenario, target, seconds, number, key)
             rows[scenario] = report
             lost = f", lost {report['lost']}" if report.get("lost") else ""
             print(

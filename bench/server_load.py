@@ -103,6 +103,7 @@ async def listeners(state, port, requests, marker):
 
 async def publishers(state, port, seconds, connections, make):
     loop = asyncio.get_running_loop()
+    print("{}", flush=True)  # consumers are connected: from here on it counts
     state.until = time.perf_counter() + seconds
     began = time.perf_counter()
     for _ in range(connections):

@@ -15,7 +15,7 @@ from virta.hub.delivery import SSE_PLAIN, Delivery, from_record
 from virta.hub.hub import Hub
 from virta.hub.idempotency import Idempotency
 from virta.hub.keeper import Keeper
-from virta.hub.publisher import Draft, Publisher
+from virta.hub.publisher import Publisher
 from virta.hub.registry import Registry
 from virta.hub.replay import Replayer, Start
 from virta.hub.subscription import Subscription
@@ -89,7 +89,7 @@ class House:
 
 def draft(channel, id_, data=None):
     event = {"source": "s", "id": id_, "data": data or {}}
-    return Draft(channel, "s", id_, json.dumps(event).encode())
+    return Delivery(channel, "s", id_, json.dumps(event).encode())
 
 
 def run(scenario, tmp_path, **options):

@@ -14,7 +14,7 @@ def make(keys_max=100, horizon_s=10.0):
 
 def settle(table, key, offset, now):
     assert table.claim(key)
-    table.settle([key], [offset], now)
+    table.settle([(key, offset)], now)
 
 
 def test_a_claimed_key_is_held_until_released():
@@ -26,6 +26,16 @@ def test_a_claimed_key_is_held_until_released():
     assert table.offset("a") is None
     table.release(["a"])
     assert table.claim("a")
+
+
+def test_claiming_many_is_all_or_nothing():
+    """Keys are taken together when all are free and different, else none is."""
+    table = make()
+
+    assert table.claim_all(["a", "b"])
+    assert not table.claim_all(["b", "c"])
+    assert not table.claim_all(["d", "d"])
+    assert table.claim_all(["c", "d"])
 
 
 def test_release_never_takes_what_is_written():
@@ -56,7 +66,7 @@ def test_the_oldest_go_first():
     table = make(keys_max=3)
     for key in "abcde":
         table.claim(key)
-    table.settle(list("abcde"), list(range(5)), 0.0)
+    table.settle([(key, n) for n, key in enumerate("abcde")], 0.0)
 
     assert [key for key in "abcde" if table.offset(key) is not None] == ["c", "d", "e"]
 
@@ -87,7 +97,7 @@ def test_agrees_with_a_model(steps):
         model = {k: t for k, t in model.items() if now - t < 5.0}
         assert table.claim(key) == (key not in model)
         if key not in model:
-            table.settle([key], [offset], now)
+            table.settle([(key, offset)], now)
             model[key] = now
             while len(model) > 4:
                 del model[next(iter(model))]

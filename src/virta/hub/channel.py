@@ -76,7 +76,8 @@ class _Index:
     def match(self, values: list[bytes]) -> list[list[str]]:
         """Ids that hold for each value; what the matcher cannot read satisfies no filter."""
         try:
-            return self.matcher.match_many(values)
+            # One buffer with an event a line: no value holds a line end.
+            return self.matcher.match_many(b"\n".join(values))
         except EventError:
             return [self._match_one(value) for value in values]
 

@@ -54,29 +54,30 @@ _decode_head = msgspec.json.Decoder(EventHead).decode
 _decode_data = msgspec.json.Decoder(_EventData).decode
 
 
-class Delivery:
-    """One event with the bytes made from it, each made at most once."""
+class Delivery(msgspec.Struct, gc=False):
+    """
+    One event (or stream message) on its way into the log or out of it.
 
-    __slots__ = ("_frame", "channel", "id", "offset", "source", "timestamp", "value")
+    The bytes of its frame are made at most once. There are very many of these and they refer to
+    nothing that refers back, so the collector of cycles does not look at them.
+    """
 
-    def __init__(
-        self, channel: str, source: str, id_: str, value: bytes, offset: int, timestamp: int
-    ) -> None:
-        self.channel = channel
-        self.source = source
-        self.id = id_
-        self.value = value
-        self.offset = offset
-        self.timestamp = timestamp
-        self._frame: bytes | None = None
+    channel: str
+    source: str
+    id: str
+    value: bytes
+    offset: int = -1  # known once it is in the log
+    timestamp: int = 0
+    key: bytes = b""
+    made: bytes | None = None
 
     @property
     def frame(self) -> bytes:
         """The event as a server-sent event."""
-        if self._frame is None:
+        if self.made is None:
             text = timestamp_text(self.timestamp)
-            self._frame = event_frame(self.source, self.id, self.value, text)
-        return self._frame
+            self.made = event_frame(self.source, self.id, self.value, text)
+        return self.made
 
     def document(self) -> bytes:
         """

@@ -169,21 +169,22 @@ class Hub:
 
     def deliver(self, deliveries: list[Delivery]) -> None:
         """Hand a run of events, in log order, to whoever asked for them."""
-        began = time.perf_counter()
-        by_channel: dict[str, list[Delivery]] = {}
+        runs: dict[str, list[Delivery]] = {}
         for delivery in deliveries:
-            run = by_channel.get(delivery.channel)
-            if run is None:
-                run = by_channel[delivery.channel] = []
-            run.append(delivery)
-        for name, run in by_channel.items():
+            runs.setdefault(delivery.channel, []).append(delivery)
+        self.deliver_runs(runs)
+
+    def deliver_runs(self, runs: dict[str, list[Delivery]]) -> None:
+        """Hand out runs by channel; consumers hear one channel, so its order is the log's."""
+        began = time.perf_counter()
+        for name, run in runs.items():
+            self.routed += len(run)
             if name == STREAMS:
                 self._deliver_streams(run)
                 continue
             channel = self._channels.get(name)
             if channel is not None:
                 self.delivered += channel.deliver(run)
-        self.routed += len(deliveries)
         self.routing_seconds += time.perf_counter() - began
 
     def announce(self, subscription: Subscription, *, registered: bool) -> None:

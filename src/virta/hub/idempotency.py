@@ -45,19 +45,26 @@ class Idempotency:
         self._offsets[key] = CLAIMED
         return True
 
+    def claim_all(self, keys: Sequence[str]) -> bool:
+        """Take all these keys at once if none is held and none stands twice; else take none."""
+        if len(keys) != len(set(keys)) or not self._offsets.keys().isdisjoint(keys):
+            return False
+        self._offsets.update(dict.fromkeys(keys, CLAIMED))
+        return True
+
     def release(self, keys: Sequence[str]) -> None:
         """Give claimed keys back: their events are not in the log."""
         for key in keys:
             if self._offsets.get(key) == CLAIMED:
                 del self._offsets[key]
 
-    def settle(self, keys: Sequence[str], offsets: Sequence[int], now: float) -> None:
-        """Note where claimed (or newly found) events stand; `now` is when they were written."""
-        if not keys:
+    def settle(self, written: Sequence[tuple[str, int]], now: float) -> None:
+        """Note the offsets of claimed (or newly found) events; `now` is when they were written."""
+        if not written:
             return
-        self._offsets.update(zip(keys, offsets, strict=True))
-        self._groups.append((now, deque(keys)))
-        self._settled += len(keys)
+        self._offsets.update(written)
+        self._groups.append((now, deque([key for key, _ in written])))
+        self._settled += len(written)
         while self._settled > self._keys_max:
             self._drop_oldest_key()
 

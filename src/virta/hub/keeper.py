@@ -43,7 +43,7 @@ FOREIGN_RUN_MAX = 4096
 class Commit:
     """Records to append together, and what is to happen then (called in the event loop)."""
 
-    records: Sequence[tuple[bytes, bytes, bytes]]
+    records: Sequence[tuple[str, bytes, bytes]]
     done: Callable[[Commit], None]
     appended: Any = None
     error: LogError | None = None

@@ -31,38 +31,28 @@ if TYPE_CHECKING:
     from virta.hub.keeper import Keeper
     from virta.log import Record
 
+    Answer = Callable[[LogError | None], None]
+
 # Whatever the count limit says, events that wait to be written hold no more memory than this.
 OUTSTANDING_BYTES_MAX = 256 * 1024 * 1024
 # One append holds no more than this; the rest goes into the next one.
 APPEND_RECORDS_MAX = 65536
 APPEND_BYTES_MAX = 32 * 1024 * 1024
 
+DUPLICATE = ""  # no key is empty
 STREAMS_TOPIC = STREAMS.encode()
 DEAD_LETTERS_TOPIC = DEAD_LETTERS.encode()
-
-
-class Draft:
-    """An event (or stream message) to be written; `mark` is its idempotency key, if it has one."""
-
-    __slots__ = ("channel", "id", "key", "mark", "source", "value")
-
-    def __init__(self, channel: str, source: str, id_: str, value: bytes, key: bytes = b"") -> None:
-        self.channel = channel
-        self.source = source
-        self.id = id_
-        self.value = value
-        self.key = key
-        self.mark: str | None = None
 
 
 class _Gathering:
     """What will be written together, and whom to tell."""
 
-    __slots__ = ("answers", "bytes", "drafts")
+    __slots__ = ("answers", "bytes", "drafts", "marks")
 
     def __init__(self) -> None:
-        self.drafts: list[Draft] = []
-        self.answers: list[tuple[Callable[[LogError | None], None], int]] = []
+        self.drafts: list[Delivery] = []
+        self.marks: list[str | None] = []  # the drafts' idempotency keys; messages have none
+        self.answers: list[tuple[Answer, int]] = []
         self.bytes = 0
 
     @property
@@ -113,25 +103,22 @@ class Publisher:
             self._idle = self._loop.create_future()
             await self._idle
 
-    def submit(self, drafts: Sequence[Draft], answer: Callable[[LogError | None], None]) -> None:
+    def submit(self, drafts: Sequence[Delivery], answer: Answer) -> None:
         """
         Take events; `answer` is called in the loop once they are durable (None) or lost (the error).
 
         The caller asked `full` first.
         """
-        idempotency = self._idempotency
-        idempotency.expire(self._clock())
+        self._idempotency.expire(self._clock())
         gathering = self._gathering(sum([len(draft.value) for draft in drafts]))
         size = 0
-        for draft in drafts:
-            if draft.channel != STREAMS:
-                mark = f"{draft.channel}\0{draft.source}\0{draft.id}"  # key_of, without the call
-                if not idempotency.claim(mark):
-                    self.duplicates += 1
-                    continue
-                draft.mark = mark
+        for draft, mark in zip(drafts, self._claim(drafts), strict=True):
+            if mark is DUPLICATE:
+                self.duplicates += 1
+                continue
             size += len(draft.value)
             gathering.drafts.append(draft)
+            gathering.marks.append(mark)
         gathering.bytes += size
         gathering.answers.append((answer, len(drafts)))
         self.outstanding += len(drafts)
@@ -140,11 +127,19 @@ class Publisher:
             self._scheduled = True
             self._loop.call_soon(self._write)
 
+    def _claim(self, drafts: Sequence[Delivery]) -> Sequence[str | None]:
+        """The idempotency key of each draft, DUPLICATE for repeats, None for stream messages."""
+        if drafts and drafts[0].channel == STREAMS:
+            return [None] * len(drafts)
+        keys = [f"{d.channel}\0{d.source}\0{d.id}" for d in drafts]
+        if self._idempotency.claim_all(keys):
+            return keys
+        return [key if self._idempotency.claim(key) else DUPLICATE for key in keys]
+
     def arrived(self, records: list[Record]) -> None:
         """Deliver what other processes appended (the keeper calls this in the loop)."""
         now = self._clock()
-        marks: list[str] = []
-        offsets: list[int] = []
+        written: list[tuple[str, int]] = []
         deliveries: list[Delivery] = []
         for record in records:
             delivery = read_delivery(record)
@@ -155,10 +150,9 @@ class Publisher:
                 if not self._idempotency.claim(mark):
                     self.duplicates += 1
                     continue
-                marks.append(mark)
-                offsets.append(delivery.offset)
+                written.append((mark, delivery.offset))
             deliveries.append(delivery)
-        self._idempotency.settle(marks, offsets, now)
+        self._idempotency.settle(written, now)
         self._hub.advance(records[-1].offset + 1)
         self._hub.deliver(deliveries)
 
@@ -177,7 +171,7 @@ class Publisher:
             # Repeats only: what they repeat is written already, since writes are in order.
             self._loop.call_soon(self._finish, gathering, None)
             return
-        records = [(d.channel.encode(), d.key, d.value) for d in gathering.drafts]
+        records = [(d.channel, d.key, d.value) for d in gathering.drafts]
         self._keeper.commit(Commit(records, self._written))
 
     def _written(self, commit: Commit) -> None:
@@ -186,33 +180,28 @@ class Publisher:
         if commit.foreign:
             self.arrived(commit.foreign)
         if commit.error is not None:
-            self._idempotency.release([d.mark for d in gathering.drafts if d.mark is not None])
+            self._idempotency.release([mark for mark in gathering.marks if mark is not None])
         else:
-            self._deliver(gathering.drafts, commit.appended.offset, commit.appended.timestamp)
+            self._deliver(gathering, commit.appended.offset, commit.appended.timestamp)
         self._finish(gathering, commit.error)
 
-    def _deliver(self, drafts: list[Draft], first: int, timestamp: int) -> None:
-        marks: list[str] = []
-        offsets: list[int] = []
-        deliveries: list[Delivery] = []
-        heard: dict[str, bool] = {}
-        for offset, draft in enumerate(drafts, first):
-            channel = draft.channel
-            if draft.mark is not None:
-                marks.append(draft.mark)
-                offsets.append(offset)
-            hearers = heard.get(channel)
-            if hearers is None:
-                hearers = heard[channel] = self._hub.has_hearers(channel)
-            if hearers:
-                deliveries.append(
-                    Delivery(channel, draft.source, draft.id, draft.value, offset, timestamp)
-                )
-        self._idempotency.settle(marks, offsets, self._clock())
+    def _deliver(self, gathering: _Gathering, first: int, timestamp: int) -> None:
+        drafts, marks = gathering.drafts, gathering.marks
+        written = [(m, o) for o, m in enumerate(marks, first) if m is not None]
+        self._idempotency.settle(written, self._clock())
         self.published += len(drafts)
         self._hub.advance(first + len(drafts))
-        if deliveries:
-            self._hub.deliver(deliveries)
+        heard: dict[str, list[Delivery] | None] = {}
+        for offset, draft in enumerate(drafts, first):
+            channel = draft.channel
+            if channel not in heard:
+                heard[channel] = [] if self._hub.has_hearers(channel) else None
+            run = heard[channel]
+            if run is not None:
+                draft.offset = offset
+                draft.timestamp = timestamp
+                run.append(draft)
+        self._hub.deliver_runs({name: run for name, run in heard.items() if run})
 
     def _finish(self, gathering: _Gathering, error: LogError | None) -> None:
         self._writing = None

@@ -20,7 +20,7 @@ from virta.server.paths import ChannelPath, parse_channel_path
 from virta.server.sse import SseConsumer, open_filter_stream, open_stream
 
 if TYPE_CHECKING:
-    from virta.hub.publisher import Draft
+    from virta.hub.delivery import Delivery
     from virta.server.protocol import HotProtocol
 
 WRITING = frozenset({b"POST", b"PUT"})
@@ -117,7 +117,7 @@ class HotRequest:
         if self.head.get(b"expect") == b"100-continue":
             self.protocol.transport.write(responses.CONTINUE)
 
-    def publish(self, drafts: list[Draft], read_ms: int, parse_ms: int) -> None:
+    def publish(self, drafts: list[Delivery], read_ms: int, parse_ms: int) -> None:
         """Hand events to the publisher and answer when they are durable."""
         service = self.protocol.service
         if service.publisher.full:

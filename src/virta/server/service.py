@@ -183,18 +183,16 @@ class Service:
         reader = self.log.read(start=since, end=end, on_gap="skip", on_corruption="skip")
         try:
             for records in reader.batches():
-                keys: list[str] = []
-                offsets: list[int] = []
+                found: list[tuple[str, int]] = []
                 for record in records:
                     delivery = read_delivery(record)
                     if delivery is None or delivery.channel == STREAMS:
                         continue
                     key = key_of(delivery.channel, delivery.source, delivery.id)
                     if self.idempotency.claim(key):
-                        keys.append(key)
-                        offsets.append(delivery.offset)
+                        found.append((key, delivery.offset))
                 written = records[-1].timestamp / 1_000_000 + age if records else 0.0
-                self.idempotency.settle(keys, offsets, written)
+                self.idempotency.settle(found, written)
         finally:
             reader.close()
 

@@ -19,15 +19,14 @@ import msgspec
 
 from virta.errors import HubError, LogError
 from virta.filters import Filter, parse
+from virta.hub.delivery import Delivery
 from virta.hub.frames import timestamp_text
 from virta.hub.hub import now_microseconds
-from virta.hub.publisher import Draft
 from virta.hub.replay import read_piece
 from virta.hub.topics import DEAD_LETTERS
 from virta.server.sinks import Sink, Verdict
 
 if TYPE_CHECKING:
-    from virta.hub.delivery import Delivery
     from virta.server.service import Service
 
 WEBHOOKS_MAX = 1000
@@ -173,7 +172,7 @@ class Webhook:
             else:
                 done.set_exception(error)
 
-        draft = Draft(DEAD_LETTERS, source, id_, msgspec.json.encode(letter))
+        draft = Delivery(DEAD_LETTERS, source, id_, msgspec.json.encode(letter))
         self._service.publisher.submit([draft], answered)
         await done
 
