@@ -134,7 +134,7 @@ def test_overflow_vectors(vector):
     for number, text in enumerate(vector["published"]):
         segments = parse_stream_id(text)
         for hearer in index.route(segments):
-            hearer.offer(json.dumps([canonical_stream_id(segments), number]).encode())
+            hearer.offer([json.dumps([canonical_stream_id(segments), number]).encode()])
             copies += 1
 
     consumer.unblock()

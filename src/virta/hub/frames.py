@@ -21,6 +21,8 @@ import msgspec
 
 # Sources repeat; ids do not. The cache spares the slow encoder for the half that repeats.
 SOURCE_CACHE_MAX = 4096
+# Neighbouring events share their second.
+SECONDS_CACHE_MAX = 64
 LAST_CHUNK = b"0\r\n\r\n"
 OPCODE_TEXT_FINAL = 0x81
 
@@ -43,8 +45,13 @@ def event_id(source: str, id_: str) -> str:
 
 def timestamp_text(microseconds: int) -> str:
     """Write a moment as ISO 8601 in UTC with six fraction digits."""
-    moment = datetime.fromtimestamp(microseconds // 1_000_000, UTC)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{microseconds % 1_000_000:06d}Z"
+    seconds, fraction = divmod(microseconds, 1_000_000)
+    return f"{_second_text(seconds)}.{fraction:06d}Z"
+
+
+@lru_cache(SECONDS_CACHE_MAX)
+def _second_text(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def event_frame(source: str, id_: str, value: bytes, timestamp: str) -> bytes:

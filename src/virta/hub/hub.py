@@ -213,10 +213,14 @@ class Hub:
         self.deliver([Delivery(META, self._source_name, str(event["id"]), value, -1, now)])
 
     def _deliver_streams(self, messages: list[Delivery]) -> None:
+        """Route messages; each consumer is given all its copies of this run at once."""
+        copies: dict[StreamConsumer, list[bytes]] = {}
         for message in messages:
             hearers = self._streams.route(tuple(message.id.split(":")))
             if hearers:
                 frame = websocket_text(message.value)
                 for hearer in hearers:
-                    hearer.offer(frame)
+                    copies.setdefault(hearer, []).append(frame)
                 self.delivered += len(hearers)
+        for hearer, frames in copies.items():
+            hearer.offer(frames)

@@ -37,14 +37,14 @@ class StreamConsumer:
         self.tell_drops = tell_drops
         self._queue: deque[bytes] = deque(maxlen=max_queued)
 
-    def offer(self, frame: bytes) -> None:
-        """Take one copy of a message."""
+    def offer(self, frames: list[bytes]) -> None:
+        """Take copies of messages, in order."""
         if not self.blocked:
-            self.sink.write(frame)
+            self.sink.write(frames[0] if len(frames) == 1 else b"".join(frames))
             return
-        if len(self._queue) == self._queue.maxlen:
-            self.dropped += 1
-        self._queue.append(frame)
+        room = (self._queue.maxlen or 0) - len(self._queue)
+        self.dropped += max(0, len(frames) - room)
+        self._queue.extend(frames)
 
     def block(self) -> None:
         """The sink is full."""

@@ -283,6 +283,15 @@ class HotProtocol(HttpToolsProtocol):
         self.request = request
         request.on_head()
 
+    def become(self, consumer: SseConsumer) -> None:
+        """Turn into a stream: no more requests are read, so what reads them is let go."""
+        self.exchanges.clear()
+        self.consumer = consumer
+        self.parser = None  # type: ignore[assignment]
+        self.headers = []
+        self.url = b""
+        consumer.begin()
+
     def refuse(self, exchange: Exchange, error: RequestError, *, close: bool) -> None:
         """Answer with an error."""
         self.service.count_refusal(error)

@@ -17,7 +17,7 @@ from virta.server import responses
 from virta.server.exchange import Exchange
 from virta.server.intake import check_channel, content_mode, read_events, read_messages
 from virta.server.paths import ChannelPath, parse_channel_path
-from virta.server.sse import SseConsumer, open_filter_stream, open_stream
+from virta.server.sse import open_filter_stream, open_stream
 
 if TYPE_CHECKING:
     from virta.hub.delivery import Delivery
@@ -193,7 +193,7 @@ class ChannelRequest(HotRequest):
             start=self._path.start,
             query=self._query,
         )
-        self._exchange.start = lambda: _become(protocol, stream)
+        self._exchange.start = lambda: protocol.become(stream)
         protocol.exchanges.advance()
 
     def _answer_preflight(self) -> None:
@@ -219,7 +219,7 @@ class FilterEventsRequest(HotRequest):
         protocol = self.protocol
         ids = protocol.url.split(b"/")[2].decode("ascii").split(",")
         stream = open_filter_stream(protocol, ids, self._query)
-        self._exchange.start = lambda: _become(protocol, stream)
+        self._exchange.start = lambda: protocol.become(stream)
         protocol.exchanges.advance()
 
 
@@ -255,12 +255,6 @@ class MessagesRequest(HotRequest):
 
     def success(self, read_ms: int, parse_ms: int, encode_ms: int) -> bytes:  # noqa: ARG002
         return self.protocol.service.streams_accepted
-
-
-def _become(protocol: HotProtocol, stream: SseConsumer) -> None:
-    protocol.exchanges.clear()
-    protocol.consumer = stream
-    stream.begin()
 
 
 def _log_refusal(error: LogError) -> RequestError:
