@@ -52,6 +52,7 @@ struct Slot {
     uint32_t atom = 0;  // the equality atom of a scalar, if some filter has it
     Type type = kAbsent;
     bool negative_zero = false;
+    bool searched = false;  // for patterns
 };
 
 // What the core asks of whoever feeds it: the few things it cannot do alone.

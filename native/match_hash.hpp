@@ -37,6 +37,18 @@ inline uint64_t read_word(const char* p) {
     return word;
 }
 
+// memcmp() == 0 without the call: most names and values are short.
+inline bool same_bytes(const char* a, const char* b, size_t n) {
+    if (n > 16) return memcmp(a, b, n) == 0;
+    if (n >= 8) return read_word(a) == read_word(b) && read_word(a + n - 8) == read_word(b + n - 8);
+    if (n >= 4) {
+        uint32_t a1, b1, a2, b2;
+        memcpy(&a1, a, 4), memcpy(&b1, b, 4), memcpy(&a2, a + n - 4, 4), memcpy(&b2, b + n - 4, 4);
+        return a1 == b1 && a2 == b2;
+    }
+    return n == 0 || (a[0] == b[0] && a[n >> 1] == b[n >> 1] && a[n - 1] == b[n - 1]);
+}
+
 inline uint64_t hash_word(uint64_t word, uint64_t salt) {
     return hash_mix(word ^ 0xa0761d6478bd642full, salt ^ hash_seed());
 }

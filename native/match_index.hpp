@@ -6,8 +6,8 @@
 //
 //   record of a conjunction (words):  [filter] [accesses | others << 16] [access literals…] [other literals…]
 //   bucket of an atom:   done    filters with nothing left to verify
-//                        tests   (next literal, record)       8 bytes: mostly one bit test
-//                        ranges  (path, record, low, high)    the next literal is a range
+//                        tests   (next literal, target)       8 bytes: mostly one bit test
+//                        ranges  (path, target, low, high)    the next literal is a range
 //   range node:          the same, under both ends of the interval that found it
 //
 // Places for access: an atom's bucket, an `in` list's several; the dyadic node of a range; cells of the geo
@@ -28,16 +28,23 @@ constexpr uint32_t kSampleEvery = 16;    // events between two that are counted 
 constexpr uint32_t kRegexpCacheMax = 1u << 16;  // values a context remembers the patterns of
 constexpr uint32_t kSuspectsMax = 64;
 
+// `target` is a record, or, when nothing is left to verify after this literal (kLast), the filter word.
 struct Test {
     Literal literal;
-    uint32_t record;
-    bool operator<(const Test& other) const { return record < other.record; }
+    uint32_t target;
+    bool operator<(const Test& other) const {
+        return target != other.target ? target < other.target : literal < other.literal;
+    }
 };
 
 struct RangeTest {
-    uint32_t node, record;
+    uint32_t node, target;  // node with kLast
     uint64_t low, high;
-    bool operator<(const RangeTest& other) const { return record < other.record; }
+    bool operator<(const RangeTest& other) const {
+        return target != other.target ? target < other.target
+               : node != other.node   ? node < other.node
+                                      : low != other.low ? low < other.low : high < other.high;
+    }
 };
 
 struct Bucket {
@@ -48,14 +55,34 @@ struct Bucket {
     size_t bytes() const { return done.bytes() + tests.bytes() + ranges.bytes(); }
 };
 
-// An interval under one of its ends. `literal` 0: nothing left to verify, `target` is the filter word.
+// Ends of intervals with nothing left to verify: keys in order, and the filter words beside them.
+struct Ends {
+    Vec<uint64_t> keys;
+    Vec<uint32_t> words;
+    uint32_t find(uint64_t key, uint32_t word) const {
+        const auto equal = std::equal_range(keys.begin(), keys.end(), key);
+        const uint32_t* from = words.begin() + (equal.first - keys.begin());
+        const uint32_t* to = words.begin() + (equal.second - keys.begin());
+        return static_cast<uint32_t>(std::lower_bound(from, to, word) - words.begin());
+    }
+    void insert(uint64_t key, uint32_t word) {
+        const uint32_t at = find(key, word);
+        keys.insert(at, key);
+        words.insert(at, word);
+    }
+    void erase(uint64_t key, uint32_t word) {
+        const uint32_t at = find(key, word);
+        keys.erase(at);
+        words.erase(at);
+    }
+    size_t bytes() const { return keys.bytes() + words.bytes(); }
+};
+
+// An interval under one of its ends, and what to test.
 struct Bound {
     uint64_t key;
-    uint32_t target;
-    Literal literal;
-    bool operator<(const Bound& other) const {
-        return key != other.key ? key < other.key : target < other.target;
-    }
+    Test test;
+    bool operator<(const Bound& other) const { return key != other.key ? key < other.key : test < other.test; }
 };
 
 // Intervals that agree in all but `shift` low bits and lie on both sides of the middle. shift 0: points.
@@ -64,7 +91,10 @@ struct RangeNode {
     uint32_t node = 0;
     uint8_t shift = 0;
     bool text = false;
+    uint32_t several = 0;         // words in `done` with kSeveral
+    Ends done_lows, done_highs;   // nothing left to verify
     Vec<Bound> lows, highs;
+    bool empty() const { return !lows.size() && !done_lows.keys.size(); }
 };
 
 struct Cell {
@@ -75,7 +105,7 @@ struct Cell {
 
 struct PointAt {
     uint32_t node;
-    bool found;
+    bool found, ready;  // not ready: its vector is still to be computed
     Point point;
 };
 
@@ -85,9 +115,20 @@ struct Context {
     std::vector<uint32_t> touched;  // nodes with a value
     std::vector<uint64_t> bits;     // of true atoms
     std::vector<uint32_t> atoms;    // true atoms
+    std::vector<uint32_t> active;   // those of them that find something
     std::vector<uint32_t> seen;     // epoch in which a filter of several conjunctions was found
     std::vector<uint32_t> known;    // epoch * 2 + result of a costly condition
-    std::vector<uint32_t> found;    // filters of this event
+    std::vector<uint32_t> found;    // filters of this event: the first found_count; room for all there are
+    uint32_t found_count = 0;
+    struct Place {                  // a range node to look up
+        uint64_t hash, prefix, key;
+        uint32_t node, shift, id;
+        bool text;
+    };
+    std::vector<Place> places;
+    std::vector<std::pair<uint32_t, uint64_t>> searches;  // nodes to search, with the hash of the value
+    std::vector<Test> waiting;      // for a condition whose memory was asked for
+    std::vector<uint32_t> records;  // to verify, likewise
     std::vector<PointAt> points;
     struct Wanted {  // an atom to look up
         uint64_t hash, number;
@@ -166,6 +207,8 @@ class Index {
     void place(uint32_t record);
     void unplace(uint32_t record);
     void place_at(Literal access, uint32_t record, bool present);
+    Test next_test(uint32_t record) const;
+    void change_atom(uint32_t atom, uint32_t record, bool present);
     void change_bucket(uint32_t& bucket, uint32_t record, bool present);
     void change_range(uint32_t node, bool text, uint64_t low, uint64_t high, uint32_t record, bool present);
     void change_cells(uint32_t condition, uint32_t record, bool present);
@@ -181,18 +224,25 @@ class Index {
     void want(Context& context, uint32_t node, uint8_t kind, const char* data, uint32_t length);
     void want_scalar(Context& context, uint32_t node, const Value& value, uint8_t element);
     void set_atom(Context& context, uint32_t atom) const;
-    void search(Context& context, uint32_t node);
+    static uint64_t search_hash(const Context& context, uint32_t node);
+    void search(Context& context, uint32_t node, uint64_t hash);
     void run_bucket(Context& context, const Bucket& bucket);
-    void run_ranges(Context& context, uint32_t node);
-    void run_interval(Context& context, uint32_t node, bool text, uint64_t key, const Levels& levels);
+    void run_ranges(Context& context);
+    void want_interval(Context& context, uint32_t node, bool text, uint64_t key, const Levels& levels) const;
+    void want_ranges(Context& context, uint32_t node) const;
+    void run_range(Context& context, const Context::Place& at);
     void run_cells(Context& context, uint32_t node);
     void run_shapes(Context& context, const Vec<ShapeTest>& tests, const PointAt& at);
     const PointAt& point_at(Context& context, uint32_t node);
     void emit(Context& context, uint32_t word);
+    void emit_all(Context& context, const uint32_t* words, size_t count, bool several);
     bool holds(Context& context, Literal literal);
     bool condition_holds(Context& context, uint32_t id);
     bool compute(Context& context, const Complex& condition, uint32_t id);
     bool tree_holds(Context& context, const Payload& tree);
+    void test_later(Context& context, Test test) const;
+    void verify_later(Context& context, uint32_t target, bool last);
+    void finish(Context& context);
     bool verify(Context& context, uint32_t record, uint32_t skip);
     void sample(Context& context);
 
@@ -212,6 +262,7 @@ class Index {
     Pool<uint32_t> several_;   // filters of several conjunctions -> filter
     uint32_t always_ = 0;      // bucket
     std::vector<uint32_t> absents_;  // nodes with a bucket for their absence
+    std::vector<uint64_t> active_;   // bits of atoms that have a bucket: read for every true atom
     uint32_t records_ = 0, patterns_ = 0, generations_ = 0;
     size_t redistributed_ = 0;
 

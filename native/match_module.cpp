@@ -187,8 +187,12 @@ void report_patterns(IndexObject* self) {
     for (const auto& change : changes) {
         PyObject* answer = nullptr;
         if (change.what == Index::PatternChange::kAdded) {
-            PyObject* text = PyUnicode_DecodeUTF8(
-                change.pattern.data(), static_cast<Py_ssize_t>(change.pattern.size()), "surrogatepass");
+            const auto size = static_cast<Py_ssize_t>(change.pattern.size());
+            PyObject* text = PyUnicode_DecodeUTF8(change.pattern.data(), size, "surrogatepass");
+            if (!text) {  // no pattern of ours, but a program may hold anything
+                PyErr_Clear();
+                text = PyUnicode_DecodeUTF8(change.pattern.data(), size, "replace");
+            }
             if (text) answer = PyObject_CallFunction(self->callbacks.patterns, "IIN", change.node, change.number, text);
         } else {
             const long number = change.what == Index::PatternChange::kRemoved ? static_cast<long>(change.number) : -1;
@@ -324,7 +328,7 @@ PyObject* index_match(IndexObject* self, PyObject* object) {
                  ? call.match_json(PyBytes_AS_STRING(object), static_cast<size_t>(PyBytes_GET_SIZE(object)), 0)
                  : call.match_object(object);
     }
-    return ok ? id_list(self, call.context->found.data(), call.context->found.size()) : nullptr;
+    return ok ? id_list(self, call.context->found.data(), call.context->found_count) : nullptr;
 }
 
 struct Event {
@@ -346,7 +350,8 @@ bool match_events(IndexObject* self, Call& call, const std::vector<Event>& event
             const Event& event = events[i];
             ok = event.object ? call.match_object(event.object)
                               : call.match_json(event.text, event.length, static_cast<Py_ssize_t>(i));
-            found.insert(found.end(), call.context->found.begin(), call.context->found.end());
+            const uint32_t* first = call.context->found.data();
+            found.insert(found.end(), first, first + call.context->found_count);
             offsets.push_back(static_cast<uint32_t>(found.size()));
             ok = ok && found.size() < UINT32_MAX;
         }

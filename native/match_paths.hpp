@@ -66,8 +66,9 @@ struct Levels {  // sizes of dyadic intervals in use: bit s of the mask, counts[
     }
 };
 
-struct ShapeTest {  // a shape to test, and what holds if the point is inside
+struct ShapeTest {  // a shape to test, with a rough box round it, and what holds if the point is inside
     uint32_t condition, record;
+    float lat, lon, lat_half, lon_half;
     bool operator<(const ShapeTest& other) const { return record < other.record; }
 };
 
@@ -78,6 +79,7 @@ struct Extra {  // rarely needed parts of a node
     Vec<ShapeTest> everywhere;       // shapes that fit no cell
     std::vector<uint32_t> regexps;   // pattern number -> atom, 0 when removed
     uint32_t regexps_live = 0;
+    uint32_t regexps_access = 0;     // places that a pattern finds: then every value is searched
     uint32_t regexps_generation = 0;  // changes when the numbers do
     uint64_t low = ~0ull, high = 0;   // finite range bounds seen, to judge how wide a range is
     std::vector<std::pair<uint32_t, uint32_t>> indexes;  // array index -> child
@@ -139,7 +141,7 @@ class Paths {
         const uint32_t found = edges_by_name_.find(hash, [&](uint32_t id) {
             const Edge& edge = edges_[id];
             return edge.parent == parent && edge.index == kName && edge.name.size() == length &&
-                   memcmp(edge.name.data(), name, length) == 0;
+                   same_bytes(edge.name.data(), name, length);
         });
         return found ? edges_[found].child : 0;
     }

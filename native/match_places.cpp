@@ -25,6 +25,19 @@ uint64_t range_hash(uint32_t node, bool text, uint32_t shift, uint64_t prefix) {
     return hash_word(prefix, static_cast<uint64_t>(node) << 9 | text << 8 | shift);
 }
 
+// A box in single precision that is a little too large rather than too small.
+ShapeTest shape_test(const Bounds& bounds, uint32_t condition, uint32_t record) {
+    if (!bounds.usable) return {condition, record, 0, 0, HUGE_VALF, HUGE_VALF};
+    constexpr double kSlack = 1e-4;
+    const double lat = (bounds.north + bounds.south) / 2, lon = (bounds.east + bounds.west) / 2;
+    return {condition,
+            record,
+            static_cast<float>(lat),
+            static_cast<float>(std::remainder(lon, 360)),
+            static_cast<float>((bounds.north - bounds.south) / 2 * (1 + kSlack) + kSlack),
+            static_cast<float>((bounds.east - bounds.west) / 2 * (1 + kSlack) + kSlack)};
+}
+
 uint64_t cell_key(uint32_t level, uint32_t column, int32_t row) {
     return static_cast<uint64_t>(level) << 58 | static_cast<uint64_t>(column) << 32 | static_cast<uint32_t>(row);
 }
@@ -68,9 +81,10 @@ double Index::likelihood(Literal literal) const {
             if (!extra || extra->low >= extra->high) return half ? 0.5 : 0.2;
             const double low = std::max(unordered(condition.low), unordered(extra->low));
             const double high = std::min(unordered(condition.high), unordered(extra->high));
-            return std::min(1.0, 0.002 + std::max(0.0, (high - low) / (unordered(extra->high) - unordered(extra->low))));
+            return std::min(1.0, 0.02 + std::max(0.0, (high - low) / (unordered(extra->high) - unordered(extra->low))));
         }
         if (condition.kind == kTextRange) return 0.4;
+        if (condition.kind == kPattern) return likelihood(condition.payload->words[0]);
         if (condition.kind == kPoint) return condition.payload->shape.bounds.usable ? 0.01 : 0.6;
         if (condition.kind != kIn) return kNoAccess;
         double sum = 0;
@@ -198,7 +212,7 @@ void Index::place_at(Literal access, uint32_t record, bool present) {
     const uint32_t id = access & kTermMask;
     if (!(access & kComplex)) {
         Atom& atom = atoms_.pool[id];
-        if (!(access & kNegated)) return change_bucket(atom.bucket, record, present);
+        if (!(access & kNegated)) return change_atom(id, record, present);
         Node& node = paths.nodes[atom.node];
         const bool before = node.absent;
         change_bucket(node.absent, record, present);
@@ -214,29 +228,45 @@ void Index::place_at(Literal access, uint32_t record, bool present) {
         const uint64_t low = bounds.has_low ? string_key(bounds.low.data(), bounds.low.size()) : 0;
         const uint64_t high = bounds.has_high ? string_key(bounds.high.data(), bounds.high.size()) : ~0ull;
         change_range(condition.node, true, low, high, record, present);
+    } else if (condition.kind == kPattern) {
+        paths.nodes[condition.node].more().regexps_access += present ? 1 : -1;
+        change_atom(condition.payload->words[0], record, present);
     } else if (condition.kind == kIn) {
-        for (uint32_t atom : condition.payload->words)
-            change_bucket(atoms_.pool[atom].bucket, record, present);
+        for (uint32_t atom : condition.payload->words) change_atom(atom, record, present);
     } else {
         assert(condition.kind == kPoint);
         change_cells(id, record, present);
     }
 }
 
+void Index::change_atom(uint32_t atom, uint32_t record, bool present) {
+    change_bucket(atoms_.pool[atom].bucket, record, present);
+    if (active_.size() <= atom >> 6) active_.resize((atom >> 6) * 3 / 2 + 1);
+    const uint64_t bit = 1ull << (atom & 63);
+    active_[atom >> 6] = atoms_.pool[atom].bucket ? active_[atom >> 6] | bit : active_[atom >> 6] & ~bit;
+}
+
+// The first literal to verify, and what holds, or is to be verified, after it.
+Test Index::next_test(uint32_t record) const {
+    const uint32_t* words = words_[record];
+    const uint32_t others = words[1] >> 16;
+    if (!others) return {0, words[0]};
+    const Literal next = words[2 + (words[1] & 0xffff)];
+    return others == 1 ? Test{next | kLast, words[0]} : Test{next, record};
+}
+
 void Index::change_bucket(uint32_t& bucket, uint32_t record, bool present) {
     if (!bucket) bucket = buckets_.take();
     Bucket& place = buckets_[bucket];
-    const uint32_t* words = words_[record];
-    const uint32_t accesses = words[1] & 0xffff;
-    const Literal next = words[1] >> 16 ? words[2 + accesses] : 0;
-    if (!next) {
-        present ? place.done.insert_sorted(words[0]) : void(place.done.erase_sorted(words[0]));
-    } else if ((next & kComplex) && !(next & kNegated) && conditions_.pool[next & kTermMask].kind == kRange) {
-        const Complex& range = conditions_.pool[next & kTermMask];
-        const RangeTest test{range.node, record, range.low, range.high};
-        present ? place.ranges.insert_sorted(test) : void(place.ranges.erase_sorted(test));
+    const Test test = next_test(record);
+    const uint32_t id = test.literal & kTermMask;
+    if (!test.literal) {
+        present ? place.done.insert_sorted(test.target) : void(place.done.erase_sorted(test.target));
+    } else if ((test.literal & (kComplex | kNegated)) == kComplex && conditions_.pool[id].kind == kRange) {
+        const Complex& range = conditions_.pool[id];
+        const RangeTest inside{range.node | (test.literal & kLast), test.target, range.low, range.high};
+        present ? place.ranges.insert_sorted(inside) : void(place.ranges.erase_sorted(inside));
     } else {
-        const Test test{next, record};
         present ? place.tests.insert_sorted(test) : void(place.tests.erase_sorted(test));
     }
     if (!place.size() && bucket != always_) {
@@ -266,17 +296,19 @@ void Index::change_range(uint32_t node, bool text, uint64_t low, uint64_t high, 
         paths.nodes[node].needs |= text ? kNeedTextRange : kNeedRange;
     }
     RangeNode& place = range_nodes_[id];
-    const uint32_t* words = words_[record];
-    const Literal next = words[1] >> 16 ? words[2 + (words[1] & 0xffff)] : 0;
-    const uint32_t target = next ? record : words[0];
-    if (present) {
-        place.lows.insert_sorted({low, target, next});
-        place.highs.insert_sorted({high, target, next});
-        return;
+    const Test test = next_test(record);
+    if (!test.literal) {
+        place.several += test.target & kSeveral ? present ? 1 : -1 : 0;
+        present ? place.done_lows.insert(low, test.target) : place.done_lows.erase(low, test.target);
+        present ? place.done_highs.insert(high, test.target) : place.done_highs.erase(high, test.target);
+    } else if (present) {
+        place.lows.insert_sorted({low, test});
+        place.highs.insert_sorted({high, test});
+    } else {
+        place.lows.erase_sorted({low, test});
+        place.highs.erase_sorted({high, test});
     }
-    place.lows.erase_sorted({low, target, next});
-    place.highs.erase_sorted({high, target, next});
-    if (place.lows.size()) return;
+    if (!place.empty()) return;
     ranges_by_place_.erase(hash, id);
     range_nodes_.give(id);
     levels.remove(level_of(shift));
@@ -287,7 +319,7 @@ void Index::change_cells(uint32_t condition, uint32_t record, bool present) {
     const uint32_t node = conditions_.pool[condition].node;
     const Shape& shape = conditions_.pool[condition].payload->shape;
     Extra& extra = paths.nodes[node].more();
-    const ShapeTest test{condition, record};
+    const ShapeTest test = shape_test(shape.bounds, condition, record);
     Cells cells;
     if (!cells_of(shape.bounds, cells)) {
         present ? extra.everywhere.insert_sorted(test) : void(extra.everywhere.erase_sorted(test));
@@ -326,9 +358,16 @@ void Index::redistribute(uint32_t steps_max) {
     }
     const uint32_t bucket = atom < atoms_.pool.limit() ? atoms_.pool[atom].bucket : 0;
     std::vector<uint32_t> records;
+    auto add = [&](bool last, uint32_t target) {
+        if (!last) return records.push_back(target);
+        const Filter& filter = filters_[target & kSeveral ? several_[target ^ kSeveral] : target];
+        if (!filter.several) return records.push_back(filter.records);
+        const uint32_t* list = words_[filter.records];
+        records.insert(records.end(), list + 1, list + 1 + list[0]);
+    };
     if (bucket && !atoms_.pool[atom].settled) {
-        for (const Test& test : buckets_[bucket].tests) records.push_back(test.record);
-        for (const RangeTest& test : buckets_[bucket].ranges) records.push_back(test.record);
+        for (const Test& test : buckets_[bucket].tests) add(test.literal & kLast, test.target);
+        for (const RangeTest& test : buckets_[bucket].ranges) add(test.node & kLast, test.target);
     }
     // From the end, where entries leave a sorted vector cheaply.
     uint32_t moved = 0;

@@ -131,12 +131,13 @@ class ProgramReader {
             case kOpTextRange:
                 return text_range(node);
             case kOpPrefix:
-            case kOpSuffix:
-            case kOpRegexp: {
+            case kOpSuffix: {
                 const Text value = text();
-                const uint8_t kind = operation == kOpPrefix ? kPrefix : operation == kOpSuffix ? kSuffix : kRegexp;
+                const uint8_t kind = operation == kOpPrefix ? kPrefix : kSuffix;
                 return ok_ ? index_.atom_literal(node, kind, value.data, value.length) : 0;
             }
+            case kOpRegexp:
+                return regexp(node);
             case kOpPoint:
                 return point(node);
             case kOpJunkPoint:
@@ -184,12 +185,7 @@ class ProgramReader {
             return 0;
         }
         std::sort(payload->words.begin(), payload->words.end());
-        payload->key.assign(reinterpret_cast<const char*>(payload->words.data()), payload->words.size() * 4);
-        Complex condition;
-        condition.kind = kIn;
-        condition.node = node;
-        condition.payload = std::move(payload);
-        return index_.complex_literal(std::move(condition));
+        return of_words(kIn, node, std::move(payload->words));
     }
 
     Literal range(uint32_t node) {
@@ -245,18 +241,35 @@ class ProgramReader {
         return index_.complex_literal(std::move(condition));
     }
 
-    Literal text_regexp(uint32_t node) {
+    Literal regexp(uint32_t node) {
         const Text pattern = text();
-        const Literal fallback = ok_ ? opaque() : 0;
         if (!ok_) return 0;
         index_.paths.retain(node);
-        auto payload = std::make_unique<Payload>();
-        payload->words = {index_.atom_literal(node, kRegexp, pattern.data, pattern.length), fallback};
-        payload->key.assign(reinterpret_cast<const char*>(payload->words.data()), 8);
+        return of_words(kPattern, node, {index_.atom_literal(node, kRegexp, pattern.data, pattern.length)});
+    }
+
+    Literal text_regexp(uint32_t node) {
+        index_.paths.retain(node);
+        const Literal pattern = regexp(node);
+        if (!pattern) {
+            index_.paths.release(node);
+            return 0;
+        }
+        const Literal fallback = opaque();
+        if (!ok_) {
+            index_.release(pattern);
+            return 0;
+        }
+        return of_words(kTextRegexp, node, {pattern, fallback});
+    }
+
+    Literal of_words(ConditionKind kind, uint32_t node, std::vector<uint32_t> words) {
         Complex condition;
-        condition.kind = kTextRegexp;
+        condition.kind = kind;
         condition.node = node;
-        condition.payload = std::move(payload);
+        condition.payload = std::make_unique<Payload>();
+        condition.payload->key.assign(reinterpret_cast<const char*>(words.data()), words.size() * 4);
+        condition.payload->words = std::move(words);
         return index_.complex_literal(std::move(condition));
     }
 
@@ -300,11 +313,7 @@ class ProgramReader {
             index_.release_words(*payload);
             return 0;
         }
-        payload->key.assign(reinterpret_cast<const char*>(payload->words.data()), payload->words.size() * 4);
-        Complex condition;
-        condition.kind = kTree;
-        condition.payload = std::move(payload);
-        return index_.complex_literal(std::move(condition));
+        return of_words(kTree, 0, std::move(payload->words));
     }
 
     Index& index_;
@@ -376,7 +385,8 @@ Stats Index::stats() const {
                          cells_by_place_.bytes();
     for (uint32_t id = 1; id < buckets_.limit(); id++) stats.bytes_places += buckets_[id].bytes();
     for (uint32_t id = 1; id < range_nodes_.limit(); id++)
-        stats.bytes_places += range_nodes_[id].lows.bytes() + range_nodes_[id].highs.bytes();
+        stats.bytes_places += range_nodes_[id].lows.bytes() + range_nodes_[id].highs.bytes() +
+                              range_nodes_[id].done_lows.bytes() + range_nodes_[id].done_highs.bytes();
     for (uint32_t id = 1; id < cells_.limit(); id++) stats.bytes_places += cells_[id].tests.bytes();
     return stats;
 }

@@ -20,6 +20,8 @@ void Index::begin(Context& context) {
     if (context.seen.size() < several_.limit()) context.seen.resize(several_.limit() * 3 / 2 + 16);
     if (context.known.size() < conditions_.pool.limit())
         context.known.resize(conditions_.pool.limit() * 3 / 2 + 16);
+    // No filter is found twice, so there is always room for the next.
+    if (context.found.size() < filters_.limit()) context.found.resize(filters_.limit() * 3 / 2 + 16);
 }
 
 void Index::match(Context& context) {
@@ -30,32 +32,28 @@ void Index::match(Context& context) {
     }
     gather(context);
     if (context.failed) return;
-    // Three passes, so that the memory of one bucket arrives while another is asked for.
-    uint32_t* const atoms = context.atoms.data();
-    const size_t count = context.atoms.size();
-    for (size_t i = 0; i < count; i++) {
-        const uint32_t bucket = atoms_.pool[atoms[i]].bucket;
-        if (bucket) __builtin_prefetch(&buckets_[bucket]);
+    // Three passes, so that the memory of one bucket arrives while another is asked for. Searches on the way
+    // may add atoms, but none that finds anything.
+    for (uint32_t node : context.touched)
+        if (paths.nodes[node].needs & (kNeedRange | kNeedTextRange)) want_ranges(context, node);
+    for (uint32_t atom : context.active) __builtin_prefetch(&buckets_[atoms_.pool[atom].bucket]);
+    for (uint32_t atom : context.active) {
+        const Bucket& bucket = buckets_[atoms_.pool[atom].bucket];
+        __builtin_prefetch(bucket.tests.begin());
+        __builtin_prefetch(bucket.done.begin());
+        __builtin_prefetch(bucket.ranges.begin());
     }
-    for (size_t i = 0; i < count; i++) {
-        const uint32_t bucket = atoms_.pool[atoms[i]].bucket;
-        if (!bucket) continue;
-        __builtin_prefetch(buckets_[bucket].tests.begin());
-        __builtin_prefetch(buckets_[bucket].done.begin());
-        __builtin_prefetch(buckets_[bucket].ranges.begin());
-    }
-    for (size_t i = 0; i < count; i++) {
-        const uint32_t bucket = atoms_.pool[atoms[i]].bucket;
-        if (bucket) run_bucket(context, buckets_[bucket]);
-    }
+    for (size_t i = 0; i < context.active.size(); i++)
+        run_bucket(context, buckets_[atoms_.pool[context.active[i]].bucket]);
     for (uint32_t node : context.touched) {
         const uint32_t needs = paths.nodes[node].needs;
-        if (needs & (kNeedRange | kNeedTextRange)) run_ranges(context, node);
         if (needs & kNeedPoint) run_cells(context, node);
     }
+    run_ranges(context);
     for (uint32_t node : absents_)
         if (context.slots[node].type == kAbsent) run_bucket(context, buckets_[paths.nodes[node].absent]);
     run_bucket(context, buckets_[always_]);
+    finish(context);
     if (++context.events % kSampleEvery == 0) sample(context);
 }
 
@@ -63,10 +61,11 @@ void Index::clear(Context& context) {
     for (uint32_t atom : context.atoms) context.bits[atom >> 6] = 0;
     for (uint32_t node : context.touched) context.slots[node] = Slot();
     context.atoms.clear();
+    context.active.clear();
     context.touched.clear();
     context.points.clear();
     context.elements.clear();
-    context.found.clear();
+    context.found_count = 0;
     context.clash = false;
 }
 
@@ -78,6 +77,7 @@ inline void Index::set_atom(Context& context, uint32_t atom) const {
     if (word & bit) return;
     word |= bit;
     context.atoms.push_back(atom);
+    if (atom >> 6 < active_.size() && active_[atom >> 6] & bit) context.active.push_back(atom);
 }
 
 inline void Index::want(Context& context, uint32_t node, uint8_t kind, const char* data, uint32_t length) {
@@ -130,7 +130,10 @@ void Index::gather(Context& context) {
         if (node.needs & kNeedSuffix)
             for (const auto& [length, users] : node.extra->suffixes.counts)
                 if (length <= slot.length) want(context, id, kSuffix, slot.text + slot.length - length, length);
-        if (node.needs & kNeedRegexp) search(context, id);
+        if (node.needs & kNeedRegexp && node.extra->regexps_access) {
+            context.searches.emplace_back(id, search_hash(context, id));
+            if (context.searched_by_text) context.searched_by_text->prefetch(context.searches.back().second);
+        }
     }
     for (const auto& [node, value] : context.elements) want_scalar(context, node, value, kElement);
     for (const Context::Wanted& w : context.wanted) {
@@ -140,21 +143,28 @@ void Index::gather(Context& context) {
         set_atom(context, atom);
         if (w.kind < kElement) context.slots[w.node].atom = atom;
     }
+    for (const auto& [node, hash] : context.searches) search(context, node, hash);
+    context.searches.clear();
+}
+
+uint64_t Index::search_hash(const Context& context, uint32_t node) {
+    const Slot& slot = context.slots[node];
+    return hash_bytes(slot.text, slot.length, 5 + (static_cast<uint64_t>(node) << 32));
 }
 
 // The patterns found in a string, remembered for the next event with the same one.
-void Index::search(Context& context, uint32_t node) {
+void Index::search(Context& context, uint32_t node, uint64_t hash) {
     const Extra& extra = *paths.nodes[node].extra;
     const Slot& slot = context.slots[node];
+    context.slots[node].searched = true;
     if (!context.searched || context.searched->live() >= kRegexpCacheMax) {
         context.searched = std::make_unique<Pool<Context::Searched>>();
         context.searched_by_text = std::make_unique<Table>();
     }
-    const uint64_t hash = hash_bytes(slot.text, slot.length, 5 + (static_cast<uint64_t>(node) << 32));
     uint32_t id = context.searched_by_text->find(hash, [&](uint32_t at) {
         const Context::Searched& known = (*context.searched)[at];
         return known.node == node && known.text.size() == slot.length &&
-               memcmp(known.text.data(), slot.text, slot.length) == 0;
+               same_bytes(known.text.data(), slot.text, slot.length);
     });
     if (!id) {
         id = context.searched->take();
@@ -182,78 +192,137 @@ void Index::search(Context& context, uint32_t node) {
 // What it finds.
 
 inline void Index::emit(Context& context, uint32_t word) {
-    if (!(word & kSeveral)) return context.found.push_back(word);
-    uint32_t& seen = context.seen[word ^ kSeveral];
-    if (seen == context.epoch) return;
-    seen = context.epoch;
-    context.found.push_back(several_[word ^ kSeveral]);
+    if (word & kSeveral) {
+        uint32_t& seen = context.seen[word ^ kSeveral];
+        if (seen == context.epoch) return;
+        seen = context.epoch;
+        word = several_[word ^ kSeveral];
+    }
+    context.found[context.found_count++] = word;
+}
+
+inline void Index::emit_all(Context& context, const uint32_t* words, size_t count, bool several) {
+    if (several) {
+        for (size_t i = 0; i < count; i++) emit(context, words[i]);
+    } else if (count) {
+        memcpy(&context.found[context.found_count], words, count * 4);
+        context.found_count += static_cast<uint32_t>(count);
+    }
+}
+
+// Tests whose memory is elsewhere are put off until it has come: first the conditions, then the records.
+inline void Index::test_later(Context& context, Test test) const {
+    if (test.literal & kComplex) __builtin_prefetch(&conditions_.pool[test.literal & kTermMask]);
+    context.waiting.push_back(test);
+}
+
+inline void Index::verify_later(Context& context, uint32_t target, bool last) {
+    if (last) return emit(context, target);
+    __builtin_prefetch(words_[target]);
+    context.records.push_back(target);
+}
+
+void Index::finish(Context& context) {
+    for (const Test& test : context.waiting)
+        if (holds(context, test.literal)) verify_later(context, test.target, test.literal & kLast);
+    for (uint32_t record : context.records)
+        if (verify(context, record, 1)) emit(context, words_[record][0]);
+    context.waiting.clear();
+    context.records.clear();
 }
 
 void Index::run_bucket(Context& context, const Bucket& bucket) {
-    for (uint32_t word : bucket.done) emit(context, word);
+    const uint32_t done = bucket.done.size();
+    // Words are in order, those with kSeveral last.
+    if (done) emit_all(context, bucket.done.begin(), done, bucket.done[done - 1] & kSeveral);
     const uint64_t* bits = context.bits.data();
     for (const Test& test : bucket.tests) {
-        if (!(test.literal & kComplex)) {
-            const uint32_t atom = test.literal & kTermMask;
-            if ((bits[atom >> 6] >> (atom & 63) & 1) == test.literal >> 31) continue;
-        } else if (!holds(context, test.literal)) {
-            continue;
-        }
-        if (verify(context, test.record, 1)) emit(context, words_[test.record][0]);
+        const uint32_t atom = test.literal & kTermMask;
+        if (test.literal & kComplex)
+            test_later(context, test);
+        else if ((bits[atom >> 6] >> (atom & 63) & 1) != test.literal >> 31)
+            verify_later(context, test.target, test.literal & kLast);
     }
     const Slot* slots = context.slots.data();
     for (const RangeTest& test : bucket.ranges) {
-        const uint64_t key = slots[test.node].key;
-        if (key >= test.low && key <= test.high && verify(context, test.record, 1))
-            emit(context, words_[test.record][0]);
+        const uint64_t key = slots[test.node & kTermMask].key;
+        if (key >= test.low && key <= test.high) verify_later(context, test.target, test.node & kLast);
     }
 }
 
-void Index::run_ranges(Context& context, uint32_t node) {
+void Index::want_ranges(Context& context, uint32_t node) const {
     const Slot& slot = context.slots[node];
     const Extra& extra = *paths.nodes[node].extra;
     if (slot.type == kNumber && slot.key)
-        run_interval(context, node, false, slot.key, extra.numbers);
+        want_interval(context, node, false, slot.key, extra.numbers);
     else if (slot.type == kString)
-        run_interval(context, node, true, string_key(slot.text, slot.length), extra.texts);
+        want_interval(context, node, true, string_key(slot.text, slot.length), extra.texts);
 }
 
-void Index::run_interval(Context& context, uint32_t node, bool text, uint64_t key, const Levels& levels) {
-    auto visit = [&](uint32_t shift) {
+void Index::want_interval(Context& context, uint32_t node, bool text, uint64_t key, const Levels& levels) const {
+    auto want = [&](uint32_t shift) {
         const uint64_t prefix = shift == 64 ? 0 : key >> shift;
         const uint64_t hash = hash_word(prefix, static_cast<uint64_t>(node) << 9 | text << 8 | shift);
-        const uint32_t id = ranges_by_place_.find(hash, [&](uint32_t at) {
-            const RangeNode& found = range_nodes_[at];
-            return found.prefix == prefix && found.node == node && found.shift == shift && found.text == text;
-        });
-        if (!id) return;
-        auto hit = [&](const Bound& bound) {
-            if (!bound.literal)
-                emit(context, bound.target);
-            else if (holds(context, bound.literal) && verify(context, bound.target, 1))
-                emit(context, words_[bound.target][0]);
-        };
-        const RangeNode& place = range_nodes_[id];
-        // All intervals here hold the middle: left of it only their low ends matter, right of it the high ones.
-        if (shift == 0 || key >> (shift - 1) & 1) {
-            for (const Bound* bound = place.highs.end(); bound-- != place.highs.begin() && bound->key >= key;)
-                hit(*bound);
-        } else {
-            for (const Bound& bound : place.lows) {
-                if (bound.key > key) break;
-                hit(bound);
-            }
-        }
+        ranges_by_place_.prefetch(hash);
+        context.places.push_back({hash, prefix, key, node, shift, 0, text});
     };
     for (uint64_t mask = levels.mask; mask; mask &= mask - 1)
-        visit(shift_at(static_cast<uint32_t>(__builtin_ctzll(mask))));
-    if (levels.points) visit(0);
+        want(shift_at(static_cast<uint32_t>(__builtin_ctzll(mask))));
+    if (levels.points) want(0);
+}
+
+void Index::run_ranges(Context& context) {
+    for (Context::Place& at : context.places) {
+        at.id = ranges_by_place_.find(at.hash, [&](uint32_t id) {
+            const RangeNode& found = range_nodes_[id];
+            return found.hash == at.hash && found.prefix == at.prefix && found.node == at.node &&
+                   found.shift == at.shift && found.text == at.text;
+        });
+        if (!at.id) continue;
+        const RangeNode& found = range_nodes_[at.id];
+        __builtin_prefetch(found.done_lows.keys.begin());
+        __builtin_prefetch(found.done_highs.keys.begin());
+    }
+    for (const Context::Place& at : context.places)
+        if (at.id) run_range(context, at);
+    context.places.clear();
+}
+
+void Index::run_range(Context& context, const Context::Place& at) {
+    auto hit = [&](const Bound& bound) {
+        const Literal literal = bound.test.literal;
+        if (literal & kComplex)
+            test_later(context, bound.test);
+        else if (holds(context, literal))
+            verify_later(context, bound.test.target, literal & kLast);
+    };
+    const RangeNode& place = range_nodes_[at.id];
+    const uint64_t key = at.key;
+    // All intervals here hold the middle: left of it only their low ends matter, right of it the high ones.
+    if (at.shift == 0 || key >> (at.shift - 1) & 1) {
+        const Vec<uint64_t>& keys = place.done_highs.keys;
+        const auto first = static_cast<size_t>(std::lower_bound(keys.begin(), keys.end(), key) - keys.begin());
+        emit_all(context, place.done_highs.words.begin() + first, keys.size() - first, place.several);
+        for (uint32_t i = place.highs.size(); i-- && place.highs[i].key >= key;) hit(place.highs[i]);
+    } else {
+        const Vec<uint64_t>& keys = place.done_lows.keys;
+        const auto count = static_cast<size_t>(std::upper_bound(keys.begin(), keys.end(), key) - keys.begin());
+        emit_all(context, place.done_lows.words.begin(), count, place.several);
+        for (const Bound& bound : place.lows) {
+            if (bound.key > key) break;
+            hit(bound);
+        }
+    }
 }
 
 const PointAt& Index::point_at(Context& context, uint32_t node) {
-    for (const PointAt& at : context.points)
-        if (at.node == node) return at;
-    PointAt at{node, false, Point()};
+    for (PointAt& at : context.points) {
+        if (at.node != node) continue;
+        if (!at.ready) at.point = Point(at.point.lat, at.point.lon);
+        at.ready = true;
+        return at;
+    }
+    PointAt at{node, false, true, Point()};
     const Type type = context.slots[node].type;
     if (type >= kString) {
         double lat = 0, lon = 0;
@@ -286,9 +355,14 @@ void Index::run_cells(Context& context, uint32_t node) {
 }
 
 void Index::run_shapes(Context& context, const Vec<ShapeTest>& tests, const PointAt& at) {
-    for (const ShapeTest& test : tests)
+    const float lat = static_cast<float>(at.point.lat);
+    const float lon = static_cast<float>(std::remainder(at.point.lon, 360));
+    for (const ShapeTest& test : tests) {
+        const float apart = std::fabs(lon - test.lon);
+        if (std::fabs(lat - test.lat) > test.lat_half || std::min(apart, 360 - apart) > test.lon_half) continue;
         if (conditions_.pool[test.condition].payload->shape.contains(at.point) && verify(context, test.record, 0))
             emit(context, words_[test.record][0]);
+    }
 }
 
 // Whether the rest holds.
@@ -362,6 +436,12 @@ bool Index::compute(Context& context, const Complex& condition, uint32_t id) {
                 (slot.type == kString && !slot.length))
                 return false;
             return !point_at(context, condition.node).found;
+        case kPattern: {
+            if (slot.type != kString) return false;
+            if (!slot.searched) search(context, condition.node, search_hash(context, condition.node));
+            const uint32_t atom = condition.payload->words[0];
+            return context.bits[atom >> 6] >> (atom & 63) & 1;
+        }
         case kTextRegexp:
             if (slot.type == kAbsent) return false;
             return holds(context, condition.payload->words[slot.type == kString ? 0 : 1]);

@@ -18,7 +18,9 @@
 namespace virta {
 
 using Literal = uint32_t;
-constexpr Literal kNegated = 1u << 31, kComplex = 1u << 30, kTermMask = kComplex - 1;
+constexpr Literal kNegated = 1u << 31, kComplex = 1u << 30;
+constexpr Literal kLast = 1u << 29;  // where literals wait for a test: nothing comes after this one
+constexpr Literal kTermMask = kLast - 1;
 
 // What an atom tests. The first five are Type's, for equality with a scalar; +kElement for one of an array.
 enum AtomKind : uint8_t {
@@ -67,7 +69,7 @@ class Atoms {
         return table_.find(hash, [&](uint32_t id) {
             const Atom& atom = pool[id];
             return atom.hash == hash && atom.node == node && atom.kind == kind && atom.length == length &&
-                   memcmp(atom.data(), data, length) == 0;
+                   same_bytes(atom.data(), data, length);
         });
     }
     void prefetch(uint64_t hash) const { table_.prefetch(hash); }
@@ -114,7 +116,8 @@ enum ConditionKind : uint8_t {
     kPoint,         // payload: shape
     kJunkPoint,     // nothing
     kNegativeZero,  // nothing
-    kTextRegexp,    // payload: atom, opaque
+    kPattern,       // payload: atom; values are searched when first asked for
+    kTextRegexp,    // payload: pattern, opaque
     kOpaque,        // low: number given by the feeder
     kTree,          // payload: literals and operators, postfix
 };

@@ -138,7 +138,10 @@ class Walk {
             });
             if (count != 2) found = 0;
         }
-        if (found == 3) context_.points.push_back({node, true, Point(lat, lon)});
+        if (found != 3) return;
+        context_.points.push_back({node, true, false, Point()});
+        context_.points.back().point.lat = lat;
+        context_.points.back().point.lon = lon;
     }
 
     const Paths& paths_;

@@ -25,10 +25,8 @@ def parse_event(data: bytes, position: int = 0) -> Any:
         )
     try:
         return json.loads(data.decode("utf-8"), parse_constant=_refuse)
-    except RecursionError:
-        raise EventError(
-            f"event {position} nests too deep to be looked into", code="event_too_deep"
-        ) from None
+    except RecursionError as exc:
+        raise too_deep(position) from exc
     except ValueError as exc:
         raise EventError(
             f"event {position} is not JSON: {exc}; got {data[:80]!r}", code="event_not_json"
@@ -38,6 +36,12 @@ def parse_event(data: bytes, position: int = 0) -> Any:
 def lines(data: bytes) -> list[bytes]:
     """The events of a buffer with one JSON value a line; blank lines are none."""
     return [line for line in data.split(b"\n") if line.strip(b" \t\r")]
+
+
+def too_deep(position: int | None = None) -> EventError:
+    """The error for an event that nests deeper than anyone can follow."""
+    which = "an event" if position is None else f"event {position}"
+    return EventError(f"{which} nests too deep to be looked into", code="event_too_deep")
 
 
 def _refuse(name: str) -> Any:

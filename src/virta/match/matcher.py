@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from virta.filters import Filter, parse
 from virta.match.compile import Compiled, compile_filter
 from virta.match.engine import make_engine
+from virta.match.events import too_deep
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -73,7 +74,10 @@ class Matcher:
 
         Raises EventError for bytes that are no JSON.
         """
-        return self._engine.match(_plain(event))
+        try:
+            return self._engine.match(_plain(event))
+        except RecursionError as exc:
+            raise too_deep() from exc
 
     @overload
     def match_many(self, events: Any, output: Literal["ids"] = "ids") -> list[list[str]]: ...
@@ -98,10 +102,11 @@ class Matcher:
             events = events.encode("utf-8", "surrogatepass")
         elif not isinstance(events, bytes | bytearray | memoryview):
             events = [_plain(event) for event in events] if _odd(events) else events
-        if output == "ids":
-            return self._engine.match_many(events, numbers=False)
-        numbers, offsets = self._engine.match_many(events, numbers=True)
-        return memoryview(numbers).cast("I"), memoryview(offsets).cast("I")
+        try:
+            found = self._engine.match_many(events, numbers=output == "uint32")
+        except RecursionError as exc:
+            raise too_deep() from exc
+        return tuple(memoryview(part).cast("I") for part in found) if output == "uint32" else found
 
     def id_of(self, number: int) -> str | None:
         """The id of a filter's number. A number is used again some time after its filter was removed."""
