@@ -27,8 +27,14 @@ inline Vector vector_of(double lat, double lon) {
 struct Point {
     double lat = 0, lon = 0;
     Vector vector;
+    float rough_lat = 0, rough_lon = 0;  // the longitude within 180 degrees
     Point() = default;
-    Point(double lat_, double lon_) : lat(lat_), lon(lon_), vector(vector_of(lat_, lon_)) {}
+    Point(double lat_, double lon_)
+        : lat(lat_),
+          lon(lon_),
+          vector(vector_of(lat_, lon_)),
+          rough_lat(static_cast<float>(lat_)),
+          rough_lon(static_cast<float>(std::remainder(lon_, 360))) {}
     bool finite() const { return std::isfinite(lat) && std::isfinite(lon); }
 };
 
@@ -41,6 +47,24 @@ struct Edge {
 struct Bounds {  // in degrees; east may pass 180. Not usable: look for the shape everywhere
     double south = 0, north = 0, west = 0, east = 0;
     bool usable = false;
+};
+
+// A box in single precision, a little too large rather than too small: refuses most points from one cache line.
+struct RoughBox {
+    float lat = 0, lon = 0, lat_half = HUGE_VALF, lon_half = HUGE_VALF;
+    RoughBox() = default;
+    explicit RoughBox(const Bounds& bounds) {
+        if (!bounds.usable) return;
+        constexpr double kSlack = 1e-4;
+        lat = static_cast<float>((bounds.north + bounds.south) / 2);
+        lon = static_cast<float>(std::remainder((bounds.east + bounds.west) / 2, 360));
+        lat_half = static_cast<float>((bounds.north - bounds.south) / 2 * (1 + kSlack) + kSlack);
+        lon_half = static_cast<float>((bounds.east - bounds.west) / 2 * (1 + kSlack) + kSlack);
+    }
+    bool excludes(const Point& point) const {
+        const float apart = std::fabs(point.rough_lon - lon);
+        return std::fabs(point.rough_lat - lat) > lat_half || std::fmin(apart, 360 - apart) > lon_half;
+    }
 };
 
 enum ShapeKind : uint8_t { kCircle = 1, kAnnulus, kBox, kPolygon };

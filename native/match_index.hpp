@@ -126,7 +126,11 @@ struct Context {
         bool text;
     };
     std::vector<Place> places;
-    std::vector<std::pair<uint32_t, uint64_t>> searches;  // nodes to search, with the hash of the value
+    struct Search {                 // a value to search for patterns
+        uint64_t hash;
+        uint32_t node, id;
+    };
+    std::vector<Search> searches;
     std::vector<Test> waiting;      // for a condition whose memory was asked for
     std::vector<uint32_t> records;  // to verify, likewise
     std::vector<PointAt> points;
@@ -225,7 +229,11 @@ class Index {
     void want_scalar(Context& context, uint32_t node, const Value& value, uint8_t element);
     void set_atom(Context& context, uint32_t atom) const;
     static uint64_t search_hash(const Context& context, uint32_t node);
-    void search(Context& context, uint32_t node, uint64_t hash);
+    void search_all(Context& context);
+    uint32_t find_search(Context& context, uint32_t node, uint64_t hash);
+    void apply_search(Context& context, uint32_t node, uint32_t id);
+    void search(Context& context, uint32_t node);
+    static void make_room(Context& context);
     void run_bucket(Context& context, const Bucket& bucket);
     void run_ranges(Context& context);
     void want_interval(Context& context, uint32_t node, bool text, uint64_t key, const Levels& levels) const;
@@ -236,9 +244,14 @@ class Index {
     const PointAt& point_at(Context& context, uint32_t node);
     void emit(Context& context, uint32_t word);
     void emit_all(Context& context, const uint32_t* words, size_t count, bool several);
-    bool holds(Context& context, Literal literal);
+    bool holds(Context& context, Literal literal) {
+        const uint32_t id = literal & kTermMask;
+        const bool truth =
+            literal & kComplex ? condition_holds(context, id) : context.bits[id >> 6] >> (id & 63) & 1;
+        return truth != static_cast<bool>(literal & kNegated);
+    }
     bool condition_holds(Context& context, uint32_t id);
-    bool compute(Context& context, const Complex& condition, uint32_t id);
+    bool compute(Context& context, const Complex& condition);
     bool tree_holds(Context& context, const Payload& tree);
     void test_later(Context& context, Test test) const;
     void verify_later(Context& context, uint32_t target, bool last);

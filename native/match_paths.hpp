@@ -16,6 +16,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "match_geo.hpp"
 #include "match_hash.hpp"
 #include "match_store.hpp"
 
@@ -54,21 +55,24 @@ struct Lengths {  // of prefixes or suffixes in use, with their number
     }
 };
 
-struct Levels {  // sizes of dyadic intervals in use: bit s of the mask, counts[s]
+struct Levels {  // sizes of dyadic intervals, or cells, in use: a bit of the mask and a count for each
     uint64_t mask = 0;
     bool points = false;
     uint32_t counts[65] = {};
-    void add(uint32_t shift) {
-        if (counts[shift]++ == 0) shift == 64 ? points = true : mask |= 1ull << shift;
+    uint32_t hashes[256] = {};  // places in use by the low bits of their hash: most that are not there need no lookup
+    void add(uint32_t level, uint64_t hash) {
+        if (counts[level]++ == 0) level == 64 ? points = true : mask |= 1ull << level;
+        hashes[hash & 255]++;
     }
-    void remove(uint32_t shift) {
-        if (--counts[shift] == 0) shift == 64 ? points = false : mask &= ~(1ull << shift);
+    void remove(uint32_t level, uint64_t hash) {
+        if (--counts[level] == 0) level == 64 ? points = false : mask &= ~(1ull << level);
+        hashes[hash & 255]--;
     }
 };
 
 struct ShapeTest {  // a shape to test, with a rough box round it, and what holds if the point is inside
     uint32_t condition, record;
-    float lat, lon, lat_half, lon_half;
+    RoughBox box;
     bool operator<(const ShapeTest& other) const { return record < other.record; }
 };
 

@@ -25,19 +25,6 @@ uint64_t range_hash(uint32_t node, bool text, uint32_t shift, uint64_t prefix) {
     return hash_word(prefix, static_cast<uint64_t>(node) << 9 | text << 8 | shift);
 }
 
-// A box in single precision that is a little too large rather than too small.
-ShapeTest shape_test(const Bounds& bounds, uint32_t condition, uint32_t record) {
-    if (!bounds.usable) return {condition, record, 0, 0, HUGE_VALF, HUGE_VALF};
-    constexpr double kSlack = 1e-4;
-    const double lat = (bounds.north + bounds.south) / 2, lon = (bounds.east + bounds.west) / 2;
-    return {condition,
-            record,
-            static_cast<float>(lat),
-            static_cast<float>(std::remainder(lon, 360)),
-            static_cast<float>((bounds.north - bounds.south) / 2 * (1 + kSlack) + kSlack),
-            static_cast<float>((bounds.east - bounds.west) / 2 * (1 + kSlack) + kSlack)};
-}
-
 uint64_t cell_key(uint32_t level, uint32_t column, int32_t row) {
     return static_cast<uint64_t>(level) << 58 | static_cast<uint64_t>(column) << 32 | static_cast<uint32_t>(row);
 }
@@ -292,7 +279,7 @@ void Index::change_range(uint32_t node, bool text, uint64_t low, uint64_t high, 
         made.prefix = prefix, made.hash = hash, made.node = node, made.text = text;
         made.shift = static_cast<uint8_t>(shift);
         ranges_by_place_.insert(hash, id);
-        levels.add(level_of(shift));
+        levels.add(level_of(shift), hash);
         paths.nodes[node].needs |= text ? kNeedTextRange : kNeedRange;
     }
     RangeNode& place = range_nodes_[id];
@@ -311,7 +298,7 @@ void Index::change_range(uint32_t node, bool text, uint64_t low, uint64_t high, 
     if (!place.empty()) return;
     ranges_by_place_.erase(hash, id);
     range_nodes_.give(id);
-    levels.remove(level_of(shift));
+    levels.remove(level_of(shift), hash);
     if (!levels.mask && !levels.points) paths.nodes[node].needs &= ~(text ? kNeedTextRange : kNeedRange);
 }
 
@@ -319,7 +306,7 @@ void Index::change_cells(uint32_t condition, uint32_t record, bool present) {
     const uint32_t node = conditions_.pool[condition].node;
     const Shape& shape = conditions_.pool[condition].payload->shape;
     Extra& extra = paths.nodes[node].more();
-    const ShapeTest test = shape_test(shape.bounds, condition, record);
+    const ShapeTest test{condition, record, RoughBox(shape.bounds)};
     Cells cells;
     if (!cells_of(shape.bounds, cells)) {
         present ? extra.everywhere.insert_sorted(test) : void(extra.everywhere.erase_sorted(test));
@@ -335,13 +322,13 @@ void Index::change_cells(uint32_t condition, uint32_t record, bool present) {
             id = cells_.take();
             cells_[id].key = key, cells_[id].hash = hash, cells_[id].node = node;
             cells_by_place_.insert(hash, id);
-            extra.cells.add(cells.level);
+            extra.cells.add(cells.level, hash);
         }
         present ? cells_[id].tests.insert_sorted(test) : void(cells_[id].tests.erase_sorted(test));
         if (cells_[id].tests.size()) continue;
         cells_by_place_.erase(hash, id);
         cells_.give(id);
-        extra.cells.remove(cells.level);
+        extra.cells.remove(cells.level, hash);
     }
 }
 

@@ -238,6 +238,10 @@ class ProgramReader {
         condition.payload->key.assign(from, static_cast<size_t>(at_ - from));
         condition.payload->shape.kind = static_cast<ShapeKind>(kind);
         if (!condition.payload->shape.prepare(numbers.data(), count)) return 0;
+        const RoughBox box(condition.payload->shape.bounds);
+        static_assert(sizeof box == sizeof condition.low + sizeof condition.high, "the box takes the place of the bounds");
+        memcpy(&condition.low, &box.lat, sizeof condition.low);
+        memcpy(&condition.high, &box.lat_half, sizeof condition.high);
         return index_.complex_literal(std::move(condition));
     }
 

@@ -73,6 +73,10 @@ class Atoms {
         });
     }
     void prefetch(uint64_t hash) const { table_.prefetch(hash); }
+    void prefetch_atom(uint64_t hash) const {
+        const uint32_t id = table_.peek(hash);
+        if (id) __builtin_prefetch(&pool[id]);
+    }
 
     uint32_t make(uint64_t hash, uint32_t node, uint8_t kind, const char* data, uint32_t length) {
         const uint32_t id = pool.take();
@@ -113,7 +117,7 @@ enum ConditionKind : uint8_t {
     kRange = 1,     // low, high: ordered numbers, inclusive
     kTextRange,     // payload: bounds
     kIn,            // payload: sorted atoms
-    kPoint,         // payload: shape
+    kPoint,         // payload: shape; low, high: its rough box
     kJunkPoint,     // nothing
     kNegativeZero,  // nothing
     kPattern,       // payload: atom; values are searched when first asked for
