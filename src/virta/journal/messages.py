@@ -11,6 +11,8 @@ from enum import IntEnum
 
 from msgspec import Struct
 
+from virta.errors import JournalError
+
 VERSION = 1
 KEY_BYTES_MAX = 65_535
 # An operation must fit one record of the log (10 MiB) together with its keys.
@@ -132,3 +134,25 @@ class Reply(Struct):
         if self.pairs is not None:
             return self.pairs
         return [] if self.pair is None else [self.pair]
+
+
+class RefusedError(JournalError):
+    """A request the journal does not carry out: `code` is the token that goes over the wire."""
+
+    def __init__(
+        self,
+        code: str,
+        detail: str = "",
+        *,
+        timestamp: int | None = None,
+        timeout: int | None = None,
+    ) -> None:
+        super().__init__(f"{code}: {detail}" if detail else code, code=code)
+        self.timestamp = timestamp  # of the stored version that was in the way
+        self.timeout = timeout  # until when it will be
+
+
+# Errors after which the same request may succeed later; a forwarder keeps the record.
+RETRY_CODES = frozenset(
+    {"worked-on", "locked", "out-of-memory", "disk", "not-primary", "shutting-down"}
+)
