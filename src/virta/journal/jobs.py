@@ -312,24 +312,22 @@ class Jobs:
         return list(self._finishes)
 
     def restore(self, job: Job, now: int) -> None:
-        """Take an entry from the log or a snapshot in place of what its uri had."""
+        """Take an entry from the log or a snapshot; `restored` has to follow."""
         job.logged = True
         self.next_id = max(self.next_id, job.id + 1, job.lease + 1)
         if job.state == DEAD:
             job.domain.counts[DEAD] += 1
             self._dead[job.uri] = job
         elif job.lease and job.worked_until > now:
-            job.state = GONE
             self._working[job.uri] = job
             self._by_id[job.lease] = job
             job.domain.move(job, WORKING)
-            self.schedule.arm(job.domain)
         else:
-            job.state = GONE
             job.lease = job.worked_until = 0
             self._waiting[job.uri] = job
             self._by_id[job.id] = job
-            self._schedule(job, now)
+            held = job.uri in self._working
+            job.domain.move(job, HELD if held else READY if job.start <= now else DELAYED)
 
     def restore_gone(self, uri: bytes, now: int, finished: int) -> None:
         """Nothing is left of a uri but perhaps the memory of its last finished command."""
@@ -342,8 +340,14 @@ class Jobs:
         if finished >= 0:
             self._remember(uri, finished, now)
 
+    def restore_finished(self, uri: bytes, timestamp: int, finished_at: int) -> None:
+        self._remember(uri, timestamp, finished_at)
+
     def restored(self) -> None:
-        """The log knows everything up to here."""
+        """All is taken in, and the log knows everything up to here."""
+        for place in self.schedule.domains.values():
+            self.schedule.offer(place)
+            self.schedule.arm(place)
         self._dirty.clear()
         self.wants_log = False
 

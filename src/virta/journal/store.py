@@ -342,6 +342,10 @@ class Store:
     def restore_gone(self, key: bytes) -> None:
         self._detach(key)
 
+    def restore_mark(self, entry: Entry, worked_until: int, expires: int) -> None:
+        entry.worked_until = worked_until
+        self._set_expiry(entry, expires)
+
     def restored(self) -> None:
         """The log knows everything up to here."""
         self._dirty.clear()

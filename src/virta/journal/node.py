@@ -1,0 +1,295 @@
+"""
+A running journal without a transport: the engine, its log, and time that passes.
+
+Invariant: a reply to a change that must survive leaves only after the log has it on disk; everything
+that waits at that moment shares one append and one fsync. After a failed fsync nothing that must
+survive is accepted any more; after a full disk it is refused for a moment and then tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from virta.errors import LogError, LogWriteError
+from virta.journal import images
+from virta.journal.engine import Engine
+from virta.journal.jobs import JOBS_MAX, Jobs
+from virta.journal.messages import PERSIST, Function, Reply, Request
+from virta.journal.persistence import Durability, Persistence
+from virta.journal.session import Session
+from virta.journal.store import MEMORY_BYTES_MAX, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Respond = Callable[[Reply], None]
+
+log = logging.getLogger("virta.journal")
+
+# Handing a commit to a thread costs about 60 µs: not worth it for a disk that syncs in less than this.
+INLINE_COMMIT_S_MAX = 0.001
+RETRY_AFTER_WRITE_ERROR_S = 1.0
+ROTATION_PAUSE_S = 0.002
+TICK_S_MAX = 1.0
+# Commands that are refused while the disk is, unless they are only about memory.
+_LASTING = frozenset(
+    {Function.DELETE, Function.RENAME, Function.LINK, Function.UNLINK, Function.ADD}
+    | {Function.NOT, Function.TRUNCATE}
+)
+
+
+def system_clock() -> int:
+    """Unix time in µs."""
+    return time.time_ns() // 1000
+
+
+class Node:
+    """
+    Embeddable: `start` it in a running event loop, give it requests, `stop` it.
+
+    Without a directory everything lives in memory and dies with the process.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        clock: Callable[[], int] = system_clock,
+        durability: Durability = "fsync",
+        memory_bytes_max: int = MEMORY_BYTES_MAX,
+        jobs_max: int = JOBS_MAX,
+    ) -> None:
+        self._persistence = (
+            None if directory is None else Persistence(directory, durability=durability)
+        )
+        spill = None if self._persistence is None else self._persistence.spill
+        self.engine = Engine(
+            clock, Store(spill, memory_bytes_max=memory_bytes_max), Jobs(jobs_max=jobs_max)
+        )
+        self.on_batch: list[Callable[[], None]] = []  # called when replies of a batch were given
+        self.failure: LogError | None = None
+        self._retry_at = 0.0
+        self._backlog: list[images.Record] = []
+        self._waiting: list[tuple[Respond, Reply]] = []
+        self._scheduled = False
+        self._committing = False
+        self._commit_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._rotation_task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = False
+
+    # Life.
+
+    async def start(self) -> None:
+        """Restore the state (blocking: nothing can be answered before) and let time pass."""
+        self._loop = asyncio.get_running_loop()
+        if self._persistence is not None:
+            began = time.perf_counter()
+            self._persistence.restore(self.engine)
+            log.info(
+                "journal_restored jobs=%d keys=%d seconds=%.2f",
+                len(self.engine.jobs),
+                len(self.engine.store),
+                time.perf_counter() - began,
+            )
+        self._arm()
+
+    async def stop(self) -> None:
+        """Answer what is waiting, take a snapshot, release the directory."""
+        self._stopping = True
+        if self._timer is not None:
+            self._timer.cancel()
+        while self._waiting or self._committing:
+            self._schedule()
+            await asyncio.sleep(0.001)
+        if self._rotation_task is not None:
+            self._rotation_task.cancel()
+            await asyncio.gather(self._rotation_task, return_exceptions=True)
+        if self._persistence is not None:
+            if self.failure is None:
+                self._snapshot()
+            self._persistence.close()
+
+    def _snapshot(self) -> None:
+        assert self._persistence is not None
+        try:
+            self._persistence.commit(self._backlog + images.drain(self.engine, self.engine.clock()))
+            self._persistence.snapshot(self.engine)
+        except (LogError, OSError):
+            log.exception("journal_snapshot_failed")  # the log has everything that was acknowledged
+
+    # Requests.
+
+    def handle(self, request: Request, session: Session, respond: Respond) -> None:
+        """Carry out a request now; `respond` is called when its effect is as lasting as it must be."""
+        function = request.function
+        lasting = bool(request.flags & PERSIST) or function in _LASTING
+        if lasting and self._refuses():
+            error = "shutting-down" if self._stopping else "disk"
+            respond(Reply(request.identifier, 0, self.engine.clock(), error=error))
+            return
+        reply = self.engine.handle(request, session)
+        changed = function not in (Function.GET, Function.NEXT, Function.NOP)
+        if changed and not reply.error and self._must_wait(reply, function):
+            self._waiting.append((respond, reply))
+        else:
+            respond(reply)
+        self._schedule()
+
+    async def submit(self, request: Request, session: Session | None = None) -> Reply:
+        """The same for callers that can await."""
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+        def respond(reply: Reply) -> None:
+            if not future.done():
+                future.set_result(reply)
+
+        self.handle(request, session or Session(), respond)
+        return await future
+
+    @property
+    def pending(self) -> int:
+        return len(self._waiting)
+
+    def _refuses(self) -> bool:
+        if self._stopping or self.failure is not None:
+            return True
+        return bool(self._retry_at) and time.monotonic() < self._retry_at
+
+    def _must_wait(self, reply: Reply, function: int) -> bool:
+        if self._persistence is None:
+            return False
+        if self.engine.wants_log:
+            return True
+        # Said to be on disk because of a change that is on its way there just now.
+        lasting = bool(reply.flags & PERSIST) or function in (Function.DELETE, Function.QUIT)
+        return self._committing and lasting
+
+    # Batches.
+
+    def _schedule(self) -> None:
+        """Once per turn of the loop, so that all connections that were ready share a batch."""
+        if not self._scheduled:
+            assert self._loop is not None
+            self._scheduled = True
+            self._loop.call_soon(self._batch)
+
+    def _batch(self) -> None:
+        self._scheduled = False
+        if self._committing:
+            return  # what waits goes with the next one, which follows at once
+        self.engine.tick()
+        persistence = self._persistence
+        if persistence is None:
+            self.engine.store.drain()
+            self.engine.jobs.drain()
+        elif self.failure is None:
+            records = self._backlog + images.drain(self.engine, self.engine.clock())
+            records += persistence.id_records(self.engine.jobs.next_id)
+            self._backlog = []
+            if records:
+                self._commit(records)
+                return
+        self._settle(None)
+
+    def _commit(self, records: list[images.Record]) -> None:
+        assert self._persistence is not None
+        assert self._loop is not None
+        if self._commit_s > INLINE_COMMIT_S_MAX:
+            self._committing = True
+            waiting, self._waiting = self._waiting, []
+            future = self._loop.run_in_executor(None, self._append, records)
+            future.add_done_callback(lambda done: self._committed(done.result(), waiting))
+        else:
+            self._settle(self._append(records))
+
+    def _append(self, records: list[images.Record]) -> LogError | None:
+        """In a thread or not; the error is for whoever waits."""
+        assert self._persistence is not None
+        began = time.perf_counter()
+        try:
+            self._persistence.commit(records)
+        except LogError as error:
+            if isinstance(error, LogWriteError):
+                self._backlog = records
+            return error
+        took = time.perf_counter() - began
+        self._commit_s = 0.8 * self._commit_s + 0.2 * took
+        return None
+
+    def _committed(self, error: LogError | None, waiting: list[tuple[Respond, Reply]]) -> None:
+        self._committing = False
+        later, self._waiting = self._waiting, waiting
+        self._settle(error)
+        self._waiting = later
+        if later or self.engine.wants_log:
+            self._schedule()
+
+    def _settle(self, error: LogError | None) -> None:
+        """Give the replies that waited for this batch."""
+        if error is not None:
+            self._failed(error)
+        waiting, self._waiting = self._waiting, []
+        for respond, reply in waiting:
+            if error is None:
+                respond(reply)
+            else:
+                respond(Reply(reply.identifier, 0, self.engine.clock(), error="disk"))
+        for callback in self.on_batch:
+            callback()
+        self._arm()
+        self._consider_rotation()
+
+    def _failed(self, error: LogError) -> None:
+        log.error("journal_commit_failed code=%s %s", error.code, error.message)
+        if isinstance(error, LogWriteError):
+            self._retry_at = time.monotonic() + RETRY_AFTER_WRITE_ERROR_S
+        else:
+            self.failure = error
+
+    # Time and housekeeping.
+
+    def _arm(self) -> None:
+        """Look again when something is due by itself, and now and then anyway: clocks are set."""
+        if self._stopping:
+            return
+        assert self._loop is not None
+        if self._timer is not None:
+            self._timer.cancel()
+        event = self.engine.next_event()
+        delay = TICK_S_MAX
+        if event is not None:
+            delay = min(max((event - self.engine.clock()) / 1e6, 0.0005), TICK_S_MAX)
+        self._timer = self._loop.call_later(delay, self._schedule)
+
+    def _consider_rotation(self) -> None:
+        persistence = self._persistence
+        if (
+            persistence is not None
+            and self._rotation_task is None
+            and self.failure is None
+            and not self._backlog
+            and not self._stopping
+            and persistence.wants_rotation(self.engine)
+        ):
+            assert self._loop is not None
+            self._rotation_task = self._loop.create_task(self._rotate(persistence))
+
+    async def _rotate(self, persistence: Persistence) -> None:
+        try:
+            while self._committing:
+                await asyncio.sleep(ROTATION_PAUSE_S)
+            persistence.rotate(self.engine)
+            while not persistence.rotation_step():
+                await asyncio.sleep(ROTATION_PAUSE_S)
+            await asyncio.to_thread(persistence.finish_rotation)
+        except (LogError, OSError):
+            log.exception("journal_rotation_failed")
+            persistence.abandon_rotation()
+        finally:
+            self._rotation_task = None
