@@ -11,7 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from virta.journal.messages import Function, Reply, Request
+from virta.journal.messages import Function, Reply
 from virta.journal.node import Node
 from virta.journal.session import Session
 from virta.journal.wire import RequestParser, encode_reply
@@ -60,7 +60,9 @@ class Connection(asyncio.Protocol):
         if self._quitting:
             return
         for request in self._parser.feed(data):
-            self._take(request)
+            self._unanswered += 1
+            self._quitting = request.function == Function.QUIT
+            self._node.handle(request, self._session, self._respond)
             if self._quitting:
                 break
         error = self._parser.error
@@ -73,12 +75,6 @@ class Connection(asyncio.Protocol):
             log.info("journal_bad_message %s", error.message)
         self.flush()
         self._regulate()
-
-    def _take(self, request: Request) -> None:
-        self._unanswered += 1
-        if request.function == Function.QUIT:
-            self._quitting = True
-        self._node.handle(request, self._session, self._respond)
 
     def _respond(self, reply: Reply) -> None:
         self._unanswered -= 1

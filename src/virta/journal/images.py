@@ -84,8 +84,8 @@ def drain(engine: Engine, now: int) -> list[Record]:
         mark = (key, entry.timestamp, entry.worked_until, entry.expires)
         records.append(("mark", _short(key), _encode(mark)))
     for uri, finished, job in engine.jobs.drain():
-        image = None if job is None else job_image(job)
-        records.append(("job", _short(uri), _encode((uri, finished, now, image))))
+        kept = None if job is None else job_image(job)
+        records.append(("job", _short(uri), _encode((uri, finished, now, kept))))
     return records
 
 

