@@ -52,42 +52,25 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         return ""
 
 
-class Job:
-    __slots__ = (
-        "attempts",
-        "created",
-        "domain",
-        "id",
-        "lease",
-        "logged",
-        "payload",
-        "persist",
-        "priority",
-        "reason",
-        "start",
-        "state",
-        "timestamp",
-        "uri",
-        "worked_until",
-    )
+class Job(Struct, eq=False):
+    """One entry: what to do (`uri`), where it waits, and how its work goes."""
 
-    def __init__(self, uri: bytes, domain: Domain, job_id: int) -> None:
-        self.uri = uri
-        self.domain = domain
-        self.id = job_id
-        self.priority = 0
-        self.start = 0
-        self.timestamp = 0
-        self.created = 0
-        self.payload: Value | None = None
-        self.persist = False
-        self.attempts = 0
-        self.reason = ""  # of the last failure
-        self.logged = False  # an image of it is in the log
-        # Not in the log: a crash only makes a job visible early.
-        self.state = GONE
-        self.lease = 0  # the id of this attempt, 0: nobody works on it
-        self.worked_until = 0  # while DEAD: when it died
+    uri: bytes
+    domain: Domain
+    id: int
+    priority: int = 0
+    start: int = 0
+    timestamp: int = 0
+    created: int = 0
+    payload: Value | None = None
+    persist: bool = False
+    attempts: int = 0
+    reason: str = ""  # of the last failure
+    logged: bool = False  # an image of it is in the log
+    # Not in the log: a crash only makes a job visible early.
+    state: int = GONE
+    lease: int = 0  # the id of this attempt, 0: nobody works on it
+    worked_until: int = 0  # while DEAD: when it died
 
     def __lt__(self, other: Job) -> bool:  # equal heap items: any order
         return False
@@ -166,6 +149,22 @@ class Domain:
             if len(self._working) > 2 * self.counts[WORKING] + HEAP_SLACK:
                 self._working = _rebuilt(self._working, _is_working)
 
+    def restore(self, job: Job, state: int) -> None:
+        """Like `move`, for a million jobs in a row: the heaps are in order only after `settle`."""
+        job.state = state
+        self.counts[state] += 1
+        if state == READY:
+            self._ready.append((job.priority, job.start, job.id, job))
+        elif state == DELAYED:
+            self._delayed.append((job.start, job.id, job))
+        elif state == WORKING:
+            self._working.append((job.worked_until, job.lease, job))
+
+    def settle(self) -> None:
+        self._ready = _rebuilt(self._ready, _is_ready)
+        self._delayed = _rebuilt(self._delayed, _is_delayed)
+        self._working = _rebuilt(self._working, _is_working)
+
     def head(self) -> Job | None:
         """The job to hand out next, left where it is."""
         heap = self._ready
@@ -236,6 +235,6 @@ Item = TypeVar("Item", tuple[int, int, Job], tuple[int, int, int, Job])
 
 
 def _rebuilt(heap: list[Item], valid: Callable[[Item], bool]) -> list[Item]:
-    kept = [item for item in dict.fromkeys(heap) if valid(item)]
+    kept = [item for item in heap if valid(item)]
     heapq.heapify(kept)
     return kept

@@ -147,20 +147,24 @@ def restore_job(engine: Engine, uri: bytes, image: list[Any], now: int) -> None:
         worked_until,
         lease,
     ) = image
-    job = Job(uri, engine.jobs.schedule.domain(domain), job_id)
-    job.priority = priority
-    job.start = start
-    job.timestamp = timestamp
-    job.created = created
-    if payload_type >= 0:
-        job.payload = Value(payload_type, payload)
-    job.attempts = attempts
-    job.reason = reason
-    job.worked_until = worked_until
-    job.lease = lease
-    job.persist = True
-    job.state = DEAD if dead else GONE
-    engine.jobs.restore(job, now)
+    job = Job(
+        uri,
+        engine.jobs.schedule.domain(domain),
+        job_id,
+        priority,
+        start,
+        timestamp,
+        created,
+        Value(payload_type, payload) if payload_type >= 0 else None,
+        True,
+        attempts,
+        reason,
+        True,
+        GONE,
+        lease,
+        worked_until,
+    )
+    engine.jobs.restore(job, now, dead=dead)
 
 
 def _short(key: bytes) -> bytes:

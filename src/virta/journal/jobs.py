@@ -311,23 +311,24 @@ class Jobs:
     def finishes(self) -> list[tuple[int, bytes, int]]:
         return list(self._finishes)
 
-    def restore(self, job: Job, now: int) -> None:
+    def restore(self, job: Job, now: int, *, dead: bool = False) -> None:
         """Take an entry from the log or a snapshot; `restored` has to follow."""
         job.logged = True
-        self.next_id = max(self.next_id, job.id + 1, job.lease + 1)
-        if job.state == DEAD:
-            job.domain.counts[DEAD] += 1
+        if dead:
             self._dead[job.uri] = job
-        elif job.lease and job.worked_until > now:
+            job.domain.restore(job, DEAD)
+        elif job.lease:
             self._working[job.uri] = job
             self._by_id[job.lease] = job
-            job.domain.move(job, WORKING)
+            job.domain.restore(job, WORKING)
+            self.next_id = max(self.next_id, job.lease + 1)
         else:
-            job.lease = job.worked_until = 0
             self._waiting[job.uri] = job
             self._by_id[job.id] = job
             held = job.uri in self._working
-            job.domain.move(job, HELD if held else READY if job.start <= now else DELAYED)
+            job.domain.restore(job, HELD if held else READY if job.start <= now else DELAYED)
+        if job.id >= self.next_id:
+            self.next_id = job.id + 1
 
     def restore_gone(self, uri: bytes, now: int, finished: int) -> None:
         """Nothing is left of a uri but perhaps the memory of its last finished command."""
@@ -336,7 +337,6 @@ class Jobs:
             if job is not None:
                 self._by_id.pop(job.lease or job.id, None)
                 job.domain.move(job, GONE)
-                self.schedule.sweep(job.domain)
         if finished >= 0:
             self._remember(uri, finished, now)
 
@@ -345,7 +345,9 @@ class Jobs:
 
     def restored(self) -> None:
         """All is taken in, and the log knows everything up to here."""
-        for place in self.schedule.domains.values():
+        for place in list(self.schedule.domains.values()):
+            place.settle()
+            self.schedule.sweep(place)
             self.schedule.offer(place)
             self.schedule.arm(place)
         self._dirty.clear()
