@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+import threading
+from contextlib import asynccontextmanager, contextmanager
 
 from virta.journal.daemon import JournalServer
 from virta.journal.messages import Function, Request
@@ -87,3 +88,36 @@ async def connected(server):
 
 def nop():
     return Request(Function.NOP)
+
+
+@contextmanager
+def daemon_thread(directory=None, **options):
+    """A daemon in a thread of its own, for code that blocks."""
+    started = threading.Event()
+    box = {}
+
+    async def main():
+        stop = asyncio.Event()
+        async with daemon(directory, **options) as server:
+            box["server"] = server
+            box["stop"] = lambda: box["loop"].call_soon_threadsafe(stop.set)
+            box["loop"] = asyncio.get_running_loop()
+            started.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
+    thread.start()
+    assert started.wait(REPLY_WAIT_S)
+    try:
+        yield box["server"]
+    finally:
+        box["stop"]()
+        thread.join(REPLY_WAIT_S)
+        assert not thread.is_alive()
+
+
+async def until(condition, seconds=10):
+    """Wait for a condition of this process, with a deadline."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110  (conditions are plain state, nobody sets events for them)
+            await asyncio.sleep(0.002)

@@ -18,6 +18,7 @@ from virta.journal.cron import Cron, Schedule
 from virta.journal.domain import DEAD, STATE_NAMES, Job, Settings
 from virta.journal.jobs import LIST_MAX, host_of
 from virta.journal.messages import (
+    COMMAND_KEY,
     DATA,
     PERSIST,
     Function,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from virta.journal.session import Session
 
 RESERVED = b"virta:"
-COMMAND_KEY = b"virta:admin"
 DOMAIN_PREFIX = b"virta:domain:"
 CRON_PREFIX = b"virta:cron:"
 CRONS_MAX = 10_000

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from virta.journal.messages import Function, Reply
+from virta.journal.messages import PORT, Function, Reply
 from virta.journal.node import Node
 from virta.journal.session import Session
 from virta.journal.wire import RequestParser, encode_reply
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("virta.journal")
 
-PORT = 8233
 CONNECTIONS_MAX = 1_024
 # Requests of one connection that wait for the disk; beyond that it is not read from.
 UNANSWERED_MAX = 4_096
@@ -148,25 +147,20 @@ class JournalServer:
     ) -> None:
         self.node = node or Node(directory)
         self.touched: set[Connection] = set()
-        self._host = host
-        self._port = port
+        self.address = (host, port)
         self._connections: set[Connection] = set()
         self._connections_max = connections_max
         self._server: asyncio.Server | None = None
-
-    @property
-    def address(self) -> tuple[str, int]:
-        assert self._server is not None
-        host, port = self._server.sockets[0].getsockname()[:2]
-        return host, port
 
     async def start(self) -> None:
         await self.node.start()
         self.node.on_batch.append(self._after_batch)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(self), self._host, self._port, backlog=1024
+            lambda: Connection(self), *self.address, backlog=1024
         )
+        host, port = self._server.sockets[0].getsockname()[:2]
+        self.address = (host, port)
         log.info("journal_listening host=%s port=%d", *self.address)
 
     async def stop(self) -> None:

@@ -7,6 +7,7 @@ follow are worked out by `wire` from the fields themselves, so the two can never
 
 from __future__ import annotations
 
+import time
 from enum import IntEnum
 
 from msgspec import Struct
@@ -14,6 +15,7 @@ from msgspec import Struct
 from virta.errors import JournalError
 
 VERSION = 1
+PORT = 8233
 KEY_BYTES_MAX = 65_535
 # An operation must fit one record of the log (10 MiB) together with its keys.
 VALUE_DATA_BYTES_MAX = 8 * 1024 * 1024
@@ -48,6 +50,8 @@ DELETED = 1 << 4
 NOTIFICATION = 1 << 11
 LOCKED = 1 << 12
 REPLY_FLAGS = DELETED | WORKED_ON | PERSIST | DATA | NOTIFICATION | LOCKED
+
+COMMAND_KEY = b"virta:admin"  # a SET of it is a command of the administration
 
 QUERY_KEY, QUERY_RANGE, QUERY_REGEX, QUERY_CURSOR = range(4)
 
@@ -156,3 +160,8 @@ class RefusedError(JournalError):
 RETRY_CODES = frozenset(
     {"worked-on", "locked", "out-of-memory", "disk", "not-primary", "shutting-down"}
 )
+
+
+def system_clock() -> int:
+    """Unix time in µs."""
+    return time.time_ns() // 1000

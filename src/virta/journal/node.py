@@ -17,7 +17,7 @@ from virta.errors import LogError, LogWriteError
 from virta.journal import images
 from virta.journal.engine import Engine
 from virta.journal.jobs import JOBS_MAX, Jobs
-from virta.journal.messages import PERSIST, Function, Reply, Request
+from virta.journal.messages import PERSIST, Function, Reply, Request, system_clock
 from virta.journal.persistence import Durability, Persistence
 from virta.journal.session import Session
 from virta.journal.store import MEMORY_BYTES_MAX, Store
@@ -40,11 +40,6 @@ _LASTING = frozenset(
     {Function.DELETE, Function.RENAME, Function.LINK, Function.UNLINK, Function.ADD}
     | {Function.NOT, Function.TRUNCATE}
 )
-
-
-def system_clock() -> int:
-    """Unix time in µs."""
-    return time.time_ns() // 1000
 
 
 class Node:
