@@ -7,8 +7,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from virta.journal.domain import HEAP_SLACK, READY, WORK_DEADLINE_US, WORKING, Settings, parse_key
-from virta.journal.jobs import FINISHED_US, Jobs, host_of
+from virta.journal.domain import (
+    HEAP_SLACK,
+    READY,
+    WORK_DEADLINE_US,
+    WORKING,
+    Settings,
+    host_of,
+    parse_key,
+)
+from virta.journal.finished import FINISHED_US
+from virta.journal.jobs import Jobs
 from virta.journal.messages import RefusedError
 
 URIS = [b"u1", b"u2", b"u3"]

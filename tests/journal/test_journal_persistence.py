@@ -53,7 +53,7 @@ def state(engine):
         for job in engine.jobs.all()
         if job.persist and (job.uri not in engine.jobs._waiting or not job.lease)
     }
-    return values, jobs, dict(engine.jobs.finished)
+    return values, jobs, dict(engine.jobs.finished.commands)
 
 
 def random_request(rng, now):

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from virta.journal import images
 from virta.journal.cron import Cron, Schedule
-from virta.journal.domain import DEAD, STATE_NAMES, Job, Settings
-from virta.journal.jobs import LIST_MAX, host_of
+from virta.journal.domain import DEAD, STATE_NAMES, Job, Settings, host_of
+from virta.journal.jobs import LIST_MAX
 from virta.journal.messages import (
     COMMAND_KEY,
     DATA,
@@ -38,6 +39,7 @@ RESERVED = b"virta:"
 DOMAIN_PREFIX = b"virta:domain:"
 CRON_PREFIX = b"virta:cron:"
 CRONS_MAX = 10_000
+EXPORT_BYTES_MAX = 4 * 1024 * 1024
 Setting = TypeVar("Setting", Settings, Cron)
 
 
@@ -169,8 +171,11 @@ class Admin:
             raise RefusedError("unknown-function", f"there is no command {command.do[:40]!r}")
         answer = action(command, session, now)
         flags = DATA | (PERSIST if self._engine.wants_log else 0)
-        pair = Pair(b"", Value(Type.STRING, msgspec.json.encode(answer)))
-        return Reply(request.identifier, flags, now, pair=pair)
+        if command.do == "export":
+            value = Value(Type.BUFFER, msgspec.msgpack.encode(answer))
+        else:
+            value = Value(Type.STRING, msgspec.json.encode(answer))
+        return Reply(request.identifier, flags, now, pair=Pair(b"", value))
 
     def _do_stats(self, command: Command, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
         jobs, store = self._engine.jobs, self._engine.store
@@ -212,6 +217,17 @@ class Admin:
         if job is None:
             raise RefusedError("does-not-exist")
         return _job_view(job)
+
+    def _do_export(self, command: Command, session: Session, now: int) -> list[Any]:  # noqa: ARG002
+        """Whole jobs in the order of their ids, those after `offset`, for another daemon."""
+        exported: list[Any] = []
+        size = 0
+        for job in self._engine.jobs.after(command.offset, LIST_MAX):
+            exported.append((job.id, job.uri, images.job_image(job)))
+            size += len(job.uri) + (len(job.payload.data) if job.payload else 0)
+            if size > EXPORT_BYTES_MAX:
+                break
+        return exported
 
     def _do_fail(self, command: Command, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
         self._engine.jobs.tick(now)

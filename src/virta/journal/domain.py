@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from msgspec import Struct
 
-from virta.journal.messages import Details, Value
+from virta.journal.messages import Details, RefusedError, Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,6 +111,19 @@ def parse_key(key: bytes) -> int | None:
         return None
 
 
+def host_of(uri: bytes) -> bytes:
+    """The domain of a uri: its host in lower case, without user and port."""
+    _, found, rest = uri.partition(b"//")
+    authority = rest
+    for mark in (b"/", b"?", b"#"):
+        authority = authority.partition(mark)[0]
+    host = authority.rpartition(b"@")[2]
+    host = host[1:].partition(b"]")[0] if host.startswith(b"[") else host.partition(b":")[0]
+    if not found or not host:
+        raise RefusedError("bad-uri", "it has no host, so the domain must be given")
+    return host.lower()
+
+
 class Domain:
     """The jobs of one domain, ordered for work and for time."""
 
@@ -139,15 +152,15 @@ class Domain:
         if state == READY:
             heapq.heappush(self._ready, (job.priority, job.start, job.id, job))
             if len(self._ready) > 2 * self.counts[READY] + HEAP_SLACK:
-                self._ready = _rebuilt(self._ready, _is_ready)
+                self._ready = _rebuilt(self._ready, self._is_ready)
         elif state == DELAYED:
             heapq.heappush(self._delayed, (job.start, job.id, job))
             if len(self._delayed) > 2 * self.counts[DELAYED] + HEAP_SLACK:
-                self._delayed = _rebuilt(self._delayed, _is_delayed)
+                self._delayed = _rebuilt(self._delayed, self._is_delayed)
         elif state == WORKING:
             heapq.heappush(self._working, (job.worked_until, job.lease, job))
             if len(self._working) > 2 * self.counts[WORKING] + HEAP_SLACK:
-                self._working = _rebuilt(self._working, _is_working)
+                self._working = _rebuilt(self._working, self._is_working)
 
     def restore(self, job: Job, state: int) -> None:
         """Like `move`, for a million jobs in a row: the heaps are in order only after `settle`."""
@@ -161,15 +174,15 @@ class Domain:
             self._working.append((job.worked_until, job.lease, job))
 
     def settle(self) -> None:
-        self._ready = _rebuilt(self._ready, _is_ready)
-        self._delayed = _rebuilt(self._delayed, _is_delayed)
-        self._working = _rebuilt(self._working, _is_working)
+        self._ready = _rebuilt(self._ready, self._is_ready)
+        self._delayed = _rebuilt(self._delayed, self._is_delayed)
+        self._working = _rebuilt(self._working, self._is_working)
 
     def head(self) -> Job | None:
         """The job to hand out next, left where it is."""
         heap = self._ready
         while heap:
-            if _is_ready(heap[0]):
+            if self._is_ready(heap[0]):
                 return heap[0][3]
             heapq.heappop(heap)
         return None
@@ -181,9 +194,9 @@ class Domain:
     def earliest(self) -> int | None:
         """The next time something happens here by itself: a start or the end of a work window."""
         delayed, working = self._delayed, self._working
-        while delayed and not _is_delayed(delayed[0]):
+        while delayed and not self._is_delayed(delayed[0]):
             heapq.heappop(delayed)
-        while working and not _is_working(working[0]):
+        while working and not self._is_working(working[0]):
             heapq.heappop(working)
         times = [heap[0][0] for heap in (delayed, working) if heap]
         return min(times) if times else None
@@ -193,7 +206,7 @@ class Domain:
         heap = self._delayed
         while heap and heap[0][0] <= now:
             item = heapq.heappop(heap)
-            if _is_delayed(item):
+            if self._is_delayed(item):
                 return item[2]
         return None
 
@@ -202,33 +215,43 @@ class Domain:
         heap = self._working
         while heap and heap[0][0] <= now:
             item = heapq.heappop(heap)
-            if _is_working(item):
+            if self._is_working(item):
                 return item[2]
         return None
+
+    # Whether a heap item still says what its job says; the job may have moved to another domain.
+
+    def _is_ready(self, item: tuple[int, int, int, Job]) -> bool:
+        job = item[3]
+        return (
+            job.state == READY
+            and job.domain is self
+            and job.id == item[2]
+            and job.start == item[1]
+            and job.priority == item[0]
+        )
+
+    def _is_delayed(self, item: tuple[int, int, Job]) -> bool:
+        job = item[2]
+        return (
+            job.state == DELAYED
+            and job.domain is self
+            and job.id == item[1]
+            and job.start == item[0]
+        )
+
+    def _is_working(self, item: tuple[int, int, Job]) -> bool:
+        job = item[2]
+        return (
+            job.state == WORKING
+            and job.domain is self
+            and job.lease == item[1]
+            and job.worked_until == item[0]
+        )
 
     def first_delayed(self) -> Job | None:
         self.earliest()
         return self._delayed[0][2] if self._delayed else None
-
-
-def _is_ready(item: tuple[int, int, int, Job]) -> bool:
-    job = item[3]
-    return (
-        job.state == READY
-        and job.id == item[2]
-        and job.start == item[1]
-        and job.priority == item[0]
-    )
-
-
-def _is_delayed(item: tuple[int, int, Job]) -> bool:
-    job = item[2]
-    return job.state == DELAYED and job.id == item[1] and job.start == item[0]
-
-
-def _is_working(item: tuple[int, int, Job]) -> bool:
-    job = item[2]
-    return job.state == WORKING and job.lease == item[1] and job.worked_until == item[0]
 
 
 Item = TypeVar("Item", tuple[int, int, Job], tuple[int, int, int, Job])

@@ -173,7 +173,7 @@ class Engine:
             self._publish(entry, session)
             if key.startswith(b"virta:"):
                 self.admin.applied(key, value, now)
-            self._tell_peers(session, request)
+            self.tell_peers(session, request)
         if flags & LISTEN:
             self.listeners.listen(session, [key])
         return self._about(request, entry, now)
@@ -197,7 +197,7 @@ class Engine:
         stored = self.store.stored(key)
         timestamp = request.timestamp if stored is None else stored.timestamp
         if timestamp <= request.timestamp:
-            self._tell_peers(session, request)
+            self.tell_peers(session, request)
         return Reply(request.identifier, DELETED if removed else 0, timestamp)
 
     def _delete_job(self, request: Request, session: Session, now: int) -> Reply | None:
@@ -250,7 +250,7 @@ class Engine:
     def _result(self, request: Request, entry: Entry, session: Session, now: int) -> Reply:
         self._publish(entry, session)
         value = self.store.value(entry)
-        self._tell_peers(session, self._as_set(request.key, entry, value))
+        self.tell_peers(session, self._as_set(request.key, entry, value))
         reply = self._about(request, entry, now)
         reply.flags |= DATA
         reply.pair = Pair(b"", value)
@@ -284,7 +284,7 @@ class Engine:
         assert entry is not None
         self.listeners.changed([key], session, entry.timestamp, None)
         self._publish(entry, session)
-        self._tell_peers(
+        self.tell_peers(
             session,
             self._as_set(target, entry, self.store.value(entry)),
             Request(Function.DELETE, key=key, timestamp=entry.timestamp),
@@ -296,10 +296,19 @@ class Engine:
             raise RefusedError("key-missing", "the additional key")
         self.admin.refuse_reserved(request.key)
         self.admin.refuse_reserved(request.key2)
+        if session.peer is not None and self.store.live(request.key, now) is None:
+            return self._link_early(request)
         entry = self.store.link(request.key, request.key2, now, owner=session)
         self.listeners.changed([request.key2], session, entry.timestamp, entry.type)
-        self._tell_peers(session, request)
+        self.tell_peers(session, request)
         return self._about(request, entry, now)
+
+    def _link_early(self, request: Request) -> Reply:
+        """Another daemon's LINK before the value it is about, which is on its way or gone again."""
+        buried = self.store.stored(request.key)
+        if buried is None:
+            raise RefusedError("not-yet", "the value has not arrived")
+        return Reply(request.identifier, 0, buried.timestamp)
 
     def _unlink(self, request: Request, session: Session, now: int) -> Reply:
         self.admin.refuse_reserved(request.key)
@@ -307,7 +316,7 @@ class Engine:
         removed = self.store.unlink(request.key, request.timestamp, now, owner=session)
         if entry is not None:
             self.listeners.changed([request.key], session, request.timestamp, None)
-            self._tell_peers(session, request)
+            self.tell_peers(session, request)
         return Reply(request.identifier, DELETED if removed else 0, request.timestamp)
 
     # Jobs.
@@ -325,9 +334,10 @@ class Engine:
             start=request.timeout,
             payload=request.value,
             persist=persist,
+            tied=session.peer is not None,
         )
         if applied:
-            self._tell_peers(session, request)
+            self.tell_peers(session, request)
         timestamp = self.jobs.last_command(request.key)
         return Reply(request.identifier, PERSIST if persist else 0, timestamp)
 
@@ -388,13 +398,13 @@ class Engine:
             value=value,
         )
 
-    def _tell_peers(self, session: Session, *requests: Request) -> None:
+    def tell_peers(self, session: Session, *requests: Request) -> None:
         if self.replicate and session.peer is None:
             self.outgoing.extend(requests)
 
     def _tell_done(self, session: Session, uri: bytes) -> None:
         if self.replicate and session.peer is None:
-            timestamp = self.jobs.finished[uri]
+            timestamp = self.jobs.finished.last(uri)
             self.outgoing.append(
                 Request(Function.DELETE, key=DONE_PREFIX + uri, timestamp=timestamp)
             )

@@ -56,6 +56,7 @@ class Forwarder:
         self.directory = directory
         self.forwarded = 0
         self.rejected = 0
+        self.connected = False
         self.drained = asyncio.Event()
         self._host = host
         self._port = port
@@ -108,9 +109,11 @@ class Forwarder:
                 async with await AsyncClient.connect(self._host, self._port) as client:
                     if self._hello is not None:
                         await client.request(self._hello)
+                    self.connected = True
                     delay = await self._forward(client, stop, delay)
             except JournalError as error:
                 log.info("journal_forwarder_waits seconds=%.1f %s", delay, error.message)
+            self.connected = False
             self.drained.clear()
             for file in self._files.values():
                 file.rewind()

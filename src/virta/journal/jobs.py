@@ -12,7 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections import deque
+import heapq
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
@@ -28,8 +28,10 @@ from virta.journal.domain import (
     WORKING,
     Job,
     Settings,
+    host_of,
     parse_key,
 )
+from virta.journal.finished import Finished
 from virta.journal.messages import RefusedError, Value
 from virta.journal.schedule import Schedule
 
@@ -37,9 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 PRIORITY_MAX = 255
-# A finished command is remembered as long as a spool may be cut off from its daemon.
-FINISHED_US = 7 * 24 * 3600 * 1_000_000
-FINISHED_MAX = 1_000_000
 JOBS_MAX = 10_000_000
 LIST_MAX = 1_000
 
@@ -49,13 +48,12 @@ class Jobs:
         self.jobs_max = jobs_max
         self.next_id = 1
         self.schedule = Schedule()
-        self.finished: dict[bytes, int] = {}
+        self.finished = Finished()
         self.wants_log = False  # an acknowledgement of the last changes has to wait for the log
         self._waiting: dict[bytes, Job] = {}
         self._working: dict[bytes, Job] = {}
         self._dead: dict[bytes, Job] = {}
         self._by_id: dict[int, Job] = {}
-        self._finishes: deque[tuple[int, bytes, int]] = deque()
         self._dirty: dict[bytes, None] = {}
 
     def __len__(self) -> int:
@@ -74,12 +72,21 @@ class Jobs:
         start: int = 0,
         payload: Value | None = None,
         persist: bool = False,
+        tied: bool = False,
     ) -> bool:
-        """Ask for work; False if a command as new as this one is known already."""
+        """
+        Ask for work; False if a command as new as this one is known already.
+
+        Two daemons may have taken different commands of the same moment: with `tied` the larger one
+        of those wins, so that both end up with it.
+        """
         if priority > PRIORITY_MAX:
             raise RefusedError("bad-priority", f"{priority} is over {PRIORITY_MAX}")
         name = domain.lower() or host_of(uri)
-        if self.last_command(uri) >= timestamp:
+        last = self.last_command(uri)
+        if last > timestamp or (last == timestamp and not tied):
+            return False
+        if last == timestamp and not self._wins_tie(uri, timestamp, (priority, start, payload)):
             return False
         self._drop_dead(uri)
         job = self._waiting.get(uri)
@@ -105,7 +112,7 @@ class Jobs:
 
     def last_command(self, uri: bytes) -> int:
         """The newest command known of a uri, however it went; -1 if none is."""
-        last = self.finished.get(uri, -1)
+        last = self.finished.last(uri)
         for table in (self._waiting, self._working, self._dead):
             job = table.get(uri)
             if job is not None and job.timestamp > last:
@@ -245,7 +252,7 @@ class Jobs:
 
     def drop(self, job: Job, now: int) -> None:
         """Out of the dead letters for good."""
-        self._remember(job.uri, job.timestamp, now)
+        self.finished.remember(job.uri, job.timestamp, now)
         self._drop_dead(job.uri)
 
     def listed(
@@ -263,6 +270,12 @@ class Jobs:
         )
         return list(islice(wanted, offset, offset + min(limit, LIST_MAX)))
 
+    def after(self, job_id: int, limit: int) -> list[Job]:
+        """Jobs with a larger id that are to be done, in the order of their ids."""
+        alive = chain(self._working.values(), self._waiting.values())
+        later = (job for job in alive if job.id > job_id)
+        return heapq.nsmallest(limit, later, key=lambda job: job.id)
+
     # What another daemon tells.
 
     def finished_elsewhere(self, uri: bytes, timestamp: int, now: int) -> None:
@@ -270,8 +283,8 @@ class Jobs:
         for job in (self._waiting.get(uri), self._working.get(uri), self._dead.get(uri)):
             if job is not None and job.timestamp <= timestamp:
                 self._finish(job, now)
-        if self.finished.get(uri, -1) < timestamp:
-            self._remember(uri, timestamp, now)
+        if self.finished.last(uri) < timestamp:
+            self.finished.remember(uri, timestamp, now)
             self._changed(uri)
 
     # Time.
@@ -285,11 +298,7 @@ class Jobs:
                 place.move(job, READY)
             self.schedule.offer(place)
             self.schedule.arm(place)
-        finishes = self._finishes
-        while finishes and (finishes[0][0] <= now - FINISHED_US or len(finishes) > FINISHED_MAX):
-            _, uri, timestamp = finishes.popleft()
-            if self.finished.get(uri) == timestamp:
-                del self.finished[uri]
+        self.finished.tick(now)
 
     # Persistence.
 
@@ -301,15 +310,12 @@ class Jobs:
             job = self._waiting.get(uri) or self._working.get(uri) or self._dead.get(uri)
             if job is not None:
                 job.logged = job.persist
-            changes.append((uri, self.finished.get(uri, -1), job if job and job.persist else None))
+            changes.append((uri, self.finished.last(uri), job if job and job.persist else None))
         self._dirty.clear()
         return changes
 
     def all(self) -> list[Job]:
         return [*self._working.values(), *self._waiting.values(), *self._dead.values()]
-
-    def finishes(self) -> list[tuple[int, bytes, int]]:
-        return list(self._finishes)
 
     def restore(self, job: Job, now: int, *, dead: bool = False) -> None:
         """Take an entry from the log or a snapshot; `restored` has to follow."""
@@ -338,10 +344,7 @@ class Jobs:
                 self._by_id.pop(job.lease or job.id, None)
                 job.domain.move(job, GONE)
         if finished >= 0:
-            self._remember(uri, finished, now)
-
-    def restore_finished(self, uri: bytes, timestamp: int, finished_at: int) -> None:
-        self._remember(uri, timestamp, finished_at)
+            self.finished.remember(uri, finished, now)
 
     def restored(self) -> None:
         """All is taken in, and the log knows everything up to here."""
@@ -365,6 +368,13 @@ class Jobs:
         self._waiting[uri] = job
         self._by_id[job.id] = job
         return job
+
+    def _wins_tie(self, uri: bytes, timestamp: int, command: tuple[int, int, Value | None]) -> bool:
+        """Only against an entry that still waits; what is worked on or done stays as it is."""
+        job = self._waiting.get(uri)
+        if job is None or job.timestamp != timestamp or self.finished.last(uri) == timestamp:
+            return False
+        return _order(command) > _order((job.priority, job.start, job.payload))
 
     def _throttled(self, job: Job, start: int) -> int:
         return min(job.start, start) if job.domain.settings.mode == "throttle" else start
@@ -463,7 +473,7 @@ class Jobs:
             del self._by_id[job.id]
         place = job.domain
         place.move(job, GONE)
-        self._remember(job.uri, job.timestamp, now)
+        self.finished.remember(job.uri, job.timestamp, now)
         newer = self._waiting.get(job.uri)
         if newer is not None and newer.state == HELD:
             newer.domain.move(newer, GONE)
@@ -471,11 +481,6 @@ class Jobs:
         self.schedule.sweep(place)
         if job.persist or job.logged:
             self._changed(job.uri)
-
-    def _remember(self, uri: bytes, timestamp: int, now: int) -> None:
-        if self.finished.get(uri, -1) < timestamp:
-            self.finished[uri] = timestamp
-            self._finishes.append((now, uri, timestamp))
 
     def _drop_dead(self, uri: bytes) -> None:
         job = self._dead.pop(uri, None)
@@ -486,14 +491,11 @@ class Jobs:
                 self._changed(uri)
 
 
-def host_of(uri: bytes) -> bytes:
-    """The domain of a uri: its host in lower case, without user and port."""
-    _, found, rest = uri.partition(b"//")
-    authority = rest
-    for mark in (b"/", b"?", b"#"):
-        authority = authority.partition(mark)[0]
-    host = authority.rpartition(b"@")[2]
-    host = host[1:].partition(b"]")[0] if host.startswith(b"[") else host.partition(b":")[0]
-    if not found or not host:
-        raise RefusedError("bad-uri", "it has no host, so the domain must be given")
-    return host.lower()
+def _order(command: tuple[int, int, Value | None]) -> tuple[int, int, int, bytes]:
+    priority, start, payload = command
+    return (
+        priority,
+        start,
+        -1 if payload is None else payload.type,
+        payload.data if payload else b"",
+    )

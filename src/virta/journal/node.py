@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from virta.errors import LogError, LogWriteError
@@ -26,7 +27,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from virta.journal.peers import Peers, Ticket
+
     Respond = Callable[[Reply], None]
+
+    # Whom to tell, what, and whether other daemons must have it first.
+    Waiting = tuple[Respond, Reply, bool]
 
 log = logging.getLogger("virta.journal")
 
@@ -69,7 +75,9 @@ class Node:
         self.failure: LogError | None = None
         self._retry_at = 0.0
         self._backlog: list[images.Record] = []
-        self._waiting: list[tuple[Respond, Reply]] = []
+        self.peers: Peers | None = None  # set by whoever wants copies, before `start`
+        self._waiting: list[Waiting] = []
+        self._ticket: Ticket | None = None  # of the last changes other daemons have to hear
         self._scheduled = False
         self._committing = False
         self._commit_s = 0.0
@@ -92,6 +100,9 @@ class Node:
                 len(self.engine.store),
                 time.perf_counter() - began,
             )
+        if self.peers is not None:
+            await self.peers.start()
+            self._schedule()
         self._arm()
 
     async def stop(self) -> None:
@@ -102,6 +113,8 @@ class Node:
         while self._waiting or self._committing:
             self._schedule()
             await asyncio.sleep(0.001)
+        if self.peers is not None:
+            await self.peers.stop()
         if self._rotation_task is not None:
             self._rotation_task.cancel()
             await asyncio.gather(self._rotation_task, return_exceptions=True)
@@ -130,8 +143,15 @@ class Node:
             return
         reply = self.engine.handle(request, session)
         changed = function not in (Function.GET, Function.NEXT, Function.NOP)
-        if changed and not reply.error and self._must_wait(reply, function):
-            self._waiting.append((respond, reply))
+        copied = (
+            self.peers is not None
+            and self.peers.copies > 1
+            and function in (Function.SET, Function.PUSH)
+            and bool(reply.flags & PERSIST)
+            and session.peer is None
+        )
+        if changed and not reply.error and (copied or self._must_wait(reply, function)):
+            self._waiting.append((respond, reply, copied))
         else:
             respond(reply)
         self._schedule()
@@ -179,6 +199,9 @@ class Node:
         if self._committing:
             return  # what waits goes with the next one, which follows at once
         self.engine.tick()
+        if self.peers is not None and self.engine.outgoing:
+            outgoing, self.engine.outgoing = self.engine.outgoing, []
+            self._ticket = self.peers.spool(outgoing)
         persistence = self._persistence
         if persistence is None:
             self.engine.store.drain()
@@ -217,7 +240,7 @@ class Node:
         self._commit_s = 0.8 * self._commit_s + 0.2 * took
         return None
 
-    def _committed(self, error: LogError | None, waiting: list[tuple[Respond, Reply]]) -> None:
+    def _committed(self, error: LogError | None, waiting: list[Waiting]) -> None:
         self._committing = False
         later, self._waiting = self._waiting, waiting
         self._settle(error)
@@ -230,15 +253,22 @@ class Node:
         if error is not None:
             self._failed(error)
         waiting, self._waiting = self._waiting, []
-        for respond, reply in waiting:
-            if error is None:
-                respond(reply)
-            else:
+        for respond, reply, copied in waiting:
+            if error is not None:
                 respond(Reply(reply.identifier, 0, self.engine.clock(), error="disk"))
+            elif copied and self.peers is not None and self._ticket is not None:
+                self._ticket.when(self.peers.copies - 1, partial(self._copied, respond, reply))
+            else:
+                respond(reply)
         for callback in self.on_batch:
             callback()
         self._arm()
         self._consider_rotation()
+
+    def _copied(self, respond: Respond, reply: Reply) -> None:
+        respond(reply)
+        for callback in self.on_batch:
+            callback()
 
     def _failed(self, error: LogError) -> None:
         log.error("journal_commit_failed code=%s %s", error.code, error.message)

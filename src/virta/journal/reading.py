@@ -23,6 +23,7 @@ from virta.journal.messages import (
     REPLY_BYTES_MAX,
     TOUCH,
     WORKED_ON,
+    Function,
     Pair,
     RefusedError,
     Reply,
@@ -62,7 +63,7 @@ class Reading:
     def _get_one(self, entry: Entry, request: Request, session: Session, now: int) -> Reply:
         if request.flags & WORKED_ON and entry.worked_until > now:
             raise RefusedError("worked-on", timestamp=entry.timestamp, timeout=entry.worked_until)
-        self._mark_and_touch(entry, request, now)
+        self._mark_and_touch(entry, request, session, now)
         if request.flags & LISTEN:
             self._engine.listeners.listen(session, [request.key])
         pair = self._pair(b"", entry, request.flags, now)
@@ -109,7 +110,7 @@ class Reading:
             last = key
             entries.append((key, entry))
         for _, entry in entries:
-            self._mark_and_touch(entry, request, now)
+            self._mark_and_touch(entry, request, session, now)
         if flags & LISTEN:
             self._engine.listeners.listen(session, [key for key, _ in entries])
         marked = request.timeout is not None and request.timeout > now and entries
@@ -144,10 +145,12 @@ class Reading:
         )
         return Query(request.query, bound, lower, request.count or 0, flags, after=False)
 
-    def _mark_and_touch(self, entry: Entry, request: Request, now: int) -> None:
+    def _mark_and_touch(self, entry: Entry, request: Request, session: Session, now: int) -> None:
         entry.accessed = now
         if request.timeout is not None:
             self._store.mark(entry, request.timeout, now)
+            mark = Request(Function.GET, key=entry.keys[0], timeout=request.timeout)
+            self._engine.tell_peers(session, mark)
         if request.flags & TOUCH:
             self._store.touch(entry, entry.ttl if request.ttl is None else request.ttl, now)
 

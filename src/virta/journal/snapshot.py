@@ -95,11 +95,11 @@ def load_snapshot(engine: Engine, path: Path, now: int) -> None:
                     images.restore_job(engine, uri, image, now)
             else:
                 for finished_at, uri, timestamp in items:
-                    engine.jobs.restore_finished(uri, timestamp, finished_at)
+                    engine.jobs.finished.remember(uri, timestamp, finished_at)
 
 
 def _steps(engine: Engine) -> Iterator[tuple[str, list[Any]]]:
-    finishes = engine.jobs.finishes()
+    finishes = engine.jobs.finished.all()
     for at in range(0, len(finishes), STEP_ENTRIES):
         yield "finished", finishes[at : at + STEP_ENTRIES]
     jobs = engine.jobs.all()

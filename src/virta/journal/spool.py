@@ -25,6 +25,7 @@ import re
 import socket
 import time
 import zlib
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from virta.journal.messages import (
@@ -121,9 +122,9 @@ class Spool:
             request.timestamp = self._last_stamp
         self.append(encode_request(request), sync=bool(request.flags & PERSIST))
 
-    def append(self, message: bytes, *, sync: bool) -> tuple[str, int]:
-        """Add one record; the file's name and the record's end in it."""
-        record = encode_record(message)
+    def append(self, *messages: bytes, sync: bool) -> tuple[str, list[int]]:
+        """Add records with one write; the file's name and the end of each record in it."""
+        records = [encode_record(message) for message in messages]
         while True:
             path = self.directory / time.strftime("%Y%m%d%H.fjs", time.gmtime())
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -131,14 +132,15 @@ class Spool:
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
                 if not _names(path, descriptor):
                     continue  # deleted between open and lock
-                self._write(descriptor, record, path)
+                self._write(descriptor, b"".join(records), path)
                 if sync:
                     os.fdatasync(descriptor)
                 end = os.lseek(descriptor, 0, os.SEEK_CUR)
             finally:
                 os.close(descriptor)
             self._wake()
-            return path.name, end
+            start = end - sum(map(len, records))
+            return path.name, [start + total for total in accumulate(map(len, records))]
 
     def _write(self, descriptor: int, record: bytes, path: Path) -> None:
         written = os.write(descriptor, record)
