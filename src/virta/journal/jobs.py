@@ -239,7 +239,6 @@ class Jobs:
 
     def requeue(self, job: Job, now: int) -> None:
         """From the dead letters back to work, with all its attempts again."""
-        assert job.state == DEAD
         del self._dead[job.uri]
         job.attempts = 0
         job.worked_until = 0

@@ -12,12 +12,14 @@ from msgspec import Struct
 from virta.journal.messages import (
     DATA,
     DETAILS,
+    KEY_BYTES_MAX,
     LISTEN,
     OVERWRITE,
     PERSIST,
     QUERY_KEY,
     QUERY_RANGE,
     TOUCH,
+    VALUE_DATA_BYTES_MAX,
     WORKED_ON,
     Function,
     RefusedError,
@@ -86,6 +88,10 @@ def check(request: Request, now: int) -> None:
         raise RefusedError("key-missing")
     if rule.value and request.value is None:
         raise RefusedError("value-missing")
+    if request.value is not None and len(request.value.data) > VALUE_DATA_BYTES_MAX:
+        raise RefusedError("too-large", f"a value has at most {VALUE_DATA_BYTES_MAX} bytes")
+    if len(request.key) > KEY_BYTES_MAX or len(request.key2) > KEY_BYTES_MAX:
+        raise RefusedError("too-large", f"a key has at most {KEY_BYTES_MAX} bytes")
     if request.timestamp > now + CLOCK_SKEW_US_MAX:
         ahead = (request.timestamp - now) // 1_000_000
         raise RefusedError("clock-skew", f"the timestamp is {ahead} s ahead of this daemon")

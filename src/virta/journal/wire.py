@@ -29,6 +29,7 @@ from virta.errors import JournalError
 from virta.journal.messages import (
     COUNT,
     KEY16,
+    KEY_BYTES_MAX,
     PERSIST,
     PERSIST_ALIAS,
     QUERY_RANGE,
@@ -45,6 +46,7 @@ from virta.journal.messages import (
     WIDTH_SHIFT,
     Details,
     Pair,
+    RefusedError,
     Reply,
     Request,
     Type,
@@ -84,7 +86,16 @@ assert _DETAILS.size == 56
 
 
 def encode_request(request: Request) -> bytes:
-    """The one canonical form: the smallest widths that hold the fields."""
+    """
+    The one canonical form: the smallest widths that hold the fields.
+
+    Raises:
+        RefusedError: a key or value that no daemon takes.
+    """
+    if max(len(request.key), len(request.key2)) > KEY_BYTES_MAX:
+        raise RefusedError("too-large", f"a key has at most {KEY_BYTES_MAX} bytes")
+    if request.value is not None and len(request.value.data) > VALUE_DATA_BYTES_MAX:
+        raise RefusedError("too-large", f"a value has at most {VALUE_DATA_BYTES_MAX} bytes")
     flags = request.flags | request.query << QUERY_SHIFT
     parts = [b""]
     if request.timeout is not None:
