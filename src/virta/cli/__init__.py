@@ -11,6 +11,7 @@ import click
 # command -> (module, attribute, one-line help shown without importing the module)
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "filter": ("virta.cli.filter", "filter_group", "Validate, canonicalise and explain filters."),
+    "journal": ("virta.cli.journal_jobs", "journal", "Keys, values and jobs that are never lost."),
     "log": ("virta.cli.log", "log", "Append to, read, inspect and look after an event log."),
     "match": ("virta.cli.match", "match", "Tell which filters each document matches."),
 }

@@ -115,10 +115,7 @@ class Handler:
         """Answer one request; `path` is still percent-encoded, so that keys may hold slashes."""
         arguments = dict(parse_qsl(query)) if isinstance(query, str) else dict(query)
         try:
-            if len(body) > BODY_BYTES_MAX:
-                raise RefusedError(
-                    "too-large", f"a body of {len(body)} bytes, at most {BODY_BYTES_MAX}"
-                )
+            _check_size(body)
             return await self._route(method, path, arguments, body, content_type)
         except RefusedError as refused:
             return _problem(refused)
