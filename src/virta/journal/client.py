@@ -213,6 +213,7 @@ class AsyncClient(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._identifier = 0
         self._outstanding: dict[int, asyncio.Future[Reply]] = {}
+        self._out: list[bytes] = []
         self._lost: JournalError | None = None
         self._closed = asyncio.get_running_loop().create_future()
         self._writable = asyncio.Event()
@@ -246,8 +247,16 @@ class AsyncClient(asyncio.Protocol):
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         request.identifier = self._identifier
         self._outstanding[self._identifier] = future
-        self._transport.write(encode_request(request))
+        if not self._out:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._out.append(encode_request(request))
         return await future
+
+    def _flush(self) -> None:
+        """What was asked in one turn of the loop goes out in one write."""
+        out, self._out = self._out, []
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(out))
 
     async def close(self) -> None:
         if self._transport is not None:
