@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from virta.errors import JournalError
 from virta.journal import commands
@@ -281,8 +281,7 @@ class AsyncClient(asyncio.Protocol):
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are not instances of it
 
     def data_received(self, data: bytes) -> None:
         for reply in self._parser.feed(data):
