@@ -18,7 +18,7 @@ from virta.errors import LogError, LogWriteError
 from virta.journal import images
 from virta.journal.engine import Engine
 from virta.journal.jobs import JOBS_MAX, Jobs
-from virta.journal.messages import PERSIST, Function, Reply, Request, system_clock
+from virta.journal.messages import OVERWRITE, PERSIST, Function, Reply, Request, system_clock
 from virta.journal.persistence import Durability, Persistence
 from virta.journal.session import Session
 from virta.journal.store import MEMORY_BYTES_MAX, Store
@@ -143,7 +143,9 @@ class Node:
             respond(Reply(request.identifier, 0, self.engine.clock(), error=error))
             return
         reply = self.engine.handle(request, session)
-        changed = function not in (Function.GET, Function.NEXT, Function.NOP)
+        changed = function not in (Function.GET, Function.NOP) and (
+            function != Function.NEXT or bool(request.flags & OVERWRITE)
+        )
         copied = (
             self.peers is not None
             and self.peers.copies > 1
@@ -183,7 +185,7 @@ class Node:
         if self.engine.wants_log:
             return True
         # Said to be on disk because of a change that is on its way there just now.
-        lasting = bool(reply.flags & PERSIST) or function in (Function.DELETE, Function.QUIT)
+        lasting = bool(reply.flags & PERSIST) or function in _LASTING or function == Function.QUIT
         return self._committing and lasting
 
     # Batches.
