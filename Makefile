@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 EXTRAS := cli,match,server
 NATIVE := $(wildcard native/*)
 
-.PHONY: help setup run test test-fast lint format bench bench-log bench-match fuzz clean
+.PHONY: help setup run test test-fast lint format bench bench-log bench-match bench-journal bench-server fuzz clean
 
 help:
 	@echo "make run     set up and run the demo        make test   set up and run every test"
@@ -40,14 +40,21 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: bench-log bench-match
+bench: bench-log bench-match bench-journal bench-server
 
 bench-log: setup
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group bench || echo "some peers are not installable: their rows are skipped"
 	$(BIN)/python bench/log_bench.py
 
+bench-journal: setup
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group bench || echo "some peers are not installable: their rows are skipped"
+	$(BIN)/python bench/journal_bench.py $(BENCH_ARGS)
+
 bench-match: setup
 	$(BIN)/python bench/match_bench.py $(BENCH_ARGS)
+
+bench-server: setup
+	$(BIN)/python bench/server_bench.py $(BENCH_ARGS)
 
 # The native index built with ASan and UBSan, apart from the ordinary build, against the plain evaluator.
 FUZZ_SECONDS ?= 60

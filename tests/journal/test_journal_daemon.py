@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import tracemalloc
 from pathlib import Path
 
+import msgspec
 import pytest
 from journal_support import Clock, Wire, connected, daemon, nop
 from test_journal_wire import VECTORS as WIRE_VECTORS
 from test_journal_wire import reply_of, request_of
 
 from virta.journal import messages as m
+from virta.journal.domain import WORKING
+from virta.journal.jobs import Jobs
 from virta.journal.messages import Function, Request, Type, Value
 from virta.journal.wire import encode_reply, encode_request
 
@@ -249,6 +253,79 @@ def test_lapse_wakes_a_listener_on_time():
                 await wire.ask(nop())
 
     assert asyncio.run(run()) < 1_000_000
+
+
+def test_deadlines_on_time_with_a_set_clock():
+    """Ten thousand deadlines at random times: each lapse is counted at its time, none before."""
+    rng = random.Random(3)
+    jobs = Jobs()
+    now = 1_000
+    for i in range(10_000):
+        jobs.push(b"http://h%d/%d" % (i % 50, i), b"", 1, now, start=now)
+    deadlines = {}
+    while taken := jobs.take(b"", now, until=now + rng.randrange(1, 10_000)):
+        deadlines[taken[0].uri] = (taken[0], taken[0].worked_until)
+    for _ in range(200):
+        now += rng.randrange(100)
+        jobs.tick(now)
+
+        assert all(job.attempts == (until <= now) for job, until in deadlines.values())
+
+
+def test_deadlines_on_time_under_load():
+    """With the real clock and a busy daemon, a thousand lapses are handled soon after their time."""
+
+    async def run():
+        async with daemon() as server, connected(server) as wire:
+            for i in range(1_000):
+                wire.send(push(b"http://h/%d" % i, b"", flags=0))
+            await wire.ask(nop())
+            until = server.node.engine.clock() + 300_000
+            taken = await wire.ask(next_(b"h", timeout=until, count=1_000))
+            late = 0
+            while server.node.engine.jobs.schedule.domains[b"h"].counts[WORKING]:
+                for i in range(100):
+                    wire.send(set_(b"load%d" % i))
+                await wire.ask(nop())
+                late = server.node.engine.clock() - until
+            return len(taken.pairs), late
+
+    taken, late = asyncio.run(run())
+    assert taken == 1_000
+    assert late < 1_000_000
+
+
+def test_removed_on_delivery_is_on_disk(tmp_path):
+    """A job that counts as done when handed out is gone from the log before the reply."""
+
+    async def run():
+        async with daemon(tmp_path) as server, connected(server) as wire:
+            await wire.ask(push(b"x"))
+            await wire.ask(next_(flags=m.OVERWRITE))
+            server.node._persistence._log.flush()
+            records = [(str(r.topic), r.value) for r in server.node._persistence._log.read()]
+            return [msgspec.msgpack.decode(value)[3] for topic, value in records if topic == "job"]
+
+    entries = asyncio.run(run())
+    assert (len(entries), entries[-1]) == (2, None)
+
+
+def test_a_pattern_that_matches_little_comes_in_pages():
+    """A search passes over a bounded number of keys per reply, and still finds what is at the end."""
+
+    async def run():
+        async with daemon() as server, connected(server) as wire:
+            store, now = server.node.engine.store, server.node.engine.clock()
+            for i in range(45_000):
+                store.set(b"k%06d" % i, text(b""), now, now)
+            reply = await wire.ask(get(b"44999", query=m.QUERY_REGEX))
+            pages = [reply]
+            while reply.cursor is not None:
+                reply = await wire.ask(get(reply.cursor, query=m.QUERY_CURSOR))
+                pages.append(reply)
+            return [len(page.pairs) for page in pages]
+
+    assert asyncio.run(run()) == [0, 0, 1]
 
 
 def test_locks_end_with_their_connection():

@@ -282,6 +282,16 @@ def test_touch_extends_and_never_shortens():
     assert store.live(b"k", 105) is None
 
 
+def test_touch_does_not_leave_the_range_of_times():
+    """A ttl without reason gives the last moment there is."""
+    store = Store()
+    store.set(b"k", text(b""), 1, 0, expires=100)
+    entry = store.live(b"k", 0)
+    store.touch(entry, 2**64 - 1, 10)
+
+    assert entry.expires == 2**64 - 1
+
+
 def test_tombstones_are_collected():
     """A tombstone wins against older changes for seven days and is forgotten after."""
     store = Store()

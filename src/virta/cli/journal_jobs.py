@@ -284,9 +284,9 @@ def serve(
     talk(verbose)
 
     async def main() -> None:
-        from virta.journal.daemon import JournalServer  # noqa: PLC0415
-        from virta.journal.node import Node  # noqa: PLC0415
-        from virta.journal.peers import Peer, Peers  # noqa: PLC0415
+        from virta.journal.daemon import JournalServer
+        from virta.journal.node import Node
+        from virta.journal.peers import Peer, Peers
 
         copies = options.pop("copies")
         node = Node(data_dir / "journal", **options)
@@ -318,7 +318,7 @@ def forward(spool: Path, host: str, port: int, once: bool, verbose: bool) -> Non
     talk(verbose)
 
     async def main() -> None:
-        from virta.journal.forwarder import Forwarder  # noqa: PLC0415
+        from virta.journal.forwarder import Forwarder
 
         stop = stop_on_signal()
         sender = Forwarder(spool, host, port)
@@ -357,7 +357,7 @@ def work(
 
     The command finds VIRTA_JOB_URI, VIRTA_JOB_KEY and VIRTA_JOB_ATTEMPTS in its environment.
     """
-    from virta.journal.worker import Worker  # noqa: PLC0415
+    from virta.journal.worker import Worker
 
     talk(verbose)
     worker = Worker(host, port, **options)

@@ -281,8 +281,7 @@ class AsyncClient(asyncio.Protocol):
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast("asyncio.Transport", transport)  # uvloop has transports of its own kind
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are not instances of it
 
     def data_received(self, data: bytes) -> None:
         for reply in self._parser.feed(data):

@@ -43,12 +43,12 @@ class Connection(asyncio.Protocol):
         self._full = False  # the other side does not read
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast("asyncio.Transport", transport)  # uvloop has transports of its own kind
+        stream = cast("asyncio.Transport", transport)  # uvloop's are not instances of it
         if not self._server.admit(self):
-            transport.abort()
+            stream.abort()
             return
-        self._transport = transport
-        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        self._transport = stream
+        stream.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._transport = None

@@ -121,13 +121,8 @@ class Engine:
         self.listeners.work_due(self.jobs, now)
 
     def next_event(self) -> int | None:
-        """When `tick` has something to do at the latest."""
-        now = self.clock()
-        times = (
-            self.store.next_expiry(),
-            self.jobs.wake_up(b"", now),
-            self.admin.next_event(),
-        )
+        """When `tick` may have something to do; too early is possible, too late is not."""
+        times = (self.store.next_expiry(), self.jobs.schedule.next_alarm(), self.admin.next_event())
         return min((time for time in times if time is not None), default=None)
 
     def close(self, session: Session) -> None:

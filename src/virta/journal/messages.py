@@ -83,12 +83,12 @@ class Type(IntEnum):
     BOOLEAN = 5
 
 
-class Value(Struct, frozen=True):
+class Value(Struct, frozen=True, gc=False):
     type: int
     data: bytes
 
 
-class Details(Struct, frozen=True):
+class Details(Struct, frozen=True, gc=False):
     """What the journal knows of a value besides its data; times in µs, 0 = never or no."""
 
     expires: int = 0

@@ -18,7 +18,7 @@ from virta.errors import LogError, LogWriteError
 from virta.journal import images
 from virta.journal.engine import Engine
 from virta.journal.jobs import JOBS_MAX, Jobs
-from virta.journal.messages import PERSIST, Function, Reply, Request, system_clock
+from virta.journal.messages import OVERWRITE, PERSIST, Function, Reply, Request, system_clock
 from virta.journal.persistence import Durability, Persistence
 from virta.journal.session import Session
 from virta.journal.store import MEMORY_BYTES_MAX, Store
@@ -36,11 +36,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("virta.journal")
 
-# Handing a commit to a thread costs about 60 µs: not worth it for a disk that syncs in less than this.
-INLINE_COMMIT_S_MAX = 0.001
+# Handing a commit to a thread costs more than waiting for a disk that syncs in less than this.
+INLINE_COMMIT_S_MAX = 0.004
 RETRY_AFTER_WRITE_ERROR_S = 1.0
 ROTATION_PAUSE_S = 0.002
 TICK_S_MAX = 1.0
+TICK_S_MIN = 0.0005
 # Commands that are refused while the disk is, unless they are only about memory.
 _LASTING = frozenset(
     {Function.DELETE, Function.RENAME, Function.LINK, Function.UNLINK, Function.ADD}
@@ -142,7 +143,9 @@ class Node:
             respond(Reply(request.identifier, 0, self.engine.clock(), error=error))
             return
         reply = self.engine.handle(request, session)
-        changed = function not in (Function.GET, Function.NEXT, Function.NOP)
+        changed = function not in (Function.GET, Function.NOP) and (
+            function != Function.NEXT or bool(request.flags & OVERWRITE)
+        )
         copied = (
             self.peers is not None
             and self.peers.copies > 1
@@ -182,7 +185,7 @@ class Node:
         if self.engine.wants_log:
             return True
         # Said to be on disk because of a change that is on its way there just now.
-        lasting = bool(reply.flags & PERSIST) or function in (Function.DELETE, Function.QUIT)
+        lasting = bool(reply.flags & PERSIST) or function in _LASTING or function == Function.QUIT
         return self._committing and lasting
 
     # Batches.
@@ -284,13 +287,17 @@ class Node:
         if self._stopping:
             return
         assert self._loop is not None
-        if self._timer is not None:
-            self._timer.cancel()
+        moment = self._loop.time()
+        due = moment + TICK_S_MAX
         event = self.engine.next_event()
-        delay = TICK_S_MAX
         if event is not None:
-            delay = min(max((event - self.engine.clock()) / 1e6, 0.0005), TICK_S_MAX)
-        self._timer = self._loop.call_later(delay, self._schedule)
+            wait = max((event - self.engine.clock()) / 1e6, TICK_S_MIN)
+            due = min(moment + wait, due)
+        if self._timer is not None:
+            if moment < self._timer.when() <= due:
+                return  # early enough
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._schedule)
 
     def _consider_rotation(self) -> None:
         persistence = self._persistence

@@ -2,7 +2,7 @@
 GET in all its forms: one key, a range, a regular expression, a cursor.
 
 Invariant: reading and marking is one step; a reply never exceeds PAIRS_MAX pairs or, but for a single
-pair, REPLY_BYTES_MAX bytes, and looks at no more than SCAN_KEYS_MAX keys. What is left out can be
+pair, REPLY_BYTES_MAX bytes, and passes over no more than SCAN_KEYS_MAX keys. What is left out can be
 asked for with the cursor of the reply.
 """
 
@@ -94,13 +94,13 @@ class Reading:
         last = query.last
         cursor: bytes | None = None
         for key, wanted in query.keys(self._store):
-            if looked == SCAN_KEYS_MAX:
-                cursor = query.cursor(last)
-                break
-            looked += 1
             entry = self._readable(key, flags, now) if wanted else None
             if entry is None:
                 last = key
+                looked += 1
+                if looked == SCAN_KEYS_MAX:
+                    cursor = query.cursor(last)
+                    break
                 continue
             cost = len(key) + PAIR_OVERHEAD_BYTES + (entry.size if flags & DATA else 0)
             if len(entries) == limit or (entries and size + cost > REPLY_BYTES_MAX):

@@ -87,6 +87,10 @@ class Schedule:
                 self.arm(place)
         return None
 
+    def next_alarm(self) -> int | None:
+        """The first alarm, which may be one that no longer holds."""
+        return self._alarms[0][0] if self._alarms else None
+
     def due(self, now: int) -> Iterator[Domain]:
         """Domains whose alarm has come; each must be armed again by whoever looks at it."""
         while self._alarms and self._alarms[0][0] <= now:

@@ -29,6 +29,7 @@ LOCK_DEFAULT_US = 30 * 1_000_000
 TOMBSTONE_US = 7 * 24 * 3600 * 1_000_000
 TOMBSTONES_MAX = 1_000_000
 KEYS_PER_VALUE_MAX = 64
+TIME_US_MAX = (1 << 64) - 1  # what a reply can say
 MEMORY_BYTES_MAX = 1024 * 1024 * 1024
 # What CPython spends on an entry, its keys' places in dict and index, besides the bytes themselves.
 ENTRY_OVERHEAD_BYTES = 512
@@ -257,8 +258,9 @@ class Store:
 
     def touch(self, entry: Entry, ttl: int, now: int) -> None:
         """Live at least `ttl` from now; a value without expiry stays without."""
-        if entry.expires and now + ttl > entry.expires:
-            self._set_expiry(entry, now + ttl)
+        later = min(now + ttl, TIME_US_MAX)
+        if entry.expires and later > entry.expires:
+            self._set_expiry(entry, later)
             self._marked[entry] = None
 
     def release_locks(self, owner: object, keys: Iterable[bytes]) -> None:

@@ -126,8 +126,10 @@ def encode_request(request: Request) -> bytes:
 
 def encode_reply(reply: Reply) -> bytes:
     """Frame a reply; an error carries no pairs, no count and no cursor, and so no query either."""
-    error = reply.error.encode()
     flags = reply.flags
+    if reply == Reply(reply.identifier, flags, reply.timestamp):
+        return _REPLY_HEAD.pack(b"JR", VERSION, reply.identifier, flags, reply.timestamp) + b"\0"
+    error = reply.error.encode()
     parts = [b""]
     if reply.timeout is not None:
         flags |= TIMEOUT
