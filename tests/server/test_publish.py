@@ -309,3 +309,20 @@ def test_backpressure(start):
         assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"202", b"429"]
         assert b'"code":"exceeded-outstanding-event-limit","count":100,"limit":1}' in answer
         assert b"Retry-After: 1\r\n" in answer
+
+
+def test_timings_on_late_refusals(server):
+    """What is refused after the body was read says how long reading took."""
+    answer = server.request("POST", "/channels/p", "{", {"Content-Type": STRUCTURED})
+
+    assert re.fullmatch(r"\d+ ms", answer.headers["thorium-body-read-time"])
+    assert "thorium-encode-time" not in answer.headers
+
+
+def test_other_methods_on_metrics_and_sockets(server):
+    """Not GET is 405 under /metrics and 404 at Subtub's socket."""
+    assert server.request("POST", "/metricsfoo").json == {
+        "code": "invalid-method",
+        "method": "POST",
+    }
+    assert server.request("POST", "/subscribe").body == b"Not found"

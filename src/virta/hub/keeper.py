@@ -20,7 +20,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from virta.errors import LogClosedError, LogError
+from virta.errors import LogClosedError, LogError, LogSyncError
 
 if TYPE_CHECKING:
     import asyncio
@@ -71,6 +71,8 @@ class Keeper:
         self._commits: queue.SimpleQueue[Commit | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="virta-keeper", daemon=True)
         self.failure: LogError | None = None  # the last error of following, None when all is well
+        # A sync has failed: what the disk holds is unknown, and only a new process may find out.
+        self.poisoned: LogSyncError | None = None
 
     @property
     def position(self) -> int:
@@ -122,6 +124,8 @@ class Keeper:
         except LogError as error:
             logger.warning("append_failed code=%s: %s", error.code, error.message)
             commit.error = error
+            if isinstance(error, LogSyncError):
+                self.poisoned = error
 
     def _follow(self) -> None:
         try:

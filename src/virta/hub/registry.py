@@ -11,6 +11,7 @@ asked about an event's data, those of the other dialects about the event.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ from virta.match import NamedMatchers
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+logger = logging.getLogger("virta.hub")
 
 FILTERS_TOPIC = b"filters"
 SUBSCRIPTIONS_TOPIC = b"subscriptions"  # a CloudEvents Subscription, as its owner gave it
@@ -198,7 +201,12 @@ class Registry:
                 self._forget(registered)
             return False
         held = msgspec.json.decode(value)
-        filter_ = parse(held["filter"], held["dialect"])
+        try:
+            filter_ = parse(held["filter"], held["dialect"])
+        except FilterError as error:
+            # It was a filter once; the server starts all the same, and its record stays.
+            logger.warning("filter_unreadable id=%s: %s", id_, error.message)
+            return True
         index, collection = held["index"], held["collection"]
         answer = self._place(filter_).register(index, collection, filter_)
         # The id given then is the one clients hold.

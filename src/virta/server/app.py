@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from virta.journal.node import Node
     from virta.server.service import Service
 
+SUBSCRIBE_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 JOURNAL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 OPEN_PATHS = frozenset({"/livez", "/readyz"})
 
@@ -49,7 +50,7 @@ def build_app(service: Service) -> ASGIApp:
         Route("/metrics", endpoints.metrics, methods=["GET"]),
         Route("/metrics/", endpoints.metrics, methods=["GET"]),
         Route("/metrics/keycounts/{name:path}", endpoints.keycounts, methods=["GET"]),
-        Route("/subscribe", endpoints.subscribe, methods=["GET"]),
+        Route("/subscribe", endpoints.subscribe, methods=SUBSCRIBE_METHODS),
         Route("/openapi.json", endpoints.openapi, methods=["GET"]),
         Route("/asyncapi.json", endpoints.asyncapi, methods=["GET"]),
         *FiltersApi(service).routes(),
@@ -155,7 +156,11 @@ class Endpoints:
         self._metrics = Metrics(service)
 
     async def livez(self, request: Request) -> Response:  # noqa: ARG002
-        return PlainTextResponse("ok\n", headers={"Cache-Control": "no-store"})
+        headers = {"Cache-Control": "no-store"}
+        if self._service.keeper.poisoned is not None:
+            text = f"restart me: {self._service.keeper.poisoned.message}\n"
+            return PlainTextResponse(text, 503, headers=headers)
+        return PlainTextResponse("ok\n", headers=headers)
 
     async def readyz(self, request: Request) -> Response:  # noqa: ARG002
         service = self._service
@@ -164,8 +169,9 @@ class Endpoints:
             why = "draining"
         elif not service.ready:
             why = "starting"
-        elif service.keeper.failure is not None:
-            why = f"log: {service.keeper.failure.message}"
+        else:
+            failure = service.keeper.poisoned or service.keeper.failure
+            why = f"log: {failure.message}" if failure is not None else None
         headers = {"Cache-Control": "no-store"}
         if why is None:
             return PlainTextResponse("ok\n", headers=headers)
@@ -200,7 +206,9 @@ class Endpoints:
         return json_response(self._service, _encode(asyncapi()))
 
     async def subscribe(self, request: Request) -> Response:
-        """What a request without an upgrade hears at Subtub's socket."""
+        """What a request without an upgrade hears at Subtub's socket; other methods find nothing."""
+        if request.method != "GET":
+            return PlainTextResponse("Not found", 404)
         try:
             check_subscribe(request.scope["query_string"])
         except RequestError as error:
@@ -216,7 +224,8 @@ class Endpoints:
 
     async def http_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        if error.status_code == 405:
+        strange = request.method != "GET" and request.url.path.startswith("/metrics")
+        if error.status_code == 405 or strange:
             refused = RequestError(405, "invalid-method", method=request.method)
         elif error.status_code == 404:
             refused = RequestError(404, "not-found")

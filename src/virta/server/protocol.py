@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from virta.errors import RequestError
+from virta.errors import FilterError, HubError, RequestError
 from virta.server import responses
 from virta.server.exchange import Exchange, ExchangeQueue
 from virta.server.paths import CHANNELS
@@ -290,12 +290,22 @@ class HotProtocol(HttpToolsProtocol):
         self.parser = None  # type: ignore[assignment]
         self.headers = []
         self.url = b""
-        consumer.begin()
+        try:
+            consumer.begin()
+        except (FilterError, HubError) as error:
+            # The index or the hub will not take it; nothing is written yet.
+            self.consumer = None
+            status = 400 if isinstance(error, FilterError) else 503
+            refusal = RequestError(status, error.code, error.message)
+            self._write(self.service.responder.refused(refusal, close=True))
+            self.end()
 
-    def refuse(self, exchange: Exchange, error: RequestError, *, close: bool) -> None:
+    def refuse(
+        self, exchange: Exchange, error: RequestError, *, close: bool, more: bytes = b""
+    ) -> None:
         """Answer with an error."""
         self.service.count_refusal(error)
-        more = MORE_HEADERS.get(error.status, b"")
+        more += MORE_HEADERS.get(error.status, b"")
         response = self.service.responder.refused(error, close=close, more=more)
         self.exchanges.answer(exchange, response, close=close)
 

@@ -54,6 +54,7 @@ class HotRequest:
         "head",
         "method",
         "protocol",
+        "timings",
     )
 
     def __init__(self, protocol: HotProtocol, method: bytes, *, keep: bool) -> None:
@@ -61,6 +62,7 @@ class HotRequest:
         self.method = method
         self.head: dict[bytes, bytes] = {}  # the last of repeated headers
         self.announced = False  # the head announced a body
+        self.timings = b""  # headers that tell how long the stages so far took
         self._keep = keep
         self._chunks: list[bytes] = []
         self._size = 0
@@ -100,7 +102,8 @@ class HotRequest:
             self.refuse(error, close=False)
 
     def refuse(self, error: RequestError, *, close: bool) -> None:
-        self.protocol.refuse(self._exchange, error, close=close or not self._keep)
+        shut = close or not self._keep
+        self.protocol.refuse(self._exchange, error, close=shut, more=self.timings)
         if close:
             self.protocol.request = None
 
@@ -114,7 +117,7 @@ class HotRequest:
                 raise self._too_large()
         elif b"transfer-encoding" not in self.head:
             raise RequestError(400, "missing-content-length")
-        if self.head.get(b"expect") == b"100-continue":
+        if self.head.get(b"expect", b"").lower() == b"100-continue":
             self.protocol.transport.write(responses.CONTINUE)
 
     def publish(self, drafts: list[Delivery], read_ms: int, parse_ms: int) -> None:
@@ -176,13 +179,17 @@ class ChannelRequest(HotRequest):
         service = self.protocol.service
         read = perf_counter()
         path = self._path
+        read_ms = int((read - self._started) * 1000)
+        self.timings = b"Thorium-Body-Read-Time: %d ms\r\n" % read_ms
         drafts = read_events(
             path.channel, self.protocol.headers, self._content_type, self._mode, body
         )
         parsed = perf_counter()
         service.translation_seconds += parsed - read
         service.translations += 1
-        self.publish(drafts, int((read - self._started) * 1000), int((parsed - read) * 1000))
+        parse_ms = int((parsed - read) * 1000)
+        self.timings += b"Thorium-JSON-Parse-Time: %d ms\r\n" % parse_ms
+        self.publish(drafts, read_ms, parse_ms)
 
     def _consume(self) -> None:
         """Turn the connection into a consumer once all earlier answers are out."""

@@ -257,7 +257,7 @@ class SseConsumer:
             await replayer.run(
                 self.subscription, start, drained=self._drained, tell_gap=self._tell_gap
             )
-        except (LogError, HubError) as error:
+        except (LogError, HubError, FilterError) as error:
             self._service.logger.warning("replay_failed", code=error.code, reason=error.message)
             self.finish(error.code)
 
