@@ -209,3 +209,33 @@ def test_trimmed_history_is_told_as_a_gap(start, tmp_path):
     assert gap.event == "gap"
     assert (gap.json["from"], gap.json["resumedAt"]) == (0, first)
     assert event_.json["id"] == f"t-{first}"
+
+
+def test_stalled_replays_keep_nobody_from_reading(start):
+    """More consumers than replays may run at once stop in the middle of history; another gets it all."""
+    total = 400
+    server = start("--durability", "none")
+    for first in range(0, total, 20):
+        server.publish("h", *[event(f"{n:05}", "x" * 50_000) for n in range(first, first + 20)])
+
+    async def scenario():
+        stalled = []
+        for _ in range(40):
+            consumer = await Consumer.open(server.port, "/channels/h/from/earliest")
+            consumer.writer.transport.pause_reading()
+            stalled.append(consumer)
+        fine = await Consumer.open(server.port, "/channels/h/from/earliest")
+        await fine.connected()
+        found = ids(await fine.frames(total))
+        await fine.close()
+        late = stalled.pop()
+        late.writer.transport.resume_reading()
+        await late.connected()
+        resumed = ids(await late.frames(total))
+        for consumer in (late, *stalled):
+            await consumer.close()
+        return found, resumed
+
+    found, resumed = asyncio.run(scenario())
+
+    assert found == resumed == [f"{n:05}" for n in range(total)]

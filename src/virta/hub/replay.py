@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from virta.hub.hub import Hub
     from virta.hub.idempotency import Idempotency
     from virta.hub.subscription import Subscription
-    from virta.log import Log, Reader
+    from virta.log import Log, Reader, Record
 
 logger = logging.getLogger("virta.hub")
 
@@ -61,9 +61,10 @@ class Start:
 class Piece:
     """What one read of the log found."""
 
-    __slots__ = ("bytes", "deliveries", "finished", "gap")
+    __slots__ = ("bytes", "deliveries", "finished", "gap", "next")
 
     def __init__(self) -> None:
+        self.next = 0  # the offset after the last record that was looked at
         self.deliveries: list[Delivery] = []
         self.bytes = 0
         self.finished = False
@@ -149,7 +150,11 @@ class Replayer:
                     self._hub.attach(subscription)
                     return
                 async with self._turn:
-                    position = await self._round(subscription, position, end, drained, tell_gap)
+                    position, wait = await self._round(
+                        subscription, position, end, drained, tell_gap
+                    )
+                if wait is not None:
+                    await wait  # without a turn: who does not read keeps nobody from reading
         finally:
             self.running -= 1
 
@@ -160,8 +165,12 @@ class Replayer:
         end: int,
         drained: Callable[[], asyncio.Future[None] | None],
         tell_gap: Callable[[dict[str, object]], None],
-    ) -> int:
-        """Send what stands between two offsets; gives the offset to go on from."""
+    ) -> tuple[int, asyncio.Future[None] | None]:
+        """
+        Send what stands between two offsets, until the consumer is full.
+
+        Gives the offset to go on from, and what to wait for before.
+        """
         loop = asyncio.get_running_loop()
         reader = self._log.read(
             topics=[subscription.channel], start=position, end=end, on_corruption="skip"
@@ -170,16 +179,16 @@ class Replayer:
             async for piece in self._pieces(loop, reader, subscription):
                 if piece.gap is not None:
                     tell_gap(_trimmed(position, piece.gap.next))
-                    return piece.gap.next
+                    return piece.gap.next, None
                 if piece.deliveries:
                     payload = ENCODERS[subscription.encoding](piece.deliveries)
                     subscription.send(payload, len(piece.deliveries))
-                wait = drained()
-                if wait is not None:
-                    await wait
                 if subscription.closed:
                     break
-            return end
+                wait = drained()
+                if wait is not None and not piece.finished:
+                    return piece.next, wait
+            return end, drained()
         finally:
             reader.close()
 
@@ -199,7 +208,7 @@ class Replayer:
         """Not a repeat that live consumers did not hear either (as far as that is remembered)."""
         key = key_of(delivery.channel, delivery.source, delivery.id)
         known = self._idempotency.offset(key)
-        return known is None or known == delivery.offset
+        return known is None or known >= delivery.offset
 
 
 def search(log: Log, channel: str, pairs: set[tuple[str, str]]) -> int | None:
@@ -249,7 +258,7 @@ def _trimmed(first: int, next_: int) -> dict[str, object]:
     return {"reason": "trimmed", "from": first, "resumedAt": next_}
 
 
-def read_piece(reader: Iterator[object], filter_: Filter) -> Piece:
+def read_piece(reader: Iterator[Record], filter_: Filter) -> Piece:
     """Read until the piece is full; runs in a thread."""
     piece = Piece()
     by_document = root_of(filter_) == DOCUMENT
@@ -262,7 +271,8 @@ def read_piece(reader: Iterator[object], filter_: Filter) -> Piece:
         except LogGapError as gap:
             piece.gap = gap
             break
-        delivery = from_record(record)  # type: ignore[arg-type]
+        piece.next = record.offset + 1
+        delivery = from_record(record)
         subject = delivery.document() if by_document else delivery.value
         if filter_.matches(_decode(subject)):
             piece.deliveries.append(delivery)

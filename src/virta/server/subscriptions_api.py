@@ -8,6 +8,7 @@ The object is that of the Subscriptions API (version 1.0-wip): `sink`, `protocol
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +51,8 @@ class SubscriptionsApi:
         id_ = str(uuid.uuid4())
         webhooks = self._service.webhooks
         try:
-            offset = self._service.replayer.at(start).offset
-            hook = await webhooks.subscribe(id_, description, offset)
+            found = await asyncio.to_thread(self._service.replayer.at, start)
+            hook = await webhooks.subscribe(id_, description, found.offset)
         except FilterError as error:
             raise refused_filter(error) from error
         except HubError as error:
