@@ -326,3 +326,13 @@ def test_other_methods_on_metrics_and_sockets(server):
         "method": "POST",
     }
     assert server.request("POST", "/subscribe").body == b"Not found"
+
+
+def test_close_is_answered_with_close(server):
+    """A client that wants to end the connection is told that it ends."""
+    body = json.dumps(event("closing"))
+    headers = {"Content-Type": STRUCTURED, "Connection": "close"}
+
+    answer = server.request("POST", "/channels/p", body, headers)
+
+    assert (answer.status, answer.headers["connection"]) == (202, "close")

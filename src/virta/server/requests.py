@@ -135,6 +135,8 @@ class HotRequest:
             close = not self._keep or service.draining
             encode_ms = int((perf_counter() - submitted) * 1000)
             response = self.success(read_ms, parse_ms, encode_ms)
+            if close:
+                response = response.replace(responses.KEEP, responses.CLOSE, 1)
             protocol.exchanges.answer(self._exchange, response, close=close)
 
         service.publisher.submit(drafts, answer)

@@ -143,6 +143,8 @@ class SseConsumer:
     ) -> None:
         self._protocol = protocol
         self._service = protocol.service
+        self._wheel = protocol.service.wheel
+        self._put = protocol.transport.write
         self._start = start
         self._last_event_id = last_event_id
         self._chunked = chunked
@@ -184,11 +186,12 @@ class SseConsumer:
 
     def write(self, payload: bytes) -> None:
         """Take bytes from the hub."""
-        self._last_write = self._protocol.loop.time()
-        self._protocol.transport.write(payload)
+        self._last_write = self._wheel.now
+        self._put(payload)
 
     def end(self, reason: str) -> None:
         """Drop a consumer that does not keep up; it cannot be told, since it does not read."""
+        self._service.hub.detach(self.subscription)
         self._service.hub.slow_disconnects += 1
         self._service.logger.info("consumer_dropped", client=self.subscription.id, reason=reason)
         self._protocol.transport.abort()
@@ -198,7 +201,10 @@ class SseConsumer:
         self.finish("shutdown", retry_ms=RETRY_MS)
 
     def finish(self, reason: str, *, retry_ms: int | None = None) -> None:
-        """Say why, and end the body properly."""
+        """Say why, and end the body properly: nothing may follow its last chunk."""
+        if self.subscription.closed:
+            return
+        self._service.hub.detach(self.subscription)
         data = {"timestamp": timestamp_text(now_microseconds()), "reason": reason}
         frame = self._framed(named_frame("disconnect", data, retry_ms=retry_ms))
         self.write(frame + (LAST_CHUNK if self._chunked else b""))

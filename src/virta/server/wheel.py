@@ -33,7 +33,8 @@ class Wheel:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._slots: dict[int, list[Timed]] = {}
-        self._done = int(loop.time() / SLOT_S)
+        self.now = loop.time()  # as of the last turn: good enough for whoever counts in slots
+        self._done = int(self.now / SLOT_S)
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -56,7 +57,7 @@ class Wheel:
 
     def _turn(self) -> None:
         self._handle = self._loop.call_later(SLOT_S, self._turn)
-        now = self._loop.time()
+        now = self.now = self._loop.time()
         while self._done < int(now / SLOT_S):
             self._done += 1
             for timed in self._slots.pop(self._done, ()):
