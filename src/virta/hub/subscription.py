@@ -90,7 +90,8 @@ class Subscription:
         self.dropped_told = 0
         self.backlog_bytes = 0
         self.blocked_since: float | None = None
-        self._backlog: deque[tuple[bytes, int]] = deque()
+        # Made when first needed: an empty queue costs more than everything else here.
+        self._backlog: deque[tuple[bytes, int]] | None = None
 
     # What the hub calls.
 
@@ -114,12 +115,13 @@ class Subscription:
         self.blocked_since = None
         if self.dropped > self.dropped_told:
             self._tell_dropped()
-        while self._backlog and self.blocked_since is None and not self.closed:
-            payload, count = self._backlog.popleft()
+        backlog = self._backlog
+        while backlog and self.blocked_since is None and not self.closed:
+            payload, count = backlog.popleft()
             self.backlog_bytes -= len(payload)
             self.sink.write(payload)
             self.sent += count
-        if self._backlog and self.blocked_since is None:
+        if backlog and self.blocked_since is None:
             self.blocked_since = now
 
     def overdue(self, now: float) -> bool:
@@ -133,11 +135,14 @@ class Subscription:
     def close(self) -> None:
         """Forget everything that waits."""
         self.closed = True
-        self._backlog.clear()
+        self._backlog = None
         self.backlog_bytes = 0
 
     def _wait(self, payload: bytes, count: int) -> None:
-        self._backlog.append((payload, count))
+        if self._backlog is None:
+            self._backlog = deque()
+        backlog = self._backlog
+        backlog.append((payload, count))
         self.backlog_bytes += len(payload)
         if self.backlog_bytes <= self.policy.bytes_max:
             return
@@ -147,7 +152,7 @@ class Subscription:
             self.sink.end(f"{waiting} bytes were waiting, {self.policy.bytes_max} are allowed")
             return
         while self.backlog_bytes > self.policy.bytes_max:
-            oldest, lost = self._backlog.popleft()
+            oldest, lost = backlog.popleft()
             self.backlog_bytes -= len(oldest)
             self.dropped += lost
 

@@ -15,6 +15,7 @@ Hot routes are `/channels/…`, `POST /publish` and `/filters/ID/events`. Nothin
 from __future__ import annotations
 
 import re
+from collections import deque
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import httptools
@@ -52,6 +53,10 @@ REQUEST_LINE_REST_BYTES = 32
 PIPELINE_MAX = 64
 # After the last answer the peer has this long to read it and close.
 LINGER_S = 2.0
+
+# Streams take no requests: thousands of them share these.
+NO_EXCHANGES = ExchangeQueue(lambda _: None, lambda: None)
+NO_PIPELINE: deque[Any] = deque()
 
 
 class HotProtocol(HttpToolsProtocol):
@@ -286,6 +291,8 @@ class HotProtocol(HttpToolsProtocol):
     def become(self, consumer: SseConsumer) -> None:
         """Turn into a stream: no more requests are read, so what reads them is let go."""
         self.exchanges.clear()
+        self.exchanges = NO_EXCHANGES
+        self.pipeline = NO_PIPELINE
         self.consumer = consumer
         self.parser = None  # type: ignore[assignment]
         self.headers = []
@@ -295,6 +302,7 @@ class HotProtocol(HttpToolsProtocol):
         except (FilterError, HubError) as error:
             # The index or the hub will not take it; nothing is written yet.
             self.consumer = None
+            self.exchanges = ExchangeQueue(self._write, self.end)
             status = 400 if isinstance(error, FilterError) else 503
             refusal = RequestError(status, error.code, error.message)
             self._write(self.service.responder.refused(refusal, close=True))
