@@ -110,18 +110,19 @@ class Publisher:
         The caller asked `full` first.
         """
         self._idempotency.expire(self._clock())
-        gathering = self._gathering(sum([len(draft.value) for draft in drafts]))
-        size = 0
-        for draft, mark in zip(drafts, self._claim(drafts), strict=True):
-            if mark is DUPLICATE:
-                self.duplicates += 1
-                continue
-            size += len(draft.value)
-            gathering.drafts.append(draft)
-            gathering.marks.append(mark)
+        number = len(drafts)
+        size = len(drafts[0].value) if number == 1 else sum([len(d.value) for d in drafts])
+        gathering = self._gathering(size)
+        marks = self._claim(drafts)
+        if DUPLICATE in marks:
+            kept = [(d, m) for d, m in zip(drafts, marks, strict=True) if m is not DUPLICATE]
+            drafts, marks = [d for d, _ in kept], [m for _, m in kept]
+            self.duplicates += number - len(drafts)
+        gathering.drafts += drafts
+        gathering.marks += marks
         gathering.bytes += size
-        gathering.answers.append((answer, len(drafts)))
-        self.outstanding += len(drafts)
+        gathering.answers.append((answer, number))
+        self.outstanding += number
         self.outstanding_bytes += size
         if self._writing is None and not self._scheduled:
             self._scheduled = True
@@ -131,6 +132,10 @@ class Publisher:
         """The idempotency key of each draft, DUPLICATE for repeats, None for stream messages."""
         if drafts and drafts[0].channel == STREAMS:
             return [None] * len(drafts)
+        if len(drafts) == 1:
+            draft = drafts[0]
+            key = f"{draft.channel}\0{draft.source}\0{draft.id}"
+            return [key if self._idempotency.claim(key) else DUPLICATE]
         keys = [f"{d.channel}\0{d.source}\0{d.id}" for d in drafts]
         if self._idempotency.claim_all(keys):
             return keys

@@ -125,7 +125,7 @@ class HotProtocol(HttpToolsProtocol):
             return
         if self.ended or self.consumer is not None:
             return  # type: ignore[unreachable]  # feeding the parser changes both
-        now = self.loop.time()
+        now = self.service.wheel.now
         if self._in_head:
             # A header is only seen when it is complete: what is under way is counted here.
             self._unfinished += len(data)

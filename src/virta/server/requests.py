@@ -41,39 +41,41 @@ def channel_path(path: bytes) -> ChannelPath:
     return found
 
 
-class HotRequest:
-    """What the two hot routes have in common: a body that is counted as it arrives."""
+class HotRequest(Exchange):
+    """What the hot routes have in common: a body that is counted as it arrives."""
 
     __slots__ = (
         "_chunks",
-        "_exchange",
         "_keep",
+        "_parse_ms",
+        "_read_ms",
         "_size",
         "_started",
         "announced",
         "head",
         "method",
         "protocol",
-        "timings",
     )
 
     def __init__(self, protocol: HotProtocol, method: bytes, *, keep: bool) -> None:
+        self.start = None
+        self.response = None
+        self.close = False
         self.protocol = protocol
         self.method = method
-        self.head: dict[bytes, bytes] = {}  # the last of repeated headers
         self.announced = False  # the head announced a body
-        self.timings = b""  # headers that tell how long the stages so far took
         self._keep = keep
         self._chunks: list[bytes] = []
         self._size = 0
         self._started = perf_counter()
-        self._exchange = Exchange()
-        protocol.exchanges.add(self._exchange)
+        self._read_ms = self._parse_ms = -1  # not known yet
+        protocol.exchanges.add(self)
 
     def on_head(self) -> None:
         """Check what can be checked without the body."""
+        # The last of repeated headers.
+        head = self.head = dict(self.protocol.headers)
         try:
-            head = self.head = dict(self.protocol.headers)
             self.announced = b"content-length" in head or b"transfer-encoding" in head
             self.check_head()
         except RequestError as error:
@@ -93,7 +95,7 @@ class HotRequest:
         self._chunks.append(body)
 
     def on_complete(self) -> None:
-        if self._exchange.response is not None:
+        if self.response is not None:
             return  # refused without a body to wait for
         body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         try:
@@ -103,46 +105,55 @@ class HotRequest:
 
     def refuse(self, error: RequestError, *, close: bool) -> None:
         shut = close or not self._keep
-        self.protocol.refuse(self._exchange, error, close=shut, more=self.timings)
+        more = b""
+        if self._read_ms >= 0:
+            more = b"Thorium-Body-Read-Time: %d ms\r\n" % self._read_ms
+        if self._parse_ms >= 0:
+            more += b"Thorium-JSON-Parse-Time: %d ms\r\n" % self._parse_ms
+        self.protocol.refuse(self, error, close=shut, more=more)
         if close:
             self.protocol.request = None
 
     def check_length(self) -> None:
         """Refuse a length that cannot be; a chunked body has none and is counted instead."""
-        length = self.head.get(b"content-length")
+        head = self.head
+        length = head.get(b"content-length")
         if length is not None:
-            if not length.isdigit() or int(length) == 0:
+            # The parser has seen to it that it is a number.
+            size = int(length)
+            if size == 0:
                 raise RequestError(400, "invalid-content-length")
-            if int(length) > self.protocol.service.body_bytes_max:
+            if size > self.protocol.service.body_bytes_max:
                 raise self._too_large()
-        elif b"transfer-encoding" not in self.head:
+        elif b"transfer-encoding" not in head:
             raise RequestError(400, "missing-content-length")
-        if self.head.get(b"expect", b"").lower() == b"100-continue":
+        if b"expect" in head and head[b"expect"].lower() == b"100-continue":
             self.protocol.transport.write(responses.CONTINUE)
 
-    def publish(self, drafts: list[Delivery], read_ms: int, parse_ms: int) -> None:
-        """Hand events to the publisher and answer when they are durable."""
+    def publish(self, drafts: list[Delivery]) -> None:
+        """Hand events to the publisher, which answers when they are durable."""
         service = self.protocol.service
         if service.publisher.full:
             raise service.overloaded(len(drafts))
-        submitted = perf_counter()
+        self._started = perf_counter()
+        service.publisher.submit(drafts, self.published)
 
-        def answer(error: LogError | None) -> None:
-            protocol = self.protocol
-            if error is not None:
-                self.refuse(_log_refusal(error), close=False)
-                return
-            close = not self._keep or service.draining
-            encode_ms = int((perf_counter() - submitted) * 1000)
-            response = self.success(read_ms, parse_ms, encode_ms)
-            if close:
-                response = response.replace(responses.KEEP, responses.CLOSE, 1)
-            protocol.exchanges.answer(self._exchange, response, close=close)
+    def published(self, error: LogError | None) -> None:
+        """The events are as durable as promised, or lost."""
+        if error is not None:
+            self.refuse(_log_refusal(error), close=False)
+            return
+        protocol = self.protocol
+        response = self.success()
+        close = not self._keep or protocol.service.draining
+        if close:
+            response = response.replace(responses.KEEP, responses.CLOSE, 1)
+        protocol.exchanges.answer(self, response, close=close)
 
-        service.publisher.submit(drafts, answer)
-
-    def success(self, read_ms: int, parse_ms: int, encode_ms: int) -> bytes:
-        return self.protocol.service.responder.accepted(read_ms, parse_ms, encode_ms)
+    def success(self) -> bytes:
+        encode_ms = int((perf_counter() - self._started) * 1000)
+        responder = self.protocol.service.responder
+        return responder.accepted(self._read_ms, self._parse_ms, encode_ms)
 
     def _too_large(self) -> RequestError:
         limit = self.protocol.service.body_bytes_max
@@ -178,20 +189,18 @@ class ChannelRequest(HotRequest):
         if self.method == b"GET":
             self._consume()
             return
-        service = self.protocol.service
+        protocol = self.protocol
+        service = protocol.service
         read = perf_counter()
-        path = self._path
-        read_ms = int((read - self._started) * 1000)
-        self.timings = b"Thorium-Body-Read-Time: %d ms\r\n" % read_ms
+        self._read_ms = int((read - self._started) * 1000)
         drafts = read_events(
-            path.channel, self.protocol.headers, self._content_type, self._mode, body
+            self._path.channel, protocol.headers, self._content_type, self._mode, body
         )
-        parsed = perf_counter()
-        service.translation_seconds += parsed - read
+        took = perf_counter() - read
+        service.translation_seconds += took
         service.translations += 1
-        parse_ms = int((parsed - read) * 1000)
-        self.timings += b"Thorium-JSON-Parse-Time: %d ms\r\n" % parse_ms
-        self.publish(drafts, read_ms, parse_ms)
+        self._parse_ms = int(took * 1000)
+        self.publish(drafts)
 
     def _consume(self) -> None:
         """Turn the connection into a consumer once all earlier answers are out."""
@@ -202,14 +211,14 @@ class ChannelRequest(HotRequest):
             start=self._path.start,
             query=self._query,
         )
-        self._exchange.start = lambda: protocol.become(stream)
+        self.start = lambda: protocol.become(stream)
         protocol.exchanges.advance()
 
     def _answer_preflight(self) -> None:
         wanted = self.head.get(b"access-control-request-headers", b"")
         response = responses.preflight(wanted, close=self.announced or not self._keep)
         close = self.announced or not self._keep
-        self.protocol.exchanges.answer(self._exchange, response, close=close)
+        self.protocol.exchanges.answer(self, response, close=close)
 
 
 class FilterEventsRequest(HotRequest):
@@ -228,7 +237,7 @@ class FilterEventsRequest(HotRequest):
         protocol = self.protocol
         ids = protocol.url.split(b"/")[2].decode("ascii").split(",")
         stream = open_filter_stream(protocol, ids, self._query)
-        self._exchange.start = lambda: protocol.become(stream)
+        self.start = lambda: protocol.become(stream)
         protocol.exchanges.advance()
 
 
@@ -241,7 +250,7 @@ class MessagesRequest(HotRequest):
         protocol = self.protocol
         if self.method == b"OPTIONS":
             response = responses.preflight(b"", close=self.announced or not self._keep)
-            protocol.exchanges.answer(self._exchange, response, close=not self._keep)
+            protocol.exchanges.answer(self, response, close=not self._keep)
             return
         protocol.service.door.admit(protocol.headers, protocol.url.partition(b"?")[2])
         if self.method != b"POST":
@@ -250,19 +259,19 @@ class MessagesRequest(HotRequest):
             self.check_length()
 
     def complete(self, body: bytes) -> None:
-        self.publish(read_messages(body), 0, 0)
+        self.publish(read_messages(body))
 
     def refuse(self, error: RequestError, *, close: bool) -> None:
         if error.status in {400, 404} and error.message:
             shut = close or not self._keep
             response = responses.plain_text(error.status, error.message, close=shut)
-            self.protocol.exchanges.answer(self._exchange, response, close=shut)
+            self.protocol.exchanges.answer(self, response, close=shut)
             if close:
                 self.protocol.request = None
         else:
             HotRequest.refuse(self, error, close=close)
 
-    def success(self, read_ms: int, parse_ms: int, encode_ms: int) -> bytes:  # noqa: ARG002
+    def success(self) -> bytes:
         return self.protocol.service.streams_accepted
 
 
