@@ -46,13 +46,13 @@ class ExchangeQueue:
 
     def answer(self, exchange: Exchange, response: bytes, *, close: bool = False) -> None:
         """Give an exchange its bytes; they go out when its turn comes."""
+        exchange.response = response
+        exchange.close = close
         exchanges = self._exchanges
         if len(exchanges) == 1 and exchanges[0] is exchange and not close:
             exchanges.clear()
             self._write(response)
             return
-        exchange.response = response
-        exchange.close = close
         self.advance()
 
     def advance(self) -> None:

@@ -31,7 +31,7 @@ KEY_BYTES_MAX = 1024
 BYTE_BUDGET = 65536
 # Fewer characters than this are within the budget in any alphabet, whatever the channel.
 SHORT_CHARS = (BYTE_BUDGET - 1025) // 4
-BATCH_EVENTS_MAX = 100_000
+BATCH_EVENTS_MAX = 500_000
 # How much of a refused body an answer quotes.
 QUOTED_BYTES_MAX = 4096
 

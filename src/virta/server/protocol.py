@@ -83,6 +83,7 @@ class HotProtocol(HttpToolsProtocol):
         self._abort: int | None = None
         self._reading_paused = False
         self._method = b""
+        self._eof = False
 
     # The connection.
 
@@ -144,10 +145,15 @@ class HotProtocol(HttpToolsProtocol):
             self._reading_paused = True
             self.transport.pause_reading()
 
-    def eof_received(self) -> None:
-        if self.request is not None and not self.ended:
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's own contract
+        """The peer sends no more; answers that it waits for are still written."""
+        if self.consumer is not None or self.socket is not None or self.ended:
+            return False
+        if self.request is not None:
             error = RequestError(400, "partial-content", "the body ended before it was complete")
             self.request.refuse(error, close=True)
+        self._eof = True
+        return len(self.exchanges) > 0
 
     def expired(self, now: float) -> None:
         """The wheel: the deadline of whatever state this connection is in has passed."""
@@ -206,6 +212,8 @@ class HotProtocol(HttpToolsProtocol):
         if self._reading_paused and len(self.exchanges) < PIPELINE_MAX // 2:
             self._reading_paused = False
             self.transport.resume_reading()
+        if self._eof and not len(self.exchanges):
+            self.transport.close()
 
     # The parser's callbacks.
 
@@ -277,7 +285,7 @@ class HotProtocol(HttpToolsProtocol):
             self.service.wheel.set(self, self.loop.time() + self.service.idle_s)
         self.flow.resume_reading()
         self.exchanges.finish_head()
-        if self.service.draining:
+        if self.service.draining or (self._eof and not len(self.exchanges)):
             self.end()
 
     # Requests.
