@@ -262,17 +262,17 @@ class Index {
     Atoms atoms_;
     Conditions conditions_;
     Words words_;
-    Pool<Bucket> buckets_;
-    Pool<RangeNode> range_nodes_;
+    Pool<Bucket, 9> buckets_;
+    Pool<RangeNode, 5> range_nodes_;
     Table ranges_by_place_;
-    Pool<Cell> cells_;
+    Pool<Cell, 5> cells_;
     Table cells_by_place_;
     struct Filter {
         uint32_t records = 0;  // its one record, or a list: [n] [record…]
         uint32_t several = 0;  // its place in `several_`, when there is a list
     };
     Pool<Filter> filters_;
-    Pool<uint32_t> several_;   // filters of several conjunctions -> filter
+    Pool<uint32_t, 5> several_;   // filters of several conjunctions -> filter
     uint32_t always_ = 0;      // bucket
     std::vector<uint32_t> absents_;  // nodes with a bucket for their absence
     std::vector<uint64_t> active_;   // bits of atoms that have a bucket: read for every true atom

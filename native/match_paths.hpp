@@ -122,7 +122,7 @@ class Paths {
     }
 
     uint32_t empty_name = 0;  // the flat entry ""
-    Pool<Node> nodes;
+    Pool<Node, 4> nodes;
     size_t bytes() const;
     uint32_t live() const { return paths_.live(); }
 
@@ -155,8 +155,8 @@ class Paths {
     uint32_t step(Path& path, uint32_t parent, const std::string& name, int64_t index, uint32_t child);
     void drop_edges(Path& path);
 
-    Pool<Edge> edges_;
-    Pool<Path> paths_;
+    Pool<Edge, 4> edges_;
+    Pool<Path, 4> paths_;
     Table edges_by_name_, paths_by_bytes_;
 };
 

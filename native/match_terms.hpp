@@ -106,7 +106,7 @@ class Atoms {
     }
 
     size_t bytes() const { return pool.bytes() + table_.bytes() + away_bytes_; }
-    Pool<Atom> pool;
+    Pool<Atom, 9> pool;
 
   private:
     Table table_;
@@ -173,7 +173,7 @@ class Conditions {
         return gone;
     }
     size_t bytes() const { return pool.bytes() + table_.bytes() + payload_bytes_; }
-    Pool<Complex> pool;
+    Pool<Complex, 8> pool;
 
   private:
     static size_t payload_size(const Payload& p) {
