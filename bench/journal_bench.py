@@ -67,6 +67,7 @@ def work(system, what, first, seconds, barrier, results):
     began = time.perf_counter()
     did, latencies = timed(call, seconds)
     results.put((did, time.perf_counter() - began, latencies[:50_000]))
+    getattr(queue, "close", lambda: None)()
 
 
 def measure(system, what, clients, seconds, base):
@@ -94,13 +95,15 @@ def measure(system, what, clients, seconds, base):
     }
 
 
-def fill(queue, base, seconds):
+def fill(system, base, seconds):
     """Jobs to take: as many as a fast system takes, or as a slow one accepts in that time."""
+    queue = system.client()
     end = time.perf_counter() + seconds
     for at in range(base, base + FILL, BATCH):
         queue.put_many(range(at, at + BATCH))
         if time.perf_counter() > end:
-            return
+            break
+    getattr(queue, "close", lambda: None)()
 
 
 def row(kind, option, seconds):
@@ -114,11 +117,11 @@ def row(kind, option, seconds):
             base = 0
             for clients in CLIENTS:
                 for what in ("put", "put x100", "reserve+ack", "reserve+ack x100"):
-                    if clients > 1 and what.endswith("x100"):
+                    if clients > system.clients_max or (clients > 1 and what.endswith("x100")):
                         continue
                     base += 1_000_000_000
                     if what.startswith("reserve"):
-                        fill(system.client(), base, 2 * seconds)
+                        fill(system, base, 2 * seconds)
                     figures[f"{what}, {clients} client{'s' * (clients > 1)}"] = measure(
                         system, what, clients, seconds, base + 500_000_000
                     )
@@ -141,8 +144,8 @@ def printed(rows):
         for figures in rows:
             if figures["lasting"] == lasting:
                 cells = [
-                    f"{f['rate']:,.0f}/s ({f['p50']:.0f} / {f['p99']:.0f} µs)"
-                    for f in (figures[head] for head in heads)
+                    f"{f['rate']:,.0f}/s ({f['p50']:.0f} / {f['p99']:.0f} µs)" if f else "-"
+                    for f in (figures.get(head) for head in heads)
                 ]
                 print(
                     f"| {figures['system']} | {figures['durability']} | " + " | ".join(cells) + " |"

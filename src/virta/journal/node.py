@@ -14,7 +14,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from virta.errors import LogError, LogWriteError
+from virta.errors import JournalError, LogError, LogWriteError
 from virta.journal import images
 from virta.journal.engine import Engine
 from virta.journal.jobs import JOBS_MAX, Jobs
@@ -203,8 +203,12 @@ class Node:
             return  # what waits goes with the next one, which follows at once
         self.engine.tick()
         if self.peers is not None and self.engine.outgoing:
-            outgoing, self.engine.outgoing = self.engine.outgoing, []
-            self._ticket = self.peers.spool(outgoing)
+            try:
+                self._ticket = self.peers.spool(self.engine.outgoing)
+            except (OSError, JournalError) as error:
+                self._settle(LogWriteError(f"a peer's spool: {error}"))
+                return
+            self.engine.outgoing = []
         persistence = self._persistence
         if persistence is None:
             self.engine.store.drain()
@@ -239,6 +243,8 @@ class Node:
             if isinstance(error, LogWriteError):
                 self._backlog = records
             return error
+        except OSError as error:
+            return LogError(f"the journal's log: {error}")
         took = time.perf_counter() - began
         self._commit_s = 0.8 * self._commit_s + 0.2 * took
         return None
