@@ -253,7 +253,7 @@ def test_lapse_wakes_a_listener_on_time():
                     return server.node.engine.clock() - reply.timeout
                 await wire.ask(nop())
 
-    assert asyncio.run(run()) < 1_000_000
+    assert asyncio.run(run()) < 3_000_000
 
 
 def test_deadlines_on_time_with_a_set_clock():
@@ -293,7 +293,7 @@ def test_deadlines_on_time_under_load():
 
     taken, late = asyncio.run(run())
     assert taken == 1_000
-    assert late < 1_000_000
+    assert late < 3_000_000
 
 
 def test_removed_on_delivery_is_on_disk(tmp_path):

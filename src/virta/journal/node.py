@@ -18,7 +18,15 @@ from virta.errors import JournalError, LogError, LogWriteError
 from virta.journal import images
 from virta.journal.engine import Engine
 from virta.journal.jobs import JOBS_MAX, Jobs
-from virta.journal.messages import OVERWRITE, PERSIST, Function, Reply, Request, system_clock
+from virta.journal.messages import (
+    OVERWRITE,
+    PERSIST,
+    TOUCH,
+    Function,
+    Reply,
+    Request,
+    system_clock,
+)
 from virta.journal.persistence import Durability, Persistence
 from virta.journal.session import Session
 from virta.journal.store import MEMORY_BYTES_MAX, Store
@@ -157,7 +165,16 @@ class Node:
             self._waiting.append((respond, reply, copied))
         else:
             respond(reply)
-        self._schedule()
+        if changed or not self._can_wait(request, reply):
+            self._schedule()
+
+    def _can_wait(self, request: Request, reply: Reply) -> bool:
+        """Whether the next turn of the timer is early enough for what a request may have left to do."""
+        if request.function == Function.GET:
+            return request.timeout is None and not request.flags & TOUCH
+        if request.function == Function.NEXT and reply.timeout is not None:
+            return reply.timeout > self.engine.clock() + TICK_S_MAX * 1_000_000
+        return False
 
     async def submit(self, request: Request, session: Session | None = None) -> Reply:
         """The same for callers that can await."""
