@@ -50,6 +50,7 @@ class System:
 
     name = ""
     durability = ""
+    clients_max = 16
     lasting = False  # whether an acknowledged job survives a power cut
 
     def __init__(self, directory):
@@ -117,6 +118,49 @@ class Virta(System):
                 return len(jobs)
 
         return Queue(self.port)
+
+
+class VirtaEmbedded(System):
+    """No daemon and no socket: the library in one process."""
+
+    name = "virta journal, in process"
+    clients_max = 1
+
+    def __init__(self, directory, durability):
+        super().__init__(directory)
+        self.durability = durability
+        self.lasting = durability == "fsync"
+
+    def start(self):
+        pass
+
+    def client(self):
+        from virta.journal import commands
+        from virta.journal.embedded import Journal
+
+        class Queue:
+            def __init__(self, directory, durability):
+                self.journal = Journal(directory / "journal", durability=durability)
+                self.close = self.journal.close
+
+            def put(self, number):
+                self.journal.push(uri(number), priority=number % 256, payload=PAYLOAD)
+
+            def put_many(self, numbers):
+                self.journal.pipeline(
+                    commands.push(uri(n), priority=n % 256, payload=PAYLOAD) for n in numbers
+                )
+
+            def reserve_ack(self):
+                jobs = self.journal.next().jobs
+                return bool(jobs) and self.journal.done(jobs[0].key)
+
+            def reserve_ack_many(self, count):
+                jobs = self.journal.next(count=count).jobs
+                self.journal.pipeline(commands.done(job.key) for job in jobs)
+                return len(jobs)
+
+        return Queue(self.directory, self.durability)
 
 
 class Beanstalkd(System):
@@ -408,11 +452,13 @@ class Huey(System):
 
 SYSTEMS = [
     (Virta, "fsync"),
+    (VirtaEmbedded, "fsync"),
     (Beanstalkd, "-f0"),
     (Redis, "always"),
     (Postgres, "on"),
     (Huey, True),
     (Virta, "none"),
+    (VirtaEmbedded, "none"),
     (Beanstalkd, "-f50"),
     (Beanstalkd, "-F"),
     (Redis, "everysec"),

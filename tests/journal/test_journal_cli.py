@@ -169,6 +169,37 @@ def test_serve_and_work(tmp_path):
     ]
 
 
+def test_serve_says_what_is_wrong(tmp_path):
+    """A taken port, a journal in use and damaged files end the daemon with one line, not a trace."""
+
+    def fails(*words):
+        with start("serve", "--data-dir", str(tmp_path), *words) as process:
+            _, errors = process.communicate(timeout=20)
+        assert process.returncode == 1
+        assert errors.startswith("error: ")
+        assert errors.count("\n") == 1
+        return errors
+
+    with start("serve", "--port", "0", "--data-dir", str(tmp_path)) as daemon:
+        port = daemon.stdout.readline().rpartition(":")[2].strip()
+        assert "in use" in fails("--port", "0")
+        with start("serve", "--port", port, "--data-dir", str(tmp_path / "other")) as second:
+            assert "address already in use" in second.communicate(timeout=20)[1]
+        assert second.returncode == 1
+        with Client(port=int(port)) as client:
+            for i in range(20):
+                client.set(f"k{i}", "v" * 100)
+        daemon.kill()
+        daemon.communicate(timeout=20)
+    assert "--name" in fails("--peer", "b=127.0.0.1:1")
+    assert "name=host:port" in fails("--name", "a", "--peer", "b")
+    (segment,) = (tmp_path / "journal").glob("*.log/*.puro")
+    raw = bytearray(segment.read_bytes())
+    raw[600] ^= 1
+    segment.write_bytes(raw)
+    assert "corrupt" in fails("--port", "0")
+
+
 def test_help_is_quick():
     """`virta journal --help` does not load the daemon."""
     code = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -252,7 +253,7 @@ def test_lapse_wakes_a_listener_on_time():
                     return server.node.engine.clock() - reply.timeout
                 await wire.ask(nop())
 
-    assert asyncio.run(run()) < 1_000_000
+    assert asyncio.run(run()) < 3_000_000
 
 
 def test_deadlines_on_time_with_a_set_clock():
@@ -292,7 +293,7 @@ def test_deadlines_on_time_under_load():
 
     taken, late = asyncio.run(run())
     assert taken == 1_000
-    assert late < 1_000_000
+    assert late < 3_000_000
 
 
 def test_removed_on_delivery_is_on_disk(tmp_path):
@@ -326,6 +327,21 @@ def test_a_pattern_that_matches_little_comes_in_pages():
             return [len(page.pairs) for page in pages]
 
     assert asyncio.run(run()) == [0, 0, 1]
+
+
+def test_patterns_that_hang_others_are_quick_here():
+    """Nested repetition over a long key takes linear time."""
+
+    async def run():
+        async with daemon() as server, connected(server) as wire:
+            await wire.ask(set_(b"a" * 60_000 + b"b"))
+            began = time.perf_counter()
+            for pattern in (b"(a+)+$", b"(a|a)*c", b"(a*)*c", b"(.*a){12}c"):
+                reply = await wire.ask(get(pattern, query=m.QUERY_REGEX))
+                assert (reply.error, reply.pairs) == ("", [])
+            return time.perf_counter() - began
+
+    assert asyncio.run(run()) < 5
 
 
 def test_locks_end_with_their_connection():

@@ -146,6 +146,30 @@ def test_restart_equals_the_state_that_was_committed(seed, tmp_path):
     disk.close()
 
 
+def test_an_entry_only_a_snapshot_knows_is_forgotten(tmp_path):
+    """What a snapshot wrote before the log did is taken back when it becomes a matter of memory."""
+    clock = Clock(100)
+    disk = Persistence(tmp_path, durability="none")
+    engine = Engine(clock)
+    disk.restore(engine)
+    disk.rotate(engine)
+    engine.store.set(b"k", Value(Type.STRING, b"kept"), 1, 100, persist=True)
+    engine.jobs.push(b"x", b"d", 1, 100, persist=True)
+    while not disk.rotation_step():
+        pass
+    disk.finish_rotation()
+    engine.store.set(b"k", Value(Type.STRING, b"memory"), 2, 100)
+    engine.jobs.push(b"x", b"d", 2, 100)
+    disk.commit(images.drain(engine, 100))
+    disk.close()
+    disk = Persistence(tmp_path, durability="none")
+    engine = Engine(clock)
+    disk.restore(engine)
+    disk.close()
+
+    assert (len(engine.store), len(engine.jobs)) == (0, 0)
+
+
 def test_graceful_stop_keeps_marks(tmp_path):
     """After an orderly stop a worked-on job is still worked on, and its key still acknowledges."""
 

@@ -148,7 +148,9 @@ TestStoreMachine.settings = settings(max_examples=150, stateful_step_count=40, d
 
 
 changes = st.lists(
-    st.tuples(st.sampled_from(KEYS), st.integers(1, 5), st.none() | st.binary(max_size=1)),
+    st.tuples(
+        st.sampled_from(KEYS), st.integers(1, 5), st.none() | st.binary(max_size=1), st.booleans()
+    ),
     max_size=12,
 )
 
@@ -159,13 +161,16 @@ def test_order_and_repetition_do_not_matter(history, rng):
 
     def state(changes):
         store = Store()
-        for key, ts, data in changes:
+        for key, ts, data, persist in changes:
             if data is None:
                 store.delete(key, ts, 100)
             else:
-                store.set(key, text(data), ts, 100)
+                store.set(key, text(data), ts, 100, persist=persist)
         entries = {k: store.stored(k) for k in KEYS}
-        return {k: e and (e.tombstone, e.timestamp, e.data) for k, e in entries.items()}
+        return {
+            k: e and (e.tombstone, e.timestamp, e.data, e.tombstone or e.persist)
+            for k, e in entries.items()
+        }
 
     shuffled = history + [c for c in history if rng.random() < 0.5]
     rng.shuffle(shuffled)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from virta.errors import JournalError
+from virta.errors import VirtaError
 from virta.journal.client import Client
 from virta.journal.commands import Command, Plain, set_
 from virta.journal.commands import delete as delete_command
@@ -61,18 +61,22 @@ def connected(function: F) -> F:
 
 
 class reported:  # noqa: N801  (reads as a statement: `with reported():`)
-    """Errors of the journal as one line and exit code 1."""
+    """What went wrong as one line and exit code 1."""
 
     def __enter__(self) -> None:
         return
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, JournalError):
+        if isinstance(error, RefusedError):
             message = error.message
-            if not isinstance(error, RefusedError):
-                message = f"{error.code}: {message}"
-            click.echo(f"error: {message}", err=True)
-            sys.exit(1)
+        elif isinstance(error, VirtaError):
+            message = f"{error.code}: {error.message}"
+        elif isinstance(error, OSError):
+            message = str(error)
+        else:
+            return
+        click.echo(f"error: {message}", err=True)
+        sys.exit(1)
 
 
 def show(value: Any, as_json: bool, text: str | None = None) -> None:  # noqa: FBT001

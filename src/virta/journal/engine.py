@@ -308,6 +308,8 @@ class Engine:
     def _unlink(self, request: Request, session: Session, now: int) -> Reply:
         self.admin.refuse_reserved(request.key)
         entry = self.store.live(request.key, now)
+        if entry is not None:
+            request.timestamp = max(request.timestamp, entry.timestamp + 1)
         removed = self.store.unlink(request.key, request.timestamp, now, owner=session)
         if entry is not None:
             self.listeners.changed([request.key], session, request.timestamp, None)

@@ -14,11 +14,19 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from virta.errors import LogError, LogWriteError
+from virta.errors import JournalError, LogError, LogWriteError
 from virta.journal import images
 from virta.journal.engine import Engine
 from virta.journal.jobs import JOBS_MAX, Jobs
-from virta.journal.messages import OVERWRITE, PERSIST, Function, Reply, Request, system_clock
+from virta.journal.messages import (
+    OVERWRITE,
+    PERSIST,
+    TOUCH,
+    Function,
+    Reply,
+    Request,
+    system_clock,
+)
 from virta.journal.persistence import Durability, Persistence
 from virta.journal.session import Session
 from virta.journal.store import MEMORY_BYTES_MAX, Store
@@ -157,7 +165,16 @@ class Node:
             self._waiting.append((respond, reply, copied))
         else:
             respond(reply)
-        self._schedule()
+        if changed or not self._can_wait(request, reply):
+            self._schedule()
+
+    def _can_wait(self, request: Request, reply: Reply) -> bool:
+        """Whether the next turn of the timer is early enough for what a request may have left to do."""
+        if request.function == Function.GET:
+            return request.timeout is None and not request.flags & TOUCH
+        if request.function == Function.NEXT and reply.timeout is not None:
+            return reply.timeout > self.engine.clock() + TICK_S_MAX * 1_000_000
+        return False
 
     async def submit(self, request: Request, session: Session | None = None) -> Reply:
         """The same for callers that can await."""
@@ -203,8 +220,12 @@ class Node:
             return  # what waits goes with the next one, which follows at once
         self.engine.tick()
         if self.peers is not None and self.engine.outgoing:
-            outgoing, self.engine.outgoing = self.engine.outgoing, []
-            self._ticket = self.peers.spool(outgoing)
+            try:
+                self._ticket = self.peers.spool(self.engine.outgoing)
+            except (OSError, JournalError) as error:
+                self._settle(LogWriteError(f"a peer's spool: {error}"))
+                return
+            self.engine.outgoing = []
         persistence = self._persistence
         if persistence is None:
             self.engine.store.drain()
@@ -239,6 +260,8 @@ class Node:
             if isinstance(error, LogWriteError):
                 self._backlog = records
             return error
+        except OSError as error:
+            return LogError(f"the journal's log: {error}")
         took = time.perf_counter() - began
         self._commit_s = 0.8 * self._commit_s + 0.2 * took
         return None

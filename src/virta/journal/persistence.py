@@ -106,14 +106,16 @@ class Persistence:
         self._remove_before(first)
 
     def _open(self, generation: int) -> None:
-        if self._log is not None:
-            self._log.close()
-        self._generation = generation
-        self._log = open_log(
+        """Go over to the log of a generation; if it cannot be opened, all stays as it is."""
+        opened = open_log(
             self.directory / f"{generation:020d}.log",
             durability=self.durability,
             visibility="committed",
         )
+        if self._log is not None:
+            self._log.close()
+        self._log = opened
+        self._generation = generation
 
     def _replay(self, engine: Engine, now: int) -> None:
         assert self._log is not None

@@ -104,19 +104,16 @@ def _steps(engine: Engine) -> Iterator[tuple[str, list[Any]]]:
         yield "finished", finishes[at : at + STEP_ENTRIES]
     jobs = engine.jobs.all()
     for at in range(0, len(jobs), STEP_ENTRIES):
-        yield (
-            "jobs",
-            [
-                (job.uri, images.job_image(job, lease=True))
-                for job in jobs[at : at + STEP_ENTRIES]
-                if job.persist and job.state != GONE
-            ],
-        )
+        kept = [j for j in jobs[at : at + STEP_ENTRIES] if j.persist and j.state != GONE]
+        for job in kept:
+            job.logged = True  # from now on the disk has to hear of its end
+        yield "jobs", [(job.uri, images.job_image(job, lease=True)) for job in kept]
     chosen: list[Any] = []
     size = 0
     for entry in engine.store.entries():
         if not entry.persist or not entry.keys:
             continue
+        entry.logged = True
         chosen.append(images.value_image(entry, engine.store.value(entry)))
         size += entry.size
         if len(chosen) == STEP_ENTRIES or size > STEP_BYTES:

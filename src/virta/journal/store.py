@@ -113,7 +113,8 @@ class Store:
                 return False
             raise RefusedError("already-exists", timestamp=entry.timestamp)
         before = self._entries.get(key)
-        if before is not None and not self._newer(before, timestamp, value):
+        rest = (persist, expires, ttl)
+        if before is not None and not self._newer(before, timestamp, value, rest):
             return False
         self._room_for(entry, key, value)
         if entry is None:
@@ -204,7 +205,8 @@ class Store:
         before = self._entries.get(target)
         if timestamp < entry.timestamp or (before is not None and timestamp < before.timestamp):
             return False
-        final = max(timestamp, entry.timestamp + 1)
+        # Later than what either key had, or the same moment would have two values.
+        final = max(timestamp, entry.timestamp + 1, 0 if before is None else before.timestamp + 1)
         if key != target:
             self._detach(target)
             entry.keys[entry.keys.index(key)] = target
@@ -372,13 +374,22 @@ class Store:
             raise RefusedError("locked", timestamp=entry.timestamp, timeout=entry.lock_until)
         return entry
 
-    def _newer(self, before: Entry, timestamp: int, value: Value) -> bool:
+    def _newer(
+        self, before: Entry, timestamp: int, value: Value, rest: tuple[bool, int, int]
+    ) -> bool:
+        """Whether a SET wins; at one moment the content decides, so that all copies agree."""
         if timestamp != before.timestamp:
             return timestamp > before.timestamp
         if before.tombstone:
             return True
         stored = self.value(before)
-        return (value.type, value.data) > (stored.type, stored.data)
+        return (value.type, value.data, *rest) > (
+            stored.type,
+            stored.data,
+            before.persist,
+            before.expires,
+            before.ttl,
+        )
 
     def _changed(self, entry: Entry) -> None:
         self._dirty[entry] = None
