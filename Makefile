@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Extras whose rooms exist; `pip install virta[all]` is the user's way to all of them.
-EXTRAS := cli,match
+EXTRAS := cli,match,server
 NATIVE := $(wildcard native/*)
 
-.PHONY: help setup run test test-fast lint format bench bench-log bench-match bench-journal fuzz clean
+.PHONY: help setup run test test-fast lint format bench bench-log bench-match bench-journal bench-server fuzz clean
 
 help:
 	@echo "make run     set up and run the demo        make test   set up and run every test"
@@ -40,7 +40,7 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: bench-log bench-match bench-journal
+bench: bench-log bench-match bench-journal bench-server
 
 bench-log: setup
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group bench || echo "some peers are not installable: their rows are skipped"
@@ -52,6 +52,9 @@ bench-journal: setup
 
 bench-match: setup
 	$(BIN)/python bench/match_bench.py $(BENCH_ARGS)
+
+bench-server: setup
+	$(BIN)/python bench/server_bench.py $(BENCH_ARGS)
 
 # The native index built with ASan and UBSan, apart from the ordinary build, against the plain evaluator.
 FUZZ_SECONDS ?= 60
