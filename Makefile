@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Extras whose rooms exist; `pip install virta[all]` is the user's way to all of them.
-EXTRAS := cli,match
+EXTRAS := cli,match,spark
 NATIVE := $(wildcard native/*)
 
 .PHONY: help setup run test test-fast lint format bench bench-log clean

@@ -24,6 +24,14 @@ EXTENSIONS = [
         extra_link_args=LINK,
         optional=True,
     ),
+    Extension(
+        "virta.spark._arrow",
+        ["native/arrow.c"],
+        depends=["native/crc.h"],
+        extra_compile_args=[*FLAGS, "-std=c11", "-Wall", "-Wextra"],
+        extra_link_args=LINK,
+        optional=True,
+    ),
 ]
 
 setup(ext_modules=[e for e in EXTENSIONS if os.path.exists(e.sources[0])])
