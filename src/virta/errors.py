@@ -126,15 +126,21 @@ class ConsumerError(LogError):
 
 
 class EventError(VirtaError):
-    """`attribute` names the CloudEvents attribute at fault, when one is."""
+    """`attribute` names the CloudEvents attribute at fault, `index` the event's place in a batch."""
 
     default_code = "event_invalid"
 
     def __init__(
-        self, message: str, *, code: str | None = None, attribute: str | None = None
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        attribute: str | None = None,
+        index: int | None = None,
     ) -> None:
         super().__init__(message, code=code)
         self.attribute = attribute
+        self.index = index
 
 
 class FilterError(VirtaError):
