@@ -1,0 +1,53 @@
+"""
+An expression inside a tree: what no tree of conditions says exactly is evaluated as it stands.
+
+Equal, hashed, named and pickled by its syntax tree; the compiled form is made on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from virta.filters.cesql.evaluation import Evaluator, compiled, describe
+from virta.filters.cesql.syntax import Expression, unparse
+
+if TYPE_CHECKING:
+    from virta.filters.cesql.values import Result
+
+
+class OpaqueExpression:
+    """Holds when the expression is the Boolean true and nothing went wrong (CESQL 1.2)."""
+
+    __slots__ = ("_evaluator", "expression")
+
+    def __init__(self, expression: Expression) -> None:
+        self.expression = expression
+        self._evaluator: Evaluator | None = None
+
+    def result(self, obj: Any) -> Result:
+        if self._evaluator is None:
+            self._evaluator = compiled(self.expression)
+        return self._evaluator(obj)
+
+    def evaluate(self, obj: Any) -> bool:
+        value, problem = self.result(obj)
+        return value is True and problem is None
+
+    def explain(self, obj: Any) -> str:
+        """What the expression gave instead of true, for people."""
+        return describe(self.result(obj))
+
+    def canonical_json(self) -> Any:
+        return {"cesql": unparse(self.expression)}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OpaqueExpression) and self.expression == other.expression
+
+    def __hash__(self) -> int:
+        return hash(self.expression)
+
+    def __reduce__(self) -> tuple[type[OpaqueExpression], tuple[Expression]]:
+        return OpaqueExpression, (self.expression,)
+
+    def __repr__(self) -> str:
+        return f"OpaqueExpression({unparse(self.expression)!r})"

@@ -1,0 +1,152 @@
+"""
+The syntax tree of a CESQL expression, and its one spelling as text.
+
+Operators of one precedence between the same parentheses are one `Chain`, evaluated left to right, so a
+long list of ANDs is wide and not deep. `depth` bounds every walk: no node is deeper than DEPTH_MAX.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from virta.errors import FilterError
+from virta.filters.cesql.lexer import quote
+from virta.filters.cesql.values import Value, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# Levels of an expression; with two Python frames each, far from the interpreter's own limit.
+DEPTH_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    value: Value
+    kind: type[Value] = field(init=False)  # True == 1 in Python; the kind keeps them apart
+    depth: int = field(default=1, init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", self.value.__class__)
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    name: str
+    depth: int = field(default=1, init=False, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Exists:
+    name: str
+    depth: int = field(default=1, init=False, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    """`op` is NOT or -."""
+
+    op: str
+    operand: Expression
+    depth: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _measure(self, (self.operand,))
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """`first op1 x1 op2 x2 …`, all operators of one precedence."""
+
+    first: Expression
+    rest: tuple[tuple[str, Expression], ...]
+    depth: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _measure(self, (self.first, *(operand for _, operand in self.rest)))
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    operand: Expression
+    pattern: str
+    negated: bool = False
+    depth: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _measure(self, (self.operand,))
+
+
+@dataclass(frozen=True, slots=True)
+class In:
+    operand: Expression
+    items: tuple[Expression, ...]
+    negated: bool = False
+    depth: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _measure(self, (self.operand, *self.items))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    name: str
+    arguments: tuple[Expression, ...]
+    depth: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _measure(self, self.arguments)
+
+
+Expression: TypeAlias = Literal | Attribute | Exists | Unary | Chain | Like | In | Call
+
+
+def unparse(node: Expression) -> str:  # noqa: PLR0911 - one case a kind of node
+    """The expression as text: upper-case keywords, parentheses round every operand that is no atom."""
+    match node:
+        case Literal(value):
+            return _literal(value)
+        case Attribute(name):
+            return name
+        case Exists(name):
+            return f"EXISTS {name}"
+        case Unary(op, operand):
+            return f"{op} {_operand(operand)}"
+        case Chain(first, rest):
+            return _operand(first) + "".join(f" {op} {_operand(x)}" for op, x in rest)
+        case Like(operand, pattern, negated):
+            return f"{_operand(operand)} {'NOT ' * negated}LIKE {_literal(pattern)}"
+        case In(operand, items, negated):
+            return f"{_operand(operand)} {'NOT ' * negated}IN ({_listed(items)})"
+        case Call(name, arguments):
+            return f"{name}({_listed(arguments)})"
+
+
+def _operand(node: Expression) -> str:
+    text = unparse(node)
+    return text if isinstance(node, Literal | Attribute | Call) else f"({text})"
+
+
+def _listed(nodes: Iterable[Expression]) -> str:
+    return ", ".join(map(unparse, nodes))
+
+
+def _literal(value: Value) -> str:
+    if not isinstance(value, str):
+        return text_of(value).upper()
+    # A text no literal says (it ends in a lone backslash) comes from another dialect: it only has to
+    # be told apart from all others, not parsed.
+    return quote(value) or f"JSON {json.dumps(value)}"
+
+
+def _measure(node: Expression, children: tuple[Expression, ...]) -> None:
+    depth = 1 + max((child.depth for child in children), default=0)
+    if depth > DEPTH_MAX:
+        raise too_deep()
+    object.__setattr__(node, "depth", depth)
+
+
+def too_deep() -> FilterError:
+    return FilterError(f"expression nests deeper than {DEPTH_MAX} levels", code="too_complex")

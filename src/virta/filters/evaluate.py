@@ -1,0 +1,243 @@
+"""
+The plain evaluator: what every other engine must agree with.
+
+`holds(tree, obj)` walks the tree once and knows nothing of dialects; each line of the table in
+`virta.filters.tree` is one small function here. It accepts any Python value as the object, never
+raises because of it and never mutates it: a value that JSON has no type for satisfies nothing but
+`exists`. Recursion goes only along the tree, whose depth is bounded; documents may nest at will.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+from virta.filters.geo import in_annulus, in_box, in_circle, in_polygon, read_point
+from virta.filters.text import search, text_of
+from virta.filters.tree import And, Condition, Everything, Flat, Node, Not, Or
+from virta.filters.values import number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from virta.filters.values import Path, Range, Scalar
+
+
+class _Missing:
+    """What a path finds when there is nothing."""
+
+    def __repr__(self) -> str:
+        return "missing"
+
+
+MISSING: Final = _Missing()
+
+
+def holds(node: Node, obj: Any) -> bool:
+    """Whether the tree holds for the object."""
+    if isinstance(node, Condition):
+        return condition_holds(node, obj)
+    if isinstance(node, And):
+        return all(holds(child, obj) for child in node.children)
+    if isinstance(node, Or):
+        return any(holds(child, obj) for child in node.children)
+    if isinstance(node, Not):
+        return not holds(node.child, obj)
+    return isinstance(node, Everything)
+
+
+def condition_holds(condition: Condition, obj: Any) -> bool:
+    """Whether one condition holds for the object."""
+    value = resolve(obj, condition.path)
+    return value is not MISSING and TESTS[condition.op](condition.value, value)
+
+
+# Paths.
+
+
+def resolve(obj: Any, path: Path) -> Any:
+    """The value at a path, or MISSING."""
+    for step in path:
+        if isinstance(step, str):
+            obj = obj.get(step, MISSING) if isinstance(obj, dict) else MISSING
+        elif isinstance(step, Flat):
+            obj = flat_member(obj, step.name)
+        elif isinstance(obj, dict):
+            obj = obj.get(str(step), MISSING)
+        elif isinstance(obj, list | tuple) and 0 <= step < len(obj):
+            obj = obj[step]
+        else:
+            return MISSING
+        if obj is MISSING:
+            return MISSING
+    return obj
+
+
+def flat_member(root: Any, name: str) -> Any:
+    """
+    The entry of the flattened root under a dotted name, or MISSING.
+
+    Nothing is flattened: the members whose path is a prefix of the name are looked up. Only when two
+    of them end at the same name does the order of the document decide, and the document is walked.
+    """
+    if not isinstance(root, dict):
+        return MISSING
+    if isinstance(root.get(""), dict):
+        return _last_flat_member(root, name)
+    if "." not in name:
+        return root.get(name, MISSING)
+    found: Any = MISSING
+    pending = [(root, name)]
+    while pending:
+        members, rest = pending.pop()
+        cut = len(rest)
+        while cut >= 0:
+            value = members.get(rest[:cut], MISSING)
+            if cut == len(rest):
+                if value is not MISSING:
+                    if found is not MISSING:
+                        return _last_flat_member(root, name)
+                    found = value
+            elif isinstance(value, dict):
+                pending.append((value, rest[cut + 1 :]))
+            cut = rest.rfind(".", 0, cut)
+    return found
+
+
+def _last_flat_member(root: dict[str, Any], name: str) -> Any:
+    """As flat_member, in document order: the last member that flattens to the name."""
+    found: Any = MISSING
+    pending = [("", iter(root.items()))]
+    while pending:
+        prefix, members = pending[-1]
+        for key, value in members:
+            path = f"{prefix}.{key}" if prefix else str(key)
+            if path == name:
+                found = value
+            leads_on = not path or name.startswith(path + ".")
+            if leads_on and isinstance(value, dict):
+                pending.append((path, iter(value.items())))
+                break
+        else:
+            pending.pop()
+    return found
+
+
+# Values.
+
+
+def same(expected: Scalar, value: Any) -> bool:
+    """Equality of scalars as JSON sees it: same type, numbers as doubles."""
+    if isinstance(value, str):
+        return isinstance(expected, str) and value == expected
+    if value is None or isinstance(value, bool):
+        return value is expected
+    if isinstance(value, int | float):
+        return (
+            isinstance(expected, int | float)
+            and not isinstance(expected, bool)
+            and number(value) == expected
+        )
+    return False
+
+
+def _type(name: str, value: Any) -> bool:
+    if name == "number":
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, _PYTHON_TYPES[name])
+
+
+_PYTHON_TYPES: dict[str, Any] = {
+    "null": type(None),
+    "boolean": bool,
+    "string": str,
+    "array": (list, tuple),
+    "object": dict,
+}
+
+
+def _in(values: tuple[Scalar, ...], value: Any) -> bool:
+    return any(same(expected, value) for expected in values)
+
+
+def _contains(expected: Scalar, value: Any) -> bool:
+    return isinstance(value, list | tuple) and any(same(expected, item) for item in value)
+
+
+def _range(bounds: Range, value: Any) -> bool:
+    if not _type(bounds.kind, value):
+        return False
+    if bounds.kind == "number":
+        value = number(value)
+        if value != value:  # noqa: PLR0124 - NaN lies nowhere
+            return False
+    lower, upper = bounds.lower, bounds.upper
+    if lower is not None and (value < lower or (bounds.lower_open and value == lower)):
+        return False
+    return not (upper is not None and (value > upper or (bounds.upper_open and value == upper)))
+
+
+def _match(pattern: Any, value: Any) -> bool:
+    """Whether the value contains the pattern; recursion is bounded by the pattern's depth."""
+    if isinstance(pattern, dict):
+        return isinstance(value, dict) and all(
+            key in value and _match(part, value[key]) for key, part in pattern.items()
+        )
+    if isinstance(pattern, list):
+        if not isinstance(value, list | tuple) or len(pattern) > len(value):
+            return False
+        remaining = list(value)
+        for part in pattern:
+            taken = next((i for i, item in enumerate(remaining) if _match(part, item)), None)
+            if taken is None:
+                return False
+            del remaining[taken]
+        return True
+    return same(pattern, value)
+
+
+def _select(select: Any, value: Any) -> bool:
+    if not isinstance(value, list | tuple) or not -len(value) <= select.index < len(value):
+        return False
+    return holds(select.tree, {"value": value[select.index]})
+
+
+def _in_shape(test: Callable[[Any, float, float], bool]) -> Callable[[Any, Any], bool]:
+    def inside(shape: Any, value: Any) -> bool:
+        point = read_point(value)
+        return point is not None and test(shape, *point)
+
+    return inside
+
+
+def _geo_junk(_: None, value: Any) -> bool:
+    if isinstance(value, list | dict | tuple):
+        return read_point(value) is None
+    return bool(value) and read_point(value) is None
+
+
+def _negative_zero(_: None, value: Any) -> bool:
+    return isinstance(value, float) and value == 0 and math.copysign(1, value) < 0
+
+
+TESTS: dict[str, Callable[[Any, Any], bool]] = {
+    "exists": lambda *_: True,
+    "type": _type,
+    "eq": same,
+    "in": _in,
+    "contains": _contains,
+    "range": _range,
+    "prefix": lambda prefix, value: isinstance(value, str) and value.startswith(prefix),
+    "suffix": lambda suffix, value: isinstance(value, str) and value.endswith(suffix),
+    "regexp": lambda regexp, value: isinstance(value, str) and search(regexp, value),
+    "regexp_text": lambda regexp, value: search(regexp, text_of(value)),
+    "match": lambda pattern, value: _match(pattern.value, value),
+    "select": _select,
+    "geo_distance": _in_shape(in_circle),
+    "geo_distance_range": _in_shape(in_annulus),
+    "geo_box": _in_shape(in_box),
+    "geo_polygon": _in_shape(in_polygon),
+    "geo_junk": _geo_junk,
+    "negative_zero": _negative_zero,
+    "opaque": lambda expression, value: bool(expression.evaluate(value)),
+}

@@ -1,0 +1,61 @@
+"""
+A filter: a tree, the dialect it was written in, and what one can ask of it.
+
+Two filters are equal when their canonical forms are, whatever the dialect, the order of operands or
+the process: `id` is the hash of that form.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from virta.filters.canonical import canonical_text, canonicalise, digest
+from virta.filters.evaluate import holds
+
+if TYPE_CHECKING:
+    from virta.filters.explain import Explanation
+    from virta.filters.tree import Node
+
+
+class Filter:
+    """An immutable filter; build one with `virta.filters.parse`, or from a tree."""
+
+    __slots__ = ("_canonical", "_id", "dialect", "tree")
+
+    def __init__(self, tree: Node, *, dialect: str = "tree") -> None:
+        self.tree = tree
+        self.dialect = dialect
+        self._canonical: str | None = None
+        self._id: str | None = None
+
+    def matches(self, obj: Any) -> bool:
+        """Whether the object (a CloudEvent, a document: what the dialect speaks of) satisfies the filter."""
+        return holds(self.tree, obj)
+
+    @property
+    def id(self) -> str:
+        """64 hex characters, equal for equal filters in every process."""
+        if self._id is None:
+            self._id = digest(self.canonical())
+        return self._id
+
+    def canonical(self) -> str:
+        """The canonical form as JSON text: negations at the conditions, flat, sorted, without repeats."""
+        if self._canonical is None:
+            self._canonical = canonical_text(canonicalise(self.tree))
+        return self._canonical
+
+    def explain(self, obj: Any) -> Explanation:
+        """Which conditions hold and which do not, and why; `str()` of it is for people."""
+        from virta.filters.explain import explain  # noqa: PLC0415 - only those who ask pay for it
+
+        return explain(self.tree, obj)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Filter) and self.canonical() == other.canonical()
+
+    def __hash__(self) -> int:
+        return hash(self.canonical())
+
+    def __repr__(self) -> str:
+        return f"<Filter {self.dialect} {self.canonical()}>"

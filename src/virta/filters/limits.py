@@ -1,0 +1,42 @@
+"""
+Every bound of the filter languages, by name.
+
+A filter that exists is within them, so nothing behind the parser has to fear its size: recursion over
+a tree cannot overflow, a pattern compiles in milliseconds, a canonical form is short.
+"""
+
+from __future__ import annotations
+
+# Nodes above the deepest condition. Ten times what people write by hand, a tenth of Python's own
+# recursion limit, so that every walk over a tree may be plainly recursive.
+DEPTH_MAX = 100
+
+# Conditions in one filter (an `in` list is one). Parsing, canonicalising and hashing this many
+# stays under 100 ms; ten thousand do not.
+CONDITIONS_MAX = 4096
+
+# Values in one `in` list.
+IN_VALUES_MAX = 65_536
+
+# Characters in one regular expression. RE2 compiles this in a few milliseconds whatever it holds.
+REGEXP_CHARS_MAX = 4096
+
+# Bytes RE2 may use for one compiled pattern: x{1000}{1000} is refused, not attempted.
+REGEXP_MEMORY_MAX = 8 << 20
+
+# JSON values (scalars, arrays, objects) inside one `match` pattern, and how deep they may nest. An array
+# pattern of n elements may look at each element of a document's array n times.
+PATTERN_VALUES_MAX = 1000
+PATTERN_DEPTH_MAX = DEPTH_MAX
+
+# Vertices of one polygon; a point is tested against each.
+POLYGON_POINTS_MAX = 10_000
+
+# Bytes or characters of a filter given as text, before anything looks inside.
+TEXT_BYTES_MAX = 4 << 20
+
+# Conjunctions the index will take from one filter; above it, one branch is indexed and the whole
+# tree verified.
+CONJUNCTIONS_MAX = 64
+
+assert DEPTH_MAX * 5 < 1000, "walks over a tree use up to five Python frames a level"

@@ -1,0 +1,123 @@
+"""
+Text of JSON values and regular expressions over it.
+
+Patterns run on RE2, whose time is linear in the text whatever the pattern; Python's own backtracking
+`re` never sees a user's pattern. RE2 comes with the extra `match`; only filters that hold a regular
+expression need it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import lru_cache
+from typing import Any
+
+from virta.errors import FilterError
+from virta.filters.limits import REGEXP_MEMORY_MAX
+from virta.filters.values import Regexp, number
+
+COMPILED_MAX = 8192  # compiled patterns kept; each takes a few kilobytes
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def search(regexp: Regexp, text: str) -> bool:
+    """Whether the pattern is found anywhere in the text."""
+    try:
+        return compiled(regexp).search(text) is not None
+    except UnicodeEncodeError:
+        return compiled(regexp).search(well_formed(text)) is not None
+
+
+@lru_cache(maxsize=COMPILED_MAX)
+def compiled(regexp: Regexp) -> Any:
+    """The RE2 program; FilterError with RE2's own words when the pattern is not one."""
+    try:
+        import re2  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra; only filters with patterns need it
+    except ImportError as exc:
+        raise FilterError(
+            "this filter holds a regular expression, which needs google-re2: pip install virta[match]",
+            code="regexp_engine_missing",
+        ) from exc
+    options = re2.Options()
+    options.log_errors = False
+    options.never_capture = True
+    options.max_mem = REGEXP_MEMORY_MAX
+    pattern = well_formed(regexp.pattern)
+    try:
+        return re2.compile(f"(?{regexp.flags}){pattern}" if regexp.flags else pattern, options)
+    except re2.error as exc:
+        reason = exc.args[0] if exc.args else str(exc)
+        if isinstance(reason, bytes):
+            reason = reason.decode("utf-8", "replace")
+        raise FilterError(str(reason), code="regexp_invalid") from exc
+
+
+def well_formed(text: str) -> str:
+    """The text with U+FFFD for every lone surrogate, as UTF-8 has no way to say one."""
+    return _LONE_SURROGATE.sub("\ufffd", text)
+
+
+def text_of(value: Any) -> str:
+    """What JavaScript's String() makes of a JSON value."""
+    if isinstance(value, list | tuple):
+        return ",".join(_leaves(value))
+    return "null" if value is None else _text_of_one(value)
+
+
+def _leaves(array: Any) -> list[str]:
+    """
+    The texts between the commas: nested arrays join with commas too, null and [] are empty.
+
+    A loop, not a recursion: documents may nest deeper than Python's stack.
+    """
+    texts: list[str] = []
+    stack = [iter(array)] if array else []
+    if not array:
+        return [""]
+    while stack:
+        for item in stack[-1]:
+            if isinstance(item, list | tuple) and item:
+                stack.append(iter(item))
+                break
+            texts.append(
+                "" if item is None or isinstance(item, list | tuple) else _text_of_one(item)
+            )
+        else:
+            stack.pop()
+    return texts
+
+
+def _text_of_one(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return number_text(value)
+    return "[object Object]"
+
+
+def number_text(value: float) -> str:
+    """A number as JavaScript writes it: shortest digits, exponent from 1e21 up and below 1e-6."""
+    value = number(value)
+    if isinstance(value, int):
+        return str(value)
+    if math.isnan(value) or math.isinf(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    sign = "-" if value < 0 else ""
+    mantissa, _, exponent = f"{abs(value)!r}".partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    digits = (whole + fraction).lstrip("0")
+    # `point` is where the decimal point stands, counted from the first significant digit.
+    point = len(whole) + int(exponent or 0) - (len(whole + fraction) - len(digits))
+    digits = digits.rstrip("0")
+    if len(digits) <= point <= 21:
+        return sign + digits + "0" * (point - len(digits))
+    if 0 < point <= 21:
+        return sign + digits[:point] + "." + digits[point:]
+    if -6 < point <= 0:
+        return sign + "0." + "0" * -point + digits
+    power = point - 1
+    tail = "." + digits[1:] if len(digits) > 1 else ""
+    return f"{sign}{digits[0]}{tail}e{'+' if power > 0 else '-'}{abs(power)}"
