@@ -100,10 +100,10 @@ class EventColumns:
 
 
 def clean(text: str | None) -> str | None:
-    """Text that UTF-8 can hold: JSON may spell lone surrogates, Arrow may not."""
+    """Text that UTF-8 can hold: JSON may spell lone surrogates, Arrow may not. They become U+FFFD."""
     if text is None or text.isascii():
         return text
-    return text.encode("utf-8", "replace").decode()
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def extension_text(value: Any) -> str | None:

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Mapping, Sequence  # noqa: TC003 - the types are read at run time
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from virta.errors import FilterError, VirtaError
 from virta.filters import DIALECTS, Filter, parse
 from virta.spark.toml_lines import Place, find_lines, line_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 FILE_BYTES_MAX = 1024 * 1024
 FILTERS_MAX = 100_000
@@ -28,7 +25,6 @@ SINKS_MAX = 32
 INTERVAL = re.compile(r"\d+(\.\d+)? ?(milliseconds?|seconds?|minutes?|hours?|days?|weeks?)")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 TRIGGERS = ("available-now", "continuous")
-EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
 class PipelineError(VirtaError):
@@ -55,7 +51,7 @@ class Source:
     max_records_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
     format: str = "virta"
-    options: Mapping[str, str] = EMPTY
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -109,7 +105,7 @@ class Sink:
     partition_by: tuple[str, ...] = ()
     url: str | None = None
     table: str | None = None
-    options: Mapping[str, str] = EMPTY
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 # kind -> (needed keys, allowed keys beyond `kind`, `name` and `options`)
@@ -134,7 +130,7 @@ class Pipeline:
     trigger: str = "available-now"
     dedupe: Dedupe | None = None
     filters: tuple[Where, ...] = ()
-    columns: Mapping[str, str] = EMPTY
+    columns: Mapping[str, str] = field(default_factory=dict)
     aggregate: Aggregate | None = None
     dead_letter: Sink | None = None
     directory: str = field(default=".", compare=False)
@@ -324,20 +320,27 @@ def loads(text: str, name: str = "<pipeline>", directory: str = ".") -> Pipeline
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:
         where = re.search(r"line (\d+)", str(exc))
-        raise PipelineError([f"{name}:{where[1] if where else 1}: {exc}"]) from exc
+        line = where[1] if where else text.count("\n") + 1  # "at end of document"
+        raise PipelineError([f"{name}:{line}: {exc}"]) from exc
     lines = find_lines(text)
     problems: list[tuple[Place, str]] = []
     values = read_document(document, problems)
     if not problems:
+        # Made past its own check: here the problems need their lines.
         draft = object.__new__(Pipeline)
         for spec in fields(Pipeline):
-            default = spec.default if spec.default is not MISSING else None
-            object.__setattr__(draft, spec.name, values.get(spec.name, default))
+            object.__setattr__(draft, spec.name, values.get(spec.name, default_of(spec)))
         problems = check(draft)
     if problems:
         found = sorted({(line_of(lines, place), message) for place, message in problems})
         raise PipelineError([f"{name}:{line}: {message}" for line, message in found])
     return Pipeline(**values, directory=directory)
+
+
+def default_of(spec: Field[Any]) -> Any:
+    if spec.default is not MISSING:
+        return spec.default
+    return spec.default_factory() if spec.default_factory is not MISSING else None
 
 
 def read_document(document: dict[str, Any], problems: list[tuple[Place, str]]) -> dict[str, Any]:
@@ -384,7 +387,7 @@ def read_table(kind: Any, table: Any, place: Place, problems: list[tuple[Place, 
     for key in table.keys() - hints.keys():
         problems.append(((*place, key), f"unknown key {key!r}: choose from {', '.join(hints)}"))
     for spec in fields(kind):
-        if spec.default is MISSING and spec.name not in table:
+        if spec.name not in table and spec.default is spec.default_factory is MISSING:
             problems.append((place, f"{place[0]} has no {spec.name}"))
     values = {
         key: read_value(hints[key], value, (*place, key), problems)
@@ -418,7 +421,7 @@ def read_value(hint: Any, value: Any, place: Place, problems: list[tuple[Place, 
 def read_texts(table: Any, place: Place, problems: list[tuple[Place, str]]) -> Mapping[str, str]:
     if not isinstance(table, dict):
         problems.append((place, f"{place[-1]} is {table!r}: expected a table of strings"))
-        return EMPTY
+        return {}
     for key, value in table.items():
         if not isinstance(value, str | int | float | bool):
             problems.append(((*place, key), f"{key} is {value!r}: expected a string"))

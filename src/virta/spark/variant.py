@@ -63,10 +63,18 @@ def encode(value: Any, keys: dict[str, int]) -> bytes:  # noqa: PLR0911 - one li
 
 
 def encode_text(value: str) -> bytes:
-    raw = value.encode("utf-8", "replace")
+    raw = encode_utf8(value)
     if len(raw) <= SHORT_TEXT_BYTES_MAX:
         return bytes((len(raw) << 2 | SHORT_TEXT,)) + raw
     return struct.pack("<BI", TEXT, len(raw)) + raw
+
+
+def encode_utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        # A lone surrogate, which JSON can spell and UTF-8 cannot, becomes U+FFFD.
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
 
 
 def encode_integer(value: int) -> bytes:
@@ -119,7 +127,7 @@ def encode_offsets(items: list[bytes]) -> tuple[bytes, int]:
 
 
 def encode_metadata(keys: dict[str, int]) -> bytes:
-    names = [name.encode("utf-8", "replace") for name in keys]
+    names = [encode_utf8(name) for name in keys]
     offsets, width = encode_offsets(names)
     count_width = width_of(len(names))
     if count_width > width:
