@@ -25,7 +25,10 @@ what would be right. Context that a program may want is an attribute, never only
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class VirtaError(Exception):
@@ -144,7 +147,11 @@ class EventError(VirtaError):
 
 
 class FilterError(VirtaError):
-    """`keyword` and `path` say where in the filter; `code` is the dialect's own."""
+    """
+    `keyword` and `path` say where in the filter; `code` is the dialect's own.
+
+    `members` are further facts a program may want, under the names the dialect's error answer gives them.
+    """
 
     default_code = "filter_invalid"
 
@@ -155,10 +162,12 @@ class FilterError(VirtaError):
         code: str | None = None,
         keyword: str | None = None,
         path: str | None = None,
+        members: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(message, code=code)
         self.keyword = keyword
         self.path = path
+        self.members = dict(members or {})
 
 
 class JournalError(VirtaError):

@@ -82,7 +82,7 @@ def flat_member(root: Any, name: str) -> Any:
     """
     if not isinstance(root, dict):
         return MISSING
-    if isinstance(root.get(""), dict):
+    if name and isinstance(root.get(""), dict):
         return _last_flat_member(root, name)
     if "." not in name:
         return root.get(name, MISSING)

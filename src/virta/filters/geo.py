@@ -42,8 +42,10 @@ GEOHASH_DIGITS_MAX = 64
 
 _GEOHASH = re.compile(r"[0-9a-z]{4,}\Z")
 _GEOHASH_DIGITS = {digit: i for i, digit in enumerate("0123456789bcdefghjkmnpqrstuvwxyz")}
+# White space as JavaScript has it, which is not quite what Python's \s takes.
+BLANKS = r"\t-\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 _FLOAT = re.compile(
-    r"[\s\ufeff]*([+-]?(?:Infinity|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?))"
+    rf"[{BLANKS}]*([+-]?(?:Infinity|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?))"
 )
 
 

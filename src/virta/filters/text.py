@@ -43,9 +43,12 @@ def compiled(regexp: Regexp) -> Any:
     options.log_errors = False
     options.never_capture = True
     options.max_mem = REGEXP_MEMORY_MAX
+    options.case_sensitive = "i" not in regexp.flags
+    options.dot_nl = "s" in regexp.flags
     pattern = well_formed(regexp.pattern)
     try:
-        return re2.compile(f"(?{regexp.flags}){pattern}" if regexp.flags else pattern, options)
+        # RE2 has an option for this flag too, but heeds it only in POSIX syntax.
+        return re2.compile(f"(?m){pattern}" if "m" in regexp.flags else pattern, options)
     except re2.error as exc:
         reason = exc.args[0] if exc.args else str(exc)
         if isinstance(reason, bytes):

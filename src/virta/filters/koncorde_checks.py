@@ -1,0 +1,141 @@
+"""
+The checks Koncorde makes of a filter's parts, in its order and with its words.
+
+An error names the keyword being read and the path to it: keywords and fields joined with dots, array
+positions left out.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from virta.errors import FilterError
+from virta.filters.text import number_text, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Place:
+    """Where in a filter we are: the names passed so far and the keyword being read."""
+
+    __slots__ = ("keyword", "names")
+
+    def __init__(self, names: tuple[str, ...] = (), keyword: str | None = None) -> None:
+        self.names = names
+        self.keyword = keyword
+
+    def enter(self, keyword: str) -> Place:
+        """Into a keyword."""
+        return Place((*self.names, keyword), keyword)
+
+    def at(self, name: str) -> Place:
+        """At a field or an attribute of the keyword being read."""
+        return Place((*self.names, name), self.keyword)
+
+    @property
+    def path(self) -> str | None:
+        return ".".join(self.names) if self.names else None
+
+    def refuse(self, text: str, *, code: str | None = None) -> NoReturn:
+        path = self.path
+        message = text if path is None else f'"{path}": {text}'
+        raise FilterError(message, code=code, keyword=self.keyword, path=path)
+
+
+def check_object(value: Any, place: Place) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        place.refuse("must be an object")
+    return value
+
+
+def check_non_empty_object(value: Any, place: Place) -> dict[str, Any]:
+    if not check_object(value, place):
+        place.refuse("must be a non-empty object")
+    return check_object(value, place)
+
+
+def check_properties(
+    value: Any, place: Place, count: int, required: Iterable[str] = ()
+) -> dict[str, Any]:
+    """An object with exactly `count` members, the required ones among them."""
+    members = check_object(value, place)
+    if len(members) != count:
+        noun = "property" if count == 1 else "properties"
+        place.refuse(f"expected object to have exactly {count} {noun}, got {len(members)}")
+    check_required(members, place, required)
+    return members
+
+
+def check_required(members: dict[str, Any], place: Place, required: Iterable[str]) -> None:
+    for name in required:
+        if name not in members:
+            place.refuse(f'the property "{name}" is missing')
+
+
+def check_allowed(members: dict[str, Any], place: Place, allowed: tuple[str, ...]) -> None:
+    for name in members:
+        if name not in allowed:
+            place.refuse(f'"{name}" is not an allowed attribute (allowed: {",".join(allowed)})')
+
+
+def check_one_field(value: Any, place: Place) -> tuple[str, Any]:
+    """The single member of an object: a field's name and what is said of it."""
+    (item,) = check_properties(value, place, 1).items()
+    return item
+
+
+def check_text(value: Any, place: Place) -> str:
+    if not isinstance(value, str):
+        place.refuse("must be a string")
+    if not value:
+        place.refuse("cannot be empty")
+    return value
+
+
+def check_array(value: Any, place: Place) -> list[Any]:
+    if not isinstance(value, list):
+        place.refuse("must be an array")
+    return value
+
+
+def check_texts(value: Any, place: Place) -> list[str]:
+    if not check_array(value, place):
+        place.refuse("cannot be empty")
+    if not all(isinstance(item, str) for item in value):
+        place.refuse('must hold only values of type "string"')
+    return check_array(value, place)
+
+
+def check_filters(value: Any, place: Place) -> list[dict[str, Any]]:
+    """The operands of `and` or `or`."""
+    if not check_array(value, place):
+        place.refuse("cannot be empty")
+    if not all(isinstance(item, dict) and item for item in value):
+        place.refuse("can only contain non-empty objects")
+    return check_array(value, place)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def script_text(value: Any) -> str:
+    """A value inside a message, as JavaScript's `${value}` shows it."""
+    return text_of(value)
+
+
+def script_json(value: Any) -> str:
+    """JSON as JSON.stringify writes it, for messages that quote a value. Bounded by the filter's depth."""
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{_quoted(k)}:{script_json(v)}' for k, v in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(script_json, value))}]"
+    if is_number(value):
+        return number_text(value)
+    return _quoted(value)
+
+
+def _quoted(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
