@@ -10,7 +10,10 @@ import click
 
 # command -> (module, attribute, one-line help shown without importing the module)
 COMMANDS: dict[str, tuple[str, str, str]] = {
+    "doctor": ("virta.cli.doctor", "doctor", "Check that what Virta needs is here and works."),
+    "lake": ("virta.cli.lake", "lake", "Keep a log's history as Parquet."),
     "log": ("virta.cli.log", "log", "Append to, read, inspect and look after an event log."),
+    "pipeline": ("virta.cli.pipeline", "pipeline", "Check, run and watch Spark pipelines."),
 }
 
 

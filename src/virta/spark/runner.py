@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from virta.errors import VirtaError
 from virta.spark import transforms
 from virta.spark.matching import where
 from virta.spark.pipeline import Pipeline, Sink, Source, sink_names
+from virta.spark.status import write_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 DEAD_LETTER = "dead-letter"
 POLL_SECONDS = 0.5
-STATUS = "status.json"
 RECORD_NAMES = ("topic", "offset", "timestamp", "key", "value")
 
 _PYTHON_ERROR = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
@@ -354,27 +353,9 @@ def report(  # noqa: PLR0913 - one struct of the state of a run
             for query in queries
         },
     }
-    directory = pipeline.checkpoint_path()
-    if "://" not in directory:
-        path = Path(directory) / STATUS
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f"{STATUS}.{os.getpid()}")
-        draft.write_text(json.dumps(status))
-        draft.replace(path)
+    write_status(pipeline, status)
     if on_progress is not None:
         on_progress(status)
-    return status
-
-
-def read_status(pipeline: Pipeline) -> dict[str, Any]:
-    """The last status of a pipeline; one that says running while its process is gone is `lost`."""
-    path = Path(pipeline.checkpoint_path()) / STATUS
-    try:
-        status: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError:
-        return {"pipeline": pipeline.name, "state": "never run", "queries": {}}
-    if status["state"] == "running" and not Path(f"/proc/{status['pid']}").exists():
-        status["state"] = "lost"
     return status
 
 
@@ -387,6 +368,3 @@ def explain(error: BaseException | None) -> str:
         name, message = wanted[-1]
         return f"{name}: {message}"
     return text.strip().splitlines()[0] if text.strip() else type(error).__name__
-
-
-__all__ = ["Built", "RunError", "StreamingQueryException", "build", "explain", "read_status", "run", "start"]
