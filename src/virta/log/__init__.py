@@ -1,1 +1,44 @@
-"""The durable log: a directory of segments that many processes append to and read."""
+"""
+The durable log: a directory of segments that many processes append to and read, without a daemon.
+
+    log = virta.open("events")
+    log.append("orders", "42", b'{"total": 7}')
+    for record in log.read("orders"):
+        print(record.offset, record.value)
+
+docs/log.md is the guide, docs/format.md the format to the byte.
+"""
+
+from __future__ import annotations
+
+from virta.log.aio import AsyncConsumer, AsyncLog, AsyncReader, open_async
+from virta.log.compaction import CompactionReport
+from virta.log.groups import Consumer, ConsumerInfo
+from virta.log.handle import Log, SegmentInfo
+from virta.log.handle import open_log as open  # noqa: A004
+from virta.log.reader import Reader
+from virta.log.record import Appended, Name, Record
+from virta.log.retention import Pin, RetentionReport
+from virta.log.verify import Problem, RepairReport, VerifyReport
+
+__all__ = [
+    "Appended",
+    "AsyncConsumer",
+    "AsyncLog",
+    "AsyncReader",
+    "CompactionReport",
+    "Consumer",
+    "ConsumerInfo",
+    "Log",
+    "Name",
+    "Pin",
+    "Problem",
+    "Reader",
+    "Record",
+    "RepairReport",
+    "RetentionReport",
+    "SegmentInfo",
+    "VerifyReport",
+    "open",
+    "open_async",
+]

@@ -1,0 +1,651 @@
+/* virta.log._native: the part of the log that is worth C: checksums, codec, locked append, group commit, wake-up.
+ *
+ * Kernel is one process's hold on one log directory: the lock files, the control page and the active segment.
+ * It appends with one pwrite under flock and publishes the new end in the control page. It never repairs:
+ * whenever the page and the file disagree it answers ATTENTION and Python looks closer, holding the lock.
+ * virta/log/plain.py is its twin, line for line in meaning. */
+#define _GNU_SOURCE
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+#ifdef __linux__
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#endif
+#include "log_batch.h"
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the format is little-endian; use the plain-Python kernel on this machine"
+#endif
+
+#define SEGMENT_HEADER_BYTES 64
+#define CONTROL_BYTES 4096
+#define SEQLOCK_TRIES 1000
+#define LOCK_SPINS 60            /* about 30 us: longer than an append holds the lock */
+#define LOCK_SLEEP_NS_MAX 1000000
+#define GROUP_WAIT_NS 60000      /* a leader waits this long for its usual companions */
+#define FOLLOW_WAIT_NS 2000000   /* a follower looks again after this long, whatever happens */
+#define WAKE_SLICE_NS 100000000  /* a lost wake-up costs at most this */
+
+enum { APPENDED = 0, ATTENTION = 1, ROLL = 2, TIMEOUT = 3 };
+
+typedef struct {
+    uint8_t magic[8];
+    uint64_t boot_id;
+    uint64_t active_base;
+    uint64_t end_pos;
+    uint64_t next_offset;
+    uint32_t last_crc;
+    _Atomic uint32_t seq;
+    uint64_t last_time;
+    uint64_t last_batch_pos;
+    uint64_t durable_offset, durable_pos, durable_base;
+    _Atomic uint32_t durable_word, durable_waiters, group_size;
+    uint32_t holder_pid;
+    _Atomic uint32_t durable_seq, arrivals, served;
+    uint32_t reserved[3];
+    _Atomic uint32_t notify_word, notify_waiters;
+} Control;
+_Static_assert(offsetof(Control, seq) == 44, "control page layout");
+_Static_assert(offsetof(Control, durable_word) == 88, "control page layout");
+_Static_assert(offsetof(Control, notify_word) == 128, "control page layout");
+
+static const uint8_t CONTROL_MAGIC[8] = {'V', 'I', 'R', 'T', 'A', 'C', 'T', '1'};
+
+typedef struct {
+    PyObject_HEAD
+    int lock_fd, sync_fd, segment_fd;
+    uint64_t boot_id, segment_base;
+    uint32_t salt;
+    int writable, closed;
+    int users; /* calls that are inside with the GIL released; the last one out takes the page down */
+    Control *control;
+    pthread_mutex_t write_mutex, sync_mutex;
+} Kernel;
+
+/* ---- time, futex, locks -------------------------------------------------------------------------------- */
+
+static uint64_t now_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (uint64_t)t.tv_sec * 1000000u + t.tv_nsec / 1000;
+}
+
+static uint64_t monotonic_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + t.tv_nsec;
+}
+
+static void sleep_ns(uint64_t ns)
+{
+    struct timespec t = {ns / 1000000000u, ns % 1000000000u};
+    nanosleep(&t, NULL);
+}
+
+static void word_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t ns)
+{
+#ifdef __linux__
+    struct timespec t = {ns / 1000000000u, ns % 1000000000u};
+    syscall(SYS_futex, word, FUTEX_WAIT, seen, &t, NULL, 0);
+#else
+    if (atomic_load(word) == seen) sleep_ns(ns < 1000000 ? ns : 1000000);
+#endif
+}
+
+/* The waiter sets the flag, the waker takes it back: a waiter that was killed costs one needless wake, once. */
+static void word_bump(_Atomic uint32_t *word, _Atomic uint32_t *waiters)
+{
+    atomic_fetch_add(word, 1);
+    if (atomic_exchange(waiters, 0)) {
+#ifdef __linux__
+        syscall(SYS_futex, word, FUTEX_WAKE, 0x7FFFFFFF, NULL, NULL, 0);
+#endif
+    }
+}
+
+/* 0 locked, 1 deadline passed, -1 error. Short holds are met by spinning, long ones by sleeping ever longer. */
+static int file_lock(int fd, uint64_t deadline_ns)
+{
+    uint64_t pause = 20000;
+    for (int tries = 0;; tries++) {
+        if (flock(fd, LOCK_EX | LOCK_NB) == 0) return 0;
+        if (errno != EWOULDBLOCK && errno != EINTR) return -1;
+        if (tries < LOCK_SPINS) { sched_yield(); continue; }
+        if (monotonic_ns() >= deadline_ns) return 1;
+        sleep_ns(pause);
+        if (pause < LOCK_SLEEP_NS_MAX) pause *= 2;
+    }
+}
+
+static int write_lock(Kernel *k, double timeout)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    uint64_t ns = timeout < 0 ? 0 : (uint64_t)(timeout * 1e9);
+    uint64_t deadline = monotonic_ns() + ns;
+    ns += until.tv_nsec;
+    until.tv_sec += ns / 1000000000u;
+    until.tv_nsec = ns % 1000000000u;
+    if (pthread_mutex_timedlock(&k->write_mutex, &until) != 0) return 1;
+    int rc = file_lock(k->lock_fd, deadline);
+    if (rc != 0) {
+        int saved = errno;
+        pthread_mutex_unlock(&k->write_mutex);
+        errno = saved;
+    } else {
+        k->control->holder_pid = (uint32_t)getpid();
+    }
+    return rc;
+}
+
+static void write_unlock(Kernel *k)
+{
+    k->control->holder_pid = 0;
+    flock(k->lock_fd, LOCK_UN);
+    pthread_mutex_unlock(&k->write_mutex);
+}
+
+/* ---- control page -------------------------------------------------------------------------------------- */
+
+enum { FOREIGN = 0, OTHER_BOOT = 1, CURRENT = 2 };
+
+/* A consistent copy of the committed part. FOREIGN: not ours or half-written; OTHER_BOOT: what was true before a reboot. */
+static int control_copy(Kernel *k, Control *out)
+{
+    Control *c = k->control;
+    for (int i = 0; i < SEQLOCK_TRIES; i++) {
+        uint32_t before = atomic_load_explicit(&c->seq, memory_order_acquire);
+        if (before & 1) { sched_yield(); continue; }
+        memcpy(out, c, offsetof(Control, durable_offset));
+        atomic_thread_fence(memory_order_acquire);
+        if (atomic_load_explicit(&c->seq, memory_order_relaxed) == before)
+            return memcmp(out->magic, CONTROL_MAGIC, 8) != 0 ? FOREIGN : out->boot_id == k->boot_id ? CURRENT : OTHER_BOOT;
+    }
+    return FOREIGN;
+}
+
+static int durable_copy(Kernel *k, Control *out)
+{
+    Control *c = k->control;
+    for (int i = 0; i < SEQLOCK_TRIES; i++) {
+        uint32_t before = atomic_load_explicit(&c->durable_seq, memory_order_acquire);
+        if (before & 1) { sched_yield(); continue; }
+        out->durable_offset = c->durable_offset;
+        out->durable_pos = c->durable_pos;
+        out->durable_base = c->durable_base;
+        atomic_thread_fence(memory_order_acquire);
+        if (atomic_load_explicit(&c->durable_seq, memory_order_relaxed) == before) return 1;
+    }
+    out->durable_offset = out->durable_pos = out->durable_base = 0;
+    return 0;
+}
+
+static void control_publish(Kernel *k, uint64_t base, uint64_t end, uint64_t next, uint32_t crc, uint64_t time, uint64_t last_pos)
+{
+    Control *c = k->control;
+    uint32_t seq = atomic_load_explicit(&c->seq, memory_order_relaxed) | 1;
+    atomic_store_explicit(&c->seq, seq, memory_order_relaxed);
+    atomic_thread_fence(memory_order_seq_cst);
+    memcpy(c->magic, CONTROL_MAGIC, 8);
+    c->boot_id = k->boot_id;
+    c->active_base = base;
+    c->end_pos = end;
+    c->next_offset = next;
+    c->last_crc = crc;
+    c->last_time = time;
+    c->last_batch_pos = last_pos;
+    atomic_store_explicit(&c->seq, seq + 1, memory_order_release);
+    word_bump(&c->notify_word, &c->notify_waiters);
+}
+
+static void durable_publish(Kernel *k, uint64_t base, uint64_t pos, uint64_t offset)
+{
+    Control *c = k->control;
+    uint32_t seq = atomic_load_explicit(&c->durable_seq, memory_order_relaxed) | 1;
+    atomic_store_explicit(&c->durable_seq, seq, memory_order_relaxed);
+    atomic_thread_fence(memory_order_seq_cst);
+    c->durable_base = base;
+    c->durable_pos = pos;
+    c->durable_offset = offset;
+    atomic_store_explicit(&c->durable_seq, seq + 1, memory_order_release);
+    word_bump(&c->durable_word, &c->durable_waiters);
+    word_bump(&c->notify_word, &c->notify_waiters);
+}
+
+static int position_reached(const Control *c, uint64_t base, uint64_t pos)
+{
+    return c->durable_base > base || (c->durable_base == base && c->durable_pos >= pos);
+}
+
+/* ---- Kernel -------------------------------------------------------------------------------------------- */
+
+static int kernel_init(Kernel *k, PyObject *args, PyObject *kwargs)
+{
+    (void)kwargs;
+    int lock_fd, sync_fd, control_fd, writable;
+    unsigned long long boot_id;
+    if (!PyArg_ParseTuple(args, "iiiKp", &lock_fd, &sync_fd, &control_fd, &boot_id, &writable)) return -1;
+    if (k->control) { PyErr_SetString(PyExc_ValueError, "kernel is open already"); return -1; }
+    void *page = mmap(NULL, CONTROL_BYTES, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, control_fd, 0);
+    if (page == MAP_FAILED) { PyErr_SetFromErrno(PyExc_OSError); return -1; }
+    k->control = page;
+    k->lock_fd = lock_fd;
+    k->sync_fd = sync_fd;
+    k->segment_fd = -1;
+    k->segment_base = UINT64_MAX;
+    k->boot_id = boot_id;
+    k->writable = writable;
+    k->closed = k->users = 0;
+    pthread_mutex_init(&k->write_mutex, NULL);
+    pthread_mutex_init(&k->sync_mutex, NULL);
+    return 0;
+}
+
+static void kernel_release(Kernel *k)
+{
+    if (!k->control) return;
+    munmap(k->control, CONTROL_BYTES);
+    k->control = NULL;
+    if (k->lock_fd >= 0) close(k->lock_fd);
+    if (k->sync_fd >= 0) close(k->sync_fd);
+    if (k->segment_fd >= 0) close(k->segment_fd);
+    k->lock_fd = k->sync_fd = k->segment_fd = -1;
+}
+
+static void kernel_dealloc(Kernel *k)
+{
+    kernel_release(k);
+    PyTypeObject *type = Py_TYPE(k);
+    type->tp_free(k);
+    Py_DECREF(type);
+}
+
+/* Descriptors and page belong to the kernel, so that closing a log cannot pull them from under another thread. */
+static PyObject *kernel_close(Kernel *k, PyObject *unused)
+{
+    (void)unused;
+    k->closed = 1;
+    if (k->users == 0) kernel_release(k);
+    Py_RETURN_NONE;
+}
+
+static int kernel_enter(Kernel *k, int write)
+{
+    if (k->closed || !k->control) { PyErr_SetString(PyExc_ValueError, "kernel is closed"); return -1; }
+    if (write && !k->writable) { PyErr_SetString(PyExc_ValueError, "kernel is read-only"); return -1; }
+    k->users++;
+    return 0;
+}
+
+static void kernel_leave(Kernel *k)
+{
+    if (--k->users == 0 && k->closed) kernel_release(k);
+}
+
+/* attach(segment_fd, base, salt): the active segment that append writes to. The caller holds the write lock. */
+static PyObject *kernel_attach(Kernel *k, PyObject *args)
+{
+    int fd, old;
+    unsigned long long base;
+    unsigned int salt;
+    if (!PyArg_ParseTuple(args, "iKI", &fd, &base, &salt) || kernel_enter(k, 1) < 0) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    pthread_mutex_lock(&k->sync_mutex); /* a sync of the old segment may be under way in another thread */
+    old = k->segment_fd;
+    k->segment_fd = fd;
+    k->segment_base = base;
+    k->salt = salt;
+    pthread_mutex_unlock(&k->sync_mutex);
+    if (old >= 0) close(old);
+    Py_END_ALLOW_THREADS
+    kernel_leave(k);
+    Py_RETURN_NONE;
+}
+
+static PyObject *kernel_lock(Kernel *k, PyObject *args)
+{
+    double timeout;
+    int rc;
+    if (!PyArg_ParseTuple(args, "d", &timeout) || kernel_enter(k, 1) < 0) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    rc = write_lock(k, timeout);
+    Py_END_ALLOW_THREADS
+    kernel_leave(k);
+    if (rc < 0) return PyErr_SetFromErrno(PyExc_OSError);
+    return PyBool_FromLong(rc == 0);
+}
+
+static PyObject *kernel_unlock(Kernel *k, PyObject *unused)
+{
+    (void)unused;
+    if (kernel_enter(k, 1) < 0) return NULL;
+    write_unlock(k);
+    kernel_leave(k);
+    Py_RETURN_NONE;
+}
+
+static PyObject *kernel_snapshot(Kernel *k, PyObject *unused)
+{
+    (void)unused;
+    Control c;
+    if (kernel_enter(k, 0) < 0) return NULL;
+    memset(&c, 0, sizeof c);
+    int valid = control_copy(k, &c);
+    durable_copy(k, &c);
+    unsigned int holder = k->control->holder_pid;
+    kernel_leave(k);
+    return Py_BuildValue("(iKKKIKKKKKI)", valid, c.active_base, c.end_pos, c.next_offset, c.last_crc,
+                         c.last_time, c.last_batch_pos, c.durable_base, c.durable_pos, c.durable_offset, holder);
+}
+
+static PyObject *kernel_publish(Kernel *k, PyObject *args)
+{
+    unsigned long long base, end, next, time, last_pos;
+    unsigned int crc;
+    if (!PyArg_ParseTuple(args, "KKKIKK", &base, &end, &next, &crc, &time, &last_pos) || kernel_enter(k, 1) < 0) return NULL;
+    control_publish(k, base, end, next, crc, time, last_pos);
+    kernel_leave(k);
+    Py_RETURN_NONE;
+}
+
+static PyObject *kernel_publish_durable(Kernel *k, PyObject *args)
+{
+    unsigned long long base, pos, offset;
+    if (!PyArg_ParseTuple(args, "KKK", &base, &pos, &offset) || kernel_enter(k, 1) < 0) return NULL;
+    durable_publish(k, base, pos, offset);
+    kernel_leave(k);
+    Py_RETURN_NONE;
+}
+
+typedef struct {
+    uint8_t *data;
+    size_t size;
+    uint32_t count, sequence, payload_crc;
+    uint64_t producer, limit;
+    uint16_t flags;
+    uint64_t base, time, segment, end;
+} Append;
+
+/* Under the lock: O(1) trust in the control page, one pwrite, publish. Sets errno and returns -1 when the write fails,
+ * after cutting the file back to where it was. */
+static int append_locked(Kernel *k, Append *a)
+{
+    Control c;
+    struct stat st;
+    if (control_copy(k, &c) != CURRENT || c.active_base != k->segment_base || k->segment_fd < 0) return ATTENTION;
+    if (fstat(k->segment_fd, &st) < 0 || st.st_nlink == 0 || (uint64_t)st.st_size != c.end_pos) return ATTENTION;
+    if (c.end_pos + a->size > a->limit && c.end_pos > SEGMENT_HEADER_BYTES) return ROLL;
+    uint64_t time = now_us();
+    uint8_t *h = a->data;
+    a->base = c.next_offset;
+    a->time = time > c.last_time ? time : c.last_time;
+    memcpy(h + 1, "\x36\x01\x04\x00\x01", 5);
+    put16(h + 6, a->flags);
+    put64(h + 8, a->base);
+    put64(h + 16, a->time);
+    put32(h + 24, a->count);
+    put32(h + 28, (uint32_t)(a->size - HEADER_BYTES));
+    put64(h + 32, a->producer);
+    put32(h + 40, a->sequence);
+    put32(h + 44, c.last_crc);
+    put32(h + 48, a->payload_crc);
+    uint32_t header_crc = crc32c(k->salt, h + 1, 51);
+    put32(h + 52, header_crc);
+    h[0] = crc8(0, h + 1, 55);
+    for (size_t done = 0; done < a->size;) {
+        ssize_t n = pwrite(k->segment_fd, h + done, a->size - done, (off_t)(c.end_pos + done));
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) {
+            int saved = n == 0 ? ENOSPC : errno;
+            if (ftruncate(k->segment_fd, (off_t)c.end_pos) < 0) { /* the next lock holder finds the mismatch and cuts */ }
+            errno = saved;
+            return -1;
+        }
+        done += (size_t)n;
+    }
+    a->end = c.end_pos + a->size;
+    a->segment = k->segment_base;
+    /* A seal is not published: until the next segment is, every writer must see that there is nothing to append to. */
+    if (!(a->flags & FLAG_SEAL)) control_publish(k, k->segment_base, a->end, a->base + a->count, header_crc, a->time, c.end_pos);
+    return APPENDED;
+}
+
+/* append(buf, count, producer, sequence, flags, limit, timeout, held) -> (status, base, time, segment, end_pos)
+ * `buf` is what encode() made: its first 56 bytes are filled in here. With `held` the caller has the lock. */
+static PyObject *kernel_append(Kernel *k, PyObject *args)
+{
+    Py_buffer buf;
+    Append a;
+    unsigned int count, sequence;
+    unsigned long long producer, limit;
+    unsigned short flags;
+    double timeout;
+    int held, rc;
+    if (!PyArg_ParseTuple(args, "w*IKIHKdp", &buf, &count, &producer, &sequence, &flags, &limit, &timeout, &held)) return NULL;
+    if (buf.len < HEADER_BYTES || buf.len - HEADER_BYTES > (Py_ssize_t)UINT32_MAX)
+        PyErr_SetString(PyExc_ValueError, "not a batch");
+    if (PyErr_Occurred() || kernel_enter(k, 1) < 0) {
+        PyBuffer_Release(&buf);
+        return NULL;
+    }
+    memset(&a, 0, sizeof a);
+    a.data = buf.buf;
+    a.size = (size_t)buf.len;
+    a.count = count;
+    a.producer = producer;
+    a.sequence = sequence;
+    a.flags = flags;
+    a.limit = limit;
+    Py_BEGIN_ALLOW_THREADS
+    a.payload_crc = crc32c(0, a.data + HEADER_BYTES, a.size - HEADER_BYTES);
+    rc = held ? 0 : write_lock(k, timeout);
+    if (rc == 0) {
+        rc = append_locked(k, &a);
+        int saved = errno;
+        if (!held) write_unlock(k);
+        errno = saved;
+    } else if (rc == 1) {
+        rc = TIMEOUT;
+    }
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&buf);
+    kernel_leave(k);
+    if (rc < 0) return PyErr_SetFromErrno(PyExc_OSError);
+    return Py_BuildValue("(iKKKK)", rc, a.base, a.time, a.segment, a.end);
+}
+
+/* One fdatasync for everybody who waits. 0 done, ATTENTION: the active segment is another one, -1 fdatasync failed. */
+static int sync_lead(Kernel *k, int group)
+{
+    Control *c = k->control, copy;
+    if (group) {
+        uint32_t usual = atomic_load(&c->group_size);
+        uint64_t until = monotonic_ns() + GROUP_WAIT_NS;
+        while (usual > 1 && atomic_load(&c->arrivals) - atomic_load(&c->served) < usual && monotonic_ns() < until)
+            sched_yield();
+        uint32_t arrived = atomic_load(&c->arrivals);
+        uint32_t size = arrived - atomic_load(&c->served);
+        atomic_store(&c->group_size, size > 1024 ? 1 : size);
+        atomic_store(&c->served, arrived);
+    }
+    if (control_copy(k, &copy) != CURRENT || copy.active_base != k->segment_base || k->segment_fd < 0) return ATTENTION;
+    if (fdatasync(k->segment_fd) < 0) return -1;
+    durable_publish(k, copy.active_base, copy.end_pos, copy.next_offset);
+    return 0;
+}
+
+/* sync(base, pos, group) -> bool: make everything up to `pos` of segment `base` durable. False: attach the active segment first. */
+static PyObject *kernel_sync(Kernel *k, PyObject *args)
+{
+    unsigned long long base, pos;
+    int group, rc = 0;
+    if (!PyArg_ParseTuple(args, "KKp", &base, &pos, &group) || kernel_enter(k, 1) < 0) return NULL;
+    Control *c = k->control, copy;
+    Py_BEGIN_ALLOW_THREADS
+    if (group) atomic_fetch_add(&c->arrivals, 1);
+    for (;;) {
+        uint32_t seen = atomic_load(&c->durable_word);
+        durable_copy(k, &copy);
+        if (group && position_reached(&copy, base, pos)) break;
+        if (!group) { /* own fdatasync, whoever else is at it */
+            pthread_mutex_lock(&k->sync_mutex);
+            if ((rc = file_lock(k->sync_fd, UINT64_MAX)) == 0) {
+                rc = sync_lead(k, 0);
+                flock(k->sync_fd, LOCK_UN);
+            }
+            pthread_mutex_unlock(&k->sync_mutex);
+            break;
+        }
+        if (pthread_mutex_trylock(&k->sync_mutex) == 0) {
+            int lead = flock(k->sync_fd, LOCK_EX | LOCK_NB) == 0;
+            if (lead) {
+                durable_copy(k, &copy);
+                rc = position_reached(&copy, base, pos) ? 0 : sync_lead(k, 1);
+                int saved = errno;
+                flock(k->sync_fd, LOCK_UN);
+                errno = saved;
+            }
+            pthread_mutex_unlock(&k->sync_mutex);
+            if (lead) break;
+        }
+        atomic_store(&c->durable_waiters, 1);
+        word_wait(&c->durable_word, seen, FOLLOW_WAIT_NS);
+    }
+    Py_END_ALLOW_THREADS
+    kernel_leave(k);
+    if (rc < 0) return PyErr_SetFromErrno(PyExc_OSError);
+    return PyBool_FromLong(rc == 0);
+}
+
+static PyObject *kernel_notified(Kernel *k, PyObject *unused)
+{
+    (void)unused;
+    if (kernel_enter(k, 0) < 0) return NULL;
+    uint32_t word = atomic_load(&k->control->notify_word);
+    kernel_leave(k);
+    return PyLong_FromUnsignedLong(word);
+}
+
+/* wait(seen, timeout) -> word: returns when something was published since `seen` was read, or after a slice of time. */
+static PyObject *kernel_wait(Kernel *k, PyObject *args)
+{
+    unsigned int seen;
+    double timeout;
+    if (!PyArg_ParseTuple(args, "Id", &seen, &timeout) || kernel_enter(k, 0) < 0) return NULL;
+    uint64_t ns = timeout <= 0 ? 0 : timeout >= 0.1 ? WAKE_SLICE_NS : (uint64_t)(timeout * 1e9);
+    Control *c = k->control;
+    Py_BEGIN_ALLOW_THREADS
+    if (k->writable) {
+        atomic_store(&c->notify_waiters, 1);
+        if (atomic_load(&c->notify_word) == seen) word_wait(&c->notify_word, seen, ns);
+    } else if (atomic_load(&c->notify_word) == seen) {
+        /* A read-only page cannot ask to be woken: look again soon. */
+        sleep_ns(ns < 1000000 ? ns : 1000000);
+    }
+    seen = atomic_load(&c->notify_word);
+    Py_END_ALLOW_THREADS
+    kernel_leave(k);
+    return PyLong_FromUnsignedLong(seen);
+}
+
+static PyMethodDef kernel_methods[] = {
+    {"append", (PyCFunction)kernel_append, METH_VARARGS, NULL},
+    {"attach", (PyCFunction)kernel_attach, METH_VARARGS, NULL},
+    {"close", (PyCFunction)kernel_close, METH_NOARGS, NULL},
+    {"lock", (PyCFunction)kernel_lock, METH_VARARGS, NULL},
+    {"notified", (PyCFunction)kernel_notified, METH_NOARGS, NULL},
+    {"publish", (PyCFunction)kernel_publish, METH_VARARGS, NULL},
+    {"publish_durable", (PyCFunction)kernel_publish_durable, METH_VARARGS, NULL},
+    {"snapshot", (PyCFunction)kernel_snapshot, METH_NOARGS, NULL},
+    {"sync", (PyCFunction)kernel_sync, METH_VARARGS, NULL},
+    {"unlock", (PyCFunction)kernel_unlock, METH_NOARGS, NULL},
+    {"wait", (PyCFunction)kernel_wait, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot kernel_slots[] = {
+    {Py_tp_init, kernel_init},
+    {Py_tp_dealloc, kernel_dealloc},
+    {Py_tp_methods, kernel_methods},
+    {Py_tp_new, PyType_GenericNew},
+    {Py_tp_doc, "Kernel(lock_fd, sync_fd, control_fd, boot_id, writable)"},
+    {0, NULL},
+};
+
+static PyType_Spec kernel_spec = {"virta.log._native.Kernel", sizeof(Kernel), 0, Py_TPFLAGS_DEFAULT, kernel_slots};
+
+/* ---- module -------------------------------------------------------------------------------------------- */
+
+static PyObject *native_crc8(PyObject *self, PyObject *args)
+{
+    (void)self;
+    Py_buffer buf;
+    unsigned char crc = 0;
+    if (!PyArg_ParseTuple(args, "y*|b", &buf, &crc)) return NULL;
+    crc = crc8(crc, buf.buf, (size_t)buf.len);
+    PyBuffer_Release(&buf);
+    return PyLong_FromLong(crc);
+}
+
+static PyObject *native_crc32c(PyObject *self, PyObject *args)
+{
+    (void)self;
+    Py_buffer buf;
+    unsigned int crc = 0;
+    if (!PyArg_ParseTuple(args, "y*|I", &buf, &crc)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    crc = crc32c(crc, buf.buf, (size_t)buf.len);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&buf);
+    return PyLong_FromUnsignedLong(crc);
+}
+
+static PyObject *native_set_types(PyObject *self, PyObject *args)
+{
+    (void)self;
+    PyObject *record, *name;
+    if (!PyArg_ParseTuple(args, "O!O!", &PyType_Type, &record, &PyType_Type, &name)) return NULL;
+    Py_INCREF(record);
+    Py_XSETREF(record_type, record);
+    Py_INCREF(name);
+    Py_XSETREF(name_type, name);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef module_methods[] = {
+    {"crc8", native_crc8, METH_VARARGS, "crc8(data, crc=0) -> int"},
+    {"crc32c", native_crc32c, METH_VARARGS, "crc32c(data, crc=0) -> int"},
+    {"encode", native_encode, METH_O, "encode(records) -> bytearray"},
+    {"read", native_read, METH_VARARGS, "read(...) -> (records, pos, prev, next, status, detail)"},
+    {"set_types", native_set_types, METH_VARARGS, "set_types(Record, Name)"},
+    {"walk", native_walk, METH_VARARGS, "walk(...) -> (batches, pos, prev, next, status, detail)"},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "virta.log._native", NULL, -1, module_methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__native(void)
+{
+    crc_init();
+    PyObject *m = PyModule_Create(&module);
+    if (!m) return NULL;
+    PyObject *type = PyType_FromSpec(&kernel_spec);
+    if (!type || PyModule_AddObject(m, "Kernel", type) < 0) {
+        Py_XDECREF(type);
+        Py_DECREF(m);
+        return NULL;
+    }
+    return m;
+}

@@ -1,0 +1,466 @@
+/* Records and batches: encode, walk, decode. The byte layout is docs/format.md.
+ *
+ * Everything here is pure computation on buffers; nothing reads a file or takes a lock. A reader hands in
+ * bytes of one segment and the state of its chain (`prev`, `next`), and gets back whole batches only. */
+#ifndef VIRTA_LOG_BATCH_H
+#define VIRTA_LOG_BATCH_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include "crc.h"
+
+#define TOPIC_BYTES_MAX 1024
+#define KEY_BYTES_MAX 1024
+#define VALUE_BYTES_MAX (10 * 1024 * 1024)
+#define BATCH_BYTES_MAX (64 * 1024 * 1024)
+#define HEADER_BYTES 56
+#define FLAG_SEAL 1
+#define FLAG_REPAIR 2
+
+enum status {
+    ST_END = 0,         /* every byte given was consumed */
+    ST_SHORT = 1,       /* the next batch is not complete: `detail` bytes are needed from `pos` */
+    ST_SEAL = 2,        /* the segment ends here; `detail` is the next segment's base offset */
+    ST_BAD_HEADER = 3,
+    ST_BAD_PAYLOAD = 4,
+    ST_BAD_RECORD = 5,
+    ST_CHAIN = 6,       /* a valid header that does not follow the batch before it */
+    ST_ZERO = 7,        /* zeros where a header should be */
+    ST_FULL = 8,        /* `max_records` reached */
+    ST_STOP = 9,        /* the `stop` offset reached */
+    ST_REPAIR = 10,     /* a repair batch stands at `pos`; `detail` offsets were lost */
+};
+
+static PyObject *record_type, *name_type; /* set once by set_types() */
+
+static inline uint32_t get32(const uint8_t *p) { uint32_t v; memcpy(&v, p, 4); return v; }
+static inline uint64_t get64(const uint8_t *p) { uint64_t v; memcpy(&v, p, 8); return v; }
+static inline void put16(uint8_t *p, uint16_t v) { memcpy(p, &v, 2); }
+static inline void put32(uint8_t *p, uint32_t v) { memcpy(p, &v, 4); }
+static inline void put64(uint8_t *p, uint64_t v) { memcpy(p, &v, 8); }
+
+static inline int varlong_size(uint64_t n)
+{
+    int size = 1;
+    while (n >= 0x80) { n >>= 7; size++; }
+    return size;
+}
+
+static inline uint8_t *put_varlong(uint8_t *p, uint64_t n)
+{
+    while (n >= 0x80) { *p++ = (uint8_t)(n | 0x80); n >>= 7; }
+    *p++ = (uint8_t)n;
+    return p;
+}
+
+/* At most four bytes (2^28 - 1): no length in a valid file needs more. NULL if it does not end in time. */
+static inline const uint8_t *get_varlong(const uint8_t *p, const uint8_t *end, uint32_t *out)
+{
+    uint32_t n = 0;
+    for (int shift = 0; shift < 28 && p < end; shift += 7) {
+        uint8_t b = *p++;
+        n |= (uint32_t)(b & 0x7F) << shift;
+        if (!(b & 0x80)) { *out = n; return p; }
+    }
+    return NULL;
+}
+
+/* ---- encode ------------------------------------------------------------------------------------------ */
+
+typedef struct {
+    const uint8_t *data;
+    Py_ssize_t size;
+    Py_buffer view;
+    int held;
+} Field;
+
+static int field_get(PyObject *o, Field *f, int text)
+{
+    f->held = 0;
+    if (PyBytes_Check(o)) {
+        f->data = (const uint8_t *)PyBytes_AS_STRING(o);
+        f->size = PyBytes_GET_SIZE(o);
+        return 0;
+    }
+    if (PyUnicode_Check(o)) {
+        if (!text) return -1;
+        f->data = (const uint8_t *)PyUnicode_AsUTF8AndSize(o, &f->size);
+        if (f->data) return 0;
+        PyErr_Clear();
+        return -1;
+    }
+    if (!PyObject_CheckBuffer(o) || PyObject_GetBuffer(o, &f->view, PyBUF_SIMPLE) < 0) {
+        PyErr_Clear();
+        return -1;
+    }
+    f->held = 1;
+    f->data = f->view.buf;
+    f->size = f->view.len;
+    return 0;
+}
+
+static void field_drop(Field *f) { if (f->held) PyBuffer_Release(&f->view); }
+
+/* Append one record to the bytearray; -1 bad record, -2 memory, -3 batch too large. */
+static int encode_one(PyObject *out, Py_ssize_t *used, PyObject *item)
+{
+    if (!PyTuple_Check(item) && !PyList_Check(item)) return -1;
+    if (PySequence_Fast_GET_SIZE(item) != 3) return -1;
+    PyObject **items = PySequence_Fast_ITEMS(item);
+    Field topic = {0}, key = {0}, value = {0};
+    int rc = -1;
+    if (field_get(items[0], &topic, 1) == 0 && field_get(items[1], &key, 1) == 0 && field_get(items[2], &value, 0) == 0
+        && topic.size <= TOPIC_BYTES_MAX && key.size <= KEY_BYTES_MAX && value.size <= VALUE_BYTES_MAX
+        && !(topic.size == 1 && topic.data[0] < 0x20)) {
+        size_t total = varlong_size(topic.size) + topic.size + varlong_size(key.size) + key.size + value.size;
+        size_t record = 1 + varlong_size(total) + total;
+        if (*used + record > HEADER_BYTES + BATCH_BYTES_MAX) {
+            rc = -3;
+        } else {
+            Py_ssize_t capacity = PyByteArray_GET_SIZE(out);
+            rc = 0;
+            if ((Py_ssize_t)(*used + record) > capacity) {
+                Py_ssize_t grown = *used + record + (capacity >> 1);
+                rc = PyByteArray_Resize(out, grown) < 0 ? -2 : 0;
+            }
+            if (rc == 0) {
+                uint8_t *start = (uint8_t *)PyByteArray_AS_STRING(out) + *used, *p = start + 1;
+                p = put_varlong(p, total);
+                p = put_varlong(p, topic.size);
+                memcpy(p, topic.data, topic.size); p += topic.size;
+                p = put_varlong(p, key.size);
+                memcpy(p, key.data, key.size); p += key.size;
+                memcpy(p, value.data, value.size);
+                start[0] = crc8(0, start + 1, record - 1);
+                *used += record;
+            }
+        }
+    }
+    field_drop(&topic); field_drop(&key); field_drop(&value);
+    return rc;
+}
+
+/* encode(records) -> bytearray: 56 bytes left for the header, then the records.
+ * A record that is not acceptable raises IndexError(its index): the caller finds out what is wrong with it. */
+static PyObject *native_encode(PyObject *self, PyObject *records)
+{
+    (void)self;
+    PyObject *fast = PySequence_Fast(records, "records must be a list or tuple");
+    if (!fast) return NULL;
+    Py_ssize_t count = PySequence_Fast_GET_SIZE(fast), used = HEADER_BYTES;
+    PyObject *out = PyByteArray_FromStringAndSize(NULL, HEADER_BYTES + 512);
+    for (Py_ssize_t i = 0; out && i < count; i++) {
+        int rc = encode_one(out, &used, PySequence_Fast_GET_ITEM(fast, i));
+        if (rc == 0) continue;
+        if (rc != -2) {
+            PyObject *index = PyLong_FromSsize_t(i);
+            PyErr_SetObject(rc == -1 ? PyExc_IndexError : PyExc_OverflowError, index);
+            Py_XDECREF(index);
+        }
+        Py_CLEAR(out);
+    }
+    Py_DECREF(fast);
+    if (out && PyByteArray_Resize(out, used) < 0) Py_CLEAR(out);
+    return out;
+}
+
+/* ---- walk -------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    uint64_t base, time, producer;
+    uint32_t count, payload_len, sequence, prev, payload_crc, header_crc;
+    uint16_t flags;
+} Header;
+
+static int all_zero(const uint8_t *p, size_t n)
+{
+    for (size_t i = 0; i < n; i++) if (p[i]) return 0;
+    return 1;
+}
+
+/* Parse and check one header. `prev` < 0 means: do not check the chain. */
+static enum status header_parse(const uint8_t *p, size_t available, uint32_t salt, int64_t prev, uint64_t next, Header *h)
+{
+    static const uint8_t fixed[5] = {0x36, 0x01, 0x04, 0x00, 0x01};
+    if (available < HEADER_BYTES) return ST_SHORT;
+    if (memcmp(p + 1, fixed, 5) != 0) return all_zero(p, HEADER_BYTES) ? ST_ZERO : ST_BAD_HEADER;
+    h->header_crc = get32(p + 52);
+    if (crc32c(salt, p + 1, 51) != h->header_crc || crc8(0, p + 1, 55) != p[0]) return ST_BAD_HEADER;
+    memcpy(&h->flags, p + 6, 2);
+    h->base = get64(p + 8);
+    h->time = get64(p + 16);
+    h->count = get32(p + 24);
+    h->payload_len = get32(p + 28);
+    h->producer = get64(p + 32);
+    h->sequence = get32(p + 40);
+    h->prev = get32(p + 44);
+    h->payload_crc = get32(p + 48);
+    /* Only a repair batch may be longer: it is padded to cover the bytes it replaces. */
+    if (h->payload_len > BATCH_BYTES_MAX && !(h->flags & FLAG_REPAIR)) return ST_BAD_HEADER;
+    if (h->base != next || (prev >= 0 && h->prev != (uint32_t)prev)) return ST_CHAIN;
+    return ST_END;
+}
+
+/* Long payloads are summed without the GIL; for short ones giving it up would cost more than the sum. */
+static uint32_t payload_sum(const uint8_t *payload, uint32_t size)
+{
+    uint32_t crc;
+    if (size < 65536) return crc32c(0, payload, size);
+    Py_BEGIN_ALLOW_THREADS
+    crc = crc32c(0, payload, size);
+    Py_END_ALLOW_THREADS
+    return crc;
+}
+
+/* The value of a seal batch's only record: u64 next base, u64 bytes. */
+static int seal_next(const uint8_t *payload, uint32_t size, uint64_t *next)
+{
+    if (size != 21 || payload[2] != 1 || payload[3] != 0 || payload[4] != 0) return -1;
+    *next = get64(payload + 5);
+    return 0;
+}
+
+/* walk(buf, pos, end, salt, prev, next, check_payload)
+ *   -> (batches, pos, prev, next, status, detail)
+ * batches: (pos, base, count, time, payload_len, producer, sequence, flags, header_crc) of every valid batch. */
+static PyObject *native_walk(PyObject *self, PyObject *args)
+{
+    (void)self;
+    Py_buffer buf;
+    Py_ssize_t pos, end;
+    unsigned long long next, detail = 0;
+    unsigned int salt;
+    long long prev;
+    int check_payload;
+    if (!PyArg_ParseTuple(args, "y*nnILKp", &buf, &pos, &end, &salt, &prev, &next, &check_payload)) return NULL;
+    PyObject *out = NULL, *list = PyList_New(0);
+    enum status status = ST_END;
+    if (!list) goto done;
+    if (pos < 0 || end > buf.len || pos > end) { PyErr_SetString(PyExc_ValueError, "range outside the buffer"); goto done; }
+    const uint8_t *data = buf.buf;
+    while (pos < end) {
+        Header h;
+        status = header_parse(data + pos, end - pos, salt, prev, next, &h);
+        if (status == ST_SHORT) { detail = HEADER_BYTES; break; }
+        if (status != ST_END) break;
+        if ((size_t)(end - pos - HEADER_BYTES) < h.payload_len) {
+            status = ST_SHORT;
+            detail = HEADER_BYTES + (unsigned long long)h.payload_len;
+            break;
+        }
+        const uint8_t *payload = data + pos + HEADER_BYTES;
+        if (check_payload && payload_sum(payload, h.payload_len) != h.payload_crc) { status = ST_BAD_PAYLOAD; break; }
+        PyObject *row = Py_BuildValue("(nKIKIKIHI)", pos, h.base, h.count, h.time, h.payload_len, h.producer, h.sequence,
+                                      h.flags, h.header_crc);
+        if (!row || PyList_Append(list, row) < 0) { Py_XDECREF(row); goto done; }
+        Py_DECREF(row);
+        pos += HEADER_BYTES + (Py_ssize_t)h.payload_len;
+        next += h.count;
+        prev = (h.flags & FLAG_REPAIR) ? -1 : (long long)h.header_crc;
+        if (h.flags & FLAG_SEAL) {
+            uint64_t following;
+            if (seal_next(payload, h.payload_len, &following) < 0) { status = ST_BAD_RECORD; break; }
+            status = ST_SEAL;
+            detail = following;
+            break;
+        }
+    }
+    out = Py_BuildValue("(OnLKiK)", list, pos, prev, next, (int)status, detail);
+done:
+    Py_XDECREF(list);
+    PyBuffer_Release(&buf);
+    return out;
+}
+
+/* ---- decode ------------------------------------------------------------------------------------------ */
+
+#define TOPIC_CACHE 64
+
+typedef struct { PyObject *name; const uint8_t *data; uint32_t size; int wanted; } TopicSlot;
+
+typedef struct {
+    uint64_t start, stop;
+    PyObject *topics; /* NULL: all */
+    int verify;
+    TopicSlot slots[TOPIC_CACHE];
+} Selection;
+
+static PyObject *name_new(const uint8_t *data, uint32_t size)
+{
+    PyTypeObject *type = (PyTypeObject *)name_type;
+    PyObject *o = type->tp_alloc(type, size);
+    if (!o) return NULL;
+#if PY_VERSION_HEX >= 0x030B0000
+_Py_COMP_DIAG_PUSH
+_Py_COMP_DIAG_IGNORE_DEPR_DECLS
+    ((PyBytesObject *)o)->ob_shash = -1;
+_Py_COMP_DIAG_POP
+#else
+    ((PyBytesObject *)o)->ob_shash = -1;
+#endif
+    memcpy(PyBytes_AS_STRING(o), data, size);
+    PyBytes_AS_STRING(o)[size] = 0;
+    return o;
+}
+
+/* Topics repeat: one Name object and one membership test per distinct topic and call. */
+static TopicSlot *topic_slot(Selection *sel, const uint8_t *data, uint32_t size)
+{
+    TopicSlot *slot = &sel->slots[crc32c(0, data, size) % TOPIC_CACHE];
+    if (slot->name && slot->size == size && memcmp(slot->data, data, size) == 0) return slot;
+    PyObject *name = name_new(data, size);
+    if (!name) return NULL;
+    int wanted = 1;
+    if (sel->topics) {
+        PyObject *plain = PyBytes_FromStringAndSize((const char *)data, size);
+        wanted = plain ? PySet_Contains(sel->topics, plain) : -1;
+        Py_XDECREF(plain);
+        if (wanted < 0) { Py_DECREF(name); return NULL; }
+    }
+    Py_XSETREF(slot->name, name);
+    slot->data = data;
+    slot->size = size;
+    slot->wanted = wanted;
+    return slot;
+}
+
+static PyObject *record_new(PyObject *topic, const uint8_t *key, uint32_t key_size, const uint8_t *value, uint32_t value_size,
+                            uint64_t offset, PyObject *time)
+{
+    PyTypeObject *type = (PyTypeObject *)record_type;
+    PyObject *record = type->tp_alloc(type, 5);
+    if (!record) return NULL;
+    /* Its items are atoms, so it can be in no cycle: keep the collector from visiting millions of them. */
+    if (PyObject_GC_IsTracked(record)) PyObject_GC_UnTrack(record);
+    Py_INCREF(topic);
+    PyTuple_SET_ITEM(record, 0, topic);
+    PyTuple_SET_ITEM(record, 1, name_new(key, key_size));
+    PyTuple_SET_ITEM(record, 2, PyBytes_FromStringAndSize((const char *)value, value_size));
+    PyTuple_SET_ITEM(record, 3, PyLong_FromUnsignedLongLong(offset));
+    Py_INCREF(time);
+    PyTuple_SET_ITEM(record, 4, time);
+    if (!PyTuple_GET_ITEM(record, 1) || !PyTuple_GET_ITEM(record, 2) || !PyTuple_GET_ITEM(record, 3)) {
+        Py_DECREF(record);
+        return NULL;
+    }
+    return record;
+}
+
+/* Decode one batch's records into the list; ST_END, ST_BAD_RECORD, or -1 with an exception set. */
+static int batch_decode(const uint8_t *p, const Header *h, Selection *sel, PyObject *list)
+{
+    const uint8_t *end = p + h->payload_len;
+    uint64_t offset = h->base;
+    PyObject *time = PyLong_FromUnsignedLongLong(h->time);
+    int rc = -1;
+    if (!time) return -1;
+    while (p < end) {
+        const uint8_t *start = p++;
+        uint32_t total, topic_size, key_size;
+        p = get_varlong(p, end, &total);
+        rc = ST_BAD_RECORD;
+        if (!p || total < 2 || (size_t)(end - p) < total) goto out;
+        const uint8_t *stop = p + total;
+        const uint8_t *topic = get_varlong(p, stop, &topic_size);
+        if (!topic || topic_size > TOPIC_BYTES_MAX || (size_t)(stop - topic) < topic_size) goto out;
+        const uint8_t *key = get_varlong(topic + topic_size, stop, &key_size);
+        if (!key || key_size > KEY_BYTES_MAX || (size_t)(stop - key) < key_size) goto out;
+        const uint8_t *value = key + key_size;
+        uint32_t value_size = (uint32_t)(stop - value);
+        if (sel->verify && crc8(0, start + 1, stop - start - 1) != *start) goto out;
+        p = stop;
+        if (topic_size == 1 && topic[0] < 0x20) {
+            uint32_t gap;
+            if (topic[0] != 1 || !get_varlong(value, stop, &gap)) goto out;
+            offset += gap;
+            continue;
+        }
+        if (value_size > VALUE_BYTES_MAX) goto out;
+        if (offset >= sel->start && offset < sel->stop) {
+            rc = -1;
+            TopicSlot *slot = topic_slot(sel, topic, topic_size);
+            if (!slot) goto out;
+            if (slot->wanted) {
+                PyObject *record = record_new(slot->name, key, key_size, value, value_size, offset, time);
+                if (!record || PyList_Append(list, record) < 0) { Py_XDECREF(record); goto out; }
+                Py_DECREF(record);
+            }
+        }
+        offset++;
+    }
+    rc = offset == h->base + h->count ? ST_END : ST_BAD_RECORD;
+out:
+    Py_DECREF(time);
+    return rc;
+}
+
+/* read(buf, pos, end, salt, prev, next, start, stop, topics, verify, through_repairs, max_records)
+ *   -> (records, pos, prev, next, status, detail)
+ * Consumes whole batches from `pos`; `topics` is None or a set of bytes. */
+static PyObject *native_read(PyObject *self, PyObject *args)
+{
+    (void)self;
+    Py_buffer buf;
+    Py_ssize_t pos, end, max_records;
+    unsigned long long next, start, stop, detail = 0;
+    unsigned int salt;
+    long long prev;
+    PyObject *topics;
+    int verify, through_repairs;
+    if (!PyArg_ParseTuple(args, "y*nnILKKKOppn", &buf, &pos, &end, &salt, &prev, &next, &start, &stop, &topics, &verify,
+                          &through_repairs, &max_records))
+        return NULL;
+    Selection sel;
+    memset(&sel, 0, sizeof sel);
+    sel.start = start;
+    sel.stop = stop;
+    sel.topics = topics == Py_None ? NULL : topics;
+    sel.verify = verify;
+    PyObject *out = NULL, *list = PyList_New(0);
+    int status = ST_END;
+    if (!list) goto done;
+    if (pos < 0 || end > buf.len || pos > end) { PyErr_SetString(PyExc_ValueError, "range outside the buffer"); goto done; }
+    const uint8_t *data = buf.buf;
+    while (pos < end) {
+        Header h;
+        if (next >= stop) { status = ST_STOP; break; }
+        if (PyList_GET_SIZE(list) >= max_records) { status = ST_FULL; break; }
+        status = header_parse(data + pos, end - pos, salt, prev, next, &h);
+        if (status == ST_SHORT) detail = HEADER_BYTES;
+        if (status != ST_END) break;
+        if ((size_t)(end - pos - HEADER_BYTES) < h.payload_len) {
+            status = ST_SHORT;
+            detail = HEADER_BYTES + (unsigned long long)h.payload_len;
+            break;
+        }
+        if ((h.flags & FLAG_REPAIR) && !through_repairs) { status = ST_REPAIR; detail = h.count; break; }
+        const uint8_t *payload = data + pos + HEADER_BYTES;
+        if (payload_sum(payload, h.payload_len) != h.payload_crc) { status = ST_BAD_PAYLOAD; break; }
+        if (h.flags & FLAG_SEAL) {
+            uint64_t following;
+            if (seal_next(payload, h.payload_len, &following) < 0) { status = ST_BAD_RECORD; break; }
+            status = ST_SEAL;
+            detail = following;
+        } else if (!(h.flags & FLAG_REPAIR) && (next + h.count > start || verify)) {
+            Py_ssize_t before = PyList_GET_SIZE(list);
+            status = batch_decode(payload, &h, &sel, list);
+            if (status == -1) goto done;
+            if (status != ST_END) { /* nothing of a bad batch is delivered */
+                if (PyList_SetSlice(list, before, PyList_GET_SIZE(list), NULL) < 0) goto done;
+                break;
+            }
+        }
+        pos += HEADER_BYTES + (Py_ssize_t)h.payload_len;
+        next += h.count;
+        prev = (h.flags & FLAG_REPAIR) ? -1 : (long long)h.header_crc;
+        if (status == ST_SEAL) break;
+    }
+    out = Py_BuildValue("(OnLKiK)", list, pos, prev, next, status, detail);
+done:
+    for (int i = 0; i < TOPIC_CACHE; i++) Py_XDECREF(sel.slots[i].name);
+    Py_XDECREF(list);
+    PyBuffer_Release(&buf);
+    return out;
+}
+
+#endif

@@ -1,0 +1,69 @@
+"""What users hand in, checked: each refusal says what was wrong, the value, and what would be right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from virta.errors import LogError, LogLimitError, LogTypeError
+from virta.log.limits import KEY_BYTES_MAX, TOPIC_BYTES_MAX, VALUE_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+def check_option(name: str, value: object, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise LogTypeError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
+
+
+def topic_set(topics: str | bytes | Iterable[str | bytes] | None) -> frozenset[bytes] | None:
+    """None for all topics, else the topics as bytes."""
+    if topics is None:
+        return None
+    if isinstance(topics, str | bytes):
+        topics = (topics,)
+    return frozenset(_as_bytes(topic) for topic in topics)
+
+
+def _as_bytes(topic: object) -> bytes:
+    if isinstance(topic, str):
+        return topic.encode()
+    if isinstance(topic, bytes | bytearray | memoryview):
+        return bytes(topic)
+    raise LogTypeError(f"a topic must be str or bytes, got {type(topic).__name__}: {topic!r:.80}")
+
+
+def record_error(item: Any, index: int, count: int) -> LogError:
+    """Why the encoder refused this record."""
+    where = "" if count == 1 else f"record {index} of {count}: "
+    if not isinstance(item, tuple | list) or len(item) != 3:
+        return LogTypeError(f"{where}a record is (topic, key, value), got {item!r:.80}")
+    limits = (TOPIC_BYTES_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX)
+    for name, field, limit in zip(("topic", "key", "value"), item, limits, strict=True):
+        problem = _field_error(where, name, field, limit)
+        if problem is not None:
+            return problem
+    return LogTypeError(
+        f"{where}topic {item[0]!r} is one of the one-byte topics below 0x20, which are the log's own"
+    )
+
+
+def _field_error(where: str, name: str, field: object, limit: int) -> LogError | None:
+    if isinstance(field, str) and name != "value":
+        try:
+            field = field.encode()
+        except UnicodeEncodeError as exc:
+            return LogTypeError(f"{where}{name} {field!r:.80} cannot be written as UTF-8: {exc.reason}")
+    if isinstance(field, str):
+        return LogTypeError(f"{where}value must be bytes, got str {field!r:.80}; encode it first")
+    try:
+        size = memoryview(field).nbytes  # type: ignore[arg-type]
+    except TypeError:
+        kinds = "bytes" if name == "value" else "str or bytes"
+        kind = type(field).__name__
+        return LogTypeError(f"{where}{name} must be {kinds}, got {kind} {field!r:.80}")
+    if size > limit:
+        return LogLimitError(
+            f"{where}{name} is {size} bytes long, the limit is {limit}", code=f"log_{name}_too_large"
+        )
+    return None

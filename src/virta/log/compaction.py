@@ -1,0 +1,208 @@
+"""
+Compaction by key: in sealed segments only the newest record of each (topic, key) stays.
+
+Offsets never change: what goes leaves a GAP record behind. Records without a key always stay. An empty value
+deletes its key; that news itself is kept for TOMBSTONE_AGE_S. A compacted segment is written beside the old one
+with a new salt and renamed over it, so readers in mid-file finish the old one undisturbed.
+"""
+
+from __future__ import annotations
+
+import os
+from hashlib import blake2b
+from typing import TYPE_CHECKING, NamedTuple
+
+from virta.log import kernel
+from virta.log.codec import (
+    FLAG_REPAIR,
+    Batch,
+    Status,
+    encode_record,
+    gap_record,
+    seal_header,
+)
+from virta.log.directory import sync_directory
+from virta.log.index import build_index, load_index, save_index
+from virta.log.limits import (
+    BATCH_HEADER_BYTES,
+    GAP_MAX,
+    SEGMENT_HEADER_BYTES,
+    TOMBSTONE_AGE_S,
+)
+from virta.log.recovery import seal_batch
+from virta.log.retention import lowest_pin, maintaining
+from virta.log.segment import (
+    FLAG_COMPACTED,
+    Position,
+    Segment,
+    Walk,
+    new_salt,
+    now_us,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from io import BufferedWriter
+
+    from virta.log.handle import Log, SegmentInfo
+    from virta.log.record import Record
+
+Progress = "Callable[[int, int], None] | None"
+
+
+class CompactionReport(NamedTuple):
+    segments: int
+    bytes_before: int
+    bytes_after: int
+    records_before: int
+    records_after: int
+
+
+def _identity(record: Record) -> bytes:
+    """16 bytes stand for (topic, key): a map of a million keys stays near a hundred megabytes."""
+    topic = record.topic
+    return blake2b(
+        len(topic).to_bytes(2, "little") + topic + record.key, digest_size=16
+    ).digest()
+
+
+def compact(
+    log: Log, topics: frozenset[bytes] | None, progress: Callable[[int, int], None] | None
+) -> CompactionReport:
+    """Rewrite every sealed segment that has something to lose."""
+    with maintaining(log.path):
+        newest: dict[bytes, int] = {}
+        total = log.bytes
+        done = 0
+        end = log.next_offset
+        for batch in log.read(end=end, on_gap="skip").batches():
+            for record in batch:
+                if record.key and (topics is None or bytes(record.topic) in topics):
+                    newest[_identity(record)] = record.offset
+                done += len(record.value) + len(record.topic) + len(record.key)
+            if progress is not None:
+                progress(min(done, total), 2 * total)
+        pinned = lowest_pin(log.path)
+        counts = [0, 0, 0, 0, 0]
+        for info in log.segments()[:-1]:
+            if not info.sealed or (pinned is not None and info.next > pinned):
+                break
+            for i, n in enumerate(_compact_segment(log, info, newest, topics)):
+                counts[i] += n
+            if progress is not None:
+                progress(total + min(counts[1], total), 2 * total)
+        sync_directory(log.path)
+        if progress is not None:
+            progress(2 * total, 2 * total)
+    return CompactionReport(*counts)
+
+
+def _compact_segment(
+    log: Log, info: SegmentInfo, newest: dict[bytes, int], topics: frozenset[bytes] | None
+) -> tuple[int, int, int, int, int]:
+    """(rewritten, bytes before, after, records before, after) of one segment."""
+    horizon = now_us() - int(TOMBSTONE_AGE_S * 1e6)
+
+    def stays(record: Record) -> bool:
+        if not record.key or (topics is not None and bytes(record.topic) not in topics):
+            return True
+        if newest.get(_identity(record), -1) > record.offset:
+            return False
+        return bool(record.value) or record.timestamp >= horizon
+
+    records = list(_records(log, info))
+    keep = [record for record in records if stays(record)]
+    if len(keep) == len(records):
+        return 0, info.bytes, info.bytes, len(records), len(records)
+    with Segment(log.path, info.base) as segment:
+        old = load_index(log.path, info.base, segment.header.salt)
+        size = _rewrite(segment, {record.offset: record for record in keep}, info.next)
+    with Segment(log.path, info.base) as fresh:
+        index = build_index(fresh, old.producers if old else {})
+        if index is not None:
+            save_index(log.path, index)
+    return 1, info.bytes, size, len(records), len(keep)
+
+
+def _records(log: Log, info: SegmentInfo) -> list[Record]:
+    return [r for b in log.read(start=info.base, end=info.next, on_gap="skip").batches() for r in b]
+
+
+class _Rewriter:
+    """Writes batches of a compacted segment, merging the gaps between them."""
+
+    def __init__(self, file: BufferedWriter, salt: int, header_prev: int, base: int) -> None:
+        self._file = file
+        self._salt = salt
+        self.at = Position(SEGMENT_HEADER_BYTES, header_prev, base)
+        self._gap = 0
+        self._time = 0
+
+    def batch(self, batch: Batch, keep: dict[int, Record]) -> None:
+        kept = [keep[o] for o in range(batch.base, batch.base + batch.count) if o in keep]
+        self._time = batch.time
+        if not kept or batch.flags & FLAG_REPAIR:
+            self._gap += batch.count
+            return
+        self.flush()
+        payload = bytearray()
+        offset = batch.base
+        for record in kept:
+            if record.offset > offset:
+                payload += gap_record(record.offset - offset)
+            payload += encode_record(bytes(record.topic), bytes(record.key), record.value)
+            offset = record.offset + 1
+        if offset < batch.base + batch.count:
+            payload += gap_record(batch.base + batch.count - offset)
+        self._put(payload, batch.count, batch.producer, batch.sequence)
+
+    def flush(self) -> None:
+        """Write the gap that has gathered, if any."""
+        while self._gap:
+            count = min(self._gap, GAP_MAX)
+            self._put(bytearray(gap_record(count)), count, 0, 0)
+            self._gap -= count
+
+    def seal(self, segment: Segment, following: int) -> None:
+        self.flush()
+        self._file.write(seal_batch(segment, self.at, self._time, following))
+
+    def _put(self, payload: bytearray, count: int, producer: int, sequence: int) -> None:
+        buf = bytearray(BATCH_HEADER_BYTES) + payload
+        crc = seal_header(
+            buf,
+            salt=self._salt,
+            base=self.at.next,
+            time=self._time,
+            count=count,
+            prev=self.at.prev,
+            producer=producer,
+            sequence=sequence,
+            crc=kernel.crc32c,
+        )
+        self._file.write(buf)
+        self.at = Position(self.at.pos + len(buf), crc, self.at.next + count)
+
+
+def _rewrite(segment: Segment, keep: dict[int, Record], following: int) -> int:
+    """Write the compacted file beside the segment and rename it over; returns its size."""
+    header = segment.header._replace(
+        salt=new_salt(), flags=segment.header.flags | FLAG_COMPACTED
+    )
+    temporary = segment.path.with_suffix(".compact")
+    with temporary.open("wb") as file:
+        file.write(header.pack())
+        writer = _Rewriter(file, header.salt, header.prev_crc, header.base)
+        walk = Walk(segment, segment.start(), segment.size)
+        for batches in walk:
+            for batch in batches:
+                if batch.count:
+                    writer.batch(batch, keep)
+        assert walk.end.status == Status.SEAL
+        segment.header = header  # what seal_batch must salt with
+        writer.seal(segment, following)
+        file.flush()
+        os.fsync(file.fileno())
+        size = file.tell()
+    os.rename(temporary, segment.path)
+    return size

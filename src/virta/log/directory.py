@@ -1,0 +1,214 @@
+"""
+A log's directory: its names, its META file, and what may be a log at all.
+
+    META                       JSON, written once: format, stream id, CRC-8 variant, segment size
+    writer.lock sync.lock maint.lock
+                               never renamed, never deleted, always empty
+    control                    4096 bytes of hints, may be lost at any time nobody has the log open
+    <20 digits>.puro           segments, named by their first offset
+    <20 digits>.pidx           sparse indexes of sealed segments, rebuildable
+    groups/ pins/ quarantine/  consumers, retention holds, every byte recovery ever removed
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from virta.errors import LogFormatError, LogNotFoundError, LogReadOnlyError
+
+FORMAT: Final = 1
+META: Final = "META"
+CONTROL: Final = "control"
+WRITER_LOCK, SYNC_LOCK, MAINT_LOCK = "writer.lock", "sync.lock", "maint.lock"
+GROUPS, PINS, QUARANTINE = "groups", "pins", "quarantine"
+SEGMENT_SUFFIX, INDEX_SUFFIX = ".puro", ".pidx"
+CRC8_VARIANT: Final = "0x31/00/MSB"
+CONTROL_BYTES: Final = 4096
+
+# Locks or shared memory do not work there as the log needs them; a container's bind mount is fine.
+REFUSED_FILE_SYSTEMS: Final = ("nfs", "cifs", "smb", "fuse.sshfs", "fuse.s3", "afs", "ceph")
+
+
+class Meta(NamedTuple):
+    stream: uuid.UUID
+    segment_bytes: int
+
+
+def segment_name(base: int) -> str:
+    return f"{base:020d}{SEGMENT_SUFFIX}"
+
+
+def index_name(base: int) -> str:
+    return f"{base:020d}{INDEX_SUFFIX}"
+
+
+def segment_bases(directory: Path) -> list[int]:
+    """First offsets of all segments, in order. Names that are no segment's are not ours to judge."""
+    return sorted(
+        int(name[:20])
+        for name in os.listdir(directory)
+        if len(name) == 25 and name.endswith(SEGMENT_SUFFIX) and name[:20].isdigit()
+    )
+
+
+def read_meta(directory: Path) -> Meta:
+    """
+    The META file.
+
+    Raises:
+        LogNotFoundError: there is no log here.
+        LogFormatError: it is damaged, or written by a newer Virta.
+    """
+    path = directory / META
+    try:
+        text = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise LogNotFoundError(
+            f"no log at {directory}: it has no META file; open it with create=True to make one"
+        ) from None
+    try:
+        meta: dict[str, Any] = json.loads(text)
+        version = meta["format"]
+        stream = uuid.UUID(meta["stream"])
+        segment_bytes = int(meta["segment_bytes"])
+        features = meta.get("features", [])
+    except (ValueError, KeyError, TypeError) as exc:
+        raise LogFormatError(f"{path} is not a log's META file: {exc!r}") from exc
+    if version != FORMAT:
+        raise LogFormatError(
+            f"{directory} has log format {version!r}; this Virta reads format {FORMAT}: upgrade Virta",
+            code="log_format_newer",
+        )
+    if features:
+        raise LogFormatError(
+            f"{directory} uses features this Virta does not know: {', '.join(map(str, features))}",
+            code="log_format_newer",
+        )
+    return Meta(stream, segment_bytes)
+
+
+def write_meta(directory: Path, segment_bytes: int) -> Meta:
+    meta = Meta(uuid.uuid4(), segment_bytes)
+    text = json.dumps(
+        {
+            "format": FORMAT,
+            "stream": str(meta.stream),
+            "crc8": CRC8_VARIANT,
+            "segment_bytes": segment_bytes,
+            "features": [],
+        }
+    )
+    write_whole(directory / META, text.encode() + b"\n")
+    return meta
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Replace a file so that after a crash it holds the old or the new content, never half."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_directory(directory: Path) -> None:
+    """
+    Make sure `directory` can become a log.
+
+    Raises:
+        LogFormatError: it holds other things, or its file system is one the log refuses.
+        LogReadOnlyError: it cannot be made or written.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        strangers = [name for name in os.listdir(directory) if not _is_ours(name)]
+    except PermissionError as exc:
+        raise LogReadOnlyError(f"cannot make a log at {directory}: {exc.strerror}") from exc
+    except (FileExistsError, NotADirectoryError) as exc:
+        raise LogFormatError(f"{directory} is a file; a log is a directory") from exc
+    if strangers and not (directory / META).exists():
+        raise LogFormatError(
+            f"{directory} is not a log and not empty (it holds {strangers[0]!r}); "
+            "give the path of a log or of an empty or new directory",
+            code="log_format_foreign",
+        )
+    kind = file_system(directory)
+    if kind.startswith(REFUSED_FILE_SYSTEMS):
+        raise LogFormatError(
+            f"{directory} is on a {kind} file system, whose locks and shared memory do not reach "
+            "other machines; use a local disk",
+            code="log_format_filesystem",
+        )
+
+
+def _is_ours(name: str) -> bool:
+    return (
+        name in {META, CONTROL, WRITER_LOCK, SYNC_LOCK, MAINT_LOCK, GROUPS, PINS, QUARANTINE}
+        or name.startswith(".META.")
+        or name.endswith((SEGMENT_SUFFIX, INDEX_SUFFIX))
+    )
+
+
+def file_system(directory: Path) -> str:
+    """The type of the file system that holds `directory`, or "" where it cannot be told."""
+    try:
+        mounts = Path("/proc/self/mounts").read_text().splitlines()
+    except OSError:
+        return ""
+    where = str(directory.resolve()) + "/"
+    best, kind = "", ""
+    for line in mounts:
+        _, point, name, *_ = line.split(" ")
+        point = point.replace("\\040", " ").rstrip("/") + "/"
+        if where.startswith(point) and len(point) >= len(best):
+            best, kind = point, name
+    return kind
+
+
+def boot_id() -> int:
+    """Tells one run of the machine from the next: after a reboot the control page is not believed."""
+    try:
+        text = Path("/proc/sys/kernel/random/boot_id").read_text()
+        return uuid.UUID(text.strip()).int & 0xFFFFFFFFFFFFFFFF
+    except (OSError, ValueError):
+        return 1
+
+
+def open_locks(directory: Path) -> tuple[int, int, int]:
+    """Descriptors of writer.lock, sync.lock and the control page, made if missing."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    fds: list[int] = []
+    try:
+        fds.extend(os.open(directory / name, flags, 0o666) for name in (WRITER_LOCK, SYNC_LOCK))
+        control = os.open(directory / CONTROL, flags, 0o666)
+        fds.append(control)
+        if os.fstat(control).st_size < CONTROL_BYTES:
+            os.ftruncate(control, CONTROL_BYTES)
+    except OSError as exc:
+        for fd in fds:
+            os.close(fd)
+        if isinstance(exc, PermissionError) or exc.errno == 30:  # EROFS
+            raise LogReadOnlyError(
+                f"cannot write in {directory}: {exc.strerror}; open it with read_only=True to read it"
+            ) from exc
+        raise
+    return fds[0], fds[1], fds[2]

@@ -1,0 +1,570 @@
+"""
+Log: one handle on one log directory, for writing and reading.
+
+Handles are cheap, safe to share between threads, and independent of each other: any number of them, in any
+number of processes, may have the same directory open. After a fork the child's handle reopens everything.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from virta.errors import (
+    LogClosedError,
+    LogError,
+    LogLimitError,
+    LogNotFoundError,
+    LogReadOnlyError,
+    LogTypeError,
+)
+from virta.log import compaction, groups, kernel, retention, seek, verify
+from virta.log.arguments import check_option, record_error, topic_set
+from virta.log.codec import PRODUCER_ANONYMOUS
+from virta.log.directory import (
+    CONTROL,
+    CONTROL_BYTES,
+    META,
+    Meta,
+    boot_id,
+    make_directory,
+    open_locks,
+    read_meta,
+    segment_bases,
+    write_meta,
+)
+from virta.log.kernel import Snapshot
+from virta.log.limits import (
+    BATCH_BYTES_MAX,
+    LEASE_S_DEFAULT,
+    LOCK_TIMEOUT_S,
+    PARTITIONS_DEFAULT,
+    POLL_S,
+    SEGMENT_BYTES_DEFAULT,
+    SEGMENT_BYTES_MAX,
+    SEGMENT_BYTES_MIN,
+)
+from virta.log.reader import FOREVER, Reader, Source
+from virta.log.segment import Segment
+from virta.log.writer import DURABILITIES, Writer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from datetime import datetime, timedelta
+
+    from virta.log.record import Appended
+
+    Durability = Literal["none", "interval", "group", "fsync"]
+    Visibility = Literal["committed", "durable"]
+    Start = int | str | datetime
+    Topics = str | bytes | Iterable[str | bytes] | None
+
+_handles: weakref.WeakSet[Log] = weakref.WeakSet()
+
+
+class SegmentInfo(NamedTuple):
+    """One segment as `log.segments()` reports it; `next` is the offset after its last."""
+
+    path: str
+    base: int
+    next: int
+    bytes: int
+    created: int
+    last_time: int
+    sealed: bool
+    compacted: bool
+
+
+class Log:
+    """A durable, ordered event log that is just a directory. Made by `virta.open`."""
+
+    def __init__(  # noqa: PLR0913
+        self,
+        path: Path,
+        meta: Meta,
+        *,
+        read_only: bool,
+        durability: Durability,
+        visibility: Visibility,
+        lock_timeout: float,
+    ) -> None:
+        self.path = path
+        self.stream = meta.stream
+        self.id = str(meta.stream)
+        self.durability = durability
+        self.visibility = visibility
+        self.read_only = read_only
+        self._meta = meta
+        self._lock_timeout = lock_timeout
+        self._core: Any = None
+        self._writer: Writer | None = None
+        self._closed = False
+        self._connect()
+        _handles.add(self)
+
+    def _connect(self) -> None:
+        if self.read_only:
+            self._core = _read_only_core(self.path)
+        else:
+            lock_fd, sync_fd, control_fd = open_locks(self.path)
+            try:
+                self._core = kernel.Kernel(lock_fd, sync_fd, control_fd, boot_id(), True)
+            finally:
+                os.close(control_fd)
+            self._writer = Writer(
+                self.path,
+                self._core,
+                stream=self._meta.stream,
+                segment_bytes=self._meta.segment_bytes,
+                lock_timeout=self._lock_timeout,
+            )
+        self._source = Source(
+            self.path,
+            snapshot=self._snapshot,
+            settle=self._settle,
+            notified=self._notified,
+            wait=self._wait,
+            closed=lambda: self._closed,
+        )
+
+    # --- writing ---
+
+    def append(
+        self,
+        topic: str | bytes,
+        key: str | bytes = b"",
+        value: bytes | bytearray | memoryview = b"",
+        *,
+        durability: Durability | None = None,
+    ) -> Appended:
+        """
+        Append one record; returns its offset, which also tells the durability that was met.
+
+        Raises:
+            LogTypeError, LogLimitError: an argument is not acceptable; nothing was written.
+            LogWriteError: the disk refused; nothing was appended.
+            LogSyncError: fsync failed; the handle is of no more use.
+        """
+        return self.append_many(((topic, key, value),), durability=durability)
+
+    def append_many(
+        self,
+        records: Iterable[Sequence[Any]],
+        *,
+        durability: Durability | None = None,
+        producer: tuple[int, int] | None = None,
+    ) -> Appended:
+        """
+        Append (topic, key, value) records as one batch: all of them or none.
+
+        Args:
+            producer: (id, sequence) makes the append idempotent: a batch of that producer whose sequence is
+                not higher than its last is not appended again. Ids are 2 to 2^64-1, sequences 0 to 2^32-1.
+        """
+        writer = self._writable()
+        level = self.durability if durability is None else durability
+        if level not in DURABILITIES:
+            check_option("durability", level, DURABILITIES)
+        if type(records) is not list and type(records) is not tuple:
+            records = list(records)
+        try:
+            buf = kernel.encode(records)
+        except IndexError as exc:
+            raise record_error(records[exc.args[0]], exc.args[0], len(records)) from None
+        except OverflowError as exc:
+            raise LogLimitError(
+                f"the batch of {len(records)} records is over {BATCH_BYTES_MAX} bytes at record "
+                f"{exc.args[0]}; append it in several batches",
+                code="log_batch_too_large",
+            ) from None
+        if not records:
+            raise LogLimitError(
+                "a batch needs at least one record, got none", code="log_batch_empty"
+            )
+        if producer is not None:
+            _check_producer(producer)
+        return writer.append(buf, len(records), level, producer)
+
+    def flush(self) -> None:
+        """Make everything appended so far, by anyone, durable."""
+        self._writable().flush()
+
+    # --- reading ---
+
+    def read(  # noqa: PLR0913
+        self,
+        topics: Topics = None,
+        start: Start = "earliest",
+        end: Start | None = None,
+        *,
+        follow: bool = False,
+        timeout: float | None = None,
+        visibility: Visibility | None = None,
+        on_gap: Literal["raise", "skip"] = "raise",
+        on_corruption: Literal["raise", "skip"] = "raise",
+    ) -> Reader:
+        """
+        Records from `start` up to, not including, `end`, in order.
+
+        Args:
+            start, end: "earliest", "latest", an offset, a datetime, or a consumer's name (its position).
+            follow: wait for more at the end; without it iteration ends at the present end.
+            timeout: with follow, end after that many seconds without a record.
+            visibility: "committed" or "durable"; the log's own by default.
+            on_gap, on_corruption: "raise", or "skip" and log a warning (`reader.problems` has the damage).
+        """
+        self._open_or_raise()
+        check_option("on_gap", on_gap, ("raise", "skip"))
+        check_option("on_corruption", on_corruption, ("raise", "skip"))
+        seen = visibility or self.visibility
+        check_option("visibility", seen, ("committed", "durable"))
+        first = seek.resolve(self, start)
+        stop = FOREVER if end is None else seek.resolve(self, end)
+        snapshot = self._snapshot()
+        if not follow and end is None and snapshot is not None and snapshot.current:
+            stop = max(snapshot.next, first)  # records that arrive meanwhile are for the next read
+        return Reader(
+            self._source,
+            start=first,
+            stop=stop,
+            topics=topic_set(topics),
+            follow=follow,
+            timeout=timeout,
+            durable=seen == "durable",
+            skip_gaps=on_gap == "skip",
+            skip_damage=on_corruption == "skip",
+        )
+
+    def consumer(
+        self,
+        name: str,
+        *,
+        topics: Topics = None,
+        start: Start = "earliest",
+        partitions: int = PARTITIONS_DEFAULT,
+        lease: float = LEASE_S_DEFAULT,
+        on_gap: Literal["raise", "skip"] = "raise",
+    ) -> groups.Consumer:
+        """
+        A named consumer with a durable position. All who open one name share its work.
+
+        Args:
+            start: where a consumer begins that has no position yet.
+            partitions: keys are spread over so many parts; fixed when the consumer is first made.
+            lease: seconds after which a member that neither reads nor commits loses its parts to others.
+            on_gap: what to do when retention removed records before they were read.
+        """
+        self._writable()
+        check_option("on_gap", on_gap, ("raise", "skip"))
+        return groups.Consumer(
+            self,
+            name,
+            topics=topic_set(topics),
+            start=seek.resolve(self, start),
+            partitions=partitions,
+            lease=lease,
+            on_gap=on_gap,
+        )
+
+    # --- looking ---
+
+    @property
+    def first_offset(self) -> int:
+        self._open_or_raise()
+        bases = segment_bases(self.path)
+        return bases[0] if bases else 0
+
+    @property
+    def next_offset(self) -> int:
+        """The offset the next record will get."""
+        self._open_or_raise()
+        return self._end()
+
+    @property
+    def durable_offset(self) -> int:
+        """Everything below it survives a power cut."""
+        self._open_or_raise()
+        snapshot = self._snapshot()
+        return snapshot.durable_offset if snapshot is not None and snapshot.current else 0
+
+    @property
+    def epoch(self) -> int:
+        """Grows whenever recovery had to drop offsets that were published."""
+        self._open_or_raise()
+        bases = segment_bases(self.path)
+        if not bases:
+            return 0
+        with Segment(self.path, bases[-1]) as segment:
+            return segment.header.epoch
+
+    @property
+    def bytes(self) -> int:
+        """Size of all segments."""
+        self._open_or_raise()
+        return sum(info.bytes for info in self.segments())
+
+    def segments(self) -> list[SegmentInfo]:
+        self._open_or_raise()
+        return [SegmentInfo(*row) for row in seek.describe(self)]
+
+    def consumers(self) -> list[groups.ConsumerInfo]:
+        self._open_or_raise()
+        return groups.list_consumers(self.path, self._end())
+
+    # --- looking after ---
+
+    def retain(
+        self,
+        *,
+        max_age: timedelta | float | None = None,
+        max_bytes: int | None = None,
+        consumed: bool = False,
+        keep_unread: bool = False,
+        dry_run: bool = False,
+    ) -> retention.RetentionReport:
+        """
+        Remove whole sealed segments, oldest first, while any given rule says so.
+
+        Args:
+            max_age: last record older than that.
+            max_bytes: the log is larger than that.
+            consumed: every named consumer has read past it.
+            keep_unread: never what a named consumer has not read yet, whatever the other rules say.
+        """
+        self._writable()
+        return retention.retain(
+            self,
+            max_age=max_age,
+            max_bytes=max_bytes,
+            consumed=consumed,
+            keep_unread=keep_unread,
+            dry_run=dry_run,
+        )
+
+    def pin(self, offset: int) -> retention.Pin:
+        """Keep retention and compaction away from `offset` and above until the pin is closed."""
+        self._writable()
+        return retention.Pin(self.path, offset)
+
+    def compact(
+        self, *, topics: Topics = None, progress: Callable[[int, int], None] | None = None
+    ) -> compaction.CompactionReport:
+        """In sealed segments keep only the newest record of each (topic, key); records without a key stay."""
+        self._writable()
+        return compaction.compact(self, topic_set(topics), progress)
+
+    def verify(self, *, progress: Callable[[int, int], None] | None = None) -> verify.VerifyReport:
+        """Check every checksum, chain and offset of the log."""
+        self._open_or_raise()
+        return verify.verify(self, progress)
+
+    def repair(self, *, progress: Callable[[int, int], None] | None = None) -> verify.RepairReport:
+        """Set damaged bytes aside in quarantine/ and mark the offsets they held as lost."""
+        writer = self._writable()
+        return verify.repair(self, writer, progress)
+
+    @property
+    def recovered(self) -> list[verify.Problem]:
+        """What this handle had to repair when it attached to the log."""
+        writer = self._writable()
+        return [problem for found in writer.recovered for problem in found.problems]
+
+    def close(self) -> None:
+        """Give everything back. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._writer is not None:
+            self._writer.close()
+        if self._core is not None:
+            self._core.close()
+        _handles.discard(self)
+
+    def __enter__(self) -> Log:  # noqa: PYI034
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<virta.Log {str(self.path)!r}{' closed' if self._closed else ''}>"
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            self.close()
+
+    # --- for the reader and the rest of the room ---
+
+    @property
+    def source(self) -> Source:
+        return self._source
+
+    def _open_or_raise(self) -> None:
+        if self._closed:
+            raise LogClosedError(f"the log at {self.path} is closed")
+
+    def _writable(self) -> Writer:
+        self._open_or_raise()
+        if self._writer is None:
+            raise LogReadOnlyError(f"the log at {self.path} was opened with read_only=True")
+        return self._writer
+
+    def _snapshot(self) -> Snapshot | None:
+        if self._core is None:
+            return None
+        try:
+            return Snapshot(*self._core.snapshot())
+        except ValueError as exc:
+            raise LogClosedError(f"the log at {self.path} is closed") from exc
+
+    def _end(self) -> int:
+        snapshot = self._snapshot()
+        if snapshot is not None and snapshot.current:
+            return snapshot.next
+        return seek.valid_end(self.path)
+
+    def _settle(self, fd: int, base: int, end: int) -> None:
+        if self._writer is not None:
+            self._writer.sync(base, end)
+        else:
+            os.fdatasync(fd)
+
+    def _notified(self) -> int:
+        if self._core is None:
+            return 0
+        try:
+            word: int = self._core.notified()
+        except ValueError as exc:
+            raise LogClosedError(f"the log at {self.path} is closed") from exc
+        return word
+
+    def _wait(self, seen: int, timeout: float) -> None:
+        if self._core is None:
+            time.sleep(min(timeout, POLL_S))
+            self._core = _read_only_core(self.path)  # a writer may have made the page meanwhile
+            return
+        try:
+            self._core.wait(seen, timeout)
+        except ValueError as exc:
+            raise LogClosedError(f"the log at {self.path} is closed") from exc
+
+    def _after_fork(self) -> None:
+        """In the child: locks and mutexes of the parent are not ours. Begin anew."""
+        if not self._closed:
+            self._writer = None
+            self._core = None
+            self._connect()
+
+
+def open_log(  # noqa: PLR0913
+    path: str | os.PathLike[str],
+    *,
+    create: bool = True,
+    read_only: bool = False,
+    durability: Durability = "group",
+    visibility: Visibility | None = None,
+    segment_bytes: int | None = None,
+    lock_timeout: float = LOCK_TIMEOUT_S,
+    wait: float | None = None,
+) -> Log:
+    """
+    Open the log in directory `path`, making it if it is not there.
+
+    Args:
+        create: make the log when there is none (never with read_only).
+        read_only: neither lock nor write anything; works on a directory one may only read.
+        durability: what an append waits for unless it says otherwise: none, interval, group or fsync.
+        visibility: what readers see: "durable" records only (default), or all "committed" ones
+            (default with durability="none").
+        segment_bytes: size at which a new log starts its next segment; fixed when the log is made.
+        lock_timeout: seconds to wait for other writers before giving up.
+        wait: seconds to wait for somebody else to create the log; implies create=False.
+    """
+    directory = Path(path)
+    check_option("durability", durability, DURABILITIES)
+    seen: Visibility = visibility or ("committed" if durability == "none" else "durable")
+    check_option("visibility", seen, ("committed", "durable"))
+    if segment_bytes is not None and not SEGMENT_BYTES_MIN <= segment_bytes <= SEGMENT_BYTES_MAX:
+        raise LogLimitError(
+            f"segment_bytes is {segment_bytes}; it must be from {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}"
+        )
+    if wait is not None:
+        _await_creation(directory, wait)
+    if read_only or not create or wait is not None:
+        meta = read_meta(directory)
+    else:
+        meta = _create(directory, segment_bytes or SEGMENT_BYTES_DEFAULT)
+    return Log(
+        directory,
+        meta,
+        read_only=read_only,
+        durability=durability,
+        visibility=seen,
+        lock_timeout=lock_timeout,
+    )
+
+
+def _create(directory: Path, segment_bytes: int) -> Meta:
+    try:
+        return read_meta(directory)
+    except LogNotFoundError:
+        pass
+    make_directory(directory)
+    lock_fd, sync_fd, control_fd = open_locks(directory)
+    core = kernel.Kernel(lock_fd, sync_fd, control_fd, boot_id(), True)
+    os.close(control_fd)
+    try:
+        if not core.lock(LOCK_TIMEOUT_S):
+            raise LogError(f"somebody else has been making the log at {directory} for too long")
+        try:
+            if not (directory / META).exists():
+                return write_meta(directory, segment_bytes)
+        finally:
+            core.unlock()
+    finally:
+        core.close()
+    return read_meta(directory)
+
+
+def _await_creation(directory: Path, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not (directory / META).exists():
+        if time.monotonic() >= deadline:
+            raise LogNotFoundError(f"no log appeared at {directory} within {seconds:g} s")
+        time.sleep(min(POLL_S / 10, seconds))
+
+
+def _read_only_core(path: Path) -> Any:
+    """A kernel on the control page for looking only; None where there is no page to look at."""
+    try:
+        control_fd = os.open(path / CONTROL, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if os.fstat(control_fd).st_size < CONTROL_BYTES:
+            return None
+        return kernel.Kernel(-1, -1, control_fd, boot_id(), False)
+    finally:
+        os.close(control_fd)
+
+
+def _check_producer(producer: object) -> None:
+    match producer:
+        case (int() as number, int() as sequence) if (
+            PRODUCER_ANONYMOUS < number < 1 << 64 and 0 <= sequence < 1 << 32
+        ):
+            return
+    raise LogTypeError(
+        f"producer must be (id, sequence) with 2 <= id < 2**64 and 0 <= sequence < 2**32, got {producer!r}"
+    )
+
+
+def _reopen_after_fork() -> None:
+    for log in list(_handles):
+        log._after_fork()  # noqa: SLF001
+
+
+os.register_at_fork(after_in_child=_reopen_after_fork)

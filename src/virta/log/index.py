@@ -1,0 +1,157 @@
+"""
+The sparse index of a sealed segment (.pidx): offset and time to byte position, and the producers' last words.
+
+    "PUROIDX1" | u64 base | u32 salt | u32 crc32c(rest) | u64 next offset | u64 last time | u32 entries | u32 producers
+    entries:   u64 offset | u64 time | u32 pos | u32 count      one per 64 KiB, in order
+    producers: u64 id | u64 offset | u32 sequence | u32 0       every idempotent producer up to this segment
+
+A hint: ignored unless salt and CRC match, rebuilt from the segment whenever it is missing or wrong.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from virta.errors import LogError
+from virta.log import kernel
+from virta.log.codec import PRODUCER_ANONYMOUS, Status
+from virta.log.directory import index_name, segment_bases, write_whole
+from virta.log.limits import INDEX_STEP_BYTES, PRODUCERS_MAX
+from virta.log.segment import Position, Segment, Walk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAGIC: Final = b"PUROIDX1"
+_HEAD: Final = struct.Struct("<8sQII")
+_REST: Final = struct.Struct("<QQII")
+_ENTRY: Final = struct.Struct("<QQII")
+_PRODUCER: Final = struct.Struct("<QQII")
+
+Producers = dict[int, tuple[int, int]]  # id -> (last sequence, offset of that batch), oldest use first
+
+
+class Entry(NamedTuple):
+    offset: int
+    time: int
+    pos: int
+    count: int
+
+
+class Index(NamedTuple):
+    base: int
+    salt: int
+    next: int
+    last_time: int
+    entries: list[Entry]
+    producers: Producers
+
+    def position(self, offset: int) -> Position | None:
+        """A place to start reading from for `offset`: the last entry at or before it."""
+        at = bisect_right(self.entries, offset, key=lambda entry: entry.offset) - 1
+        if at < 0:
+            return None
+        entry = self.entries[at]
+        return Position(entry.pos, -1, entry.offset)
+
+    def position_at(self, time: int) -> Position | None:
+        """A place at or before the first batch that is not older than `time`."""
+        at = bisect_right(self.entries, time - 1, key=lambda entry: entry.time) - 1
+        if at < 0:
+            return None
+        entry = self.entries[at]
+        return Position(entry.pos, -1, entry.offset)
+
+
+def remember(producers: Producers, producer: int, sequence: int, offset: int) -> None:
+    """Note an idempotent producer's batch; the least recently used is forgotten over the limit."""
+    producers.pop(producer, None)
+    producers[producer] = (sequence, offset)
+    while len(producers) > PRODUCERS_MAX:
+        del producers[next(iter(producers))]
+
+
+def build_index(segment: Segment, producers: Producers) -> Index | None:
+    """The index of a sealed segment, or None if it is not sealed (or damaged before its seal)."""
+    entries: list[Entry] = []
+    table = dict(producers)
+    last_pos = -INDEX_STEP_BYTES
+    last_time = segment.header.created
+    walk = Walk(segment, segment.start(), segment.size)
+    for batches in walk:
+        for batch in batches:
+            if batch.pos - last_pos >= INDEX_STEP_BYTES:
+                entries.append(Entry(batch.base, batch.time, batch.pos, batch.count))
+                last_pos = batch.pos
+            if batch.producer > PRODUCER_ANONYMOUS:
+                remember(table, batch.producer, batch.sequence, batch.base)
+            last_time = batch.time
+    if walk.end.status != Status.SEAL:
+        return None
+    return Index(
+        segment.base, segment.header.salt, walk.end.at.next, last_time, entries, table
+    )
+
+
+def index_sealed(directory: Path) -> None:
+    """
+    Write the indexes that are missing, oldest first: each carries on the table of the one before.
+
+    They are hints, so a segment that cannot be read is left without one.
+    """
+    missing: list[int] = []
+    table: Producers = {}
+    for base in reversed(segment_bases(directory)[:-1]):
+        try:
+            with Segment(directory, base) as segment:
+                index = load_index(directory, base, segment.header.salt)
+        except (OSError, LogError):
+            index = None
+        if index is not None:
+            table = index.producers
+            break
+        missing.append(base)
+    for base in reversed(missing):
+        try:
+            with Segment(directory, base) as segment:
+                index = build_index(segment, table)
+                if index is not None:
+                    save_index(directory, index)
+                    table = index.producers
+        except (OSError, LogError):
+            continue
+
+
+def save_index(directory: Path, index: Index) -> None:
+    rest = b"".join(
+        [
+            _REST.pack(index.next, index.last_time, len(index.entries), len(index.producers)),
+            *(_ENTRY.pack(*entry) for entry in index.entries),
+            *(_PRODUCER.pack(p, at, seq, 0) for p, (seq, at) in index.producers.items()),
+        ]
+    )
+    head = _HEAD.pack(MAGIC, index.base, index.salt, kernel.crc32c(rest))
+    write_whole(directory / index_name(index.base), head + rest)
+
+
+def load_index(directory: Path, base: int, salt: int) -> Index | None:
+    """The saved index, or None when there is none that fits the segment."""
+    try:
+        data = (directory / index_name(base)).read_bytes()
+    except OSError:
+        return None
+    if len(data) < _HEAD.size + _REST.size:
+        return None
+    magic, at, of_salt, crc = _HEAD.unpack_from(data)
+    rest = memoryview(data)[_HEAD.size :]
+    if magic != MAGIC or at != base or of_salt != salt or kernel.crc32c(rest) != crc:
+        return None
+    following, last_time, entry_count, producer_count = _REST.unpack_from(rest)
+    split = _REST.size + entry_count * _ENTRY.size
+    if len(rest) != split + producer_count * _PRODUCER.size:
+        return None
+    entries = [Entry(*row) for row in _ENTRY.iter_unpack(rest[_REST.size : split])]
+    table = {p: (seq, at) for p, at, seq, _ in _PRODUCER.iter_unpack(rest[split:])}
+    return Index(base, salt, following, last_time, entries, table)

@@ -1,0 +1,66 @@
+"""
+The log's kernel: native where it was built, plain Python otherwise, one interface.
+
+VIRTA_PLAIN=1 in the environment asks for the plain one; the tests run both.
+"""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from virta.log import codec, plain
+from virta.log.record import Name, Record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_native: ModuleType | None = None
+if os.environ.get("VIRTA_PLAIN") != "1":
+    try:
+        from virta.log import _native  # type: ignore[attr-defined,no-redef]
+    except ImportError:
+        _native = None
+
+NATIVE: Final = _native is not None
+
+encode: Callable[[Sequence[Sequence[object]]], bytearray]
+walk: Callable[..., codec.Walked]
+read: Callable[..., codec.Read]
+crc8: Callable[..., int]
+crc32c: Callable[..., int]
+Kernel: Any
+
+if _native is not None:
+    _native.set_types(Record, Name)
+    encode, walk, read = _native.encode, _native.walk, _native.read
+    crc8, crc32c = _native.crc8, _native.crc32c
+    Kernel = _native.Kernel
+else:
+    encode, walk, read = codec.encode, codec.walk, codec.read
+    crc8, crc32c = codec.crc8, codec.crc32c
+    Kernel = plain.Kernel
+
+APPENDED, ATTENTION, ROLL, TIMEOUT = plain.APPENDED, plain.ATTENTION, plain.ROLL, plain.TIMEOUT
+FOREIGN, OTHER_BOOT, CURRENT = plain.FOREIGN, plain.OTHER_BOOT, plain.CURRENT
+
+
+class Snapshot(NamedTuple):
+    """The control page: what is committed and what is durable. Believed only when `state` is CURRENT."""
+
+    state: int
+    active: int
+    end: int
+    next: int
+    last_crc: int
+    last_time: int
+    last_pos: int
+    durable_base: int
+    durable_pos: int
+    durable_offset: int
+    holder: int
+
+    @property
+    def current(self) -> bool:
+        return self.state == CURRENT

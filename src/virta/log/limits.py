@@ -1,0 +1,46 @@
+"""The log's limits: every size and wait has a name, a number and a reason."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# The seed's limits, inclusive. Enforced on write and again on read before anything is allocated.
+TOPIC_BYTES_MAX: Final = 1024
+KEY_BYTES_MAX: Final = 1024
+VALUE_BYTES_MAX: Final = 10 * 1024 * 1024
+
+# One batch is one pwrite and is decoded whole: six of the largest records fit.
+BATCH_BYTES_MAX: Final = 64 * 1024 * 1024
+BATCH_HEADER_BYTES: Final = 56
+SEGMENT_HEADER_BYTES: Final = 64
+
+# Positions inside a segment are 32 bits in the index; a batch may overshoot the limit once.
+SEGMENT_BYTES_DEFAULT: Final = 256 * 1024 * 1024
+SEGMENT_BYTES_MIN: Final = 4 * 1024
+SEGMENT_BYTES_MAX: Final = 2 * 1024 * 1024 * 1024
+
+# One index entry per this many bytes: a seek reads at most this much in vain.
+INDEX_STEP_BYTES: Final = 64 * 1024
+# Idempotent producers remembered, least recently used forgotten first.
+PRODUCERS_MAX: Final = 65_536
+
+# What a reader asks for at once, and the records it decodes before handing them on.
+READ_CHUNK_BYTES: Final = 1024 * 1024
+READ_RECORDS_MAX: Final = 16_384
+
+# A GAP record's count is a four-byte varlong.
+GAP_MAX: Final = (1 << 28) - 1
+
+LOCK_TIMEOUT_S: Final = 10.0
+SYNC_INTERVAL_S: Final = 0.05
+# Without a wake-up (another kernel, a read-only directory) a follower looks this often.
+POLL_S: Final = 0.1
+
+CONSUMER_NAME_MAX: Final = 128
+PARTITIONS_DEFAULT: Final = 16
+PARTITIONS_MAX: Final = 256
+MEMBERS_MAX: Final = 1023
+LEASE_S_DEFAULT: Final = 30.0
+
+# An empty value deletes its key; compaction keeps that news this long for readers who were away.
+TOMBSTONE_AGE_S: Final = 86_400.0

@@ -1,0 +1,311 @@
+"""
+Reading: from a start point over all segments, to the present end or on and on.
+
+A reader takes no lock. It reads up to the end that the control page publishes (committed, or durable), checks
+every header, the chain of headers and every payload, and hands on whole batches only. Without a believable
+control page it reads what is valid. It never repairs: damage and gaps are raised, or skipped by explicit choice.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+from virta.errors import LogClosedError, LogGapError
+from virta.log import kernel
+from virta.log.codec import REASONS, Status
+from virta.log.directory import segment_bases, segment_name
+from virta.log.index import load_index
+from virta.log.limits import (
+    POLL_S,
+    READ_CHUNK_BYTES,
+    READ_RECORDS_MAX,
+    SEGMENT_HEADER_BYTES,
+)
+from virta.log.recovery import Problem, find_batch, logger
+from virta.log.segment import FLAG_COMPACTED, Position, Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from virta.log.kernel import Snapshot
+    from virta.log.record import Record
+
+FOREVER: Final = (1 << 63) - 1
+
+
+class Source:
+    """What a reader needs of its log: where it is, what is published, and how to wait."""
+
+    def __init__(  # noqa: PLR0913
+        self,
+        directory: Path,
+        *,
+        snapshot: Callable[[], Snapshot | None],
+        settle: Callable[[int, int, int], None],
+        notified: Callable[[], int],
+        wait: Callable[[int, float], None],
+        closed: Callable[[], bool],
+    ) -> None:
+        self.directory = directory
+        self.snapshot = snapshot  # the control page, None where there is none
+        self.settle = settle  # (segment fd, base, end): make durable what a reader is about to see
+        self.notified = notified
+        self.wait = wait
+        self.closed = closed
+
+
+class Reader:
+    """An iterator of records; `position` is the offset of the next record it will decode."""
+
+    def __init__(  # noqa: PLR0913
+        self,
+        source: Source,
+        *,
+        start: int,
+        stop: int = FOREVER,
+        topics: frozenset[bytes] | None = None,
+        follow: bool = False,
+        timeout: float | None = None,
+        durable: bool = True,
+        skip_gaps: bool = False,
+        skip_damage: bool = False,
+        verify: bool = False,
+    ) -> None:
+        self._source = source
+        self._start = start
+        self._stop = stop
+        self._topics = topics
+        self._follow = follow
+        self._timeout = timeout
+        self._durable = durable
+        self._skip_gaps = skip_gaps
+        self._skip_damage = skip_damage
+        self._verify = verify
+        self._segment: Segment | None = None
+        self._at = Position(0, -1, start)
+        self._buffer = bytearray(READ_CHUNK_BYTES)
+        self._want = READ_CHUNK_BYTES
+        self._sealed_next: int | None = None
+        self._closed = False
+        self.problems: list[Problem] = []
+        self._batches = self._run()
+        self._records: Iterator[Record] = chain.from_iterable(self._batches)
+
+    # --- for the user ---
+
+    @property
+    def position(self) -> int:
+        return max(self._at.next, self._start)
+
+    def __iter__(self) -> Iterator[Record]:
+        return self._records
+
+    def __next__(self) -> Record:
+        return next(self._records)
+
+    def select(self, topics: frozenset[bytes] | None) -> None:
+        """Deliver these topics only, from the next chunk on."""
+        self._topics = topics
+
+    def batches(self) -> Iterator[list[Record]]:
+        """The same records in lists, as they were decoded: quicker than one by one."""
+        return self._batches
+
+    def close(self) -> None:
+        """Give the file back; iteration ends. A follower that waits in another thread ends soon."""
+        self._closed = True
+        if not self._batches.gi_running:  # type: ignore[attr-defined]
+            self._batches.close()  # type: ignore[attr-defined]
+
+    def __enter__(self) -> Reader:  # noqa: PYI034
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # --- the loop ---
+
+    def _run(self) -> Iterator[list[Record]]:
+        idle_since: float | None = None
+        try:
+            while not self._closed and self._at.next < self._stop:
+                if self._source.closed():
+                    raise LogClosedError(f"the log at {self._source.directory} was closed while reading")
+                seen = self._source.notified() if self._follow else 0
+                before = self._at
+                records, more = self._step()
+                if records:
+                    idle_since = None
+                    yield records
+                if more or self._at != before:
+                    continue
+                if not self._follow:
+                    return
+                now = time.monotonic()
+                idle_since = now if idle_since is None else idle_since
+                left = POLL_S
+                if self._timeout is not None:
+                    left = idle_since + self._timeout - now
+                    if left <= 0:
+                        return
+                self._source.wait(seen, min(left, POLL_S))
+        finally:
+            if self._segment is not None:
+                self._segment.close()
+                self._segment = None
+
+    def _step(self) -> tuple[list[Record], bool]:
+        """Decode the next chunk: its records, and whether it is worth to come back at once."""
+        if self._sealed_next is not None:
+            return [], self._next_segment(self._sealed_next)
+        if self._segment is None and not self._open():
+            return [], False
+        segment = self._segment
+        assert segment is not None
+        limit, published = self._limit(segment)
+        size = min(self._want, limit - self._at.pos)
+        if size <= 0:
+            return [], False
+        if size > len(self._buffer):
+            self._buffer = bytearray(size)
+        got = os.preadv(segment.fd, [memoryview(self._buffer)[:size]], self._at.pos)
+        at = self._at
+        records, pos, prev, following, code, detail = kernel.read(
+            self._buffer,
+            0,
+            got,
+            segment.header.salt,
+            at.prev,
+            at.next,
+            self._start,
+            self._stop,
+            self._topics,
+            self._verify,
+            self._skip_gaps,
+            READ_RECORDS_MAX,
+        )
+        self._at = Position(at.pos + pos, prev, following)
+        self._want = READ_CHUNK_BYTES
+        status = Status(code)
+        if status == Status.SEAL:
+            self._sealed_next = detail
+            return records, True
+        if status == Status.SHORT and self._at.pos + detail <= limit:
+            self._want = max(READ_CHUNK_BYTES, detail)
+            return records, True
+        if status in REASONS:
+            if records:
+                return records, True  # hand these on first; the damage is met again
+            if status == Status.SHORT and not published:
+                return [], False  # a batch that is being written, or a torn one: not ours to judge
+            return [], self._damage(segment, status, limit)
+        if status == Status.REPAIR:
+            if records:
+                return records, True
+            self._raise_gap(following, following + detail)
+        return records, status in {Status.FULL, Status.STOP}
+
+    # --- where it may read ---
+
+    def _limit(self, segment: Segment) -> tuple[int, bool]:
+        """The byte up to which this segment may be read now, and whether that is a published end."""
+        snapshot = self._source.snapshot()
+        if snapshot is None or not snapshot.current:
+            return segment.size, False
+        if snapshot.active > segment.base:
+            return segment.size, True
+        if snapshot.active < segment.base:
+            return SEGMENT_HEADER_BYTES, True  # made, but not yet published
+        if self._durable and self._at.pos < snapshot.end:
+            if (snapshot.durable_base, snapshot.durable_pos) < (snapshot.active, snapshot.end):
+                # Never hand on what a power cut could still take back.
+                self._source.settle(segment.fd, snapshot.active, snapshot.end)
+        return snapshot.end, True
+
+    def _open(self) -> bool:
+        """Open the segment that holds the position; False while there is none."""
+        bases = segment_bases(self._source.directory)
+        wanted = self._at.next
+        holding = [base for base in bases if base <= wanted]
+        if not holding:
+            if not bases:
+                return False
+            self._gap(wanted, bases[0])
+            holding = bases[:1]
+        try:
+            segment = Segment(self._source.directory, holding[-1])
+        except FileNotFoundError:
+            return True  # retention was quicker: look again
+        self._segment = segment
+        self._at = segment.start()
+        index = load_index(self._source.directory, segment.base, segment.header.salt)
+        if index is not None:
+            self._at = index.position(wanted) or self._at
+        return True
+
+    def _next_segment(self, base: int) -> bool:
+        """After a seal. The next one may not be there yet (False), or not any more (a gap)."""
+        sealed = self._segment
+        assert sealed is not None
+        prev = self._at.prev
+        try:
+            segment = Segment(self._source.directory, base)
+        except FileNotFoundError:
+            later = [b for b in segment_bases(self._source.directory) if b >= base]
+            if not later:
+                return False  # the rollover is not finished
+            self._gap(base, later[0])
+            segment = Segment(self._source.directory, later[0])
+        unlinked = sealed.header.flags & FLAG_COMPACTED or prev < 0 or segment.base != base
+        if not unlinked and segment.header.prev_crc != prev:
+            segment.close()
+            name = str(self._source.directory / segment_name(base))
+            raise Problem(name, 0, SEGMENT_HEADER_BYTES, base, None, "chain").error()
+        sealed.close()
+        self._segment = segment
+        self._sealed_next = None
+        self._at = segment.start()
+        return True
+
+    # --- gaps and damage ---
+
+    def _gap(self, first: int, following: int) -> None:
+        if self._skip_gaps:
+            logger.warning("log_gap_skipped from=%d to=%d", first, following)
+            self._at = Position(0, -1, following)
+            return
+        self._raise_gap(first, following)
+
+    def _raise_gap(self, first: int, following: int) -> None:
+        raise LogGapError(
+            f"offsets {first} to {following - 1} of {self._source.directory} are not there any more "
+            f"(retention or repair); read from {following}, or with on_gap='skip'",
+            first=first,
+            next=following,
+        )
+
+    def _damage(self, segment: Segment, status: Status, limit: int) -> bool:
+        """Raise for damage, or step over it to the next valid batch and report."""
+        at = self._at
+        found = find_batch(segment, at.pos + 1, limit, at.next)
+        end, following = found if found else (limit, None)
+        problem = Problem(str(segment.path), at.pos, end, at.next, following, REASONS[status])
+        if not self._skip_damage:
+            raise problem.error()
+        self.problems.append(problem)
+        logger.warning("log_damage_skipped %s", problem)
+        if found:
+            self._at = Position(end, -1, found[1])
+            return True
+        later = [b for b in segment_bases(self._source.directory) if b > segment.base]
+        if later:
+            segment.close()
+            self._segment = None
+            self._at = Position(0, -1, later[0])
+            return True
+        self._at = Position(limit, -1, at.next)
+        return False

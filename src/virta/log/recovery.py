@@ -1,0 +1,243 @@
+"""
+Recovery: what a writer that holds the lock does when the control page and the files disagree.
+
+Walk from the last trusted batch. Complete, valid batches are adopted: their writer died before publishing them.
+What follows is copied to quarantine/ and
+  * cut off, when no valid batch comes after it (a torn tail);
+  * overwritten by a repair batch, when one does (a hole). A valid later batch is never truncated.
+Offsets that had been handed out and are lost are never given again: a repair batch spans them, readers get an
+explicit gap, and the next segment carries a higher epoch.
+
+Readers never repair; `repair` runs the same code over sealed segments.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from virta.errors import LogCorruptionError
+from virta.log import kernel
+from virta.log.codec import FLAG_REPAIR, FLAG_SEAL, Status, encode_record, gap_record, seal_header
+from virta.log.directory import QUARANTINE, sync_directory
+from virta.log.limits import BATCH_HEADER_BYTES, GAP_MAX, READ_CHUNK_BYTES
+from virta.log.segment import Position, Segment, Walk, WalkEnd, now_us
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+logger = logging.getLogger("virta.log")
+
+_PATTERN: Final = b"\x36\x01\x04\x00\x01"
+# Far above any real gap of offsets; keeps a forged header from claiming 2^64.
+LOST_MAX: Final = GAP_MAX
+
+
+class Problem(NamedTuple):
+    """A damaged range: where, which offsets as far as known, and why."""
+
+    segment: str
+    byte_from: int
+    byte_to: int
+    offset_from: int
+    offset_to: int | None
+    reason: str
+
+    def error(self) -> LogCorruptionError:
+        upto = "on" if self.offset_to is None else f"up to {self.offset_to}"
+        return LogCorruptionError(
+            f"{self.segment}: bytes {self.byte_from} to {self.byte_to} are damaged "
+            f"({self.reason}); they held offsets {self.offset_from} {upto}. `virta log verify` shows all damage, "
+            "`virta log repair` sets it aside",
+            **self._asdict(),
+        )
+
+
+class Recovered(NamedTuple):
+    """What recovery found: the end of the good part and what it had to do to get there."""
+
+    at: Position
+    last_pos: int  # of the last batch, 0: none
+    last_time: int
+    sealed_next: int | None  # the segment is sealed, the next one starts there
+    problems: list[Problem]
+    quarantined: list[str]
+    lost: int  # offsets handed out whose records are gone
+
+
+def find_batch(segment: Segment, pos: int, size: int, at_least: int) -> tuple[int, int] | None:
+    """The first valid batch from byte `pos` on whose base is at least `at_least`: (position, base)."""
+    salt = segment.header.salt
+    while pos < size:
+        data = os.pread(segment.fd, READ_CHUNK_BYTES, pos)
+        found = data.find(_PATTERN, 1)
+        while found > 0:
+            at = pos + found - 1
+            head = os.pread(segment.fd, BATCH_HEADER_BYTES, at)
+            if len(head) == BATCH_HEADER_BYTES:
+                (base,) = struct.unpack_from("<Q", head, 8)
+                if at_least <= base <= at_least + LOST_MAX and kernel.crc32c(
+                    head[1:52], salt
+                ) == int.from_bytes(head[52:56], "little"):
+                    step = next(iter(Walk(segment, Position(at, -1, base), size, check_payload=True)), None)
+                    if step:
+                        return at, base
+            found = data.find(_PATTERN, found + 1)
+        if len(data) < READ_CHUNK_BYTES:
+            return None
+        pos += len(data) - len(_PATTERN)
+    return None
+
+
+def quarantine(directory: Path, segment: Segment, start: int, end: int, reason: str) -> str:
+    """Copy bytes that are about to go, with a note of where they were; returns the copy's path."""
+    folder = directory / QUARANTINE
+    folder.mkdir(exist_ok=True)
+    stem = f"{segment.path.stem}-{start}-{end}-{now_us()}"
+    target = folder / f"{stem}.bin"
+    with target.open("xb") as file:
+        pos = start
+        while pos < end:
+            data = os.pread(segment.fd, min(READ_CHUNK_BYTES, end - pos), pos)
+            if not data:
+                break
+            file.write(data)
+            pos += len(data)
+        file.flush()
+        os.fsync(file.fileno())
+    note = {"segment": segment.path.name, "byte_from": start, "byte_to": end, "reason": reason}
+    (folder / f"{stem}.json").write_text(json.dumps(note) + "\n")
+    sync_directory(folder)
+    return str(target)
+
+
+def repair_batch(segment: Segment, at: Position, time: int, lost: int, size: int | None) -> bytes:
+    """A batch that stands for `lost` offsets, `size` bytes long when it must fill a hole."""
+    payload = gap_record(lost) if lost else b""
+    if size is not None:
+        room = size - BATCH_HEADER_BYTES
+        payload = payload.ljust(room, b"\0") if len(payload) <= room else bytes(room)
+    buf = bytearray(BATCH_HEADER_BYTES) + payload
+    seal_header(
+        buf,
+        salt=segment.header.salt,
+        base=at.next,
+        time=time,
+        count=lost,
+        prev=max(at.prev, 0),
+        flags=FLAG_REPAIR,
+        crc=kernel.crc32c,
+    )
+    return bytes(buf)
+
+
+def seal_batch(segment: Segment, at: Position, time: int, following: int) -> bytes:
+    """The batch that ends a segment and names the next."""
+    buf = bytearray(BATCH_HEADER_BYTES) + seal_record(following, at.pos)
+    seal_header(
+        buf,
+        salt=segment.header.salt,
+        base=at.next,
+        time=time,
+        count=0,
+        prev=max(at.prev, 0),
+        flags=FLAG_SEAL,
+        crc=kernel.crc32c,
+    )
+    return bytes(buf)
+
+
+def seal_record(following: int, size: int) -> bytes:
+    return encode_record(b"\x00", b"", struct.pack("<QQ", following, size))
+
+
+def scan_segment(segment: Segment, start: Position, size: int) -> tuple[WalkEnd, int, int]:
+    """Walk with payload checks: the end, the last batch's position (0: none) and time."""
+    walk = Walk(segment, start, size, check_payload=True)
+    last_pos, last_time = 0, segment.header.created
+    for batches in walk:
+        last_pos, last_time = batches[-1].pos, batches[-1].time
+    return walk.end, last_pos, last_time
+
+
+def recover(
+    directory: Path,
+    segment: Segment,
+    start: Position,
+    *,
+    promised: int = 0,
+    following: int | None = None,
+) -> Recovered:
+    """
+    Make a segment valid up to its end. The caller holds the lock that guards it.
+
+    Args:
+        start: a place known to be good.
+        promised: the next offset once published; offsets below it that are gone are lost.
+        following: the next segment's base: this one must be sealed and reach it.
+    """
+    problems: list[Problem] = []
+    kept: list[str] = []
+    lost = 0
+    at, last_pos, last_time = start, 0, segment.header.created
+    fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        while True:
+            size = segment.size
+            end, pos, time = scan_segment(segment, at, size)
+            at = end.at
+            if pos:
+                last_pos, last_time = pos, time
+            if at.pos == size:
+                break
+            problem, hole = _hole(segment, end, size)
+            problems.append(problem)
+            kept.append(quarantine(directory, segment, at.pos, problem.byte_to, problem.reason))
+            logger.warning("log_repaired %s", problem)
+            if hole is None:
+                os.ftruncate(fd, at.pos)
+                promised = max(promised, problem.offset_to or 0)
+                break
+            count = hole[1] - at.next
+            os.pwrite(fd, repair_batch(segment, at, last_time, count, hole[0] - at.pos), at.pos)
+            lost += count
+        sealed_next = end.detail if end.status == Status.SEAL else following
+        reach = promised if following is None else following
+        if end.status != Status.SEAL and reach > at.next:
+            if not problems:  # published offsets vanished without leaving a byte: the file was cut
+                problems.append(Problem(str(segment.path), at.pos, at.pos, at.next, reach, "short"))
+            batch = repair_batch(segment, at, last_time, reach - at.next, None)
+            os.pwrite(fd, batch, at.pos)
+            lost += reach - at.next
+            last_pos, at = at.pos, Position(at.pos + len(batch), -1, reach)
+        if end.status != Status.SEAL and following is not None:
+            os.pwrite(fd, seal_batch(segment, at, last_time, following), at.pos)
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)
+    return Recovered(at, last_pos, last_time, sealed_next, problems, kept, lost)
+
+
+def _hole(segment: Segment, end: WalkEnd, size: int) -> tuple[Problem, tuple[int, int] | None]:
+    """What is wrong at the end of a walk, and the next valid batch behind it, if any."""
+    at = end.at
+    path = str(segment.path)
+    if end.status == Status.SEAL:
+        return Problem(path, at.pos, size, at.next, at.next, "chain"), None
+    hole = None
+    search = at.pos + 1
+    while (hole := find_batch(segment, search, size, at.next)) is not None:
+        if hole[0] - at.pos >= BATCH_HEADER_BYTES:
+            break
+        search = hole[0] + 1  # no room for a repair batch before it: give that one up as well
+    if hole is not None:
+        return Problem(path, at.pos, hole[0], at.next, hole[1], end.reason), hole
+    offset_to = None
+    if end.status == Status.BAD_PAYLOAD:
+        # The header is good: it says which offsets the lost payload held.
+        count = struct.unpack("<I", os.pread(segment.fd, 4, at.pos + 24))[0]
+        offset_to = at.next + count
+    return Problem(path, at.pos, size, at.next, offset_to, end.reason), None

@@ -1,0 +1,160 @@
+"""
+Retention: whole sealed segments go, oldest first. Readers that have one open finish it undisturbed.
+
+A pin (pins/<id>, held by a lock) keeps everything from its offset on; a pin whose holder died is ignored.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import uuid
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, NamedTuple
+
+from virta.errors import LogTypeError
+from virta.log import groups
+from virta.log.directory import (
+    MAINT_LOCK,
+    PINS,
+    index_name,
+    segment_bases,
+    segment_name,
+    sync_directory,
+)
+from virta.log.segment import now_us
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from virta.log.handle import Log, SegmentInfo
+
+
+class RetentionReport(NamedTuple):
+    """What was removed (or would be, on a dry run) and the first offset that is left."""
+
+    segments: int
+    bytes: int
+    records: int
+    first_offset: int
+
+
+class Pin:
+    """Keeps retention and compaction from `offset` on for as long as it is open and its process lives."""
+
+    def __init__(self, directory: Path, offset: int) -> None:
+        folder = directory / PINS
+        folder.mkdir(exist_ok=True)
+        self.offset = offset
+        self._path = folder / uuid.uuid4().hex
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        os.write(self._fd, json.dumps({"offset": offset}).encode())
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            self._path.unlink(missing_ok=True)
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Pin:  # noqa: PYI034
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            self.close()
+
+
+def lowest_pin(directory: Path) -> int | None:
+    """The lowest offset a living process has pinned."""
+    lowest: int | None = None
+    folder = directory / PINS
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            # Held. A pin that is just being written has no offset yet: take it for zero.
+            text = os.pread(fd, 4096, 0)
+            offset = int(json.loads(text)["offset"]) if text else 0
+            lowest = offset if lowest is None else min(lowest, offset)
+        else:
+            if os.fstat(fd).st_size:
+                path.unlink(missing_ok=True)  # its holder died
+        finally:
+            os.close(fd)
+    return lowest
+
+
+@contextmanager
+def maintaining(directory: Path) -> Iterator[None]:
+    """One steward at a time: retention, compaction and repair exclude each other."""
+    fd = os.open(directory / MAINT_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def retain(  # noqa: PLR0913
+    log: Log,
+    *,
+    max_age: timedelta | float | None,
+    max_bytes: int | None,
+    consumed: bool,
+    keep_unread: bool,
+    dry_run: bool,
+) -> RetentionReport:
+    seconds = max_age.total_seconds() if isinstance(max_age, timedelta) else max_age
+    for name, value in (("max_age", seconds), ("max_bytes", max_bytes)):
+        if value is not None and value < 0:
+            raise LogTypeError(f"{name} must not be negative, got {value!r}")
+    with maintaining(log.path):
+        doomed = _doomed(log, seconds, max_bytes, consumed=consumed, keep_unread=keep_unread)
+        if not dry_run:
+            for info in doomed:
+                # The index first: a segment without one is whole, an index without one is litter.
+                (log.path / index_name(info.base)).unlink(missing_ok=True)
+                (log.path / segment_name(info.base)).unlink(missing_ok=True)
+            if doomed:
+                sync_directory(log.path)
+        bases = segment_bases(log.path)
+        first = doomed[-1].next if doomed else (bases[0] if bases else 0)
+    records = sum(info.next - info.base for info in doomed)
+    return RetentionReport(len(doomed), sum(info.bytes for info in doomed), records, first)
+
+
+def _doomed(
+    log: Log, max_age: float | None, max_bytes: int | None, *, consumed: bool, keep_unread: bool
+) -> list[SegmentInfo]:
+    segments = log.segments()
+    positions = [info.position for info in groups.list_consumers(log.path, log.next_offset)]
+    slowest = min(positions) if positions else None
+    pinned = lowest_pin(log.path)
+    total = sum(info.bytes for info in segments)
+    oldest = None if max_age is None else now_us() - int(max_age * 1e6)
+    doomed: list[SegmentInfo] = []
+    for info in segments[:-1]:  # the active one always stays
+        if not info.sealed or (pinned is not None and info.next > pinned):
+            break
+        unread = slowest is not None and info.next > slowest
+        if keep_unread and unread:
+            break
+        too_old = oldest is not None and info.last_time < oldest
+        too_much = max_bytes is not None and total > max_bytes
+        read_by_all = consumed and slowest is not None and not unread
+        if not (too_old or too_much or read_by_all):
+            break
+        doomed.append(info)
+        total -= info.bytes
+    return doomed

@@ -1,0 +1,105 @@
+"""Finding places: start points to offsets, offsets and times to segments, and what the segments hold."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from virta.errors import ConsumerError, LogTypeError
+from virta.log import groups
+from virta.log.codec import Status
+from virta.log.directory import segment_bases
+from virta.log.index import load_index
+from virta.log.record import timestamp_of
+from virta.log.segment import FLAG_COMPACTED, Segment, Walk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from virta.log.handle import Log
+
+Row = tuple[str, int, int, int, int, int, bool, bool]
+
+
+def resolve(log: Log, start: object) -> int:
+    """The offset a start (or end) point means now."""
+    if isinstance(start, bool):
+        raise _bad_start(start)
+    if isinstance(start, int):
+        if start < 0:
+            raise _bad_start(start)
+        return int(start)
+    if isinstance(start, datetime):
+        return offset_at(log, timestamp_of(start))
+    if start == "earliest":
+        return log.first_offset
+    if start == "latest":
+        return log.next_offset
+    if isinstance(start, str):
+        name = start.removeprefix("consumer:")
+        position = groups.position_of(log.path, name)
+        if position is None:
+            raise ConsumerError(
+                f"no consumer named {name!r} in {log.path}; a start is 'earliest', 'latest', an offset, "
+                "a datetime or a consumer's name",
+                code="consumer_unknown",
+            )
+        return position
+    raise _bad_start(start)
+
+
+def _bad_start(start: object) -> LogTypeError:
+    return LogTypeError(
+        "a start must be 'earliest', 'latest', an offset from 0 up, a datetime or a consumer's name, "
+        f"got {start!r}"
+    )
+
+
+def offset_at(log: Log, time: int) -> int:
+    """The first offset appended at or after `time` (µs); the end when all is older."""
+    bases = segment_bases(log.path)
+    end = log.next_offset
+    for base in bases:
+        with Segment(log.path, base) as segment:
+            index = load_index(log.path, base, segment.header.salt)
+            if index is not None and index.last_time < time:
+                continue
+            start = segment.start() if index is None else index.position_at(time) or segment.start()
+            for batches in Walk(segment, start, segment.size):
+                for batch in batches:
+                    if batch.time >= time and batch.count:
+                        return min(batch.base, end)
+    return end
+
+
+def valid_end(directory: Path) -> int:
+    """The next offset by the files alone: the end of the valid part of the last segment."""
+    bases = segment_bases(directory)
+    if not bases:
+        return 0
+    with Segment(directory, bases[-1]) as segment:
+        return Walk(segment, segment.start(), segment.size, check_payload=True).run().at.next
+
+
+def describe(log: Log) -> list[Row]:
+    """(path, base, next, bytes, created, last time, sealed, compacted) of every segment."""
+    rows: list[Row] = []
+    bases = segment_bases(log.path)
+    for number, base in enumerate(bases):
+        with Segment(log.path, base) as segment:
+            header, size = segment.header, segment.size
+            index = load_index(log.path, base, header.salt)
+            if index is not None:
+                following, last_time, sealed = index.next, index.last_time, True
+            else:
+                walk = Walk(segment, segment.start(), size)
+                last_time = header.created
+                for batches in walk:
+                    last_time = batches[-1].time
+                following, sealed = walk.end.at.next, walk.end.status == Status.SEAL
+                if number + 1 == len(bases):
+                    following = min(following, max(log.next_offset, base))
+            compacted = bool(header.flags & FLAG_COMPACTED)
+            path = str(segment.path)
+        rows.append((path, base, following, size, header.created, last_time, sealed, compacted))
+    return rows

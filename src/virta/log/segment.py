@@ -1,0 +1,217 @@
+"""
+Segments: one file of batches behind a 64-byte header.
+
+The header names the stream, the first offset, a salt that every batch header's CRC starts from, and the
+segment before it. A segment is *active* (the highest base, appended to) or *sealed* (its last batch says so):
+sealed segments are durable and change only by being replaced whole (compaction) or repaired.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import struct
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from virta.errors import LogCorruptionError, LogFormatError
+from virta.log import kernel
+from virta.log.codec import REASONS, Batch, Status
+from virta.log.directory import segment_name, sync_directory
+from virta.log.limits import READ_CHUNK_BYTES, SEGMENT_HEADER_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FLAG_COMPACTED: Final = 1
+NO_SEGMENT: Final = (1 << 64) - 1
+_START: Final = b"\x3e\x01\x05\x00"
+# version, flags, base, created, stream, salt, previous crc, previous base, epoch
+_HEADER: Final = struct.Struct("<BHQQ16sIIQI")
+assert _HEADER.size == 55
+
+
+class SegmentHeader(NamedTuple):
+    base: int
+    created: int  # µs
+    stream: bytes  # 16 bytes of the stream's uuid
+    salt: int  # random per file: tells generations of one base apart
+    prev_crc: int  # header CRC of the last batch of the segment before
+    prev_base: int  # NO_SEGMENT: this is the first
+    epoch: int  # +1 whenever recovery had to drop published offsets
+    flags: int = 0
+
+    def pack(self) -> bytes:
+        body = _START + _HEADER.pack(
+            1,
+            self.flags,
+            self.base,
+            self.created,
+            self.stream,
+            self.salt,
+            self.prev_crc,
+            self.prev_base,
+            self.epoch,
+        )
+        body += kernel.crc32c(body).to_bytes(4, "little")
+        return bytes((kernel.crc8(body),)) + body
+
+
+def new_salt() -> int:
+    return secrets.randbits(32)
+
+
+def parse_header(data: bytes, path: Path) -> SegmentHeader:
+    """
+    The header in the first 64 bytes of a segment file.
+
+    Raises:
+        LogCorruptionError: they are not what was written.
+        LogFormatError: they are of a newer version.
+    """
+    base = int(path.name[:20])
+    reason = None
+    if len(data) < SEGMENT_HEADER_BYTES:
+        reason = "short"
+    elif not any(data):
+        reason = "zero"
+    elif data[1:5] != _START or int.from_bytes(data[60:64], "little") != kernel.crc32c(data[1:60]):
+        reason = "bad-header"
+    elif kernel.crc8(data[1:64]) != data[0]:
+        reason = "bad-header"
+    elif data[5] != 1:
+        raise LogFormatError(
+            f"{path} has segment version {data[5]}; this Virta reads version 1: upgrade Virta",
+            code="log_format_newer",
+        )
+    if reason is None:
+        _, flags, at, created, stream, salt, crc, prev, epoch = _HEADER.unpack_from(data, 5)
+        if at == base:
+            return SegmentHeader(base, created, stream, salt, crc, prev, epoch, flags)
+        reason = "bad-header"
+    raise LogCorruptionError(
+        f"{path}: segment header is damaged ({reason}), bytes 0 to {SEGMENT_HEADER_BYTES}",
+        segment=str(path),
+        byte_from=0,
+        byte_to=SEGMENT_HEADER_BYTES,
+        offset_from=base,
+        offset_to=None,
+        reason=reason,
+    )
+
+
+class Segment:
+    """A segment file open for reading; its content is addressed by byte position."""
+
+    def __init__(self, directory: Path, base: int) -> None:
+        self.path = directory / segment_name(base)
+        self.base = base
+        self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self.header = parse_header(os.pread(self.fd, SEGMENT_HEADER_BYTES, 0), self.path)
+        except BaseException:
+            os.close(self.fd)
+            raise
+
+    def __enter__(self) -> Segment:  # noqa: PYI034
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self.fd).st_size
+
+    def start(self) -> Position:
+        """Where the first batch stands."""
+        header = self.header
+        return Position(SEGMENT_HEADER_BYTES, header.prev_crc, header.base)
+
+
+class Position(NamedTuple):
+    """A place between two batches: byte, header CRC of the batch before (-1: unchecked), next offset."""
+
+    pos: int
+    prev: int
+    next: int
+
+
+class WalkEnd(NamedTuple):
+    """Where and why a walk stopped; `detail` as the kernel gives it."""
+
+    at: Position
+    status: Status
+    detail: int
+
+    @property
+    def reason(self) -> str:
+        return REASONS.get(self.status, "")
+
+
+class Walk:
+    """
+    Iterate over the batches of a segment from a position on, without decoding them.
+
+    Yields lists of Batch with absolute positions; afterwards `end` says where and why it stopped:
+    END at `limit`, SEAL, or the first thing that is not a valid batch.
+    """
+
+    def __init__(
+        self, segment: Segment, start: Position, limit: int, *, check_payload: bool = False
+    ) -> None:
+        self.segment = segment
+        self.end = WalkEnd(start, Status.END, 0)
+        self._limit = limit
+        self._check = check_payload
+
+    def __iter__(self) -> Iterator[list[Batch]]:
+        at, chunk = self.end.at, READ_CHUNK_BYTES
+        salt = self.segment.header.salt
+        status, detail = Status.END, 0
+        while at.pos < self._limit:
+            data = os.pread(self.segment.fd, min(chunk, self._limit - at.pos), at.pos)
+            rows, used, prev, following, code, detail = kernel.walk(
+                data, 0, len(data), salt, at.prev, at.next, self._check
+            )
+            shift = at.pos
+            at = Position(shift + used, prev, following)
+            status = Status(code)
+            self.end = WalkEnd(at, status, detail)
+            if rows:
+                yield [Batch(row[0] + shift, *row[1:]) for row in rows]
+            if status == Status.SHORT and at.pos + detail <= self._limit and data:
+                chunk = max(READ_CHUNK_BYTES, detail)
+            elif status != Status.END or not data:
+                break
+        self.end = WalkEnd(at, status, detail)
+
+    def run(self) -> WalkEnd:
+        """Go to the end for the end's sake."""
+        for _ in self:
+            pass
+        return self.end
+
+
+def create_segment(directory: Path, header: SegmentHeader) -> None:
+    """A new segment, complete with its header or not there at all."""
+    path = directory / segment_name(header.base)
+    temporary = path.with_suffix(".new")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        os.write(fd, header.pack())
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.rename(temporary, path)
+    sync_directory(directory)
+
+
+def now_us() -> int:
+    return time.time_ns() // 1000

@@ -1,0 +1,408 @@
+"""
+The writing side of one log handle: append, roll over, make durable.
+
+The kernel does the common case (lock, one pwrite, publish) without Python. This module does what the kernel
+hands back: attach to the active segment (recovering it first if it must be), roll to a new one, and remember
+idempotent producers. Invariants: sealed segments are durable; a published batch is whole and valid; after a
+failed fsync this writer never claims anything again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from virta.errors import LogClosedError, LogLockTimeoutError, LogSyncError, LogWriteError
+from virta.log import kernel
+from virta.log.codec import FLAG_SEAL, PRODUCER_ANONYMOUS, Status
+from virta.log.directory import segment_bases, segment_name
+from virta.log.index import Producers, index_sealed, load_index, remember
+from virta.log.limits import BATCH_HEADER_BYTES, SEGMENT_HEADER_BYTES, SYNC_INTERVAL_S
+from virta.log.record import Appended
+from virta.log.kernel import FOREIGN, Snapshot
+from virta.log.recovery import LOST_MAX, Recovered, recover, seal_record
+from virta.log.segment import (
+    NO_SEGMENT,
+    Position,
+    Segment,
+    SegmentHeader,
+    Walk,
+    create_segment,
+    new_salt,
+    now_us,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from typing import Any
+    from uuid import UUID
+
+DURABILITIES: Final = ("none", "interval", "group", "fsync")
+# Attach, roll, append: more rounds than that mean that something else is wrong.
+_ATTEMPTS_MAX: Final = 16
+
+
+class Writer:
+    """Appends to one directory for one log handle; safe to use from many threads."""
+
+    def __init__(  # noqa: PLR0913
+        self,
+        directory: Path,
+        core: Any,
+        *,
+        stream: UUID,
+        segment_bytes: int,
+        lock_timeout: float,
+    ) -> None:
+        self.directory = directory
+        self.recovered: list[Recovered] = []
+        self._core = core
+        self._stream = stream.bytes
+        self._segment_bytes = segment_bytes
+        self._lock_timeout = lock_timeout
+        self._segment: Segment | None = None
+        self._poison: str | None = None
+        self._unindexed = False
+        self._producers: Producers = {}
+        self._producers_at: tuple[int, Position] | None = None
+        self._interval: _IntervalSync | None = None
+        with self.locked():
+            self._attach()
+
+    # --- appending ---
+
+    def append(
+        self, buf: bytearray, count: int, durability: str, producer: tuple[int, int] | None = None
+    ) -> Appended:
+        """Append one encoded batch and wait until `durability` is met."""
+        if producer is not None:
+            return self._append_once(buf, count, durability, *producer)
+        status, base, time, segment, end = self._core_append(buf, count)
+        if status != kernel.APPENDED:
+            base, time, segment, end = self._append_slowly(buf, count)
+            self._index()
+        if durability != "none":
+            self._settle(segment, end, durability)
+        return Appended(base, count, time, durability)
+
+    def _core_append(
+        self,
+        buf: bytearray,
+        count: int,
+        producer: tuple[int, int] = (PRODUCER_ANONYMOUS, 0),
+        *,
+        held: bool = False,
+    ) -> tuple[int, int, int, int, int]:
+        if self._poison is not None:
+            raise LogSyncError(self._poison)
+        try:
+            result: tuple[int, int, int, int, int] = self._core.append(
+                buf, count, *producer, 0, self._segment_bytes, self._lock_timeout, held
+            )
+        except OSError as exc:
+            raise self._write_error(exc, len(buf)) from exc
+        except ValueError as exc:
+            raise LogClosedError(f"the log at {self.directory} is closed") from exc
+        return result
+
+    def _append_slowly(
+        self, buf: bytearray, count: int, producer: tuple[int, int] = (PRODUCER_ANONYMOUS, 0)
+    ) -> tuple[int, int, int, int]:
+        """The lock is wanted for more than an append: attach, recover or roll, then try again."""
+        with self.locked():
+            return self._append_locked(buf, count, producer)
+
+    def _append_locked(
+        self, buf: bytearray, count: int, producer: tuple[int, int]
+    ) -> tuple[int, int, int, int]:
+        for _ in range(_ATTEMPTS_MAX):
+            status, *rest = self._core_append(buf, count, producer, held=True)
+            if status == kernel.APPENDED:
+                base, time, segment, end = rest
+                return base, time, segment, end
+            if status == kernel.ROLL:
+                self._roll()
+            else:
+                self._attach()
+        raise LogWriteError(
+            f"the log at {self.directory} changes under the lock: is something else writing its files?"
+        )
+
+    def _append_once(
+        self, buf: bytearray, count: int, durability: str, producer: int, sequence: int
+    ) -> Appended:
+        """Append unless this producer's batch, or a later one of its, is in the log."""
+        with self.locked():
+            self._attach_if_moved()
+            self._catch_up_producers()
+            known = self._producers.get(producer)
+            if known is not None and sequence <= known[0]:
+                offset = known[1] if sequence == known[0] else -1
+                snapshot = self.snapshot()
+                segment, end = snapshot.active, snapshot.end
+                result = Appended(offset, count, 0, durability, duplicate=True)
+            else:
+                base, time, segment, end = self._append_locked(buf, count, (producer, sequence))
+                result = Appended(base, count, time, durability)
+        self._index()
+        if durability != "none":
+            self._settle(segment, end, durability)
+        return result
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the write lock."""
+        try:
+            got = self._core.lock(self._lock_timeout)
+        except ValueError as exc:
+            raise LogClosedError(f"the log at {self.directory} is closed") from exc
+        if not got:
+            holder = self.snapshot().holder
+            raise LogLockTimeoutError(
+                f"the write lock of {self.directory} was not free for {self._lock_timeout:g} s"
+                + (f"; process {holder} holds it" if holder else "")
+            )
+        try:
+            yield
+        finally:
+            self._core.unlock()
+
+    # --- durability ---
+
+    def _settle(self, segment: int, end: int, durability: str) -> None:
+        if durability == "interval":
+            if self._interval is None:
+                self._interval = _IntervalSync(self)
+            self._interval.need()
+        else:
+            self.sync(segment, end, group=durability == "group")
+
+    def sync(self, segment: int, end: int, *, group: bool = True) -> None:
+        """Return when everything up to byte `end` of segment `segment` is on disk."""
+        for _ in range(_ATTEMPTS_MAX):
+            if self._poison is not None:
+                raise LogSyncError(self._poison)
+            try:
+                if self._core.sync(segment, end, group):
+                    return
+            except OSError as exc:
+                raise self._poisoned(exc) from exc
+            except ValueError as exc:
+                raise LogClosedError(f"the log at {self.directory} is closed") from exc
+            snapshot = self.snapshot()
+            if (snapshot.durable_base, snapshot.durable_pos) >= (segment, end):
+                return
+            with self.locked():
+                self._attach_if_moved()
+        raise LogWriteError(f"the active segment of {self.directory} changes too fast to sync")
+
+    def flush(self) -> None:
+        snapshot = self.snapshot()
+        self.sync(snapshot.active, snapshot.end)
+
+    def snapshot(self) -> Snapshot:
+        try:
+            return Snapshot(*self._core.snapshot())
+        except ValueError as exc:
+            raise LogClosedError(f"the log at {self.directory} is closed") from exc
+
+    def close(self) -> None:
+        if self._interval is not None:
+            self._interval.stop()
+        if self._segment is not None:
+            self._segment.close()
+
+    # --- under the lock: attach, recover, roll ---
+
+    def reattach(self) -> None:
+        """After a repair, under the lock: the control page is no longer to be believed."""
+        self._attach(distrust=True)
+
+    def _attach_if_moved(self) -> None:
+        snapshot = self.snapshot()
+        if not snapshot.current or self._segment is None or snapshot.active != self._segment.base:
+            self._attach()
+
+    def _attach(self, *, distrust: bool = False) -> None:
+        """Find the active segment, recover it unless the control page vouches for it, attach the kernel."""
+        bases = segment_bases(self.directory)
+        if not bases:
+            header = SegmentHeader(0, now_us(), self._stream, new_salt(), 0, NO_SEGMENT, 0)
+            self._begin(header, 0)
+            return
+        segment = Segment(self.directory, bases[-1])
+        snapshot = self.snapshot()
+        trusted = None if distrust else self._trusted(segment, snapshot)
+        self._adopt(segment)
+        if trusted is not None and trusted.pos == segment.size:
+            return
+        known = snapshot.state != FOREIGN and snapshot.active == segment.base
+        promised = snapshot.next if known and snapshot.next - segment.base <= LOST_MAX else 0
+        found = recover(self.directory, segment, trusted or segment.start(), promised=promised)
+        if found.problems:
+            self.recovered.append(found)
+        last_pos = found.last_pos or (snapshot.last_pos if trusted else 0)
+        last_time = max(found.last_time, snapshot.last_time if trusted else 0)
+        if found.sealed_next is not None:
+            self._begin_after(segment, found.at, last_time, segment.header.epoch)
+            return
+        end, following = segment.size, found.at.next
+        self._core.publish(
+            segment.base, end, following, max(found.at.prev, 0), last_time, last_pos
+        )
+        self._core.publish_durable(segment.base, end, following)
+        if found.lost:
+            self._roll(epoch=segment.header.epoch + 1)
+
+    def _trusted(self, segment: Segment, snapshot: Snapshot) -> Position | None:
+        """The end the control page names, if the batch it names as last is really there."""
+        if not snapshot.current or snapshot.active != segment.base or snapshot.end > segment.size:
+            return None
+        if snapshot.last_pos == 0:
+            return segment.start() if snapshot.end == SEGMENT_HEADER_BYTES else None
+        head = os.pread(segment.fd, BATCH_HEADER_BYTES, snapshot.last_pos)
+        base = int.from_bytes(head[8:16], "little")
+        last = Walk(segment, Position(snapshot.last_pos, -1, base), snapshot.end).run()
+        named = Position(snapshot.end, last.at.prev, snapshot.next)
+        return named if last.status == Status.END and last.at == named else None
+
+    def _adopt(self, segment: Segment) -> None:
+        fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
+        self._core.attach(fd, segment.base, segment.header.salt)
+        old, self._segment = self._segment, segment
+        if old is not None:
+            old.close()
+
+    def _begin(self, header: SegmentHeader, last_time: int) -> None:
+        create_segment(self.directory, header)
+        self._adopt(Segment(self.directory, header.base))
+        start = SEGMENT_HEADER_BYTES
+        self._core.publish(header.base, start, header.base, header.prev_crc, last_time, 0)
+        self._core.publish_durable(header.base, start, header.base)
+
+    def _begin_after(self, sealed: Segment, at: Position, last_time: int, epoch: int) -> None:
+        """Begin the segment that follows; `at` is the place behind the seal."""
+        header = SegmentHeader(
+            at.next, now_us(), self._stream, new_salt(), max(at.prev, 0), sealed.base, epoch
+        )
+        try:
+            self._begin(header, last_time)
+        except OSError as exc:
+            raise self._write_error(exc, SEGMENT_HEADER_BYTES) from exc
+        self._unindexed = True
+
+    def _roll(self, epoch: int | None = None) -> None:
+        """Seal the active segment, make it durable, begin the next."""
+        sealed = self._segment
+        assert sealed is not None
+        snapshot = self.snapshot()
+        buf = bytearray(BATCH_HEADER_BYTES) + seal_record(snapshot.next, snapshot.end)
+        try:
+            status, _, time, _, end = self._core.append(buf, 0, 0, 0, FLAG_SEAL, NO_SEGMENT, 0.0, True)
+        except OSError as exc:
+            raise self._write_error(exc, len(buf)) from exc
+        if status != kernel.APPENDED:
+            return  # not what it was: the caller's next try attaches anew
+        fd = os.open(sealed.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.fdatasync(fd)
+        except OSError as exc:
+            raise self._poisoned(exc) from exc
+        finally:
+            os.close(fd)
+        after = Position(end, int.from_bytes(buf[52:56], "little"), snapshot.next)
+        self._begin_after(sealed, after, time, sealed.header.epoch if epoch is None else epoch)
+
+    def _index(self) -> None:
+        """After a rollover, and not under the lock: the new sealed segment's index."""
+        if self._unindexed:
+            self._unindexed = False
+            index_sealed(self.directory)
+
+    # --- idempotent producers ---
+
+    def _catch_up_producers(self) -> None:
+        """Read the batches appended since the last look: by others, or before we opened."""
+        bases = segment_bases(self.directory)
+        if self._producers_at is None:
+            self._producers_at = self._load_producers(bases)
+        base, at = self._producers_at
+        for number in [b for b in bases if b >= base]:
+            with Segment(self.directory, number) as segment:
+                start = at if number == base else segment.start()
+                snapshot = self.snapshot()
+                limit = snapshot.end if snapshot.active == number else segment.size
+                walk = Walk(segment, start, limit)
+                for batches in walk:
+                    for batch in batches:
+                        if batch.producer > PRODUCER_ANONYMOUS:
+                            remember(self._producers, batch.producer, batch.sequence, batch.base)
+                self._producers_at = (number, walk.end.at)
+
+    def _load_producers(self, bases: list[int]) -> tuple[int, Position]:
+        """Start from the newest index that fits; its table covers everything before it."""
+        for number, base in reversed(list(enumerate(bases[:-1]))):
+            with Segment(self.directory, base) as segment:
+                index = load_index(self.directory, base, segment.header.salt)
+            if index is not None:
+                self._producers = dict(index.producers)
+                with Segment(self.directory, bases[number + 1]) as segment:
+                    return segment.base, segment.start()
+        with Segment(self.directory, bases[0]) as segment:
+            return segment.base, segment.start()
+
+    def _poisoned(self, exc: OSError) -> LogSyncError:
+        self._poison = (
+            f"fsync of {self.directory} failed ({exc.strerror}): what was not yet durable may be lost, "
+            "and this handle refuses to write on; close it, check the disk, open again"
+        )
+        return LogSyncError(self._poison)
+
+    def _write_error(self, exc: OSError, size: int) -> LogWriteError:
+        if exc.errno in {errno.ENOSPC, errno.EDQUOT}:
+            code, hint = "log_disk_full", "free some space and append again"
+        elif exc.errno == errno.EFBIG:
+            code, hint = "log_file_too_big", "raise the process's file size limit (ulimit -f)"
+        else:
+            code, hint = "log_write_failed", "check the disk"
+        active = segment_name(self._segment.base) if self._segment else "a new segment"
+        return LogWriteError(
+            f"writing {size} bytes to {self.directory / active} failed: {exc.strerror}; "
+            f"nothing was appended: {hint}",
+            code=code,
+        )
+
+
+class _IntervalSync:
+    """Syncs what `interval` appends left behind, every SYNC_INTERVAL_S at most."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._wanted = threading.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="virta-log-sync", daemon=True)
+        self._thread.start()
+
+    def need(self) -> None:
+        self._wanted.set()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._wanted.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            stopping = self._stopped.wait(SYNC_INTERVAL_S)
+            self._wanted.clear()
+            try:
+                self._writer.flush()
+            except (LogSyncError, LogClosedError, LogWriteError, LogLockTimeoutError):
+                return  # the writer is poisoned or gone: the next append says so
+            if stopping:
+                return
