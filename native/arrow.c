@@ -329,22 +329,23 @@ done:
 
 /* ---- index ------------------------------------------------------------------------------------------- */
 
-/* index(fd, pos, end, salt, prev, next, step) -> (entries, pos, prev, next, status, detail, last_time)
- * entries: (pos, base, time, prev) of a batch at least every `step` bytes. Only headers are read and checked. */
+/* index(fd, pos, end, salt, prev, next, stop, step) -> (entries, pos, prev, next, status, detail, last_time)
+ * entries: (pos, base, time, prev) of a batch at least every `step` bytes, up to the offset `stop`: what lies
+ * behind may not be published yet. Only headers are read and checked. */
 static PyObject *arrow_index(PyObject *self, PyObject *args)
 {
     (void)self;
     int fd;
     long long pos, end, prev, step, noted = -1, from = 0;
     unsigned int salt;
-    unsigned long long next, detail = 0, last_time = 0;
-    if (!PyArg_ParseTuple(args, "iLLILKL", &fd, &pos, &end, &salt, &prev, &next, &step)) return NULL;
+    unsigned long long next, stop, detail = 0, last_time = 0;
+    if (!PyArg_ParseTuple(args, "iLLILKKL", &fd, &pos, &end, &salt, &prev, &next, &stop, &step)) return NULL;
     uint8_t chunk[INDEX_READ_BYTES];
     ssize_t have = 0;
     enum status status = ST_END;
     PyObject *entries = PyList_New(0);
     if (!entries) return NULL;
-    while (pos < end) {
+    while (pos < end && next < stop) {
         if (pos < from || pos + HEADER_BYTES > from + have) {
             size_t size = end - pos < INDEX_READ_BYTES ? (size_t)(end - pos) : INDEX_READ_BYTES;
             do have = pread(fd, chunk, size, pos); while (have < 0 && errno == EINTR);

@@ -215,12 +215,12 @@ def all_text(values: object) -> bool:
 
 
 def index(  # noqa: PLR0913 - the signature is the native twin's
-    fd: int, pos: int, end: int, salt: int, prev: int, following: int, step: int
+    fd: int, pos: int, end: int, salt: int, prev: int, following: int, stop: int, step: int
 ) -> tuple[list[Entry], int, int, int, int, int, int]:
     """A sparse index of a segment's batches, from their headers; see arrow_index in native/arrow.c."""
     entries: list[Entry] = []
     noted, status, detail, last_time = -1, END, 0, 0
-    while pos < end:
+    while pos < end and following < stop:
         raw = os.pread(fd, min(HEADER_BYTES, end - pos), pos)
         status, header = parse_header(raw, salt, prev, following)
         if status != END or header is None:

@@ -18,10 +18,12 @@ import os
 import struct
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import virta
 from virta.errors import LogCorruptionError, LogFormatError, LogGapError
+from virta.log.directory import segment_bases
 from virta.spark import arrow_plain as status
 from virta.spark.arrow import FOREVER, kernel
 
@@ -136,10 +138,22 @@ class SegmentIndex:
     sealed: bool = False
 
     def extend(self, fd: int, *, end: int, needed: int, skip: bool) -> None:
-        """Index up to byte `end`; damage before offset `needed` is raised, or skipped and noted."""
+        """
+        Index up to offset `needed`, which is published, or byte `end`.
+
+        Damage before that is raised, or skipped and noted. Nothing behind it is looked at: a batch
+        that is not published may be cut off by recovery and another one written in its place.
+        """
         while not self.sealed and self.pos < end and self.following < needed:
             found = kernel.index(
-                fd, self.pos, end, self.header.salt, self.prev, self.following, INDEX_STEP_BYTES
+                fd,
+                self.pos,
+                end,
+                self.header.salt,
+                self.prev,
+                self.following,
+                needed,
+                INDEX_STEP_BYTES,
             )
             entries, pos, prev, following, state, _, last_time = found
             bounds = [*((e[0], e[1], e[2]) for e in entries[1:]), (pos, following, last_time)]
@@ -183,12 +197,34 @@ class Plan:
         self.skip_gaps = skip_gaps
         self.log = virta.open(root, create=False, read_only=True)
         self.indexes: dict[str, SegmentIndex] = {}
+        self.seen: tuple[int, int, int] | None = None
+        self.known: Ends | None = None
 
     def close(self) -> None:
         self.log.close()
 
     def ends(self) -> Ends:
-        return Ends(self.log.first_offset, self.log.durable_offset, self.log.epoch)
+        """
+        The readable range now; what a query is about to see is made durable first, as for any reader.
+
+        Asked many times a second by an idle stream: as long as the last file is as it was, nothing is
+        read again.
+        """
+        bases = segment_bases(Path(self.root))
+        if not bases:
+            return Ends(0, 0, 0)
+        with opened(self.segment_path(bases[-1])) as fd:
+            stat = os.fstat(fd)
+            seen = (bases[-1], stat.st_size, stat.st_mtime_ns)
+            if self.seen != seen or self.known is None:
+                end = self.log.next_offset
+                os.fdatasync(fd)
+                self.known = Ends(bases[0], end, self.log.epoch)
+                self.seen = seen
+        return replace(self.known, first=bases[0])
+
+    def segment_path(self, base: int) -> str:
+        return str(Path(self.root) / f"{base:020d}.puro")
 
     def splits(
         self,
@@ -227,7 +263,7 @@ class Plan:
 
     def segments(self, start: int, stop: int) -> list[tuple[int, str]]:
         """Base and path of the segments that overlap the range, oldest first."""
-        found = sorted((info.base, str(info.path)) for info in self.log.segments())
+        found = [(base, self.segment_path(base)) for base in segment_bases(Path(self.root))]
         gone = self.indexes.keys() - {path for _, path in found}
         for path in gone:
             del self.indexes[path]
