@@ -17,10 +17,15 @@ EXPORTS = {
     "dedupe": "virta.spark.transforms",
     "enrich": "virta.spark.transforms",
     "latest_by_key": "virta.spark.transforms",
+    "match": "virta.spark.matching",
+    "read": "virta.spark.reading",
+    "read_all": "virta.spark.lake",
+    "read_stream": "virta.spark.reading",
     "session": "virta.spark.launch",
     "sessionize": "virta.spark.transforms",
     "to_events": "virta.spark.transforms",
     "valid_events": "virta.spark.transforms",
+    "where": "virta.spark.matching",
     "window_aggregate": "virta.spark.transforms",
 }
 

@@ -16,28 +16,29 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections import OrderedDict
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-from virta.errors import VirtaError
+from virta.errors import EventError, VirtaError
 from virta.filters import Filter, parse
-from virta.match import Matcher
+from virta.match import Compiled, Matcher
+from virta.match import compile_filter as compile_for_index
 from virta.spark.columns import compile_filter
 from virta.spark.schemas import FILTER_ID
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from pyspark.sql import DataFrame
-
 FILTERS_MAX = 10_000_000
 MATCHERS_MAX = 4  # filter sets kept per Python worker; the least recently used goes first
 EVENT_MARKS = frozenset(("source", "id", "data"))  # columns that tell decoded events from records
-NO_DOCUMENT = b"null"  # what a filter on `data` sees of an event that has none
 
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
@@ -75,11 +76,10 @@ def where(
     def keep(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         sets = {root: opened() for root, opened in shipped.items()}
         for batch in batches:
-            kept = [False] * batch.num_rows
+            kept = np.zeros(batch.num_rows, bool)
             for root, matcher in sets.items():
-                hits = matcher.match(documents(batch.column("value"), root))
-                kept = [k or bool(ids) for k, ids in zip(kept, hits, strict=True)]
-            yield batch.filter(pa.array(kept, pa.bool_()))
+                kept |= matcher.hits(documents(batch.column("value"), root))
+            yield batch.filter(pa.array(kept))
 
     return rows.mapInArrow(keep, df.schema)
 
@@ -114,15 +114,11 @@ def match(
     if len(named) > FILTERS_MAX:
         raise MatchError(f"{len(named)} filters: at most {FILTERS_MAX}")
     need_value(df)
-    roots = {check_on(df, filter_, on) for filter_ in named.values()} or {"event"}
-    parts = [
-        {n: f for n, f in named.items() if check_on(df, f, on) == root} for root in sorted(roots)
-    ]
-    found = [match_on(df, part, root, keep) for part, root in zip(parts, sorted(roots), strict=True)]
-    result = found[0]
-    for other in found[1:]:
-        result = result.unionByName(other)
-    return result
+    parts: dict[str, dict[str, Filter]] = {}
+    for name, filter_ in named.items():
+        parts.setdefault(check_on(df, filter_, on), {})[name] = filter_
+    found = [match_on(df, part, root, keep) for root, part in (parts or {"event": {}}).items()]
+    return reduce(DataFrame.unionByName, found)
 
 
 def match_on(
@@ -146,16 +142,9 @@ def explode_batch(
     batch: pa.RecordBatch, matcher: FilterSet, on: str, names: list[str]
 ) -> pa.RecordBatch:
     """Repeat each row for every filter that holds for it."""
-    rows: list[int] = []
-    ids: list[str] = []
-    for i, found in enumerate(matcher.match(documents(batch.column("value"), on))):
-        if found:
-            rows += [i] * len(found)
-            ids += found
-    taken = batch.select(names).take(pa.array(rows, pa.int32()))
-    return pa.RecordBatch.from_arrays(
-        [*taken.columns, pa.array(ids, pa.string())], names=[*names, FILTER_ID.name]
-    )
+    rows, ids = matcher.pairs(documents(batch.column("value"), on))
+    taken = batch.select(names).take(pa.array(rows, pa.int64()))
+    return pa.RecordBatch.from_arrays([*taken.columns, ids], names=[*names, FILTER_ID.name])
 
 
 def check_on(df: DataFrame, filter_: Filter, on: str | None) -> str:
@@ -180,33 +169,75 @@ def need_value(df: DataFrame) -> None:
 def documents(column: pa.Array, on: str) -> list[bytes]:
     """The JSON text each row is asked by."""
     values = [v.encode() if isinstance(v, str) else v or b"" for v in column.to_pylist()]
-    return values if on == "event" else [data_of(value) for value in values]
+    return values if on == "event" else [document_of(value) for value in values]
 
 
-def data_of(value: bytes) -> bytes:
+def document_of(value: bytes) -> bytes:
+    """
+    What Koncorde's filters see of an event: its data, with an `_id` if it brings none.
+
+    The `_id` is the event's subject, else its id; an event without an object as data is the empty
+    document with that `_id`. The server's subscriptions follow the same rule.
+    """
     try:
-        return bytes(_members(value).get("data", NO_DOCUMENT))
+        members = _members(value)
     except (msgspec.DecodeError, RecursionError):
         return b""
+    data = bytes(members.get("data", b"")).strip()
+    name = bytes(members.get("subject", b"")).strip()
+    identity = name if name.startswith(b'"') else bytes(members.get("id", b"null")).strip()
+    if not data.startswith(b"{"):
+        return b'{"_id":%b}' % identity
+    inner = data[1:-1].strip()
+    # Of equal names the last wins in every JSON reader, so the data's own `_id` stays.
+    return b'{"_id":%b%b%b}' % (identity, b"," if inner else b"", inner)
 
 
 class FilterSet:
     """A matcher that speaks in the caller's names for its filters."""
 
-    def __init__(self, filters: Mapping[str, Filter]) -> None:
+    def __init__(self, filters: Iterable[tuple[str, Compiled]]) -> None:
         self.matcher = Matcher()
-        self.names: dict[Any, list[str]] = {}
-        for name, filter_ in filters.items():
-            # Equal filters share an id in the matcher; each name still gets its row.
-            self.names.setdefault(self.matcher.add(filter_), []).append(name)
+        # Equal filters share a number in the matcher; each of their names still gets its row.
+        names: dict[int, list[str]] = {}
+        for name, compiled in filters:
+            number = self.matcher.number_of(self.matcher.add(compiled))
+            assert number is not None
+            names.setdefault(number, []).append(name)
+        self.shared = any(len(found) > 1 for found in names.values())
+        self.names = names
+        self.order = np.zeros(max(names, default=0) + 1, np.int64)
+        for i, number in enumerate(names):
+            self.order[number] = i
+        self.first = pa.array([found[0] for found in names.values()], pa.string())
 
-    def match(self, values: list[bytes]) -> list[list[str]]:
-        """The names of the filters that hold for each value; none for what is no JSON."""
-        names = self.names
-        return [
-            [name for found in ids for name in names[found]]
-            for ids in self.matcher.match_many([v if is_json(v) else NO_DOCUMENT for v in values])
-        ]
+    def numbers(self, values: list[bytes]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Row and filter number of every hit, by row; rows that are no JSON have none."""
+        rows = np.arange(len(values))
+        try:
+            found, offsets = self.matcher.match_many(values, output="uint32")
+        except EventError:
+            good = [i for i, value in enumerate(values) if is_json(value)]
+            rows = np.array(good, np.int64)
+            found, offsets = self.matcher.match_many([values[i] for i in good], output="uint32")
+        counts = np.diff(np.frombuffer(offsets, np.uint32).astype(np.int64))
+        return np.repeat(rows, counts), np.frombuffer(found, np.uint32)
+
+    def pairs(self, values: list[bytes]) -> tuple[np.ndarray[Any, Any], pa.Array]:
+        """Row and filter name of every hit."""
+        rows, numbers = self.numbers(values)
+        if not self.shared:
+            return rows, self.first.take(pa.array(self.order[numbers]))
+        names = [self.names[number] for number in numbers.tolist()]
+        repeats = [len(found) for found in names]
+        flat = [name for found in names for name in found]
+        return np.repeat(rows, repeats), pa.array(flat, pa.string())
+
+    def hits(self, values: list[bytes]) -> np.ndarray[Any, Any]:
+        """For each value whether any filter holds."""
+        held = np.zeros(len(values), bool)
+        held[self.numbers(values)[0]] = True
+        return held
 
 
 _sets: OrderedDict[str, FilterSet] = OrderedDict()
@@ -216,7 +247,7 @@ def opened_set(digest: str, packed: bytes) -> FilterSet:
     """The filter set of these bytes, built once per Python worker."""
     found = _sets.get(digest)
     if found is None:
-        found = FilterSet(unpack(packed))
+        found = FilterSet(pickle.loads(packed))  # noqa: S301 - bytes of our own driver
         _sets[digest] = found
         while len(_sets) > MATCHERS_MAX:
             _sets.popitem(last=False)
@@ -224,17 +255,9 @@ def opened_set(digest: str, packed: bytes) -> FilterSet:
     return found
 
 
-def pack(filters: Mapping[str, Filter]) -> bytes:
-    return pickle.dumps([(n, f.tree, f.dialect) for n, f in filters.items()], protocol=5)
-
-
-def unpack(packed: bytes) -> dict[str, Filter]:
-    return {n: Filter(tree, dialect=d) for n, tree, d in pickle.loads(packed)}  # noqa: S301 - our own bytes
-
-
 def ship(df: DataFrame, filters: Mapping[str, Filter]) -> Callable[[], FilterSet]:
     """Send a filter set to the executors; the result opens it there."""
-    packed = pack(filters)
+    packed = pickle.dumps([(n, compile_for_index(f)) for n, f in filters.items()], protocol=5)
     digest = hashlib.sha256(packed).hexdigest()
     broadcast = df.sparkSession.sparkContext.broadcast(packed)
 
@@ -245,4 +268,8 @@ def ship(df: DataFrame, filters: Mapping[str, Filter]) -> Callable[[], FilterSet
 
 
 def is_json(value: bytes) -> bool:
-    return bool(value)
+    try:
+        msgspec.json.decode(value)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return False
+    return True

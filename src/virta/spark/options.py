@@ -34,6 +34,7 @@ READ_OPTIONS = (
     "batchRows",
     "maxRecordsPerTrigger",
     "maxBytesPerTrigger",
+    "pushdown",
 )
 WRITE_OPTIONS = ("path", "topic", "durability", "queryId", "sequence", "checkpointLocation")
 SPLIT_BYTES_MIN = 64 * 1024
@@ -64,6 +65,7 @@ class ReadOptions:
     batch_rows: int
     max_records: int | None
     max_bytes: int | None
+    pushdown: bool
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
@@ -90,6 +92,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         batch_rows=number(given, "batchRows", ROWS_MAX, 1, BATCH_ROWS_MAX),
         max_records=optional_number(given, "maxRecordsPerTrigger"),
         max_bytes=optional_number(given, "maxBytesPerTrigger"),
+        pushdown=choice(given, "pushdown", {"true": True, "false": False}, "false"),
     )
 
 

@@ -136,8 +136,9 @@ def stage(options: WriteOptions, batches: Iterable[pa.RecordBatch]) -> Staged:
         sink = pa.BufferOutputStream()
         write_stream(sink, kept)
         return Staged(partition, query, count, sink.getvalue().to_pybytes(), None)
+    virta.open(options.path).close()  # a new log is made before anything else stands in its directory
     directory = Path(options.path) / STAGING
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(exist_ok=True)
     path = directory / f"{uuid.uuid4().hex}.arrow"
     with pa.OSFile(str(path), "wb") as file:
         write_stream(file, kept)

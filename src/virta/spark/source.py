@@ -65,10 +65,13 @@ class VirtaSource(DataSource):
         return EVENT if read_options(self.options).events else RECORD
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        # Spark refuses a reader that takes filters while push-down is switched off (its default), so
-        # only the process that pushes filters gets one; any session can use the source.
-        pushing = PUSHDOWN_WORKER in sys.modules or main_module() == PUSHDOWN_WORKER
-        return (PushingReader if pushing else LogReader)(read_options(self.options), schema)
+        options = read_options(self.options)
+        # Only on request: Spark 4.3 remembers the plan of the first query with pushed conditions for
+        # the loaded DataFrame, and answers later queries on it, with other conditions or none, from
+        # that plan. And it refuses such a reader while push-down is off in the session (its default),
+        # so only the process that pushes conditions gets one.
+        pushing = options.pushdown and in_pushdown_worker()
+        return (PushingReader if pushing else LogReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         return LogStreamReader(read_options(self.options), schema)
@@ -80,9 +83,9 @@ class VirtaSource(DataSource):
         return LogStreamWriter(dict(self.options), schema, overwrite=overwrite)
 
 
-def main_module() -> str | None:
+def in_pushdown_worker() -> bool:
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return getattr(spec, "name", None)
+    return PUSHDOWN_WORKER in sys.modules or getattr(spec, "name", None) == PUSHDOWN_WORKER
 
 
 @dataclass

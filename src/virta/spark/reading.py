@@ -1,0 +1,90 @@
+"""
+Reading a log into a DataFrame, with its bounds given by name.
+
+`read` and `read_stream` are the data source with its options spelled as arguments. Bounds given here
+are planned: splits outside them are never opened, which conditions on the DataFrame cannot promise
+(see the option `pushdown`).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from virta.spark.launch import session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from os import PathLike
+
+    from pyspark.sql import DataFrame, SparkSession
+
+ARGUMENTS = {
+    "events": "events",
+    "start": "start",
+    "end": "end",
+    "since": "startTime",
+    "until": "endTime",
+    "on_gap": "onGap",
+    "on_corruption": "onCorruption",
+    "problems": "problems",
+    "split_bytes": "splitBytes",
+    "max_records": "maxRecordsPerTrigger",
+    "max_bytes": "maxBytesPerTrigger",
+}
+
+
+def read(
+    path: str | PathLike[str],
+    *,
+    topics: Iterable[str] | None = None,
+    columns: str | None = None,
+    spark: SparkSession | None = None,
+    **bounds: Any,
+) -> DataFrame:
+    """
+    The records (with `events=True`: the events) of a log, bounded by offsets, times and topics.
+
+    Args:
+        path: the log's directory.
+        topics: only these.
+        columns: a schema as DDL: fewer columns are read faster.
+        spark: the session; the process's own by default.
+        bounds: start, end (offsets), since, until (datetimes), on_gap, on_corruption, problems,
+            split_bytes, events.
+    """
+    reader = (spark or session()).read.format("virta").options(**options(topics, bounds))
+    if columns is not None:
+        reader = reader.schema(columns)
+    return reader.load(str(path))
+
+
+def read_stream(
+    path: str | PathLike[str],
+    *,
+    topics: Iterable[str] | None = None,
+    columns: str | None = None,
+    spark: SparkSession | None = None,
+    **bounds: Any,
+) -> DataFrame:
+    """As `read`, unbounded; `max_records` or `max_bytes` bound each micro-batch."""
+    reader = (spark or session()).readStream.format("virta").options(**options(topics, bounds))
+    if columns is not None:
+        reader = reader.schema(columns)
+    return reader.load(str(path))
+
+
+def options(topics: Iterable[str] | None, bounds: Mapping[str, Any]) -> dict[str, str]:
+    given = {} if topics is None else {"topics": ",".join(topics)}
+    for name, value in bounds.items():
+        if name not in ARGUMENTS:
+            raise TypeError(f"unknown argument {name!r}: choose from {', '.join(ARGUMENTS)}")
+        if value is not None:
+            given[ARGUMENTS[name]] = text(value)
+    return given
+
+
+def text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value.isoformat() if isinstance(value, datetime) else str(value)
