@@ -12,7 +12,11 @@ import os
 from setuptools import Extension, setup
 
 SANITIZE = os.environ.get("VIRTA_SANITIZE") == "1"
-FLAGS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"] if SANITIZE else ["-O3"]
+FLAGS = (
+    ["-O1", "-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
+    if SANITIZE
+    else ["-O3"]
+)
 LINK = ["-fsanitize=address,undefined"] if SANITIZE else []
 
 EXTENSIONS = [

@@ -34,6 +34,8 @@
 #define LOCK_SLEEP_NS_MAX 1000000
 #define GROUP_WAIT_NS 60000      /* a leader waits this long for its usual companions */
 #define FOLLOW_WAIT_NS 2000000   /* a follower looks again after this long, whatever happens */
+#define LEADER_PATIENCE_NS 1000000000 /* then a follower stops waiting for its leader and syncs itself */
+#define GROUP_MAX 1024           /* more arrivals than that are the traces of killed processes */
 #define WAKE_SLICE_NS 100000000  /* a lost wake-up costs at most this */
 
 enum { APPENDED = 0, ATTENTION = 1, ROLL = 2, TIMEOUT = 3 };
@@ -466,27 +468,52 @@ static PyObject *kernel_append(Kernel *k, PyObject *args)
     return Py_BuildValue("(iKKKK)", rc, a.base, a.time, a.segment, a.end);
 }
 
-/* One fdatasync for everybody who waits. 0 done, ATTENTION: the active segment is another one, -1 fdatasync failed. */
-static int sync_lead(Kernel *k, int group)
+/* fdatasync the active segment and publish that. 0 done, ATTENTION: another segment is active, -1 fdatasync failed.
+ * `publish` is false for one who syncs beside a leader that does not get on (stopped, or a slow disk). */
+static int sync_segment(Kernel *k, int publish)
 {
-    Control *c = k->control, copy;
-    if (group) {
-        uint32_t usual = atomic_load(&c->group_size);
-        uint64_t until = monotonic_ns() + GROUP_WAIT_NS;
-        while (usual > 1 && atomic_load(&c->arrivals) - atomic_load(&c->served) < usual && monotonic_ns() < until)
-            sched_yield();
-        uint32_t arrived = atomic_load(&c->arrivals);
-        uint32_t size = arrived - atomic_load(&c->served);
-        atomic_store(&c->group_size, size > 1024 ? 1 : size);
-        atomic_store(&c->served, arrived);
-    }
+    Control copy;
     if (control_copy(k, &copy) != CURRENT || copy.active_base != k->segment_base || k->segment_fd < 0) return ATTENTION;
     if (fdatasync(k->segment_fd) < 0) return -1;
-    durable_publish(k, copy.active_base, copy.end_pos, copy.next_offset);
+    if (publish) durable_publish(k, copy.active_base, copy.end_pos, copy.next_offset);
     return 0;
 }
 
-/* sync(base, pos, group) -> bool: make everything up to `pos` of segment `base` durable. False: attach the active segment first. */
+/* A leader waits a moment for as many companions as came last time, so that one fdatasync serves them all. */
+static void sync_gather(Kernel *k)
+{
+    Control *c = k->control;
+    uint32_t usual = atomic_load(&c->group_size);
+    uint64_t until = monotonic_ns() + GROUP_WAIT_NS;
+    while (usual > 1 && atomic_load(&c->arrivals) - atomic_load(&c->served) < usual && monotonic_ns() < until)
+        sched_yield();
+    uint32_t arrived = atomic_load(&c->arrivals);
+    uint32_t size = arrived - atomic_load(&c->served);
+    atomic_store(&c->group_size, size > GROUP_MAX ? 1 : size);
+    atomic_store(&c->served, arrived);
+}
+
+/* Lead if nobody else does: 1 led (result in *rc), 0 somebody else is at it. */
+static int sync_lead(Kernel *k, int group, int *rc)
+{
+    int led = 0;
+    if (pthread_mutex_trylock(&k->sync_mutex) != 0) return 0;
+    if (flock(k->sync_fd, LOCK_EX | LOCK_NB) == 0) {
+        if (group) sync_gather(k);
+        *rc = sync_segment(k, 1);
+        led = 1;
+        int saved = errno;
+        flock(k->sync_fd, LOCK_UN);
+        errno = saved;
+    }
+    int saved = errno;
+    pthread_mutex_unlock(&k->sync_mutex);
+    errno = saved;
+    return led;
+}
+
+/* sync(base, pos, group) -> bool: make everything up to `pos` of segment `base` durable. False: attach the active segment
+ * first. With `group` somebody else's fdatasync will do; without, it is our own. */
 static PyObject *kernel_sync(Kernel *k, PyObject *args)
 {
     unsigned long long base, pos;
@@ -494,31 +521,20 @@ static PyObject *kernel_sync(Kernel *k, PyObject *args)
     if (!PyArg_ParseTuple(args, "KKp", &base, &pos, &group) || kernel_enter(k, 1) < 0) return NULL;
     Control *c = k->control, copy;
     Py_BEGIN_ALLOW_THREADS
+    uint64_t patience = monotonic_ns() + LEADER_PATIENCE_NS;
     if (group) atomic_fetch_add(&c->arrivals, 1);
     for (;;) {
         uint32_t seen = atomic_load(&c->durable_word);
         durable_copy(k, &copy);
         if (group && position_reached(&copy, base, pos)) break;
-        if (!group) { /* own fdatasync, whoever else is at it */
-            pthread_mutex_lock(&k->sync_mutex);
-            if ((rc = file_lock(k->sync_fd, UINT64_MAX)) == 0) {
-                rc = sync_lead(k, 0);
-                flock(k->sync_fd, LOCK_UN);
-            }
+        if (sync_lead(k, group, &rc)) break;
+        if (!group || monotonic_ns() > patience) {
+            pthread_mutex_lock(&k->sync_mutex); /* keeps attach from closing the descriptor meanwhile */
+            rc = sync_segment(k, 0);
+            int saved = errno;
             pthread_mutex_unlock(&k->sync_mutex);
+            errno = saved;
             break;
-        }
-        if (pthread_mutex_trylock(&k->sync_mutex) == 0) {
-            int lead = flock(k->sync_fd, LOCK_EX | LOCK_NB) == 0;
-            if (lead) {
-                durable_copy(k, &copy);
-                rc = position_reached(&copy, base, pos) ? 0 : sync_lead(k, 1);
-                int saved = errno;
-                flock(k->sync_fd, LOCK_UN);
-                errno = saved;
-            }
-            pthread_mutex_unlock(&k->sync_mutex);
-            if (lead) break;
         }
         atomic_store(&c->durable_waiters, 1);
         word_wait(&c->durable_word, seen, FOLLOW_WAIT_NS);

@@ -149,6 +149,7 @@ static PyObject *native_encode(PyObject *self, PyObject *records)
     if (!fast) return NULL;
     Py_ssize_t count = PySequence_Fast_GET_SIZE(fast), used = HEADER_BYTES;
     PyObject *out = PyByteArray_FromStringAndSize(NULL, HEADER_BYTES + 512);
+    if (out) memset(PyByteArray_AS_STRING(out), 0, HEADER_BYTES);
     for (Py_ssize_t i = 0; out && i < count; i++) {
         int rc = encode_one(out, &used, PySequence_Fast_GET_ITEM(fast, i));
         if (rc == 0) continue;

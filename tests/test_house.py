@@ -96,3 +96,40 @@ def test_log_imports_nothing_heavy():
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert set(out.stdout.split()) <= set(sys.stdlib_module_names) | {"virta"}
+
+
+def commands():
+    """Every command of `virta` with its path of names."""
+    import click
+
+    from virta.cli import main
+
+    def walk(command, names):
+        yield names, command
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for name in command.list_commands(context):
+                yield from walk(command.get_command(context, name), (*names, name))
+
+    return list(walk(main, ("virta",)))
+
+
+def test_every_command_and_flag_is_documented():
+    """docs/cli*.md name every command and every flag of it."""
+    pages = "\n".join(p.read_text() for p in sorted((ROOT / "docs").glob("cli*.md")))
+    for names, command in commands():
+        assert " ".join(names) in pages, f"{' '.join(names)} is in no docs/cli*.md"
+        for parameter in command.params:
+            long = [o for o in parameter.opts if o.startswith("--")]
+            for flag in long:
+                if flag not in {"--help", "--version"}:
+                    assert flag in pages, f"{' '.join(names)} {flag} is in no docs/cli*.md"
+
+
+def test_every_command_has_help():
+    """Each command and each option says what it does."""
+    for names, command in commands():
+        assert command.help, names
+        for parameter in command.params:
+            if parameter.param_type_name == "option":
+                assert parameter.help, (names, parameter.name)

@@ -15,7 +15,7 @@ from virta.log.aio import AsyncConsumer, AsyncLog, AsyncReader, open_async
 from virta.log.compaction import CompactionReport
 from virta.log.groups import Consumer, ConsumerInfo
 from virta.log.handle import Log, SegmentInfo
-from virta.log.handle import open_log as open  # noqa: A004
+from virta.log.opening import open_log as open  # noqa: A004
 from virta.log.reader import Reader
 from virta.log.record import Appended, Name, Record
 from virta.log.retention import Pin, RetentionReport

@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from virta.log.handle import Log, open_log
+from virta.log.opening import open_log
 
 if TYPE_CHECKING:
     import os
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
     from virta.log.groups import Consumer, ConsumerInfo
-    from virta.log.handle import SegmentInfo
+    from virta.log.handle import Log, SegmentInfo
     from virta.log.reader import Reader
     from virta.log.record import Appended, Record
 
@@ -77,7 +77,7 @@ class AsyncLog:
     def durable_offset(self) -> int:
         return self.sync.durable_offset
 
-    async def __aenter__(self) -> AsyncLog:  # noqa: PYI034
+    async def __aenter__(self) -> AsyncLog:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -91,7 +91,7 @@ class AsyncReader:
         self._reader = reader
         self._chunk: Iterator[Record] = iter(())
 
-    def __aiter__(self) -> AsyncReader:  # noqa: PYI034
+    def __aiter__(self) -> AsyncReader:
         return self
 
     async def __anext__(self) -> Record:
@@ -128,7 +128,10 @@ class AsyncConsumer:
         self.sync = consumer
 
     async def read(
-        self, *, follow: bool = False, timeout: float | None = None  # noqa: ASYNC109
+        self,
+        *,
+        follow: bool = False,
+        timeout: float | None = None,  # noqa: ASYNC109
     ) -> AsyncIterator[Record]:
         source = self.sync.read(follow=follow, timeout=timeout)
         while (record := await asyncio.to_thread(next, source, None)) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from virta.errors import LogError, LogLimitError, LogTypeError
+from virta.log.codec import PRODUCER_ANONYMOUS
 from virta.log.limits import KEY_BYTES_MAX, TOPIC_BYTES_MAX, VALUE_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -33,6 +34,17 @@ def _as_bytes(topic: object) -> bytes:
     raise LogTypeError(f"a topic must be str or bytes, got {type(topic).__name__}: {topic!r:.80}")
 
 
+def check_producer(producer: object) -> None:
+    match producer:
+        case (int() as number, int() as sequence) if (
+            PRODUCER_ANONYMOUS < number < 1 << 64 and 0 <= sequence < 1 << 32
+        ):
+            return
+    raise LogTypeError(
+        f"producer must be (id, sequence) with 2 <= id < 2**64 and 0 <= sequence < 2**32, got {producer!r}"
+    )
+
+
 def record_error(item: Any, index: int, count: int) -> LogError:
     """Why the encoder refused this record."""
     where = "" if count == 1 else f"record {index} of {count}: "
@@ -53,7 +65,9 @@ def _field_error(where: str, name: str, field: object, limit: int) -> LogError |
         try:
             field = field.encode()
         except UnicodeEncodeError as exc:
-            return LogTypeError(f"{where}{name} {field!r:.80} cannot be written as UTF-8: {exc.reason}")
+            return LogTypeError(
+                f"{where}{name} {field!r:.80} cannot be written as UTF-8: {exc.reason}"
+            )
     if isinstance(field, str):
         return LogTypeError(f"{where}value must be bytes, got str {field!r:.80}; encode it first")
     try:
@@ -64,6 +78,7 @@ def _field_error(where: str, name: str, field: object, limit: int) -> LogError |
         return LogTypeError(f"{where}{name} must be {kinds}, got {kind} {field!r:.80}")
     if size > limit:
         return LogLimitError(
-            f"{where}{name} is {size} bytes long, the limit is {limit}", code=f"log_{name}_too_large"
+            f"{where}{name} is {size} bytes long, the limit is {limit}",
+            code=f"log_{name}_too_large",
         )
     return None

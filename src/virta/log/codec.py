@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
+    Row = tuple[int, int, int, int, int, int, int, int, int]
+    Walked = tuple[Sequence[Row], int, int, int, int, int]
+    Read = tuple[list[Record], int, int, int, int, int]
+
 Buffer = bytes | bytearray | memoryview
 
 FLAG_SEAL: Final = 1
@@ -72,18 +76,13 @@ class Batch(NamedTuple):
 
     pos: int
     base: int
-    count: int
+    span: int  # offsets it covers
     time: int
     payload_len: int
     producer: int
     sequence: int
     flags: int
     header_crc: int
-
-
-Row = tuple[int, int, int, int, int, int, int, int, int]
-Walked = tuple[list[Row], int, int, int, int, int]
-Read = tuple[list[Record], int, int, int, int, int]
 
 
 # --- checksums -------------------------------------------------------------------------------------
@@ -233,7 +232,7 @@ def encode(records: Sequence[Sequence[object]]) -> bytearray:
 # --- batches ---------------------------------------------------------------------------------------
 
 
-def seal_header(  # noqa: PLR0913
+def seal_header(
     buf: bytearray,
     *,
     salt: int,
@@ -293,8 +292,14 @@ def _seal_next(buf: Buffer, batch: Batch) -> int | None:
     return int.from_bytes(payload[5:13], "little")
 
 
-def walk(  # noqa: PLR0913, PLR0917
-    buf: Buffer, pos: int, end: int, salt: int, prev: int, next_offset: int, check_payload: bool  # noqa: FBT001
+def walk(
+    buf: Buffer,
+    pos: int,
+    end: int,
+    salt: int,
+    prev: int,
+    next_offset: int,
+    check_payload: bool,  # noqa: FBT001
 ) -> Walked:
     """Every valid batch from `pos` on, without decoding: (batches, pos, prev, next, status, detail)."""
     batches: list[Row] = []
@@ -308,9 +313,9 @@ def walk(  # noqa: PLR0913, PLR0917
             return batches, pos, prev, next_offset, Status.SHORT, after - pos
         if check_payload and crc32c(buf[body:after]) != payload_crc:
             return batches, pos, prev, next_offset, Status.BAD_PAYLOAD, 0
-        batches.append(tuple(batch))
+        batches.append(batch)
         pos = after
-        next_offset += batch.count
+        next_offset += batch.span
         prev = -1 if batch.flags & FLAG_REPAIR else batch.header_crc
         if batch.flags & FLAG_SEAL:
             following = _seal_next(buf, batch)
@@ -324,7 +329,7 @@ class _BadRecordError(ValueError):
     pass
 
 
-def _decode_batch(  # noqa: PLR0913, PLR0917
+def _decode_batch(
     buf: Buffer,
     batch: Batch,
     start: int,
@@ -366,12 +371,12 @@ def _decode_batch(  # noqa: PLR0913, PLR0917
                 records.append(Record(Name(topic), key, value, offset, batch.time))
             offset += 1
         pos = after
-    if offset != batch.base + batch.count:
+    if offset != batch.base + batch.span:
         raise _BadRecordError
     return records
 
 
-def read(  # noqa: PLR0913, PLR0917
+def read(
     buf: Buffer,
     pos: int,
     end: int,
@@ -400,7 +405,7 @@ def read(  # noqa: PLR0913, PLR0917
         if after > end:
             return records, pos, prev, next_offset, Status.SHORT, after - pos
         if batch.flags & FLAG_REPAIR and not through_repairs:
-            return records, pos, prev, next_offset, Status.REPAIR, batch.count
+            return records, pos, prev, next_offset, Status.REPAIR, batch.span
         if crc32c(buf[body:after]) != payload_crc:
             return records, pos, prev, next_offset, Status.BAD_PAYLOAD, 0
         following = None
@@ -408,13 +413,13 @@ def read(  # noqa: PLR0913, PLR0917
             following = _seal_next(buf, batch)
             if following is None:
                 return records, pos, prev, next_offset, Status.BAD_RECORD, 0
-        elif not batch.flags & FLAG_REPAIR and (next_offset + batch.count > start or verify):
+        elif not batch.flags & FLAG_REPAIR and (next_offset + batch.span > start or verify):
             try:
                 records += _decode_batch(buf, batch, start, stop, topics, verify)
             except ValueError:
                 return records, pos, prev, next_offset, Status.BAD_RECORD, 0
         pos = after
-        next_offset += batch.count
+        next_offset += batch.span
         prev = -1 if batch.flags & FLAG_REPAIR else batch.header_crc
         if following is not None:
             return records, pos, prev, next_offset, Status.SEAL, following

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from virta.log import kernel
 from virta.log.codec import (
     FLAG_REPAIR,
+    FLAG_SEAL,
+    REASONS,
     Batch,
     Status,
     encode_record,
@@ -29,7 +31,8 @@ from virta.log.limits import (
     SEGMENT_HEADER_BYTES,
     TOMBSTONE_AGE_S,
 )
-from virta.log.recovery import seal_batch
+from virta.log.reader import FOREVER
+from virta.log.recovery import Problem, seal_batch
 from virta.log.retention import lowest_pin, maintaining
 from virta.log.segment import (
     FLAG_COMPACTED,
@@ -41,13 +44,11 @@ from virta.log.segment import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from io import BufferedWriter
 
     from virta.log.handle import Log, SegmentInfo
     from virta.log.record import Record
-
-Progress = "Callable[[int, int], None] | None"
 
 
 class CompactionReport(NamedTuple):
@@ -61,9 +62,7 @@ class CompactionReport(NamedTuple):
 def _identity(record: Record) -> bytes:
     """16 bytes stand for (topic, key): a map of a million keys stays near a hundred megabytes."""
     topic = record.topic
-    return blake2b(
-        len(topic).to_bytes(2, "little") + topic + record.key, digest_size=16
-    ).digest()
+    return blake2b(len(topic).to_bytes(2, "little") + topic + record.key, digest_size=16).digest()
 
 
 def compact(
@@ -110,22 +109,64 @@ def _compact_segment(
             return False
         return bool(record.value) or record.timestamp >= horizon
 
-    records = list(_records(log, info))
-    keep = [record for record in records if stays(record)]
-    if len(keep) == len(records):
-        return 0, info.bytes, info.bytes, len(records), len(records)
     with Segment(log.path, info.base) as segment:
+        before = after = 0
+        for batch in _batches(segment):
+            records = _records(segment, batch)
+            before += len(records)
+            after += sum(map(stays, records))
+        if before == after:
+            return 0, info.bytes, info.bytes, before, after
         old = load_index(log.path, info.base, segment.header.salt)
-        size = _rewrite(segment, {record.offset: record for record in keep}, info.next)
+        size = _rewrite(segment, stays, info.next)
     with Segment(log.path, info.base) as fresh:
         index = build_index(fresh, old.producers if old else {})
         if index is not None:
             save_index(log.path, index)
-    return 1, info.bytes, size, len(records), len(keep)
+    return 1, info.bytes, size, before, after
 
 
-def _records(log: Log, info: SegmentInfo) -> list[Record]:
-    return [r for b in log.read(start=info.base, end=info.next, on_gap="skip").batches() for r in b]
+def _batches(segment: Segment) -> Iterator[Batch]:
+    walk = Walk(segment, segment.start(), segment.size)
+    for batches in walk:
+        for batch in batches:
+            if not batch.flags & FLAG_SEAL:
+                yield batch
+    if walk.end.status != Status.SEAL:
+        raise Problem(
+            str(segment.path),
+            walk.end.at.pos,
+            segment.size,
+            walk.end.at.next,
+            None,
+            walk.end.reason,
+        ).error()
+
+
+def _records(segment: Segment, batch: Batch) -> list[Record]:
+    """The records of one batch; only one batch is in memory at a time."""
+    data = os.pread(segment.fd, BATCH_HEADER_BYTES + batch.payload_len, batch.pos)
+    records, _, _, _, status, _ = kernel.read(
+        data,
+        0,
+        len(data),
+        segment.header.salt,
+        -1,
+        batch.base,
+        0,
+        FOREVER,
+        None,
+        False,
+        True,
+        FOREVER,
+    )
+    if status != Status.END:
+        end = batch.pos + len(data)
+        reason = REASONS.get(Status(status), "bad-record")
+        raise Problem(
+            str(segment.path), batch.pos, end, batch.base, batch.base + batch.span, reason
+        ).error()
+    return records
 
 
 class _Rewriter:
@@ -138,11 +179,14 @@ class _Rewriter:
         self._gap = 0
         self._time = 0
 
-    def batch(self, batch: Batch, keep: dict[int, Record]) -> None:
-        kept = [keep[o] for o in range(batch.base, batch.base + batch.count) if o in keep]
+    def batch(self, batch: Batch, kept: list[Record]) -> None:
         self._time = batch.time
-        if not kept or batch.flags & FLAG_REPAIR:
-            self._gap += batch.count
+        if batch.flags & FLAG_REPAIR:
+            self.flush()  # lost offsets stay visible as lost
+            self._put(bytearray(), batch.span, 0, 0, flags=FLAG_REPAIR)
+            return
+        if not kept:
+            self._gap += batch.span
             return
         self.flush()
         payload = bytearray()
@@ -152,9 +196,9 @@ class _Rewriter:
                 payload += gap_record(record.offset - offset)
             payload += encode_record(bytes(record.topic), bytes(record.key), record.value)
             offset = record.offset + 1
-        if offset < batch.base + batch.count:
-            payload += gap_record(batch.base + batch.count - offset)
-        self._put(payload, batch.count, batch.producer, batch.sequence)
+        if offset < batch.base + batch.span:
+            payload += gap_record(batch.base + batch.span - offset)
+        self._put(payload, batch.span, batch.producer, batch.sequence)
 
     def flush(self) -> None:
         """Write the gap that has gathered, if any."""
@@ -163,11 +207,13 @@ class _Rewriter:
             self._put(bytearray(gap_record(count)), count, 0, 0)
             self._gap -= count
 
-    def seal(self, segment: Segment, following: int) -> None:
+    def seal(self, following: int) -> None:
         self.flush()
-        self._file.write(seal_batch(segment, self.at, self._time, following))
+        self._file.write(seal_batch(self._salt, self.at, self._time, following))
 
-    def _put(self, payload: bytearray, count: int, producer: int, sequence: int) -> None:
+    def _put(
+        self, payload: bytearray, count: int, producer: int, sequence: int, flags: int = 0
+    ) -> None:
         buf = bytearray(BATCH_HEADER_BYTES) + payload
         crc = seal_header(
             buf,
@@ -178,29 +224,23 @@ class _Rewriter:
             prev=self.at.prev,
             producer=producer,
             sequence=sequence,
+            flags=flags,
             crc=kernel.crc32c,
         )
         self._file.write(buf)
         self.at = Position(self.at.pos + len(buf), crc, self.at.next + count)
 
 
-def _rewrite(segment: Segment, keep: dict[int, Record], following: int) -> int:
+def _rewrite(segment: Segment, stays: Callable[[Record], bool], following: int) -> int:
     """Write the compacted file beside the segment and rename it over; returns its size."""
-    header = segment.header._replace(
-        salt=new_salt(), flags=segment.header.flags | FLAG_COMPACTED
-    )
+    header = segment.header._replace(salt=new_salt(), flags=segment.header.flags | FLAG_COMPACTED)
     temporary = segment.path.with_suffix(".compact")
     with temporary.open("wb") as file:
         file.write(header.pack())
         writer = _Rewriter(file, header.salt, header.prev_crc, header.base)
-        walk = Walk(segment, segment.start(), segment.size)
-        for batches in walk:
-            for batch in batches:
-                if batch.count:
-                    writer.batch(batch, keep)
-        assert walk.end.status == Status.SEAL
-        segment.header = header  # what seal_batch must salt with
-        writer.seal(segment, following)
+        for batch in _batches(segment):
+            writer.batch(batch, list(filter(stays, _records(segment, batch))))
+        writer.seal(following)
         file.flush()
         os.fsync(file.fileno())
         size = file.tell()

@@ -72,7 +72,7 @@ def list_consumers(directory: Path, end: int) -> list[ConsumerInfo]:
 class Consumer:
     """One member of a named consumer. Not for several threads at once: give each its own."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         log: Log,
         name: str,
@@ -100,8 +100,9 @@ class Consumer:
         self._locks = LockFile(log.path, name)
         self._member = self._locks.join()
         self._owned: dict[int, int] = {}  # partition -> generation
-        self._next: dict[int, int] = {}  # partition -> offset after the last record delivered
-        self._scanned = 0  # all owned partitions are delivered up to here
+        self._next: dict[int, int] = {}  # partition -> offset up to which it was delivered
+        self._scanned = 0  # the present scan has delivered all owned partitions up to here
+        self._delivered = 0
         self._dirty = False
         self._changed = True
         self._balanced = self._renewed = 0.0
@@ -126,8 +127,8 @@ class Consumer:
                 since the last commit are delivered again, to the new owners. The rest is committed.
         """
         self._open_or_raise()
-        done = {p: max(self._next[p], self._scanned) for p in self._owned}
-        lost = self._write(done)
+        self._settle()
+        lost = self._write(dict(self._next))
         self._dirty = False
         self._balance()
         if lost:
@@ -143,6 +144,7 @@ class Consumer:
         self._open_or_raise()
         self._write(dict.fromkeys(self._owned, offset), back=True)
         self._next = dict.fromkeys(self._owned, offset)
+        self._scanned = min(self._scanned, offset)
         self._dirty, self._changed = False, True
 
     @property
@@ -168,7 +170,7 @@ class Consumer:
             self._positions.close()
             self._locks.close()  # and with it our member's byte: the others see it at once
 
-    def __enter__(self) -> Consumer:  # noqa: PYI034
+    def __enter__(self) -> Consumer:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -187,9 +189,11 @@ class Consumer:
             self._tend()
             if self._owned:
                 self._changed = False
+                self._settle()
                 self._scanned = min(self._next.values())
-                yielded = yield from self._scan()
-                if yielded or self._changed:
+                before = self._delivered
+                yield from self._scan()
+                if self._delivered != before or self._changed:
                     idle_since = time.monotonic()
                     continue
             if not follow:
@@ -202,24 +206,18 @@ class Consumer:
 
     def _scan(self) -> Iterator[Iterable[Record]]:
         """Deliver from the lowest owned position to the present end, or until ownership changes."""
-        yielded = False
-        snapshot_end = self._log.next_offset
-        reader = self._log.read(
-            start=self._scanned, end=max(snapshot_end, self._scanned), on_gap=self._on_gap
-        )
-        reader.select(self._topics)
-        with reader:
+        end = max(self._log.next_offset, self._scanned)
+        with self._log.read(start=self._scanned, end=end, on_gap=self._on_gap) as reader:
+            reader.select(self._topics)
             for batch in reader.batches():
                 mine = batch if self._sole() else [r for r in batch if self._takes(r)]
                 if mine:
-                    yielded = True
                     yield self._hand_out(mine)
                 self._tend()
                 if self._changed or self._closed:
-                    return yielded  # type: ignore[return-value]
+                    return
                 self._scanned = max(self._scanned, reader.position)
-        self._scanned = max(self._scanned, snapshot_end)
-        return yielded  # type: ignore[return-value]
+        self._scanned = end
 
     def _sole(self) -> bool:
         """This member owns everything and nothing in front of it was delivered before."""
@@ -233,14 +231,15 @@ class Consumer:
         return partition in self._owned and record.offset >= self._next[partition]
 
     def _partition(self, record: Record) -> int:
-        number = kernel.crc32c(record.key) if record.key else record.offset
+        number: int = kernel.crc32c(record.key) if record.key else record.offset
         return number % self._positions.partitions
 
     def _hand_out(self, records: list[Record]) -> Iterator[Record]:
         """One by one, so that a commit in between covers exactly what was handed out."""
         for record in records:
             self._dirty = True
-            self._next[self._partition(record)] = record.offset + 1
+            self._delivered += 1
+            self._scanned = record.offset + 1
             yield record
             if self._changed:
                 return
@@ -258,6 +257,7 @@ class Consumer:
     def _balance(self) -> None:
         """Take what is free or abandoned up to a fair share; give back what is over it."""
         self._balanced = time.monotonic()
+        self._settle()
         alive = self._locks.others()
         fair = -(-self._positions.partitions // (len(alive) + 1))
         with self._locks.changing():
@@ -282,6 +282,11 @@ class Consumer:
                     changes[partition] = slot.owned_by(NOBODY, now)
             if changes:
                 self._positions.write(changes, durable=False)
+
+    def _settle(self) -> None:
+        """Note in every owned partition how far the scan has come, before the set of them changes."""
+        for partition in self._owned:
+            self._next[partition] = max(self._next[partition], self._scanned)
 
     def _forget(self, partition: int) -> None:
         del self._owned[partition], self._next[partition]

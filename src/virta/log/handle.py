@@ -7,53 +7,45 @@ number of processes, may have the same directory open. After a fork the child's 
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from virta.errors import (
     LogClosedError,
-    LogError,
     LogLimitError,
-    LogNotFoundError,
     LogReadOnlyError,
-    LogTypeError,
+    LogSyncError,
 )
-from virta.log import compaction, groups, kernel, retention, seek, verify
-from virta.log.arguments import check_option, record_error, topic_set
-from virta.log.codec import PRODUCER_ANONYMOUS
+from virta.log import compaction, groups, kernel, retention, seek
+from virta.log.arguments import check_option, check_producer, record_error, topic_set
 from virta.log.directory import (
     CONTROL,
     CONTROL_BYTES,
-    META,
     Meta,
     boot_id,
-    make_directory,
     open_locks,
-    read_meta,
     segment_bases,
-    write_meta,
+    segment_name,
 )
 from virta.log.kernel import Snapshot
 from virta.log.limits import (
     BATCH_BYTES_MAX,
     LEASE_S_DEFAULT,
-    LOCK_TIMEOUT_S,
     PARTITIONS_DEFAULT,
     POLL_S,
-    SEGMENT_BYTES_DEFAULT,
-    SEGMENT_BYTES_MAX,
-    SEGMENT_BYTES_MIN,
 )
 from virta.log.reader import FOREVER, Reader, Source
 from virta.log.segment import Segment
+from virta.log.verify import Problem, RepairReport, VerifyReport, repair_log, verify_log
 from virta.log.writer import DURABILITIES, Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from datetime import datetime, timedelta
+    from pathlib import Path
 
     from virta.log.record import Appended
 
@@ -81,7 +73,7 @@ class SegmentInfo(NamedTuple):
 class Log:
     """A durable, ordered event log that is just a directory. Made by `virta.open`."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         path: Path,
         meta: Meta,
@@ -101,7 +93,7 @@ class Log:
         self._lock_timeout = lock_timeout
         self._core: Any = None
         self._writer: Writer | None = None
-        self._closed = False
+        self._closed = self._forked = False
         self._connect()
         _handles.add(self)
 
@@ -185,7 +177,7 @@ class Log:
                 "a batch needs at least one record, got none", code="log_batch_empty"
             )
         if producer is not None:
-            _check_producer(producer)
+            check_producer(producer)
         return writer.append(buf, len(records), level, producer)
 
     def flush(self) -> None:
@@ -194,7 +186,7 @@ class Log:
 
     # --- reading ---
 
-    def read(  # noqa: PLR0913
+    def read(
         self,
         topics: Topics = None,
         start: Start = "earliest",
@@ -304,7 +296,8 @@ class Log:
     def bytes(self) -> int:
         """Size of all segments."""
         self._open_or_raise()
-        return sum(info.bytes for info in self.segments())
+        names = map(segment_name, segment_bases(self.path))
+        return sum((self.path / name).stat().st_size for name in names)
 
     def segments(self) -> list[SegmentInfo]:
         self._open_or_raise()
@@ -356,18 +349,18 @@ class Log:
         self._writable()
         return compaction.compact(self, topic_set(topics), progress)
 
-    def verify(self, *, progress: Callable[[int, int], None] | None = None) -> verify.VerifyReport:
+    def verify(self, *, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
         """Check every checksum, chain and offset of the log."""
         self._open_or_raise()
-        return verify.verify(self, progress)
+        return verify_log(self, progress)
 
-    def repair(self, *, progress: Callable[[int, int], None] | None = None) -> verify.RepairReport:
+    def repair(self, *, progress: Callable[[int, int], None] | None = None) -> RepairReport:
         """Set damaged bytes aside in quarantine/ and mark the offsets they held as lost."""
         writer = self._writable()
-        return verify.repair(self, writer, progress)
+        return repair_log(self, writer, progress)
 
     @property
-    def recovered(self) -> list[verify.Problem]:
+    def recovered(self) -> list[Problem]:
         """What this handle had to repair when it attached to the log."""
         writer = self._writable()
         return [problem for found in writer.recovered for problem in found.problems]
@@ -383,7 +376,7 @@ class Log:
             self._core.close()
         _handles.discard(self)
 
-    def __enter__(self) -> Log:  # noqa: PYI034
+    def __enter__(self) -> Log:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -405,6 +398,10 @@ class Log:
     def _open_or_raise(self) -> None:
         if self._closed:
             raise LogClosedError(f"the log at {self.path} is closed")
+        if self._forked:
+            # In a child: locks and mutexes of the parent are not ours. Begin anew, on first use.
+            self._forked = False
+            self._connect()
 
     def _writable(self) -> Writer:
         self._open_or_raise()
@@ -413,6 +410,7 @@ class Log:
         return self._writer
 
     def _snapshot(self) -> Snapshot | None:
+        self._open_or_raise()
         if self._core is None:
             return None
         try:
@@ -427,12 +425,18 @@ class Log:
         return seek.valid_end(self.path)
 
     def _settle(self, fd: int, base: int, end: int) -> None:
-        if self._writer is not None:
-            self._writer.sync(base, end)
-        else:
-            os.fdatasync(fd)
+        """For a reader: make durable what it is about to hand on, with the others or by itself."""
+        try:
+            if self._writer is None or not self._core.sync(base, end, True):
+                os.fdatasync(fd)
+        except OSError as exc:
+            raise LogSyncError(
+                f"fsync of {self.path} failed ({exc.strerror}): its newest records may not be on disk; "
+                "read them with visibility='committed' if that is good enough"
+            ) from exc
 
     def _notified(self) -> int:
+        self._open_or_raise()
         if self._core is None:
             return 0
         try:
@@ -451,90 +455,10 @@ class Log:
         except ValueError as exc:
             raise LogClosedError(f"the log at {self.path} is closed") from exc
 
-    def _after_fork(self) -> None:
-        """In the child: locks and mutexes of the parent are not ours. Begin anew."""
+    def after_fork(self) -> None:
         if not self._closed:
-            self._writer = None
-            self._core = None
-            self._connect()
-
-
-def open_log(  # noqa: PLR0913
-    path: str | os.PathLike[str],
-    *,
-    create: bool = True,
-    read_only: bool = False,
-    durability: Durability = "group",
-    visibility: Visibility | None = None,
-    segment_bytes: int | None = None,
-    lock_timeout: float = LOCK_TIMEOUT_S,
-    wait: float | None = None,
-) -> Log:
-    """
-    Open the log in directory `path`, making it if it is not there.
-
-    Args:
-        create: make the log when there is none (never with read_only).
-        read_only: neither lock nor write anything; works on a directory one may only read.
-        durability: what an append waits for unless it says otherwise: none, interval, group or fsync.
-        visibility: what readers see: "durable" records only (default), or all "committed" ones
-            (default with durability="none").
-        segment_bytes: size at which a new log starts its next segment; fixed when the log is made.
-        lock_timeout: seconds to wait for other writers before giving up.
-        wait: seconds to wait for somebody else to create the log; implies create=False.
-    """
-    directory = Path(path)
-    check_option("durability", durability, DURABILITIES)
-    seen: Visibility = visibility or ("committed" if durability == "none" else "durable")
-    check_option("visibility", seen, ("committed", "durable"))
-    if segment_bytes is not None and not SEGMENT_BYTES_MIN <= segment_bytes <= SEGMENT_BYTES_MAX:
-        raise LogLimitError(
-            f"segment_bytes is {segment_bytes}; it must be from {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}"
-        )
-    if wait is not None:
-        _await_creation(directory, wait)
-    if read_only or not create or wait is not None:
-        meta = read_meta(directory)
-    else:
-        meta = _create(directory, segment_bytes or SEGMENT_BYTES_DEFAULT)
-    return Log(
-        directory,
-        meta,
-        read_only=read_only,
-        durability=durability,
-        visibility=seen,
-        lock_timeout=lock_timeout,
-    )
-
-
-def _create(directory: Path, segment_bytes: int) -> Meta:
-    try:
-        return read_meta(directory)
-    except LogNotFoundError:
-        pass
-    make_directory(directory)
-    lock_fd, sync_fd, control_fd = open_locks(directory)
-    core = kernel.Kernel(lock_fd, sync_fd, control_fd, boot_id(), True)
-    os.close(control_fd)
-    try:
-        if not core.lock(LOCK_TIMEOUT_S):
-            raise LogError(f"somebody else has been making the log at {directory} for too long")
-        try:
-            if not (directory / META).exists():
-                return write_meta(directory, segment_bytes)
-        finally:
-            core.unlock()
-    finally:
-        core.close()
-    return read_meta(directory)
-
-
-def _await_creation(directory: Path, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not (directory / META).exists():
-        if time.monotonic() >= deadline:
-            raise LogNotFoundError(f"no log appeared at {directory} within {seconds:g} s")
-        time.sleep(min(POLL_S / 10, seconds))
+            self._core = self._writer = None
+            self._forked = True
 
 
 def _read_only_core(path: Path) -> Any:
@@ -551,20 +475,16 @@ def _read_only_core(path: Path) -> Any:
         os.close(control_fd)
 
 
-def _check_producer(producer: object) -> None:
-    match producer:
-        case (int() as number, int() as sequence) if (
-            PRODUCER_ANONYMOUS < number < 1 << 64 and 0 <= sequence < 1 << 32
-        ):
-            return
-    raise LogTypeError(
-        f"producer must be (id, sequence) with 2 <= id < 2**64 and 0 <= sequence < 2**32, got {producer!r}"
-    )
-
-
-def _reopen_after_fork() -> None:
+def _all_after_fork() -> None:
     for log in list(_handles):
-        log._after_fork()  # noqa: SLF001
+        log.after_fork()
 
 
-os.register_at_fork(after_in_child=_reopen_after_fork)
+def _close_all() -> None:
+    """At exit, while threads still run: `interval` syncs what it owes."""
+    for log in list(_handles):
+        log.close()
+
+
+os.register_at_fork(after_in_child=_all_after_fork)
+atexit.register(_close_all)

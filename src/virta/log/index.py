@@ -30,14 +30,16 @@ _REST: Final = struct.Struct("<QQII")
 _ENTRY: Final = struct.Struct("<QQII")
 _PRODUCER: Final = struct.Struct("<QQII")
 
-Producers = dict[int, tuple[int, int]]  # id -> (last sequence, offset of that batch), oldest use first
+Producers = dict[
+    int, tuple[int, int]
+]  # id -> (last sequence, offset of that batch), oldest use first
 
 
 class Entry(NamedTuple):
     offset: int
     time: int
     pos: int
-    count: int
+    span: int
 
 
 class Index(NamedTuple):
@@ -83,16 +85,14 @@ def build_index(segment: Segment, producers: Producers) -> Index | None:
     for batches in walk:
         for batch in batches:
             if batch.pos - last_pos >= INDEX_STEP_BYTES:
-                entries.append(Entry(batch.base, batch.time, batch.pos, batch.count))
+                entries.append(Entry(batch.base, batch.time, batch.pos, batch.span))
                 last_pos = batch.pos
             if batch.producer > PRODUCER_ANONYMOUS:
                 remember(table, batch.producer, batch.sequence, batch.base)
             last_time = batch.time
     if walk.end.status != Status.SEAL:
         return None
-    return Index(
-        segment.base, segment.header.salt, walk.end.at.next, last_time, entries, table
-    )
+    return Index(segment.base, segment.header.salt, walk.end.at.next, last_time, entries, table)
 
 
 def index_sealed(directory: Path) -> None:

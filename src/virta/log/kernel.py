@@ -7,7 +7,6 @@ VIRTA_PLAIN=1 in the environment asks for the plain one; the tests run both.
 from __future__ import annotations
 
 import os
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from virta.log import codec, plain
@@ -15,6 +14,7 @@ from virta.log.record import Name, Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from types import ModuleType
 
 _native: ModuleType | None = None
 if os.environ.get("VIRTA_PLAIN") != "1":

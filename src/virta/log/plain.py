@@ -7,7 +7,6 @@ directory. What it cannot do is sleep on a futex: it polls, and it wakes nobody 
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import mmap
 import os
@@ -29,6 +28,7 @@ _DURABLE: Final = struct.Struct("<QQQ")  # offset, pos, base at 64
 _SEQ, _DURABLE_AT, _DURABLE_WORD, _HOLDER, _DURABLE_SEQ, _NOTIFY = 44, 64, 88, 100, 104, 128
 _SEQLOCK_TRIES: Final = 200
 _POLL_S: Final = 0.001
+_LEADER_PATIENCE_S: Final = 1.0
 
 Snapshot = tuple[int, int, int, int, int, int, int, int, int, int, int]
 
@@ -36,8 +36,13 @@ Snapshot = tuple[int, int, int, int, int, int, int, int, int, int, int]
 class Kernel:
     """One process's hold on one log directory: lock files, control page, active segment."""
 
-    def __init__(  # noqa: PLR0913, PLR0917
-        self, lock_fd: int, sync_fd: int, control_fd: int, boot_id: int, writable: bool  # noqa: FBT001
+    def __init__(
+        self,
+        lock_fd: int,
+        sync_fd: int,
+        control_fd: int,
+        boot_id: int,
+        writable: bool,  # noqa: FBT001
     ) -> None:
         self._lock_fd = lock_fd
         self._sync_fd = sync_fd
@@ -117,7 +122,7 @@ class Kernel:
             holder,
         )
 
-    def publish(  # noqa: PLR0913, PLR0917
+    def publish(
         self, base: int, end: int, following: int, crc: int, last_time: int, last_pos: int
     ) -> None:
         seq = self._get32(_SEQ) | 1
@@ -150,7 +155,7 @@ class Kernel:
 
     # --- append and sync ---
 
-    def append(  # noqa: PLR0913, PLR0917
+    def append(
         self,
         buf: bytearray,
         count: int,
@@ -202,15 +207,13 @@ class Kernel:
         view = memoryview(buf)
         try:
             while done < len(buf):
-                written = os.pwrite(self._segment_fd, view[done:], pos + done)
-                if written == 0:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                done += written
+                done += os.pwrite(self._segment_fd, view[done:], pos + done)
         except OSError:
             os.ftruncate(self._segment_fd, pos)
             raise
 
     def sync(self, base: int, pos: int, group: bool) -> bool:  # noqa: FBT001
+        patience = time.monotonic() + _LEADER_PATIENCE_S
         while True:
             self._check()
             _, durable_pos, durable_base = self._durable()
@@ -218,23 +221,25 @@ class Kernel:
                 return True
             with self._sync_mutex:
                 try:
-                    fcntl.flock(self._sync_fd, fcntl.LOCK_EX | (fcntl.LOCK_NB if group else 0))
+                    fcntl.flock(self._sync_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    pass
+                    if not group or time.monotonic() > patience:
+                        return self._sync_segment(publish=False)
                 else:
                     try:
-                        return self._lead()
+                        return self._sync_segment(publish=True)
                     finally:
                         fcntl.flock(self._sync_fd, fcntl.LOCK_UN)
             time.sleep(_POLL_S)
 
-    def _lead(self) -> bool:
+    def _sync_segment(self, *, publish: bool) -> bool:
         valid, fields = self._committed()
         _, _, base, end, following, *_ = fields
         if valid != CURRENT or base != self._segment_base or self._segment_fd < 0:
             return False
         os.fdatasync(self._segment_fd)
-        self.publish_durable(base, end, following)
+        if publish:
+            self.publish_durable(base, end, following)
         return True
 
     # --- details ---

@@ -85,6 +85,8 @@ class Positions:
                 f"{self.path} is not a consumer's position file or is damaged; remove it to start over",
                 code="consumer_damaged",
             )
+        self.partitions: int
+        self.created: int
         _, _, self.partitions, self.created = _HEADER.unpack(header[:60])
 
     def close(self) -> None:
@@ -144,7 +146,7 @@ class LockFile:
         path = directory / GROUPS / f"{name}.lock"
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
-    def __enter__(self) -> LockFile:  # noqa: PYI034
+    def __enter__(self) -> LockFile:
         return self
 
     def __exit__(self, *exc: object) -> None:

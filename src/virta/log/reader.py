@@ -40,7 +40,7 @@ FOREVER: Final = (1 << 63) - 1
 class Source:
     """What a reader needs of its log: where it is, what is published, and how to wait."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         directory: Path,
         *,
@@ -61,7 +61,7 @@ class Source:
 class Reader:
     """An iterator of records; `position` is the offset of the next record it will decode."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         source: Source,
         *,
@@ -121,7 +121,7 @@ class Reader:
         if not self._batches.gi_running:  # type: ignore[attr-defined]
             self._batches.close()  # type: ignore[attr-defined]
 
-    def __enter__(self) -> Reader:  # noqa: PYI034
+    def __enter__(self) -> Reader:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -134,7 +134,9 @@ class Reader:
         try:
             while not self._closed and self._at.next < self._stop:
                 if self._source.closed():
-                    raise LogClosedError(f"the log at {self._source.directory} was closed while reading")
+                    raise LogClosedError(
+                        f"the log at {self._source.directory} was closed while reading"
+                    )
                 seen = self._source.notified() if self._follow else 0
                 before = self._at
                 records, more = self._step()
@@ -220,10 +222,10 @@ class Reader:
             return segment.size, True
         if snapshot.active < segment.base:
             return SEGMENT_HEADER_BYTES, True  # made, but not yet published
-        if self._durable and self._at.pos < snapshot.end:
-            if (snapshot.durable_base, snapshot.durable_pos) < (snapshot.active, snapshot.end):
-                # Never hand on what a power cut could still take back.
-                self._source.settle(segment.fd, snapshot.active, snapshot.end)
+        durable = (snapshot.durable_base, snapshot.durable_pos) >= (snapshot.active, snapshot.end)
+        if self._durable and not durable and self._at.pos < snapshot.end:
+            # Never hand on what a power cut could still take back.
+            self._source.settle(segment.fd, snapshot.active, snapshot.end)
         return snapshot.end, True
 
     def _open(self) -> bool:
@@ -292,7 +294,7 @@ class Reader:
         """Raise for damage, or step over it to the next valid batch and report."""
         at = self._at
         found = find_batch(segment, at.pos + 1, limit, at.next)
-        end, following = found if found else (limit, None)
+        end, following = found or (limit, None)
         problem = Problem(str(segment.path), at.pos, end, at.next, following, REASONS[status])
         if not self._skip_damage:
             raise problem.error()

@@ -21,7 +21,7 @@ class Name(bytes):
     def __eq__(self, other: object) -> bool:
         if isinstance(other, str):
             other = other.encode("utf-8", "surrogatepass")
-        return bytes.__eq__(self, other)  # type: ignore[return-value]  # NotImplemented passes through
+        return bytes.__eq__(self, other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other

@@ -82,7 +82,9 @@ def find_batch(segment: Segment, pos: int, size: int, at_least: int) -> tuple[in
                 if at_least <= base <= at_least + LOST_MAX and kernel.crc32c(
                     head[1:52], salt
                 ) == int.from_bytes(head[52:56], "little"):
-                    step = next(iter(Walk(segment, Position(at, -1, base), size, check_payload=True)), None)
+                    step = next(
+                        iter(Walk(segment, Position(at, -1, base), size, check_payload=True)), None
+                    )
                     if step:
                         return at, base
             found = data.find(_PATTERN, found + 1)
@@ -134,12 +136,12 @@ def repair_batch(segment: Segment, at: Position, time: int, lost: int, size: int
     return bytes(buf)
 
 
-def seal_batch(segment: Segment, at: Position, time: int, following: int) -> bytes:
+def seal_batch(salt: int, at: Position, time: int, following: int) -> bytes:
     """The batch that ends a segment and names the next."""
     buf = bytearray(BATCH_HEADER_BYTES) + seal_record(following, at.pos)
     seal_header(
         buf,
-        salt=segment.header.salt,
+        salt=salt,
         base=at.next,
         time=time,
         count=0,
@@ -214,7 +216,7 @@ def recover(
             lost += reach - at.next
             last_pos, at = at.pos, Position(at.pos + len(batch), -1, reach)
         if end.status != Status.SEAL and following is not None:
-            os.pwrite(fd, seal_batch(segment, at, last_time, following), at.pos)
+            os.pwrite(fd, seal_batch(segment.header.salt, at, last_time, following), at.pos)
         os.fdatasync(fd)
     finally:
         os.close(fd)

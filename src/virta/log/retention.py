@@ -60,7 +60,7 @@ class Pin:
             os.close(self._fd)
             self._fd = -1
 
-    def __enter__(self) -> Pin:  # noqa: PYI034
+    def __enter__(self) -> Pin:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -106,7 +106,7 @@ def maintaining(directory: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def retain(  # noqa: PLR0913
+def retain(
     log: Log,
     *,
     max_age: timedelta | float | None,

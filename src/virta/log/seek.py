@@ -67,7 +67,7 @@ def offset_at(log: Log, time: int) -> int:
             start = segment.start() if index is None else index.position_at(time) or segment.start()
             for batches in Walk(segment, start, segment.size):
                 for batch in batches:
-                    if batch.time >= time and batch.count:
+                    if batch.time >= time and batch.span:
                         return min(batch.base, end)
     return end
 

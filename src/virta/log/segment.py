@@ -76,9 +76,11 @@ def parse_header(data: bytes, path: Path) -> SegmentHeader:
         reason = "short"
     elif not any(data):
         reason = "zero"
-    elif data[1:5] != _START or int.from_bytes(data[60:64], "little") != kernel.crc32c(data[1:60]):
-        reason = "bad-header"
-    elif kernel.crc8(data[1:64]) != data[0]:
+    elif (
+        data[1:5] != _START
+        or int.from_bytes(data[60:64], "little") != kernel.crc32c(data[1:60])
+        or kernel.crc8(data[1:64]) != data[0]
+    ):
         reason = "bad-header"
     elif data[5] != 1:
         raise LogFormatError(
@@ -114,7 +116,7 @@ class Segment:
             os.close(self.fd)
             raise
 
-    def __enter__(self) -> Segment:  # noqa: PYI034
+    def __enter__(self) -> Segment:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -15,7 +15,6 @@ from virta.errors import LogCorruptionError
 from virta.log import kernel
 from virta.log.codec import REASONS, Status, crc32c_seed
 from virta.log.directory import segment_bases, segment_name
-from virta.log.index import load_index
 from virta.log.limits import BATCH_HEADER_BYTES, READ_CHUNK_BYTES, SEGMENT_HEADER_BYTES
 from virta.log.reader import FOREVER
 from virta.log.recovery import Problem, find_batch, quarantine, recover
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from virta.log.handle import Log
     from virta.log.writer import Writer
 
-__all__ = ["Problem", "RepairReport", "VerifyReport", "repair", "verify"]
+__all__ = ["Problem", "RepairReport", "VerifyReport", "repair_log", "verify_log"]
 
 
 class VerifyReport(NamedTuple):
@@ -117,7 +116,7 @@ class _Check:
                 want = max(READ_CHUNK_BYTES, detail)
             elif status in REASONS:
                 found = find_batch(segment, at.pos + 1, limit, at.next)
-                end, offset_to = found if found else (limit, None)
+                end, offset_to = found or (limit, None)
                 self.problems.append(
                     Problem(path, at.pos, end, at.next, offset_to, REASONS[status])
                 )
@@ -141,7 +140,7 @@ class _Check:
         return bool(snapshot.holder) and os.path.exists(f"/proc/{snapshot.holder}")
 
 
-def verify(log: Log, progress: Callable[[int, int], None] | None) -> VerifyReport:
+def verify_log(log: Log, progress: Callable[[int, int], None] | None) -> VerifyReport:
     check = _Check(log, progress)
     bases = segment_bases(log.path)
     check.total = sum((log.path / segment_name(base)).stat().st_size for base in bases)
@@ -150,7 +149,7 @@ def verify(log: Log, progress: Callable[[int, int], None] | None) -> VerifyRepor
     return VerifyReport(len(bases), check.batches, check.records, check.total, check.problems)
 
 
-def repair(
+def repair_log(
     log: Log, writer: Writer, progress: Callable[[int, int], None] | None
 ) -> RepairReport:
     """Make every segment valid. Appends wait meanwhile."""

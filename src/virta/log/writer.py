@@ -20,9 +20,9 @@ from virta.log import kernel
 from virta.log.codec import FLAG_SEAL, PRODUCER_ANONYMOUS, Status
 from virta.log.directory import segment_bases, segment_name
 from virta.log.index import Producers, index_sealed, load_index, remember
+from virta.log.kernel import FOREIGN, Snapshot
 from virta.log.limits import BATCH_HEADER_BYTES, SEGMENT_HEADER_BYTES, SYNC_INTERVAL_S
 from virta.log.record import Appended
-from virta.log.kernel import FOREIGN, Snapshot
 from virta.log.recovery import LOST_MAX, Recovered, recover, seal_record
 from virta.log.segment import (
     NO_SEGMENT,
@@ -49,7 +49,7 @@ _ATTEMPTS_MAX: Final = 16
 class Writer:
     """Appends to one directory for one log handle; safe to use from many threads."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         directory: Path,
         core: Any,
@@ -251,9 +251,7 @@ class Writer:
             self._begin_after(segment, found.at, last_time, segment.header.epoch)
             return
         end, following = segment.size, found.at.next
-        self._core.publish(
-            segment.base, end, following, max(found.at.prev, 0), last_time, last_pos
-        )
+        self._core.publish(segment.base, end, following, max(found.at.prev, 0), last_time, last_pos)
         self._core.publish_durable(segment.base, end, following)
         if found.lost:
             self._roll(epoch=segment.header.epoch + 1)
@@ -302,7 +300,9 @@ class Writer:
         snapshot = self.snapshot()
         buf = bytearray(BATCH_HEADER_BYTES) + seal_record(snapshot.next, snapshot.end)
         try:
-            status, _, time, _, end = self._core.append(buf, 0, 0, 0, FLAG_SEAL, NO_SEGMENT, 0.0, True)
+            status, _, time, _, end = self._core.append(
+                buf, 0, 0, 0, FLAG_SEAL, NO_SEGMENT, 0.0, True
+            )
         except OSError as exc:
             raise self._write_error(exc, len(buf)) from exc
         if status != kernel.APPENDED:

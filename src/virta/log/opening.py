@@ -1,0 +1,111 @@
+"""Opening a log: find it, make it, or wait for it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from virta.errors import LogError, LogLimitError, LogNotFoundError
+from virta.log import kernel
+from virta.log.arguments import check_option
+from virta.log.directory import (
+    META,
+    Meta,
+    boot_id,
+    make_directory,
+    open_locks,
+    read_meta,
+    write_meta,
+)
+from virta.log.handle import Log
+from virta.log.limits import (
+    LOCK_TIMEOUT_S,
+    POLL_S,
+    SEGMENT_BYTES_DEFAULT,
+    SEGMENT_BYTES_MAX,
+    SEGMENT_BYTES_MIN,
+)
+from virta.log.writer import DURABILITIES
+
+if TYPE_CHECKING:
+    from virta.log.handle import Durability, Visibility
+
+
+def open_log(
+    path: str | os.PathLike[str],
+    *,
+    create: bool = True,
+    read_only: bool = False,
+    durability: Durability = "group",
+    visibility: Visibility | None = None,
+    segment_bytes: int | None = None,
+    lock_timeout: float = LOCK_TIMEOUT_S,
+    wait: float | None = None,
+) -> Log:
+    """
+    Open the log in directory `path`, making it if it is not there.
+
+    Args:
+        create: make the log when there is none (never with read_only).
+        read_only: neither lock nor write anything; works on a directory one may only read.
+        durability: what an append waits for unless it says otherwise: none, interval, group or fsync.
+        visibility: what readers see: "durable" records only (default), or all "committed" ones
+            (default with durability="none").
+        segment_bytes: size at which a new log starts its next segment; fixed when the log is made.
+        lock_timeout: seconds to wait for other writers before giving up.
+        wait: seconds to wait for somebody else to create the log; implies create=False.
+    """
+    directory = Path(path)
+    check_option("durability", durability, DURABILITIES)
+    seen: Visibility = visibility or ("committed" if durability == "none" else "durable")
+    check_option("visibility", seen, ("committed", "durable"))
+    if segment_bytes is not None and not SEGMENT_BYTES_MIN <= segment_bytes <= SEGMENT_BYTES_MAX:
+        raise LogLimitError(
+            f"segment_bytes is {segment_bytes}; it must be from {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}"
+        )
+    if wait is not None:
+        _await_creation(directory, wait)
+    if read_only or not create or wait is not None:
+        meta = read_meta(directory)
+    else:
+        meta = _create(directory, segment_bytes or SEGMENT_BYTES_DEFAULT)
+    return Log(
+        directory,
+        meta,
+        read_only=read_only,
+        durability=durability,
+        visibility=seen,
+        lock_timeout=lock_timeout,
+    )
+
+
+def _create(directory: Path, segment_bytes: int) -> Meta:
+    try:
+        return read_meta(directory)
+    except LogNotFoundError:
+        pass
+    make_directory(directory)
+    lock_fd, sync_fd, control_fd = open_locks(directory)
+    core = kernel.Kernel(lock_fd, sync_fd, control_fd, boot_id(), True)
+    os.close(control_fd)
+    try:
+        if not core.lock(LOCK_TIMEOUT_S):
+            raise LogError(f"somebody else has been making the log at {directory} for too long")
+        try:
+            if not (directory / META).exists():
+                return write_meta(directory, segment_bytes)
+        finally:
+            core.unlock()
+    finally:
+        core.close()
+    return read_meta(directory)
+
+
+def _await_creation(directory: Path, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not (directory / META).exists():
+        if time.monotonic() >= deadline:
+            raise LogNotFoundError(f"no log appeared at {directory} within {seconds:g} s")
+        time.sleep(min(POLL_S / 10, seconds))

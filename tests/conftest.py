@@ -1,0 +1,34 @@
+"""What all tests share: where other people's vectors are, and both kernels of the log."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from virta.log import codec, kernel, plain
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def shared_vectors() -> Path:
+    """Vectors that are not ours to ship; tests that need them are skipped where they are absent."""
+    path = Path(os.environ.get("VIRTA_SHARED", ROOT.parent / "shared")) / "vectors"
+    if not path.is_dir():
+        pytest.skip(f"no shared vectors at {path}")
+    return path
+
+
+@pytest.fixture(params=["native", "plain"])
+def either_kernel(request, monkeypatch):
+    """Run the test with the native kernel and again with its plain-Python twin."""
+    if request.param == "native":
+        if not kernel.NATIVE:
+            pytest.skip("the native kernel is not built")
+    else:
+        for name in ("encode", "walk", "read", "crc8", "crc32c"):
+            monkeypatch.setattr(kernel, name, getattr(codec, name))
+        monkeypatch.setattr(kernel, "Kernel", plain.Kernel)
+    return request.param
