@@ -36,7 +36,8 @@ READ_OPTIONS = (
     "maxBytesPerTrigger",
     "pushdown",
 )
-WRITE_OPTIONS = ("path", "topic", "durability", "queryId", "sequence", "checkpointLocation")
+SPARKS_OWN = ("checkpointLocation", "queryName")  # Spark hands its own options on to a sink
+WRITE_OPTIONS = ("path", "topic", "durability", "queryId", "sequence", *SPARKS_OWN)
 SPLIT_BYTES_MIN = 64 * 1024
 BATCH_ROWS_MAX = 1_000_000
 

@@ -157,9 +157,10 @@ def writer(rows: DataFrame, sink: Sink, pipeline: Pipeline) -> DataStreamWriter:
     if sink.kind == "channel":
         log = sink.log or pipeline.source.log
         assert log is not None
-        if sink.durability:
-            stream = stream.option("durability", sink.durability)
-        return stream.format("virta").option("path", pipeline.path(log))
+        options = {"durability": sink.durability} if sink.durability else {}
+        if pipeline.aggregate and pipeline.aggregate.mode != "append":
+            return shaped.writeStream.foreachBatch(channel_batch(pipeline.path(log), options))
+        return stream.format("virta").options(**options).option("path", pipeline.path(log))
     if sink.kind == "parquet":
         assert sink.path is not None
         names = partitions(rows, sink)
@@ -169,6 +170,23 @@ def writer(rows: DataFrame, sink: Sink, pipeline: Pipeline) -> DataStreamWriter:
     if sink.kind == "jdbc":
         return stream.foreachBatch(jdbc_batch(sink))
     return stream.format(sink.kind)
+
+
+def channel_batch(path: str, options: dict[str, str]) -> Callable[[DataFrame, int], None]:
+    """
+    Appends results in mode update or complete, which Spark does not let a Python sink take.
+
+    Exactly once all the same: the query's id and the batch's number go into the log's batch header.
+    """
+
+    def append(batch: DataFrame, number: int) -> None:
+        context = batch.sparkSession.sparkContext
+        query = context.getLocalProperty("sql.streaming.queryId")
+        batch.write.format("virta").mode("append").options(
+            queryId=query, sequence=str(number), **options
+        ).save(path)
+
+    return append
 
 
 def jdbc_batch(sink: Sink) -> Callable[[DataFrame, int], None]:

@@ -11,7 +11,7 @@ pytest.importorskip("pyspark")
 import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
-from tests.spark.logs import fill, read_log
+from spark_logs import fill, read_log
 
 import virta
 from virta.spark import sink

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from pyspark.sql import functions as F
-from tests.spark.logs import fill, read_log
+from spark_logs import fill, read_log
 
 import virta
 

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from tests.spark.logs import fill
+from spark_logs import fill
 
 import virta
 import virta.spark
