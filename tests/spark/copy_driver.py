@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from pyspark.sql import functions as F
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 import virta.spark
 from virta.filters import parse

@@ -29,7 +29,9 @@ def make_event(rng, number):
     }
 
 
-def fill(path, count=500, *, seed=1, segment_bytes=SEGMENT_BYTES, topics=("orders", "users"), first=0):
+def fill(
+    path, count=500, *, seed=1, segment_bytes=SEGMENT_BYTES, topics=("orders", "users"), first=0
+):
     """Append random events in batches of random size; returns the events."""
     rng = random.Random(seed)
     events = [make_event(rng, first + i) for i in range(count)]

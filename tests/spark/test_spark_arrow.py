@@ -39,7 +39,11 @@ def filled(tmp_path_factory):
         for _ in range(120):
             log.append_many(
                 [
-                    (rng.choice(["a", "b", "näme", b"\xff\xfe"]), rng.randbytes(rng.randrange(6)), rng.randbytes(rng.randrange(300)))
+                    (
+                        rng.choice(["a", "b", "näme", b"\xff\xfe"]),
+                        rng.randbytes(rng.randrange(6)),
+                        rng.randbytes(rng.randrange(300)),
+                    )
                     for _ in range(rng.choice([1, 1, 2, 7, 40]))
                 ]
             )
@@ -49,16 +53,22 @@ def filled(tmp_path_factory):
 
 def rows_of(path, *, start=0, stop=None, split_bytes=layout.SPLIT_BYTES, **reading):
     """(topic, offset, timestamp, key, value) of a range, through plan and decoder."""
-    plan = Plan(path, skip_corruption=reading.get("skip_corruption", False), skip_gaps=reading.get("skip_gaps", False))
+    plan = Plan(
+        path,
+        skip_corruption=reading.get("skip_corruption", False),
+        skip_gaps=reading.get("skip_gaps", False),
+    )
     try:
-        splits = plan.splits(start, plan.ends().end if stop is None else stop, split_bytes=split_bytes)
+        splits = plan.splits(
+            start, plan.ends().end if stop is None else stop, split_bytes=split_bytes
+        )
     finally:
         plan.close()
     found = []
     for split in splits:
         for rows in read_rows(Reading(path, **reading), split, RECORD_COLUMNS, []):
             columns = [
-                make_array(name, pa.binary(), rows.count, rows.columns[i], is_text=False)
+                make_array(name, pa.binary(), rows.size, rows.columns[i], is_text=False)
                 for i, name in enumerate(RECORD_COLUMNS)
             ]
             columns[2] = columns[2].cast(pa.int64())
@@ -86,7 +96,9 @@ def test_splits_cover_a_range_once(filled, kernel, split_bytes):
     for _ in range(5):
         start, stop = sorted(rng.randrange(len(records) + 1) for _ in range(2))
 
-        assert rows_of(path, start=start, stop=stop, split_bytes=split_bytes) == plain(records[start:stop])
+        assert rows_of(path, start=start, stop=stop, split_bytes=split_bytes) == plain(
+            records[start:stop]
+        )
 
 
 def test_selection_by_topic_and_time(filled, kernel):
@@ -145,8 +157,7 @@ def test_retention_is_a_gap_not_silence(tmp_path, kernel):
     assert first > 0
 
     with pytest.raises(LogGapError) as caught:
-        for split in splits:
-            list(read_rows(Reading(path), split, ["offset"], []))
+        list(read_rows(Reading(path), splits[0], ["offset"], []))
     skipped = []
     for split in splits:
         for rows in read_rows(Reading(path, skip_gaps=True), split, ["offset"], []):
@@ -157,7 +168,7 @@ def test_retention_is_a_gap_not_silence(tmp_path, kernel):
 
 
 def damage(path, pos, data):
-    with open(path, "r+b") as file:
+    with Path(path).open("r+b") as file:
         file.seek(pos)
         file.write(data)
 
@@ -208,8 +219,21 @@ def test_twins_agree_on_damaged_bytes(filled):
         damaged = bytearray(raw[: rng.randrange(100, 20_000)])
         for _ in range(rng.choice([0, 1, 2])):
             damaged[rng.randrange(64, len(damaged))] = rng.randrange(256)
-        arguments = (bytes(damaged), 64, len(damaged), salt, -1, 0, rng.randrange(50), 10_000, 0, 1 << 62)
+        arguments = (
+            bytes(damaged),
+            64,
+            len(damaged),
+            salt,
+            -1,
+            0,
+            rng.randrange(50),
+            10_000,
+            0,
+            1 << 62,
+        )
         arguments += (None, rng.randrange(32), 25, False, rng.choice([5, 1000]), 1 << 20)
 
         assert arrow.native.decode(*arguments) == arrow_plain.decode(*arguments)
-        assert arrow.native.resync(bytes(damaged), 70, salt, 3) == arrow_plain.resync(bytes(damaged), 70, salt, 3)
+        assert arrow.native.resync(bytes(damaged), 70, salt, 3) == arrow_plain.resync(
+            bytes(damaged), 70, salt, 3
+        )

@@ -80,7 +80,11 @@ def children(pid):
 
 def kill_workers():
     """SIGKILL every Python process Spark has started here: readers, writers, planners, committers."""
-    workers = [pid for pid, command in children(os.getpid()) if "python" in command and "pyspark" in command]
+    workers = [
+        pid
+        for pid, command in children(os.getpid())
+        if "python" in Path(command.partition(" ")[0]).name and "pyspark" in command
+    ]
     for pid in workers:
         try:
             os.kill(pid, signal.SIGKILL)
@@ -99,7 +103,9 @@ def test_workers_killed_at_random(spark, tmp_path):
 
     def copy():
         rows = spark.readStream.format("virta").option("maxRecordsPerTrigger", "40").load(source)
-        writer = rows.select("topic", "key", "value").writeStream.format("virta").option("path", target)
+        writer = (
+            rows.select("topic", "key", "value").writeStream.format("virta").option("path", target)
+        )
         return writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
 
     killed = failed = 0
@@ -155,7 +161,7 @@ def test_driver_killed_at_random(tmp_path):
         reached = min(reached + rng.randrange(1, 300), 1400)
         process = start_driver("local[2]", source, target, checkpoint)
         try:
-            wait_for(lambda: next_offset(target) >= reached, f"offset {reached}", process)
+            wait_for(lambda goal=reached: next_offset(target) >= goal, f"offset {reached}", process)
             threading.Event().wait(rng.uniform(0, 0.3))
         finally:
             kill_group(process)
@@ -196,7 +202,9 @@ class Cluster:
         self.command = [str(home / "bin" / "spark-class")]
         self.directory = directory
         self.processes = []
-        self.start("master.Master", "--host", "127.0.0.1", "--port", str(self.port), "--webui-port", "0")
+        self.start(
+            "master.Master", "--host", "127.0.0.1", "--port", str(self.port), "--webui-port", "0"
+        )
         for number in range(workers):
             self.start(
                 "worker.Worker", "-c", "1", "-m", "1g", "--host", "127.0.0.1", "--webui-port", "0",
@@ -223,7 +231,8 @@ class Cluster:
             pid
             for process in self.processes[1:]
             for pid, command in children(process.pid)
-            if re.search(r"CoarseGrainedExecutorBackend", command) and "java" in command.split(" ")[0]
+            if re.search(r"CoarseGrainedExecutorBackend", command)
+            and "java" in command.split(" ")[0]
         ]
 
     def stop(self):

@@ -82,7 +82,9 @@ def test_where_keeps_what_matches(spark, filled, source, dialect):
     expected = [
         e["id"]
         for e in events
-        if filter_.matches(json.loads(document_of(json.dumps(e).encode())) if dialect == "koncorde" else e)
+        if filter_.matches(
+            json.loads(document_of(json.dumps(e).encode())) if dialect == "koncorde" else e
+        )
     ]
 
     found = virta.spark.where(events_of(spark, path), filter_).select("id").collect()
@@ -121,12 +123,17 @@ def test_match_equals_the_thorium_vectors(spark, tmp_path):
     named = {str(i): f for i, (f, _, _) in enumerate(vectors)}
     df = spark.read.format("virta").load(str(tmp_path / "log"))
 
-    found = {(r.offset, int(r.filter_id)) for r in virta.spark.match(df, named, keep=["offset"]).collect()}
+    found = {
+        (r.offset, int(r.filter_id))
+        for r in virta.spark.match(df, named, keep=["offset"]).collect()
+    }
 
     assert {(i, i) for i, (_, _, expected) in enumerate(vectors) if expected} == {
         (event, number) for event, number in found if event == number
     }
-    sample = random.Random(1).sample([(e, f) for e in range(len(vectors)) for f in range(len(vectors))], 5000)
+    sample = random.Random(1).sample(
+        [(e, f) for e in range(len(vectors)) for f in range(len(vectors))], 5000
+    )
     for event, number in sample:
         assert ((event, number) in found) == vectors[number][0].matches(vectors[event][1])
 

@@ -191,7 +191,10 @@ def test_commands_check_list_and_status(tmp_path):
     assert f"{good}: ok" in checked.output
     assert f"{bad}:23: kind 'parkett'" in checked.output
     rows = [json.loads(line) for line in listed.output.splitlines()]
-    assert [(row["pipeline"], row["state"]) for row in rows] == [(None, "invalid"), ("copy", "never run")]
+    assert [(row["pipeline"], row["state"]) for row in rows] == [
+        (None, "invalid"),
+        ("copy", "never run"),
+    ]
     assert "never run" in status.output
 
 

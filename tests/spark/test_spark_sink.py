@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 import pyarrow as pa
-from pyspark.sql import functions as F
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 from spark_logs import fill, read_log
 
@@ -44,9 +44,9 @@ def test_batch_write_appends_all_rows(spark, tmp_path):
     path = str(tmp_path / "log")
     rows = [(f"t{i % 3}", f"k{i}", json.dumps({"i": i})) for i in range(500)]
 
-    spark.createDataFrame(rows, "topic string, key string, value string").write.format("virta").mode(
-        "append"
-    ).save(path)
+    spark.createDataFrame(rows, "topic string, key string, value string").write.format(
+        "virta"
+    ).mode("append").save(path)
 
     found = sorted((str(r.topic), bytes(r.key).decode(), r.value.decode()) for r in read_log(path))
     assert found == sorted(rows)
@@ -58,9 +58,9 @@ def test_batch_write_is_idempotent_with_an_id(spark, tmp_path):
     df = spark.createDataFrame([("a",), ("b",)], "value string")
 
     for sequence in ("0", "0", "1", "0"):
-        df.write.format("virta").mode("append").option("topic", "t").option("queryId", "job-7").option(
-            "sequence", sequence
-        ).save(path)
+        df.write.format("virta").mode("append").option("topic", "t").option(
+            "queryId", "job-7"
+        ).option("sequence", sequence).save(path)
 
     assert [r.value for r in read_log(path)].count(b"a") == 2
 
@@ -91,7 +91,9 @@ def test_overwriting_is_refused():
 def test_commit_again_appends_nothing(tmp_path):
     """A commit that is repeated after a crash finds its sequence in the log: no row twice, none lost."""
     path = str(tmp_path / "log")
-    writer = LogStreamWriter({"path": path, "queryId": "q", "sequence": "0"}, RECORD, overwrite=False)
+    writer = LogStreamWriter(
+        {"path": path, "queryId": "q", "sequence": "0"}, RECORD, overwrite=False
+    )
     messages = [writer.write(iter([batch(("t", b"k", str(i).encode()))])) for i in range(3)]
     for message, place in zip(messages, (2, 0, 1), strict=True):
         message.partition = place
@@ -106,7 +108,9 @@ def test_commit_again_appends_nothing(tmp_path):
 def test_abort_after_a_commit_keeps_what_was_appended(tmp_path):
     """Spark aborts after a failed commit; the appended rows stay and the staging goes."""
     path = str(tmp_path / "log")
-    writer = LogStreamWriter({"path": path, "queryId": "q", "sequence": "0"}, RECORD, overwrite=False)
+    writer = LogStreamWriter(
+        {"path": path, "queryId": "q", "sequence": "0"}, RECORD, overwrite=False
+    )
     large = writer.write(iter([batch(("t", b"", bytes(1 << 20)))]))
     assert large.path is not None
 
@@ -121,7 +125,9 @@ def test_large_batches_are_several_appends_each_once(tmp_path, monkeypatch):
     """A micro-batch over the log's largest batch is appended in parts; repeats find every part."""
     monkeypatch.setattr(sink, "APPEND_BYTES_MAX", 3000)
     path = str(tmp_path / "log")
-    writer = LogStreamWriter({"path": path, "queryId": "q", "sequence": "0"}, RECORD, overwrite=False)
+    writer = LogStreamWriter(
+        {"path": path, "queryId": "q", "sequence": "0"}, RECORD, overwrite=False
+    )
     message = writer.write(iter([batch(*[("t", b"", bytes([i]) * 1000) for i in range(10)])]))
 
     writer.commit([message], 0)
@@ -183,11 +189,11 @@ def test_a_lost_commit_file_repeats_the_batch_but_not_the_rows(spark, tmp_path):
     fill(source, 100)
 
     def copy():
-        spark.readStream.format("virta").load(source).select("topic", "key", "value").writeStream.format(
-            "virta"
-        ).option("path", target).option("checkpointLocation", str(checkpoint)).trigger(
-            availableNow=True
-        ).start().awaitTermination()
+        spark.readStream.format("virta").load(source).select(
+            "topic", "key", "value"
+        ).writeStream.format("virta").option("path", target).option(
+            "checkpointLocation", str(checkpoint)
+        ).trigger(availableNow=True).start().awaitTermination()
 
     copy()
     for name in ("0", ".0.crc"):

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from pyspark.sql import functions as F
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from spark_logs import fill, read_log
 
 import virta
@@ -30,7 +30,8 @@ def load(spark, path, **options):
 
 def rows(df):
     return sorted(
-        (r.offset, r.topic, bytes(r.key), bytes(r.value), r.timestamp.replace(tzinfo=UTC)) for r in df.collect()
+        (r.offset, r.topic, bytes(r.key), bytes(r.value), r.timestamp.replace(tzinfo=UTC))
+        for r in df.collect()
     )
 
 
@@ -76,7 +77,11 @@ def test_columns_and_types_are_by_schema(spark, filled):
     path, events = filled
 
     found = (
-        spark.read.format("virta").schema("value string, offset long").load(path).orderBy("offset").collect()
+        spark.read.format("virta")
+        .schema("value string, offset long")
+        .load(path)
+        .orderBy("offset")
+        .collect()
     )
 
     assert [json.loads(row.value) for row in found] == events
@@ -108,7 +113,9 @@ def test_data_as_a_user_schema(spark, filled):
     found = (
         spark.read.format("virta")
         .option("events", "true")
-        .schema("offset long, data struct<n: int, price: double, user: int, deep: struct<city: string>>")
+        .schema(
+            "offset long, data struct<n: int, price: double, user: int, deep: struct<city: string>>"
+        )
         .load(path)
         .orderBy("offset")
         .collect()
@@ -209,7 +216,7 @@ def test_an_empty_log_and_a_missing_one(spark, tmp_path):
         pass
 
     assert load(spark, str(tmp_path / "empty")).count() == 0
-    with pytest.raises(Exception, match="LogNotFoundError|no log"):
+    with pytest.raises(Exception, match="LogNotFoundError"):
         load(spark, str(tmp_path / "none")).count()
 
 

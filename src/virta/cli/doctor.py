@@ -47,7 +47,12 @@ class Finding:
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON array.")
 def doctor(*, spark_job: bool, as_json: bool) -> None:
     """Check Python, native modules, extras and Java; say what to do about what is missing."""
-    checks: list[Callable[[], list[Finding]]] = [check_python, check_native, check_extras, check_java]
+    checks: list[Callable[[], list[Finding]]] = [
+        check_python,
+        check_native,
+        check_extras,
+        check_java,
+    ]
     if spark_job:
         checks.append(check_spark)
     findings = [finding for check in checks for finding in check()]
@@ -63,7 +68,9 @@ def doctor(*, spark_job: bool, as_json: bool) -> None:
 def check_python() -> list[Finding]:
     good = sys.version_info >= (3, 11)
     detail = f"{platform.python_version()} at {sys.executable}"
-    return [Finding("python", OK if good else WRONG, detail if good else f"{detail}: 3.11 is needed")]
+    return [
+        Finding("python", OK if good else WRONG, detail if good else f"{detail}: 3.11 is needed")
+    ]
 
 
 def check_native() -> list[Finding]:

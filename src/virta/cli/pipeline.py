@@ -39,7 +39,9 @@ def pipeline() -> None:
 def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of every command that starts Spark."""
     for option in (
-        click.option("--archives", help="A packed environment for executors (venv-pack), as a file."),
+        click.option(
+            "--archives", help="A packed environment for executors (venv-pack), as a file."
+        ),
         click.option("--py-files", multiple=True, help="Python files or zips for executors."),
         click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A Spark setting."),
         click.option("--master", help="Where to run; local[*] by default."),
@@ -104,7 +106,12 @@ def list_(directory: str, *, as_json: bool) -> None:
         try:
             found = load(file)
         except PipelineError as error:
-            row = {"file": str(file), "pipeline": None, "state": "invalid", "problems": error.problems}
+            row = {
+                "file": str(file),
+                "pipeline": None,
+                "state": "invalid",
+                "problems": error.problems,
+            }
             if not any("there is no pipeline name" in p for p in error.problems):
                 show_row(row, as_json=as_json)
             continue
@@ -133,7 +140,9 @@ def status(file: str, *, as_json: bool) -> None:
 @spark_options
 def replay(log: str, **options: Any) -> None:
     """Run history through filters; print the number found, or write them to a topic or Parquet."""
-    spark_arguments = {name: options.pop(name) for name in ("master", "conf", "py_files", "archives")}
+    spark_arguments = {
+        name: options.pop(name) for name in ("master", "conf", "py_files", "archives")
+    }
     if options["topic"] and options["parquet"]:
         fail("--topic and --parquet exclude each other: give one")
     filters = parsed(options["filters"], options["dialect"])

@@ -17,7 +17,7 @@ from virta.spark import arrow_plain as plain
 try:
     from virta.spark import _arrow as native
 except ImportError:  # pragma: no cover - depends on the machine
-    native = None  # type: ignore[assignment]
+    native = None
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

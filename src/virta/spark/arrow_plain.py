@@ -30,7 +30,7 @@ class Header(NamedTuple):
     flags: int
     base: int
     time: int
-    count: int
+    span: int
     payload_len: int
     prev: int
     payload_crc: int
@@ -73,7 +73,7 @@ def parse_header(raw: bytes, salt: int, prev: int, following: int) -> tuple[int,
     return END, header
 
 
-def decode(  # noqa: PLR0913, C901, PLR0912 - the signature and the order of tests are the native twin's
+def decode(
     buf: bytes,
     pos: int,
     end: int,
@@ -102,12 +102,14 @@ def decode(  # noqa: PLR0913, C901, PLR0912 - the signature and the order of tes
         if rows and (len(rows) >= rows_max or size >= bytes_max):
             status = FULL
             break
-        status, header = parse_header(buf[pos : min(pos + HEADER_BYTES, end)], salt, prev, following)
+        status, header = parse_header(
+            buf[pos : min(pos + HEADER_BYTES, end)], salt, prev, following
+        )
         if status != END or header is None:
             detail = HEADER_BYTES if status == SHORT else 0
             break
         if header.flags & FLAG_REPAIR and not through_repairs:
-            status, detail = REPAIR, header.count
+            status, detail = REPAIR, header.span
             break
         if end - pos < header.size:
             status, detail = SHORT, header.size
@@ -122,7 +124,7 @@ def decode(  # noqa: PLR0913, C901, PLR0912 - the signature and the order of tes
         rows += found
         size += sum(len(row[0]) + len(row[3]) + len(row[4]) for row in found)
         pos += header.size
-        following += header.count
+        following += header.span
         prev = header.chain
     columns = tuple(make_column(rows, i) if want & (1 << i) else None for i in range(5))
     not_text = sum(
@@ -136,7 +138,7 @@ def decode_batch(
 ) -> tuple[int, list[tuple[bytes, int, int, bytes, bytes]]]:
     """The selected rows of one batch; nothing is looked at in a batch that is outside as a whole."""
     start, stop, time_from, time_to, topics = selection
-    if header.base + header.count <= start or header.base >= stop:
+    if header.base + header.span <= start or header.base >= stop:
         return END, []
     if not time_from <= header.time < time_to:
         return END, []
@@ -159,7 +161,7 @@ def decode_batch(
             offset += 1
     except MalformedError:
         return BAD_RECORD, []
-    return (END, rows) if offset == header.base + header.count else (BAD_RECORD, [])
+    return (END, rows) if offset == header.base + header.span else (BAD_RECORD, [])
 
 
 def parse_record(payload: bytes, pos: int) -> tuple[bytes, bytes, bytes, int]:
@@ -214,7 +216,7 @@ def all_text(values: object) -> bool:
     return True
 
 
-def index(  # noqa: PLR0913 - the signature is the native twin's
+def index(
     fd: int, pos: int, end: int, salt: int, prev: int, following: int, stop: int, step: int
 ) -> tuple[list[Entry], int, int, int, int, int, int]:
     """A sparse index of a segment's batches, from their headers; see arrow_index in native/arrow.c."""
@@ -234,7 +236,7 @@ def index(  # noqa: PLR0913 - the signature is the native twin's
             noted = pos
         last_time = header.time
         pos += header.size
-        following += header.count
+        following += header.span
         prev = header.chain
         if header.flags & FLAG_SEAL:
             status = SEAL

@@ -57,7 +57,7 @@ class Reading:
 class Rows(NamedTuple):
     """Some rows: their number and the buffers of each wanted record column."""
 
-    count: int
+    size: int
     columns: tuple[object, ...]
     not_text: int
 
@@ -93,9 +93,7 @@ def read_rows(
 
 
 def planned_again(reading: Reading, start: int, stop: int) -> list[Split]:
-    plan = Plan(
-        reading.root, skip_corruption=reading.skip_corruption, skip_gaps=reading.skip_gaps
-    )
+    plan = Plan(reading.root, skip_corruption=reading.skip_corruption, skip_gaps=reading.skip_gaps)
     try:
         first = plan.ends().first
         if start < first and not reading.skip_gaps:
@@ -105,7 +103,7 @@ def planned_again(reading: Reading, start: int, stop: int) -> list[Split]:
         plan.close()
 
 
-def walk(  # noqa: PLR0913 - one call site; a struct for it would say nothing new
+def walk(
     fd: int, reading: Reading, split: Split, cursor: Cursor, want: int, text: int
 ) -> Iterator[Rows]:
     need = CHUNK_BYTES

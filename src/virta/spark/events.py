@@ -129,7 +129,7 @@ def data_converter(kind: DataType) -> Callable[[Any], Any]:
     return lambda value: fit(value, kind)
 
 
-def fit(value: Any, kind: DataType) -> Any:  # noqa: C901, PLR0911 - one line per type
+def fit(value: Any, kind: DataType) -> Any:  # noqa: PLR0911 - one line per type
     if value is None:
         return None
     if isinstance(kind, StringType):

@@ -18,6 +18,7 @@ import re
 import shutil
 import uuid
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,7 +86,7 @@ def lake_ranges(lake: str | Path) -> list[tuple[int, int, Path]]:
             if matched:
                 found.append((int(matched[1]), int(matched[2]), entry))
     found.sort()
-    for (_, end, before), (start, _, after) in zip(found, found[1:], strict=False):
+    for (_, end, before), (start, _, after) in pairwise(found):
         if end != start:
             raise LakeError(
                 f"{after.name} does not follow on {before.name}: offsets {end} to {start} are"

@@ -156,9 +156,10 @@ class SegmentIndex:
                 INDEX_STEP_BYTES,
             )
             entries, pos, prev, following, state, _, last_time = found
+            # A piece ends where the next begins, at a time no batch in it is past.
             bounds = [*((e[0], e[1], e[2]) for e in entries[1:]), (pos, following, last_time)]
             self.pieces += [
-                Piece(*entry, *bound) for entry, bound in zip(entries, bounds, strict=True)
+                Piece._make((*entry, *bound)) for entry, bound in zip(entries, bounds, strict=True)
             ]
             self.pos, self.prev, self.following = pos, prev, following
             self.sealed = state == status.SEAL
@@ -168,9 +169,8 @@ class SegmentIndex:
     def skip_damage(self, fd: int, end: int, reason: str, *, skip: bool) -> None:
         rest = os.pread(fd, end - self.pos, self.pos)
         at = kernel.resync(rest, 1, self.header.salt, self.following)
-        byte_to, offset_to = (self.pos + at, None) if at > 0 else (end, None)
-        if at > 0:
-            offset_to = int.from_bytes(rest[at + 8 : at + 16], "little")
+        byte_to = self.pos + at if at > 0 else end
+        offset_to = int.from_bytes(rest[at + 8 : at + 16], "little") if at > 0 else None
         problem = Problem(self.path, self.pos, byte_to, self.following, offset_to, reason)
         if not skip:
             raise problem.error()
@@ -191,7 +191,9 @@ class Ends:
 class Plan:
     """Plans over one log directory; keeps the log open for reading."""
 
-    def __init__(self, root: str, *, skip_corruption: bool = False, skip_gaps: bool = False) -> None:
+    def __init__(
+        self, root: str, *, skip_corruption: bool = False, skip_gaps: bool = False
+    ) -> None:
         self.root = root
         self.skip_corruption = skip_corruption
         self.skip_gaps = skip_gaps

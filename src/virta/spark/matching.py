@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections import OrderedDict
+from collections.abc import Mapping
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ from virta.spark.columns import compile_filter
 from virta.spark.schemas import FILTER_ID
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
 FILTERS_MAX = 10_000_000
 MATCHERS_MAX = 4  # filter sets kept per Python worker; the least recently used goes first
@@ -110,7 +111,7 @@ def match(
 
     `filters` are filters, known by their own `id`, or a mapping from names to filters.
     """
-    named = dict(filters) if hasattr(filters, "items") else {f.id: f for f in filters}  # type: ignore[union-attr]
+    named = dict(filters) if isinstance(filters, Mapping) else {f.id: f for f in filters}
     if len(named) > FILTERS_MAX:
         raise MatchError(f"{len(named)} filters: at most {FILTERS_MAX}")
     need_value(df)
@@ -220,7 +221,8 @@ class FilterSet:
             good = [i for i, value in enumerate(values) if is_json(value)]
             rows = np.array(good, np.int64)
             found, offsets = self.matcher.match_many([values[i] for i in good], output="uint32")
-        counts = np.diff(np.frombuffer(offsets, np.uint32).astype(np.int64))
+        ends: Any = np.frombuffer(offsets, np.uint32).astype(np.int64)
+        counts = ends[1:] - ends[:-1]
         return np.repeat(rows, counts), np.frombuffer(found, np.uint32)
 
     def pairs(self, values: list[bytes]) -> tuple[np.ndarray[Any, Any], pa.Array]:

@@ -145,7 +145,7 @@ def moment(given: Mapping[str, str], name: str, default: int) -> int:
         ) from exc
     if time.tzinfo is None:
         time = time.replace(tzinfo=UTC)
-    return int(round(time.timestamp() * 1_000_000))
+    return round(time.timestamp() * 1_000_000)
 
 
 def number(given: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:

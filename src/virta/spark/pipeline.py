@@ -159,12 +159,9 @@ def check(pipeline: Pipeline) -> list[tuple[Place, str]]:
             (("pipeline", "name"), f"name {pipeline.name!r}: use letters, digits, '.', '_', '-'")
         )
     if pipeline.trigger not in TRIGGERS and not INTERVAL.fullmatch(pipeline.trigger):
+        expected = f'{", ".join(TRIGGERS)} or an interval such as "10 seconds"'
         found.append(
-            (
-                ("pipeline", "trigger"),
-                f"trigger {pipeline.trigger!r}: expected {', '.join(TRIGGERS)}"
-                ' or an interval such as "10 seconds"',
-            )
+            (("pipeline", "trigger"), f"trigger {pipeline.trigger!r}: expected {expected}")
         )
     found += check_source(pipeline.source)
     if pipeline.dedupe:
@@ -346,8 +343,10 @@ def default_of(spec: Field[Any]) -> Any:
 def read_document(document: dict[str, Any], problems: list[tuple[Place, str]]) -> dict[str, Any]:
     """The arguments of Pipeline; shape errors go to `problems`."""
     known = {"pipeline", "columns", *TABLES}
-    for name in document.keys() - known:
-        problems.append(((name,), f"unknown table {name!r}: choose from {', '.join(sorted(known))}"))
+    problems += [
+        ((name,), f"unknown table {name!r}: choose from {', '.join(sorted(known))}")
+        for name in document.keys() - known
+    ]
     head = document.get("pipeline", {})
     values: dict[str, Any] = {}
     if not isinstance(head, dict) or "name" not in head:
@@ -355,7 +354,9 @@ def read_document(document: dict[str, Any], problems: list[tuple[Place, str]]) -
         head = {}
     for key, value in head.items():
         if key not in HEAD:
-            problems.append((("pipeline", key), f"unknown key {key!r}: choose from {', '.join(HEAD)}"))
+            problems.append(
+                (("pipeline", key), f"unknown key {key!r}: choose from {', '.join(HEAD)}")
+            )
         elif not isinstance(value, str):
             problems.append((("pipeline", key), f"{key} is {value!r}: expected a string"))
         else:
@@ -384,11 +385,15 @@ def read_table(kind: Any, table: Any, place: Place, problems: list[tuple[Place, 
         return None
     hints = get_type_hints(kind)
     before = len(problems)
-    for key in table.keys() - hints.keys():
-        problems.append(((*place, key), f"unknown key {key!r}: choose from {', '.join(hints)}"))
-    for spec in fields(kind):
-        if spec.name not in table and spec.default is spec.default_factory is MISSING:
-            problems.append((place, f"{place[0]} has no {spec.name}"))
+    problems += [
+        ((*place, key), f"unknown key {key!r}: choose from {', '.join(hints)}")
+        for key in table.keys() - hints.keys()
+    ]
+    problems += [
+        (place, f"{place[0]} has no {spec.name}")
+        for spec in fields(kind)
+        if spec.name not in table and spec.default is spec.default_factory is MISSING
+    ]
     values = {
         key: read_value(hints[key], value, (*place, key), problems)
         for key, value in table.items()
@@ -425,4 +430,6 @@ def read_texts(table: Any, place: Place, problems: list[tuple[Place, str]]) -> M
     for key, value in table.items():
         if not isinstance(value, str | int | float | bool):
             problems.append(((*place, key), f"{key} is {value!r}: expected a string"))
-    return {key: value if isinstance(value, str) else str(value).lower() for key, value in table.items()}
+    return {
+        key: value if isinstance(value, str) else str(value).lower() for key, value in table.items()
+    }

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 DEAD_LETTER = "dead-letter"
 POLL_SECONDS = 0.5
@@ -244,7 +245,9 @@ def start_dead(dead: DataFrame, pipeline: Pipeline) -> StreamingQuery:
             sinks=(sink,),
             directory=pipeline.directory,
         )
-        return begin(writer(records, Sink(**{**vars(sink), "key": None}), plain), DEAD_LETTER, pipeline)
+        return begin(
+            writer(records, Sink(**{**vars(sink), "key": None}), plain), DEAD_LETTER, pipeline
+        )
     return begin(writer(dead, sink, pipeline), DEAD_LETTER, pipeline)
 
 
@@ -352,7 +355,7 @@ def decoded(offset: Any) -> Any:
     return offset
 
 
-def report(  # noqa: PLR0913 - one struct of the state of a run
+def report(
     pipeline: Pipeline,
     queries: list[StreamingQuery],
     counts: dict[str, Counter],

@@ -21,7 +21,7 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -39,11 +39,13 @@ from virta.spark.options import WRITE_OPTIONS, OptionError, by_name, required
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-MESSAGE_BYTES_MAX = 256 * 1024  # more than this goes by file: messages pass through the driver's JVM
+MESSAGE_BYTES_MAX = (
+    256 * 1024
+)  # more than this goes by file: messages pass through the driver's JVM
 APPEND_BYTES_MAX = 48 * 1024 * 1024  # below the log's largest batch (64 MiB), with its own overhead
 STAGING = "staging"
 STAGING_SECONDS_MAX = 24 * 3600  # older files belong to drivers that never came back
-DURABILITIES = ("none", "interval", "group", "fsync")
+Durability = Literal["none", "interval", "group", "fsync"]
 
 Record = tuple[bytes, bytes, bytes]
 
@@ -69,20 +71,22 @@ class Staged(WriterCommitMessage):
 class WriteOptions:
     path: str
     topic: str | None
-    durability: str | None
+    durability: Durability | None
     query: str | None
     sequence: int | None
 
 
-def write_options(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> WriteOptions:
+def write_options(
+    options: Mapping[str, str], schema: StructType, *, overwrite: bool
+) -> WriteOptions:
     """Check options and columns before a task starts."""
     given = by_name(options, WRITE_OPTIONS)
     if overwrite:
         raise OptionError('a log is only appended to: use .mode("append")')
-    durability = given.get("durability")
-    if durability is not None and durability not in DURABILITIES:
+    durability: Any = given.get("durability")
+    if durability is not None and durability not in get_args(Durability):
         raise OptionError(
-            f"option durability is {durability!r}: expected {', '.join(DURABILITIES)}"
+            f"option durability is {durability!r}: expected {', '.join(get_args(Durability))}"
         )
     sequence = given.get("sequence")
     if sequence is not None and not sequence.isdecimal():
@@ -115,9 +119,7 @@ def check_columns(schema: StructType, topic: str | None) -> None:
         if name not in {"topic", "key", "value"}:
             raise SinkError(f"column {name!r} has no place in a record: select topic, key, value")
         if not isinstance(kind, BinaryType | StringType):
-            raise SinkError(
-                f"column {name!r} is {kind.simpleString()}: expected string or binary"
-            )
+            raise SinkError(f"column {name!r} is {kind.simpleString()}: expected string or binary")
 
 
 # On the executors.
@@ -136,7 +138,9 @@ def stage(options: WriteOptions, batches: Iterable[pa.RecordBatch]) -> Staged:
         sink = pa.BufferOutputStream()
         write_stream(sink, kept)
         return Staged(partition, query, count, sink.getvalue().to_pybytes(), None)
-    virta.open(options.path).close()  # a new log is made before anything else stands in its directory
+    virta.open(
+        options.path
+    ).close()  # a new log is made before anything else stands in its directory
     directory = Path(options.path) / STAGING
     directory.mkdir(exist_ok=True)
     path = directory / f"{uuid.uuid4().hex}.arrow"

@@ -131,20 +131,20 @@ class Decoder:
             column = rows.columns[RECORD_COLUMNS.index(name)]
             is_text = name in TEXT_COLUMNS and rows.is_text(name)
             arrays[name] = make_array(
-                name, schema.field(name).type, rows.count, column, is_text=is_text
+                name, schema.field(name).type, rows.size, column, is_text=is_text
             )
         if self.event_fields:
-            ends, data = rows.columns[RECORD_COLUMNS.index("value")]  # type: ignore[misc]
-            arrays.update(self.event_arrays(rows.count, ends, data))
+            arrays.update(self.event_arrays(rows))
         # An empty schema still has rows: count(*) asks for no column at all.
         if not schema.names:
-            return pa.RecordBatch.from_struct_array(pa.array([{}] * rows.count, pa.struct([])))
+            return pa.RecordBatch.from_struct_array(pa.array([{}] * rows.size, pa.struct([])))
         return pa.RecordBatch.from_arrays([arrays[n] for n in schema.names], schema=schema)
 
-    def event_arrays(self, count: int, ends: bytes, data: bytes) -> dict[str, pa.Array]:
+    def event_arrays(self, rows: Rows) -> dict[str, pa.Array]:
         columns = EventColumns(self.event_fields)
-        bounds = memoryview(ends).cast("i")
-        for i in range(count):
+        buffers: Any = rows.columns[RECORD_COLUMNS.index("value")]
+        bounds, data = memoryview(buffers[0]).cast("i"), buffers[1]
+        for i in range(rows.size):
             columns.add(data[bounds[i] : bounds[i + 1]])
         return columns.arrays()
 
@@ -163,9 +163,7 @@ def make_reading(options: ReadOptions) -> Reading:
 
 
 def make_plan(options: ReadOptions) -> Plan:
-    return Plan(
-        options.path, skip_corruption=options.skip_corruption, skip_gaps=options.skip_gaps
-    )
+    return Plan(options.path, skip_corruption=options.skip_corruption, skip_gaps=options.skip_gaps)
 
 
 def resolve(position: int | str, ends: Ends) -> int:

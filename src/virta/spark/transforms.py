@@ -86,7 +86,7 @@ def dead_letters(df: DataFrame) -> DataFrame:
     )
 
 
-def to_events(  # noqa: PLR0913 - the attributes of an event
+def to_events(
     df: DataFrame,
     *,
     topic: str,
@@ -187,16 +187,14 @@ def enrich(
     clash = [name for name in added.values() if name in df.columns]
     if clash:
         raise TransformError(f"both sides have the column {clash[0]!r}: give enrich a prefix")
-    right = other.select(
-        *keys, *[F.col(name).alias(renamed) for name, renamed in added.items()]
-    )
+    right = other.select(*keys, *[F.col(name).alias(renamed) for name, renamed in added.items()])
     return df.join(right, on=keys, how=how).select(*df.columns, *added.values())
 
 
 # Time.
 
 
-def window_aggregate(  # noqa: PLR0913 - every argument is a part of the sentence
+def window_aggregate(
     df: DataFrame,
     every: str,
     *,
@@ -217,7 +215,7 @@ def window_aggregate(  # noqa: PLR0913 - every argument is a part of the sentenc
     return aggregate(df, window, by, aggregates, late, time)
 
 
-def sessionize(  # noqa: PLR0913 - every argument is a part of the sentence
+def sessionize(
     df: DataFrame,
     gap: str,
     *,
@@ -231,7 +229,7 @@ def sessionize(  # noqa: PLR0913 - every argument is a part of the sentence
     return aggregate(df, F.session_window(F.col(time), gap), by, aggregates, late, time)
 
 
-def aggregate(  # noqa: PLR0913 - shared by the two above, nobody else calls it
+def aggregate(
     df: DataFrame,
     window: Column,
     by: Sequence[str],
@@ -268,6 +266,7 @@ def changes_to_table(df: DataFrame, columns: str, *, key: Sequence[str]) -> Data
     """
     need(df, ["data", "offset"], "changes_to_table")
     schema = StructType.fromDDL(columns)
+    assert isinstance(schema, StructType)
     strange = [name for name in key if name not in schema.names]
     if strange or not key:
         raise TransformError(f"the key {strange or list(key)} is not among {schema.names}")

@@ -45,7 +45,7 @@ def encode_variant(value: Any) -> dict[str, bytes]:
     return {"value": body, "metadata": metadata}
 
 
-def encode(value: Any, keys: dict[str, int]) -> bytes:  # noqa: PLR0911 - one line per JSON type
+def encode(value: Any, keys: dict[str, int]) -> bytes:
     kind = value.__class__
     if kind is str:
         return encode_text(value)
