@@ -78,12 +78,29 @@ def children(pid):
     return found
 
 
+def parent_of(pid):
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
 def kill_workers():
-    """SIGKILL every Python process Spark has started here: readers, writers, planners, committers."""
+    """
+    SIGKILL every Python worker Spark has here: readers, writers, planners, committers.
+
+    Their daemons stay: Spark does not get over the loss of those, and they hold nothing of ours.
+    """
+    found = children(os.getpid())
+    python = {
+        pid: command
+        for pid, command in found
+        if "python" in Path(command.partition(" ")[0]).name and "pyspark" in command
+    }
     workers = [
         pid
-        for pid, command in children(os.getpid())
-        if "python" in Path(command.partition(" ")[0]).name and "pyspark" in command
+        for pid, command in python.items()
+        if "streaming" in command or parent_of(pid) in python  # a fork of a daemon
     ]
     for pid in workers:
         try:
@@ -108,17 +125,22 @@ def test_workers_killed_at_random(spark, tmp_path):
         )
         return writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
 
+    def ended_well(query):
+        try:
+            query.awaitTermination()
+        except PySparkException:
+            return False
+        return True
+
     killed = failed = 0
     for number in range(WORKER_ROUNDS):
         events += fill(source, 120, seed=seed + number, first=len(events))
         query = copy()
-        threading.Event().wait(rng.uniform(0.05, 2.5))
+        threading.Event().wait(rng.uniform(0.05, 2.0))
         killed += query.isActive and kill_workers()
-        try:
-            query.awaitTermination()
-        except PySparkException:
-            failed += 1
-    copy().awaitTermination()
+        failed += not ended_well(query)
+    # Spark may still hand out a dead worker or two that it kept for reuse.
+    assert any(ended_well(copy()) for _ in range(WORKER_ROUNDS))
 
     print(f"{killed} rounds killed, {failed} queries failed")
     assert ids(target) == [event["id"] for event in events]

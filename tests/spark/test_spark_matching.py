@@ -18,7 +18,8 @@ import virta.spark
 from virta.errors import FilterError
 from virta.filters import parse
 from virta.spark.columns import compile_filter
-from virta.spark.matching import MatchError, document_of
+from virta.spark.filter_set import document_of
+from virta.spark.matching import MatchError
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +62,7 @@ COMPILED = [
     ("price=1.5;price=2", "query-string"),
     ("user=!u3", "query-string"),
     ("/deep/city=null", "query-string"),
-    ("../type=~order.&n=>90", "query-string"),
+    ("../type=~order.&n=90", "query-string"),
     ("type = 'order.made'", "cesql"),
     ({"exact": {"type": "order.paid"}}, "cloudevents"),
     ({"prefix": {"type": "order."}}, "cloudevents"),
@@ -186,6 +187,21 @@ def test_match_mixes_dialects_and_names(spark, filled):
     seen = [e["id"] for e in events if e["type"] == "user.seen"]
     expected = [(i, n) for n in ("a", "same", "k") for i in five] + [(i, "c") for i in seen]
     assert sorted((r.id, r.filter_id) for r in found) == sorted(expected)
+
+
+def test_match_in_the_source_equals_match(spark, filled):
+    """Decoding and matching in one process gives the pairs that `match` gives on the DataFrame."""
+    path, _ = filled
+    filters = {f"n{n}": parse({"equals": {"n": n}}, "koncorde") for n in range(30)}
+    filters["order"] = parse({"regexp": {"user": "u1"}}, "koncorde")
+
+    inside = virta.spark.match_log(path, filters, on="data", spark=spark, start=50)
+    outside = virta.spark.match(events_of(spark, path).where("offset >= 50"), filters)
+
+    assert inside.columns == ["topic", "offset", "timestamp", "key", "filter_id"]
+    assert sorted((r.offset, r.filter_id) for r in inside.collect()) == sorted(
+        (r.offset, r.filter_id) for r in outside.select("offset", "filter_id").collect()
+    )
 
 
 def test_rows_that_are_no_json_match_nothing(spark, tmp_path):

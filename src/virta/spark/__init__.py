@@ -18,6 +18,7 @@ EXPORTS = {
     "enrich": "virta.spark.transforms",
     "latest_by_key": "virta.spark.transforms",
     "match": "virta.spark.matching",
+    "match_log": "virta.spark.reading",
     "read": "virta.spark.reading",
     "read_all": "virta.spark.lake",
     "read_stream": "virta.spark.reading",

@@ -13,35 +13,27 @@ of its `data`, as in the server; of plain records, the record's value.
 
 from __future__ import annotations
 
-import hashlib
-import pickle
-from collections import OrderedDict
 from collections.abc import Mapping
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-from virta.errors import EventError, VirtaError
+from virta.errors import VirtaError
 from virta.filters import Filter, parse
-from virta.match import Compiled, Matcher
-from virta.match import compile_filter as compile_for_index
 from virta.spark.columns import compile_filter
+from virta.spark.filter_set import FilterSet, documents, opened_set, pack
 from virta.spark.schemas import FILTER_ID
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 FILTERS_MAX = 10_000_000
-MATCHERS_MAX = 4  # filter sets kept per Python worker; the least recently used goes first
 EVENT_MARKS = frozenset(("source", "id", "data"))  # columns that tell decoded events from records
-
-_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class MatchError(VirtaError):
@@ -164,114 +156,12 @@ def need_value(df: DataFrame) -> None:
         )
 
 
-# On the executors.
-
-
-def documents(column: pa.Array, on: str) -> list[bytes]:
-    """The JSON text each row is asked by."""
-    values = [v.encode() if isinstance(v, str) else v or b"" for v in column.to_pylist()]
-    return values if on == "event" else [document_of(value) for value in values]
-
-
-def document_of(value: bytes) -> bytes:
-    """
-    What Koncorde's filters see of an event: its data, with an `_id` if it brings none.
-
-    The `_id` is the event's subject, else its id; an event without an object as data is the empty
-    document with that `_id`. The server's subscriptions follow the same rule.
-    """
-    try:
-        members = _members(value)
-    except (msgspec.DecodeError, RecursionError):
-        return b""
-    data = bytes(members.get("data", b"")).strip()
-    name = bytes(members.get("subject", b"")).strip()
-    identity = name if name.startswith(b'"') else bytes(members.get("id", b"null")).strip()
-    if not data.startswith(b"{"):
-        return b'{"_id":%b}' % identity
-    inner = data[1:-1].strip()
-    # Of equal names the last wins in every JSON reader, so the data's own `_id` stays.
-    return b'{"_id":%b%b%b}' % (identity, b"," if inner else b"", inner)
-
-
-class FilterSet:
-    """A matcher that speaks in the caller's names for its filters."""
-
-    def __init__(self, filters: Iterable[tuple[str, Compiled]]) -> None:
-        self.matcher = Matcher()
-        # Equal filters share a number in the matcher; each of their names still gets its row.
-        names: dict[int, list[str]] = {}
-        for name, compiled in filters:
-            number = self.matcher.number_of(self.matcher.add(compiled))
-            assert number is not None
-            names.setdefault(number, []).append(name)
-        self.shared = any(len(found) > 1 for found in names.values())
-        self.names = names
-        self.order = np.zeros(max(names, default=0) + 1, np.int64)
-        for i, number in enumerate(names):
-            self.order[number] = i
-        self.first = pa.array([found[0] for found in names.values()], pa.string())
-
-    def numbers(self, values: list[bytes]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Row and filter number of every hit, by row; rows that are no JSON have none."""
-        rows = np.arange(len(values))
-        try:
-            found, offsets = self.matcher.match_many(values, output="uint32")
-        except EventError:
-            good = [i for i, value in enumerate(values) if is_json(value)]
-            rows = np.array(good, np.int64)
-            found, offsets = self.matcher.match_many([values[i] for i in good], output="uint32")
-        ends: Any = np.frombuffer(offsets, np.uint32).astype(np.int64)
-        counts = ends[1:] - ends[:-1]
-        return np.repeat(rows, counts), np.frombuffer(found, np.uint32)
-
-    def pairs(self, values: list[bytes]) -> tuple[np.ndarray[Any, Any], pa.Array]:
-        """Row and filter name of every hit."""
-        rows, numbers = self.numbers(values)
-        if not self.shared:
-            return rows, self.first.take(pa.array(self.order[numbers]))
-        names = [self.names[number] for number in numbers.tolist()]
-        repeats = [len(found) for found in names]
-        flat = [name for found in names for name in found]
-        return np.repeat(rows, repeats), pa.array(flat, pa.string())
-
-    def hits(self, values: list[bytes]) -> np.ndarray[Any, Any]:
-        """For each value whether any filter holds."""
-        held = np.zeros(len(values), bool)
-        held[self.numbers(values)[0]] = True
-        return held
-
-
-_sets: OrderedDict[str, FilterSet] = OrderedDict()
-
-
-def opened_set(digest: str, packed: bytes) -> FilterSet:
-    """The filter set of these bytes, built once per Python worker."""
-    found = _sets.get(digest)
-    if found is None:
-        found = FilterSet(pickle.loads(packed))  # noqa: S301 - bytes of our own driver
-        _sets[digest] = found
-        while len(_sets) > MATCHERS_MAX:
-            _sets.popitem(last=False)
-    _sets.move_to_end(digest)
-    return found
-
-
 def ship(df: DataFrame, filters: Mapping[str, Filter]) -> Callable[[], FilterSet]:
     """Send a filter set to the executors; the result opens it there."""
-    packed = pickle.dumps([(n, compile_for_index(f)) for n, f in filters.items()], protocol=5)
-    digest = hashlib.sha256(packed).hexdigest()
+    packed, digest = pack(filters)
     broadcast = df.sparkSession.sparkContext.broadcast(packed)
 
     def opened() -> FilterSet:
         return opened_set(digest, broadcast.value)
 
     return opened
-
-
-def is_json(value: bytes) -> bool:
-    try:
-        msgspec.json.decode(value)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return False
-    return True

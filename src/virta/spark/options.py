@@ -35,6 +35,8 @@ READ_OPTIONS = (
     "maxRecordsPerTrigger",
     "maxBytesPerTrigger",
     "pushdown",
+    "filters",
+    "on",
 )
 SPARKS_OWN = ("checkpointLocation", "queryName")  # Spark hands its own options on to a sink
 WRITE_OPTIONS = ("path", "topic", "durability", "queryId", "sequence", *SPARKS_OWN)
@@ -67,6 +69,8 @@ class ReadOptions:
     max_records: int | None
     max_bytes: int | None
     pushdown: bool
+    filters: str | None
+    on: str
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
@@ -94,6 +98,8 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         max_records=optional_number(given, "maxRecordsPerTrigger"),
         max_bytes=optional_number(given, "maxBytesPerTrigger"),
         pushdown=choice(given, "pushdown", {"true": True, "false": False}, "false"),
+        filters=given.get("filters"),
+        on=given.get("on", "event"),
     )
 
 

@@ -8,16 +8,22 @@ are planned: splits outside them are never opened, which conditions on the DataF
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 
+from virta.spark.filter_set import write_set
 from virta.spark.launch import session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
     from os import PathLike
 
     from pyspark.sql import DataFrame, SparkSession
+
+    from virta.filters import Filter
 
 ARGUMENTS = {
     "events": "events",
@@ -69,6 +75,35 @@ def read_stream(
 ) -> DataFrame:
     """As `read`, unbounded; `max_records` or `max_bytes` bound each micro-batch."""
     reader = (spark or session()).readStream.format("virta").options(**options(topics, bounds))
+    if columns is not None:
+        reader = reader.schema(columns)
+    return reader.load(str(path))
+
+
+def match_log(
+    path: str | PathLike[str],
+    filters: Iterable[Filter] | Mapping[str, Filter],
+    *,
+    on: str = "event",
+    directory: str | None = None,
+    topics: Iterable[str] | None = None,
+    columns: str | None = None,
+    spark: SparkSession | None = None,
+    **bounds: Any,
+) -> DataFrame:
+    """
+    As `match` on a whole log, with decoding and matching in one process: the fastest way there is.
+
+    Args:
+        on: "event": filters are asked by the record's value; "data": by the event's data.
+        directory: where the filter set is kept for the executors, which must see it; a temporary
+            directory by default, which is right for one machine.
+        columns: a schema as DDL of record columns and `filter_id`.
+    """
+    named = dict(filters) if isinstance(filters, Mapping) else {f.id: f for f in filters}
+    place = directory or str(Path(gettempdir()) / "virta-filters")
+    given = {**options(topics, bounds), "filters": write_set(named, place), "on": on}
+    reader = (spark or session()).read.format("virta").options(**given)
     if columns is not None:
         reader = reader.schema(columns)
     return reader.load(str(path))

@@ -59,6 +59,9 @@ EVENT = StructType([*RECORD.fields, *ATTRIBUTES.fields])
 # What `match` adds to the columns that are kept.
 FILTER_ID = StructField("filter_id", StringType(), nullable=False)
 
+# What the source gives with the option `filters`: where the event is, and which filter holds.
+MATCH = StructType([*(field for field in RECORD.fields if field.name != "value"), FILTER_ID])
+
 
 class SchemaError(VirtaError):
     """A schema that the source cannot give."""
@@ -66,7 +69,7 @@ class SchemaError(VirtaError):
     default_code = "schema_invalid"
 
 
-def check_schema(schema: StructType, *, events: bool) -> None:
+def check_schema(schema: StructType, *, events: bool, filters: bool = False) -> None:
     """
     Refuse columns that do not exist or types they cannot have.
 
@@ -74,6 +77,8 @@ def check_schema(schema: StructType, *, events: bool) -> None:
     null); every other column has its own type.
     """
     full = {field.name: field.dataType for field in (EVENT if events else RECORD).fields}
+    if filters:
+        full[FILTER_ID.name] = FILTER_ID.dataType
     for field in schema.fields:
         if field.name not in full:
             hint = "" if events or field.name not in EVENT.names else " (with option events=true)"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -37,10 +38,11 @@ from virta.errors import LogFormatError
 from virta.spark.arrow import RECORD_COLUMNS, TEXT_COLUMNS, make_array
 from virta.spark.decode import Reading, Rows, read_rows
 from virta.spark.events import EventColumns
+from virta.spark.filter_set import FilterSet, document_of, opened_file
 from virta.spark.layout import Ends, Plan, Split, gap_error
 from virta.spark.options import ReadOptions, read_options
 from virta.spark.pushdown import Bounds, push
-from virta.spark.schemas import EVENT, RECORD, check_schema
+from virta.spark.schemas import EVENT, FILTER_ID, MATCH, RECORD, check_schema
 from virta.spark.sink import LogStreamWriter, LogWriter
 
 if TYPE_CHECKING:
@@ -62,7 +64,10 @@ class VirtaSource(DataSource):
         return "virta"
 
     def schema(self) -> StructType:
-        return EVENT if read_options(self.options).events else RECORD
+        options = read_options(self.options)
+        if options.filters is not None:
+            return MATCH
+        return EVENT if options.events else RECORD
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(self.options)
@@ -98,9 +103,10 @@ class LogPartition(InputPartition):
 class Decoder:
     """Splits to Arrow batches of the asked schema; pickled once to the executors."""
 
-    def __init__(self, reading: Reading, schema: StructType, *, events: bool) -> None:
-        check_schema(schema, events=events)
-        self.reading = reading
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        check_schema(schema, events=options.events, filters=options.filters is not None)
+        self.reading = make_reading(options)
+        self.filters, self.on = options.filters, options.on
         self.schema = schema
         self.record_names = [n for n in schema.names if n in RECORD_COLUMNS]
         self.text = [
@@ -111,7 +117,7 @@ class Decoder:
         self.event_fields = {
             field.name: field.dataType
             for field in schema.fields
-            if field.name not in RECORD_COLUMNS
+            if field.name not in RECORD_COLUMNS and field.name != FILTER_ID.name
         }
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -120,12 +126,13 @@ class Decoder:
             return
         schema = to_arrow_schema(self.schema, timezone="UTC")
         names = [*self.record_names]
-        if self.event_fields and "value" not in names:
+        if (self.event_fields or self.filters) and "value" not in names:
             names.append("value")
+        filters = None if self.filters is None else opened_file(self.filters)
         for rows in read_rows(self.reading, split, names, self.text):
-            yield self.batch(rows, schema)
+            yield self.batch(rows, schema, filters)
 
-    def batch(self, rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
+    def batch(self, rows: Rows, schema: pa.Schema, filters: FilterSet | None) -> pa.RecordBatch:
         arrays: dict[str, pa.Array] = {}
         for name in self.record_names:
             column = rows.columns[RECORD_COLUMNS.index(name)]
@@ -135,18 +142,39 @@ class Decoder:
             )
         if self.event_fields:
             arrays.update(self.event_arrays(rows))
+        if filters is not None:
+            return self.matched(rows, arrays, schema, filters)
         # An empty schema still has rows: count(*) asks for no column at all.
         if not schema.names:
             return pa.RecordBatch.from_struct_array(pa.array([{}] * rows.size, pa.struct([])))
         return pa.RecordBatch.from_arrays([arrays[n] for n in schema.names], schema=schema)
 
+    def matched(
+        self, rows: Rows, arrays: dict[str, pa.Array], schema: pa.Schema, filters: FilterSet
+    ) -> pa.RecordBatch:
+        """Each row once for every filter that holds for it: decoding and matching in one process."""
+        values = list(value_slices(rows))
+        if self.on == "data":
+            values = [document_of(value) for value in values]
+        hits, ids = filters.pairs(values)
+        chosen = pa.array(hits, pa.int64())
+        taken = {name: array.take(chosen) for name, array in arrays.items()}
+        taken[FILTER_ID.name] = ids
+        return pa.RecordBatch.from_arrays([taken[n] for n in schema.names], schema=schema)
+
     def event_arrays(self, rows: Rows) -> dict[str, pa.Array]:
         columns = EventColumns(self.event_fields)
-        buffers: Any = rows.columns[RECORD_COLUMNS.index("value")]
-        bounds, data = memoryview(buffers[0]).cast("i"), buffers[1]
-        for i in range(rows.size):
-            columns.add(data[bounds[i] : bounds[i + 1]])
+        for value in value_slices(rows):
+            columns.add(value)
         return columns.arrays()
+
+
+def value_slices(rows: Rows) -> Iterator[bytes]:
+    """The values of some rows, one by one."""
+    buffers: Any = rows.columns[RECORD_COLUMNS.index("value")]
+    bounds, data = memoryview(buffers[0]).cast("i").tolist(), buffers[1]
+    for start, end in pairwise(bounds):
+        yield data[start:end]
 
 
 def make_reading(options: ReadOptions) -> Reading:
@@ -180,7 +208,7 @@ class LogReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.options = options
-        self.decoder = Decoder(make_reading(options), schema, events=options.events)
+        self.decoder = Decoder(options, schema)
 
     def partitions(self) -> list[InputPartition]:
         options = self.options
@@ -246,7 +274,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.options = options
-        self.decoder = Decoder(make_reading(options), schema, events=options.events)
+        self.decoder = Decoder(options, schema)
         self.plan: Plan | None = None
         self.target: int | None = None
 
