@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 EXTRAS := cli,match,spark
 NATIVE := $(wildcard native/*)
 
-.PHONY: help setup run test test-fast lint format bench bench-log clean
+.PHONY: help setup run test test-fast lint format bench bench-log bench-spark clean
 
 help:
 	@echo "make run     set up and run the demo        make test   set up and run every test"
@@ -40,11 +40,14 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: bench-log
+bench: bench-log bench-spark
 
 bench-log: setup
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group bench || echo "some peers are not installable: their rows are skipped"
 	$(BIN)/python bench/log_bench.py
+
+bench-spark: setup
+	$(BIN)/python bench/spark_bench.py
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
