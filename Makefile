@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 EXTRAS := cli,match,spark
 NATIVE := $(wildcard native/*)
 
-.PHONY: help setup run test test-fast lint format bench bench-log bench-spark clean
+.PHONY: help setup run test test-fast lint format bench bench-log bench-match bench-spark fuzz clean
 
 help:
 	@echo "make run     set up and run the demo        make test   set up and run every test"
@@ -40,14 +40,30 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: bench-log bench-spark
+bench: bench-log bench-match bench-spark
 
 bench-log: setup
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group bench || echo "some peers are not installable: their rows are skipped"
 	$(BIN)/python bench/log_bench.py
 
 bench-spark: setup
-	$(BIN)/python bench/spark_bench.py
+	$(BIN)/python bench/spark_bench.py $(BENCH_ARGS)
+
+bench-match: setup
+	$(BIN)/python bench/match_bench.py $(BENCH_ARGS)
+
+# The native index built with ASan and UBSan, apart from the ordinary build, against the plain evaluator.
+FUZZ_SECONDS ?= 60
+FUZZ := build/fuzz
+
+fuzz: setup
+	@rm -rf $(FUZZ) && mkdir -p $(FUZZ)/tree
+	@cp -r pyproject.toml setup.py LICENSE $(wildcard README.md) src native $(FUZZ)/tree/
+	@find $(FUZZ)/tree -name '*.so' -delete
+	VIRTA_SANITIZE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(FUZZ)/site $(FUZZ)/tree
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
+	ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	PYTHONMALLOC=malloc PYTHONPATH=$(FUZZ)/site:tests/match $(BIN)/python tests/match/fuzz.py --seconds $(FUZZ_SECONDS)
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

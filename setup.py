@@ -8,6 +8,7 @@ VIRTA_SANITIZE=1 builds with ASan and UBSan, for `make fuzz`.
 """
 
 import os
+from pathlib import Path
 
 from setuptools import Extension, setup
 
@@ -33,6 +34,15 @@ EXTENSIONS = [
         ["native/arrow.c"],
         depends=["native/crc.h"],
         extra_compile_args=[*FLAGS, "-std=c11", "-Wall", "-Wextra"],
+        extra_link_args=LINK,
+        optional=True,
+    ),
+    Extension(
+        "virta.match._core",
+        sorted(map(str, Path("native").glob("match_*.cpp"))),
+        depends=sorted(map(str, Path("native").glob("match_*.hpp"))),
+        # No fused operations: geometry must round as it does in Python.
+        extra_compile_args=[*FLAGS, "-std=c++17", "-Wall", "-Wextra", "-ffp-contract=off", "-fvisibility=hidden"],
         extra_link_args=LINK,
         optional=True,
     ),

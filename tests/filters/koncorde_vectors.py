@@ -15,7 +15,9 @@ SHARED = Path(os.environ.get("VIRTA_SHARED", ROOT.parent / "shared")) / "vectors
 @cache
 def kept() -> dict[str, list[dict]]:
     """Vectors of the repository, by kind."""
-    with gzip.open(ROOT / "tests/vectors/koncorde-vectors.jsonl.gz", "rt", encoding="utf-8") as lines:
+    with gzip.open(
+        ROOT / "tests/vectors/koncorde-vectors.jsonl.gz", "rt", encoding="utf-8"
+    ) as lines:
         return _by_kind(lines)
 
 

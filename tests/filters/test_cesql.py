@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -269,6 +270,7 @@ def test_only_text_is_parsed(source):
         ([1, "a"], '[1,"a"]'),
         ({"a": None}, '{"a":null}'),
         ("\ud800", "\ud800"),
+        (datetime(2018, 4, 26, 14, 48, 9, tzinfo=UTC), "2018-04-26T14:48:09+00:00"),
     ],
 )
 def test_attribute_types(value, expected):
@@ -423,7 +425,7 @@ def test_text_round_trip(expression):
     assert parse_expression(unparse(expression)) == expression
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(PREDICATES | EXPRESSIONS, st.lists(EVENTS, min_size=1, max_size=5))
 def test_trees_say_what_expressions_do(expression, events):
     """For every event the filter's tree holds exactly when the expression is true without a problem."""
@@ -447,7 +449,10 @@ def naive_like(pattern, text):
 
 
 @settings(max_examples=1500, deadline=None)
-@given(st.text(alphabet="ab%_\\", max_size=8), st.text(alphabet="ab%_\\", max_size=8))
+@given(
+    st.text(alphabet="ab\x01\u20ac%_\\", max_size=8),
+    st.text(alphabet="ab\x01\u20ac\ud800%_\\", max_size=8),
+)
 def test_like_equals_trying_everything(pattern, text):
     """The linear matcher agrees with the naive one."""
     assert LikePattern(pattern).matches(text) is naive_like(pattern, text)
@@ -457,19 +462,22 @@ def test_like_equals_trying_everything(pattern, text):
 
 
 def seconds(call):
-    start = time.perf_counter()
+    """Processor time, so that a busy machine does not fail the test."""
+    start = time.process_time()
     with contextlib.suppress(FilterError):  # refused is as good as answered, if it is quick
         call()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 FULL = EXPRESSION_CHARS_MAX
 HOSTILE = {
-    "deep parentheses": "(" * 10_000 + "1" + ")" * 10_000,
+    "deeper parentheses": "(" * 10_000 + "1" + ")" * 10_000,
+    "deep parentheses": "(" * (FULL // 2 - 1) + "1" + ")" * (FULL // 2 - 1),
+    "open parentheses": "(" * FULL,
     "deep functions": "LOWER(" * 2000 + "'a'" + ")" * 2000,
     "many signs": "-" * 10_000 + "a",
-    "many nots": "NOT " * 5000 + "TRUE",
-    "many likes": "a" + " LIKE 'x'" * 3000,
+    "many nots": "NOT " * 4000 + "TRUE",
+    "many likes": "a" + " LIKE 'x'" * 1500,
     "one megabyte": "a = 'x' OR " * 95_000 + "TRUE",
     "one megabyte string": "'" + "x" * (1 << 20) + "'",
     "long sum": "1" + "+1" * (FULL // 2 - 1),
@@ -477,7 +485,7 @@ HOSTILE = {
     "long or of all": "a='x'" + "".join(f" OR a{i}='x'" for i in range(FULL // 14)),
     "long and": "a='x'" + " AND b='x'" * (FULL // 11),
     "mixed chain": "a='x'" + " AND b='x' OR c='x' XOR d='x'" * (FULL // 31),
-    "long in": "a IN (" + ",".join(f"'{i}'" for i in range(4000)) + ")",
+    "long in": "a IN (" + ",".join(f"'{i}'" for i in range(2000)) + ")",
     "huge integer": "9" * (FULL - 1),
     "zeros": "0" * (FULL - 2) + "5",
     "open string": "'" + "\\'" * (FULL // 2 - 1),
@@ -505,6 +513,7 @@ def test_hostile_expressions_are_quick(name):
         ("%" + "a%" * 1000 + "b", "a" * 100_000),
         ("%" + "_a" * 100 + "%b%", "a" * 300_000),
         ("_%" * 1000, "a" * 100_000),
+        ("%é_é_é_é_\U0001d11e%", "é" * (1 << 20)),
         ("%" + "a" * 1000 + "b%", "a" * (1 << 20)),
     ],
 )

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from virta.errors import FilterError
 from virta.filters import parse
+from virta.filters.canonical import canonicalise
+from virta.filters.evaluate import holds
 from virta.filters.query_string import (
     CONJUNCTIONS_MAX,
     LITERAL_BYTES_MAX,
@@ -116,7 +118,7 @@ def test_which_refusal(query, code):
 
 
 @pytest.mark.parametrize(
-    ("query", "event", "holds"),
+    ("query", "event", "expected"),
     [
         ("?x=1", data(x=1), True),
         ("x=2;?x=1", data(x=1), True),
@@ -178,9 +180,19 @@ def test_which_refusal(query, code):
         ("x=%5B-0.0", data(x=[0, False]), False),
     ],
 )
-def test_grammar_and_matching(query, event, holds):
+def test_grammar_and_matching(query, event, expected):
     """Cases the vectors leave open, by the text of the specification."""
-    assert parse(query).matches(event) is holds
+    assert parse(query).matches(event) is expected
+
+
+@pytest.mark.parametrize("literal", ["0", "-0.0", "1"])
+@pytest.mark.parametrize("operator", ["", "!", "<", "<=", ">", ">=", "["])
+def test_canonical_forms_keep_the_two_zeros_apart(operator, literal):
+    """What the index runs is the canonical tree: it too must take -0.0 for a number below 0."""
+    tree = parse(f"x={quote(operator + literal)}").tree
+
+    for value in (0, -0.0, 1, -1, [0], [-0.0], "0", None):
+        assert holds(canonicalise(tree), data(x=value)) is holds(tree, data(x=value))
 
 
 def test_ranges_become_one_condition():
@@ -337,10 +349,10 @@ def test_hostile_queries_are_quick(name):
     query = HOSTILE[name]
 
     def seconds():
-        start = time.perf_counter()
+        start = time.process_time()
         with contextlib.suppress(FilterError):
             parse(query).matches(data(x="\ud800" * 60_000))
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     assert min(seconds() for _ in range(3)) < 0.1
 

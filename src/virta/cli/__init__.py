@@ -11,8 +11,10 @@ import click
 # command -> (module, attribute, one-line help shown without importing the module)
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "doctor": ("virta.cli.doctor", "doctor", "Check that what Virta needs is here and works."),
+    "filter": ("virta.cli.filter", "filter_group", "Validate, canonicalise and explain filters."),
     "lake": ("virta.cli.lake", "lake", "Keep a log's history as Parquet."),
     "log": ("virta.cli.log", "log", "Append to, read, inspect and look after an event log."),
+    "match": ("virta.cli.match", "match", "Tell which filters each document matches."),
     "pipeline": ("virta.cli.pipeline", "pipeline", "Check, run and watch Spark pipelines."),
 }
 

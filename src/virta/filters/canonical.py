@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import fields, is_dataclass
+from functools import lru_cache
+from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Any
 
 from virta.filters.evaluate import TESTS
-from virta.filters.limits import CONJUNCTIONS_MAX
+from virta.filters.limits import CONJUNCTIONS_MAX, IN_VALUES_MAX
 from virta.filters.tree import (
     EVERYTHING,
     NOTHING,
@@ -38,10 +40,10 @@ from virta.filters.tree import (
     Scalar,
     Select,
 )
-from virta.filters.values import json_text
+from virta.filters.values import FIELD_PATHS_MAX, json_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from virta.filters.values import Path
 
 # A conjunction: conditions and negated conditions, all of which must hold.
 Conjunction = tuple[Condition | Not, ...]
@@ -49,19 +51,17 @@ Conjunction = tuple[Condition | Not, ...]
 
 def canonicalise(node: Node) -> Node:
     """The canonical tree with the same meaning."""
-    return _push(node, negated=False)
+    return canonical_form(node).node
 
 
 def canonical_text(node: Node) -> str:
-    """The JSON text of a tree; of a canonical tree: what is hashed."""
-    if isinstance(node, Condition):
-        return f"{{{json_text(node.op)}:[{json_text(_path_json(node.path))},{_value_text(node.value)}]}}"
-    if isinstance(node, Not):
-        return f'{{"not":{canonical_text(node.child)}}}'
-    if isinstance(node, And | Or):
-        name = "and" if isinstance(node, And) else "or"
-        return f'{{"{name}":[{",".join(canonical_text(child) for child in node.children)}]}}'
-    return '"everything"' if isinstance(node, Everything) else '"nothing"'
+    """The JSON text of the canonical tree: what is hashed."""
+    return canonical_form(node).text
+
+
+def canonical_form(node: Node) -> Form:
+    """The canonical tree and its text, for one who wants both."""
+    return _push(node, negated=False)
 
 
 def digest(text: str) -> str:
@@ -71,38 +71,75 @@ def digest(text: str) -> str:
 
 def conjunctions(node: Node, limit: int = CONJUNCTIONS_MAX) -> list[Conjunction] | None:
     """
-    The disjunctive normal form of a canonical tree, or None when it has more than `limit` terms.
+    The disjunctive normal form of a tree, or None when it has more than `limit` terms.
 
     Terms that cannot hold are left out ([] is Nothing); the empty conjunction, alone, is Everything.
     """
-    if _terms(node) > limit:
+    return form_conjunctions(canonical_form(node), limit)
+
+
+def form_conjunctions(form: Form, limit: int = CONJUNCTIONS_MAX) -> list[Conjunction] | None:
+    """As `conjunctions`, of a form that is at hand."""
+    if _terms(form.node) > limit:
         return None
-    found: dict[Conjunction, None] = {}
-    for term in _distribute(node):
-        joined = _join(And, [*dict.fromkeys(term)])
-        if isinstance(joined, Everything):
+    found: dict[str, Conjunction] = {}
+    for term in _distribute(form):
+        joined = _join(And, term)
+        if isinstance(joined.node, Everything):
             return [()]
-        if not isinstance(joined, Nothing):
-            members = joined.children if isinstance(joined, And) else (joined,)
-            found[members] = None  # type: ignore[index]  # only literals went in
-    return list(found)
+        if not isinstance(joined.node, Nothing):
+            members = joined.node.children if isinstance(joined.node, And) else (joined.node,)
+            found[joined.text] = members  # type: ignore[assignment]  # only literals went in
+    return list(found.values())
+
+
+class Form:
+    """
+    A canonical node with its text, which is its identity here: equal nodes have equal texts.
+
+    `parts` are the forms of the children of an `And` or `Or`, `path` the text of a condition's path.
+    Texts are made once, bottom up; to hash or write a subtree at every level above it would cost its
+    size times its depth.
+    """
+
+    __slots__ = ("node", "parts", "path", "text")
+
+    def __init__(
+        self, node: Node, text: str, *, parts: tuple[Form, ...] = (), path: str = ""
+    ) -> None:
+        self.node = node
+        self.text = text
+        self.parts = parts
+        self.path = path
+
+
+_EVERYTHING = Form(EVERYTHING, '"everything"')
+_NOTHING = Form(NOTHING, '"nothing"')
+
+
+def _literal(condition: Condition, *, negated: bool) -> Form:
+    path = _path_text(condition.path)
+    text = f'{{"{condition.op}":[{path},{_value_text(condition.value)}]}}'
+    if negated:
+        return Form(Not(condition), f'{{"not":{text}}}', path=path)
+    return Form(condition, text, path=path)
 
 
 # Pushing negation down.
 
 
-def _push(node: Node, *, negated: bool) -> Node:
+def _push(node: Node, *, negated: bool) -> Form:
     if isinstance(node, Not):
         return _push(node.child, negated=not negated)
     if isinstance(node, And | Or):
         kind: type[And | Or] = And if isinstance(node, And) is not negated else Or
         return _join(kind, [_push(child, negated=negated) for child in node.children])
     if isinstance(node, Everything | Nothing):
-        return EVERYTHING if isinstance(node, Everything) is not negated else NOTHING
+        return _EVERYTHING if isinstance(node, Everything) is not negated else _NOTHING
     simple = _simplest(node)
     if isinstance(simple, Nothing):
-        return EVERYTHING if negated else NOTHING
-    return Not(simple) if negated else simple
+        return _EVERYTHING if negated else _NOTHING
+    return _literal(simple, negated=negated)
 
 
 def _simplest(condition: Condition) -> Condition | Nothing:
@@ -135,49 +172,57 @@ def _simplest_range(condition: Condition) -> Condition | Nothing:
 # Joining neighbours.
 
 
-def _join(kind: type[And | Or], children: list[Node]) -> Node:
+def _join(kind: type[And | Or], children: list[Form]) -> Form:
     """The canonical `kind` of canonical children."""
-    neutral, absorbing = (EVERYTHING, NOTHING) if kind is And else (NOTHING, EVERYTHING)
-    flat: dict[Node, None] = {}
+    neutral, absorbing = (_EVERYTHING, _NOTHING) if kind is And else (_NOTHING, _EVERYTHING)
+    flat: dict[str, Form] = {}
     for child in children:
-        flat.update(dict.fromkeys(child.children if isinstance(child, kind) else (child,)))
-    flat.pop(neutral, None)
-    if absorbing in flat:
+        for part in child.parts if isinstance(child.node, kind) else (child,):
+            flat[part.text] = part
+    flat.pop(neutral.text, None)
+    if absorbing.text in flat:
         return absorbing
-    literals, compounds = _join_literals(kind, flat)
+    literals = _join_literals(kind, [form for form in flat.values() if not form.parts])
     if literals is None:
         return absorbing
     # x and (x or y) is x; dually x or (x and y).
-    present = set(literals)
-    kept = [c for c in compounds if present.isdisjoint(c.children)]
-    members: list[Node] = [*literals, *kept]
-    if len(members) == 1:
-        return members[0]
-    return kind(tuple(sorted(members, key=canonical_text))) if members else neutral
+    texts = {form.text for form in literals}
+    compounds = [form for form in flat.values() if form.parts]
+    kept = [form for form in compounds if texts.isdisjoint(part.text for part in form.parts)]
+    members = sorted([*literals, *kept], key=lambda form: form.text)
+    if len(members) <= 1:
+        return members[0] if members else neutral
+    name = "and" if kind is And else "or"
+    return Form(
+        kind(tuple(form.node for form in members)),
+        f'{{"{name}":[{",".join(form.text for form in members)}]}}',
+        parts=tuple(members),
+    )
 
 
-def _join_literals(
-    kind: type[And | Or], members: Iterable[Node]
-) -> tuple[list[Node] | None, list[And | Or]]:
-    """Literals of one path joined (None when they decide the whole), and the compounds as they were."""
-    by_path: dict[Any, list[tuple[Condition, bool]]] = {}
-    compounds: list[And | Or] = []
-    for member in members:
-        if isinstance(member, And | Or):
-            compounds.append(member)
-        else:
-            literal = member.child if isinstance(member, Not) else member
-            assert isinstance(literal, Condition)
-            # Or is the And of the negations, negated: one set of rules serves both.
-            positive = isinstance(member, Condition) is (kind is And)
-            by_path.setdefault(literal.path, []).append((literal, positive))
-    literals: list[Node] = []
+def _join_literals(kind: type[And | Or], forms: list[Form]) -> list[Form] | None:
+    """Literals, those of one path joined; None when they decide the whole."""
+    by_path: dict[str, list[Form]] = {}
+    for form in forms:
+        by_path.setdefault(form.path, []).append(form)
+    if len(by_path) == len(forms):
+        return forms
+    literals: list[Form] = []
     for group in by_path.values():
-        joined = _conjoin(group) if len(group) > 1 else group
+        if len(group) == 1:
+            literals += group
+            continue
+        joined = _conjoin([_signed(form.node, kind) for form in group])
         if joined is None:
-            return None, compounds
-        literals += [c if positive is (kind is And) else Not(c) for c, positive in joined]
-    return literals, compounds
+            return None
+        literals += [_literal(c, negated=wanted is not (kind is And)) for c, wanted in joined]
+    return literals
+
+
+def _signed(literal: Any, kind: type[And | Or]) -> tuple[Condition, bool]:
+    """A condition and whether it is wanted. Or is the And of the negations, negated: one set of rules."""
+    negated = isinstance(literal, Not)
+    return (literal.child if negated else literal), negated is not (kind is And)
 
 
 def _conjoin(group: list[tuple[Condition, bool]]) -> list[tuple[Condition, bool]] | None:
@@ -198,22 +243,29 @@ def _conjoin(group: list[tuple[Condition, bool]]) -> list[tuple[Condition, bool]
     values = _common_values(wanted)
     excluded = _excluded_values(refused)
     if values is not None:
-        # The value is one of few: everything that looks only at a scalar can be decided now.
-        rest = {c for c in wanted if c.op == "opaque"}
-        tests = [(c, True) for c in wanted - rest] + [
-            (c, False) for c in refused if c.op != "opaque"
-        ]
-        values = [v for v in values if all(TESTS[c.op](c.value, v) is sign for c, sign in tests)]
-        if not values:
-            return None
-        opaque = [(c, False) for c in refused if c.op == "opaque"]
-        return [(_one_of(path, values), True), *((c, True) for c in rest), *opaque]
+        return _conjoin_values(path, values, wanted, refused)
     if len(wanted) > 1:
         wanted = {c for c in wanted if c.op != "exists"}
-    kept = {c for c in refused if c.op not in ("eq", "in")}
-    if excluded:
-        kept.add(_one_of(path, excluded))
-    return [*((c, True) for c in wanted), *((c, False) for c in kept)]
+    if 0 < len(excluded) <= IN_VALUES_MAX:
+        refused = {c for c in refused if c.op not in ("eq", "in")} | {_one_of(path, excluded)}
+    return [*((c, True) for c in wanted), *((c, False) for c in refused)]
+
+
+def _conjoin_values(
+    path: Path, values: list[Scalar], wanted: set[Condition], refused: set[Condition]
+) -> list[tuple[Condition, bool]] | None:
+    """As _conjoin, when the value is one of few: what looks only at the value is decided now."""
+    signed = [(c, True) for c in wanted] + [(c, False) for c in refused]
+    decided = [(c, sign) for c, sign in signed if c.op not in ("opaque", "negative_zero")]
+    kept = [v for v in values if all(TESTS[c.op](c.value, v) is sign for c, sign in decided)]
+    # Zero stands for both zeros, which one condition tells apart; of other values it is false.
+    zeros: list[Scalar] = [v for v in kept if v == 0 and not isinstance(v, bool)]
+    if any(c.op == "negative_zero" for c in wanted):
+        kept = zeros
+    if not kept:
+        return None
+    open_ops = ("opaque", "negative_zero") if zeros else ("opaque",)
+    return [(_one_of(path, kept), True), *((c, sign) for c, sign in signed if c.op in open_ops)]
 
 
 def _one_of(path: Any, values: list[Scalar]) -> Condition:
@@ -282,27 +334,38 @@ def _terms(node: Node) -> int:
     return product
 
 
-def _distribute(node: Node) -> list[list[Node]]:
-    if isinstance(node, Or):
-        return [term for child in node.children for term in _distribute(child)]
-    if isinstance(node, And):
-        terms: list[list[Node]] = [[]]
-        for child in node.children:
-            terms = [head + tail for head in terms for tail in _distribute(child)]
+def _distribute(form: Form) -> list[list[Form]]:
+    if isinstance(form.node, Or):
+        return [term for part in form.parts for term in _distribute(part)]
+    if isinstance(form.node, And):
+        terms: list[list[Form]] = [[]]
+        for part in form.parts:
+            terms = [head + tail for head in terms for tail in _distribute(part)]
         return terms
-    if isinstance(node, Everything):
+    if isinstance(form.node, Everything):
         return [[]]
-    return [] if isinstance(node, Nothing) else [[node]]
+    return [] if isinstance(form.node, Nothing) else [[form]]
 
 
 # Text.
 
 
-def _path_json(path: Any) -> list[Any]:
-    return [{"flat": step.name} if isinstance(step, Flat) else step for step in path]
+@lru_cache(maxsize=FIELD_PATHS_MAX)
+def _path_text(path: Path) -> str:
+    steps = (
+        f'{{"flat":{encode_basestring_ascii(step.name)}}}'
+        if isinstance(step, Flat)
+        else encode_basestring_ascii(step)
+        if isinstance(step, str)
+        else str(step)
+        for step in path
+    )
+    return f"[{','.join(steps)}]"
 
 
 def _value_text(value: Any) -> str:
+    if isinstance(value, str):
+        return encode_basestring_ascii(value)
     if isinstance(value, Pattern):
         return value.text
     if isinstance(value, Select):

@@ -10,12 +10,14 @@ raises because of it and never mutates it: a value that JSON has no type for sat
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from virta.filters.geo import in_annulus, in_box, in_circle, in_polygon, read_point
 from virta.filters.text import search, text_of
 from virta.filters.tree import And, Condition, Everything, Flat, Node, Not, Or
-from virta.filters.values import number
+from virta.filters.values import number, scalar_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +33,9 @@ class _Missing:
 
 
 MISSING: Final = _Missing()
+
+# `in` lists longer than this are searched, not scanned.
+SEARCHED_MIN = 8
 
 
 def holds(node: Node, obj: Any) -> bool:
@@ -157,7 +162,13 @@ _PYTHON_TYPES: dict[str, Any] = {
 
 
 def _in(values: tuple[Scalar, ...], value: Any) -> bool:
-    return any(same(expected, value) for expected in values)
+    if len(values) <= SEARCHED_MIN:
+        return any(same(expected, value) for expected in values)
+    if value is not None and not isinstance(value, str | bool | int | float):
+        return False
+    found = number(value) if isinstance(value, int | float) else value
+    position = bisect_left(values, scalar_key(found), key=scalar_key)
+    return position < len(values) and same(values[position], value)
 
 
 def _contains(expected: Scalar, value: Any) -> bool:
@@ -184,16 +195,32 @@ def _match(pattern: Any, value: Any) -> bool:
             key in value and _match(part, value[key]) for key, part in pattern.items()
         )
     if isinstance(pattern, list):
-        if not isinstance(value, list | tuple) or len(pattern) > len(value):
+        return isinstance(value, list | tuple) and _match_array(pattern, value)
+    return same(pattern, value)
+
+
+def _match_array(pattern: list[Any], value: Any) -> bool:
+    """
+    Each element of the pattern, in order, takes the first element left that contains it.
+
+    Scalars take only their equals, so for them it is enough to count; the others never take a scalar.
+    """
+    scalars = Counter(scalar_key(part) for part in pattern if not isinstance(part, dict | list))
+    if scalars:
+        for item in value:
+            if item is None or isinstance(item, str | bool | int | float):
+                key = scalar_key(number(item) if isinstance(item, int | float) else item)
+                scalars[key] -= 1
+        if any(count > 0 for count in scalars.values()):
             return False
-        remaining = list(value)
-        for part in pattern:
+    remaining = [item for item in value if isinstance(item, dict | list | tuple)]
+    for part in pattern:
+        if isinstance(part, dict | list):
             taken = next((i for i, item in enumerate(remaining) if _match(part, item)), None)
             if taken is None:
                 return False
             del remaining[taken]
-        return True
-    return same(pattern, value)
+    return True
 
 
 def _select(select: Any, value: Any) -> bool:

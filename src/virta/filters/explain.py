@@ -20,7 +20,6 @@ from virta.filters.tree import (
     Node,
     Not,
     Nothing,
-    Or,
     Path,
     Range,
     Regexp,
@@ -81,6 +80,8 @@ class Explanation:
 
     def _drawn(self, margin: str) -> list[str]:
         mark = "+" if self.matches else "-"
+        if self.kind == "not" and not self.children[0].children:
+            return [f"{margin}{mark} {self.children[0].reason}"]
         label = {"and": "all of", "or": "any of", "not": "not"}.get(self.kind, self.reason)
         lines = [f"{margin}{mark} {label}"]
         for child in self.children:
@@ -88,18 +89,18 @@ class Explanation:
         return lines
 
 
-def explain(node: Node, obj: Any) -> Explanation:
-    """The verdict on an object, node by node."""
+def explain(node: Node, obj: Any, *, negated: bool = False) -> Explanation:
+    """The verdict on an object, node by node; `negated` only changes the words of the reasons."""
     if isinstance(node, Condition):
-        return _explain_condition(node, obj)
+        return _explain_condition(node, obj, "should not" if negated else "should")
     if isinstance(node, Everything):
         return Explanation(matches=True, kind="everything", reason="everything matches")
     if isinstance(node, Nothing):
         return Explanation(matches=False, kind="nothing", reason="nothing can match")
     if isinstance(node, Not):
-        child = explain(node.child, obj)
+        child = explain(node.child, obj, negated=not negated)
         return Explanation(matches=not child.matches, kind="not", children=(child,))
-    children = tuple(explain(child, obj) for child in node.children)
+    children = tuple(explain(child, obj, negated=negated) for child in node.children)
     if isinstance(node, And):
         return Explanation(matches=all(c.matches for c in children), kind="and", children=children)
     return Explanation(matches=any(c.matches for c in children), kind="or", children=children)
@@ -116,7 +117,7 @@ def path_text(path: Path) -> str:
     return text.removeprefix(".") or "the object"
 
 
-def _explain_condition(condition: Condition, obj: Any) -> Explanation:
+def _explain_condition(condition: Condition, obj: Any, should: str) -> Explanation:
     holds = condition_holds(condition, obj)
     value = resolve(obj, condition.path)
     path = path_text(condition.path)
@@ -134,7 +135,7 @@ def _explain_condition(condition: Condition, obj: Any) -> Explanation:
         op=condition.op,
         expected=expected,
         actual=actual,
-        reason=f"{path} should {expected}: {found}",
+        reason=f"{path} {should} {expected}: {found}",
     )
 
 
@@ -157,7 +158,7 @@ def _expected(condition: Condition) -> str:
     if isinstance(value, Select):
         return f"have an element {value.index} that passes a filter"
     if condition.op in _SHAPES:
-        return _SHAPES[condition.op](value)
+        return str(_SHAPES[condition.op](value))
     plain = _WORDS.get(condition.op)
     if plain is None:
         return f"satisfy {_quoted(value.canonical_json())}"
@@ -174,7 +175,7 @@ _WORDS = {
     "prefix": "start with",
     "suffix": "end with",
     "match": "contain",
-    "geo_junk": "be something that is no geopoint",
+    "geo_junk": "be a value that is no geopoint",
     "negative_zero": "be -0.0",
 }
 _SHAPES: dict[str, Any] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from virta.filters.canonical import canonical_text, canonicalise, digest
+from virta.filters.canonical import canonical_text, digest
 from virta.filters.evaluate import holds
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Filter:
     def canonical(self) -> str:
         """The canonical form as JSON text: negations at the conditions, flat, sorted, without repeats."""
         if self._canonical is None:
-            self._canonical = canonical_text(canonicalise(self.tree))
+            self._canonical = canonical_text(self.tree)
         return self._canonical
 
     def explain(self, obj: Any) -> Explanation:

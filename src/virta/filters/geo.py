@@ -108,7 +108,7 @@ def _coordinates(lat: Any, lon: Any) -> Point | None:
 def read_float(value: Any) -> float | None:
     """What JavaScript's parseFloat makes of a value: the number its text starts with, or None."""
     if isinstance(value, float):
-        return None if math.isnan(value) else value
+        return None if math.isnan(value) else value + 0.0  # -0.0 is 0.0
     if isinstance(value, int) and not isinstance(value, bool):
         try:
             return float(value)
@@ -117,7 +117,7 @@ def read_float(value: Any) -> float | None:
     if value is None or isinstance(value, bool | dict):
         return None
     found = _FLOAT.match(value if isinstance(value, str) else text_of(value))
-    return None if found is None else float(found.group(1))
+    return None if found is None else float(found.group(1)) + 0.0
 
 
 # Shapes.

@@ -37,14 +37,13 @@ from virta.filters.koncorde_checks import (
     script_text,
 )
 from virta.filters.koncorde_regexp import translate
-from virta.filters.limits import DEPTH_MAX, TEXT_BYTES_MAX
+from virta.filters.limits import CONDITIONS_MAX, DEPTH_MAX, FIELD_CHARS_MAX, TEXT_BYTES_MAX
 from virta.filters.text import compiled
 from virta.filters.tree import (
     EVERYTHING,
     NOTHING,
     And,
     Condition,
-    Flat,
     Node,
     Not,
     Or,
@@ -55,6 +54,7 @@ from virta.filters.tree import (
     all_of,
     negate,
 )
+from virta.filters.values import check_pattern_length, field_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,6 +79,8 @@ def parse(source: Any, *, conditions_max: int = 0) -> Filter:
         source = _load(source)
     reader = _Reader()
     tree = reader.read_root(source)
+    if reader.late is not None:
+        raise reader.late
     if conditions_max and reader.count > conditions_max:
         raise FilterError(
             "Filter too complex: exceeds the configured maximum number of conditions "
@@ -106,10 +108,17 @@ def _refuse_constant(name: str) -> None:
 
 
 class _Reader:
-    """Reads one filter; `count` is the number of conditions as Koncorde counts them."""
+    """
+    Reads one filter.
+
+    `conditions` counts the conditions read; `count` does as Koncorde does, each value of an `in` list.
+    `late` is the first refusal of ours that Koncorde's own, wherever it stands, goes before.
+    """
 
     def __init__(self) -> None:
+        self.conditions = 0
         self.count = 0
+        self.late: FilterError | None = None
 
     def read_root(self, source: Any) -> Node:
         place = Place()
@@ -123,19 +132,25 @@ class _Reader:
     def read(self, source: dict[str, Any], place: Place, *, positive: bool) -> Node:
         """The node of a non-empty filter, or of its negation."""
         if len(source) != 1:
-            Place(place.names, ",".join(source)).refuse(
-                "Invalid filter syntax. Filters must have one keyword only"
+            place.refuse(
+                "Invalid filter syntax. Filters must have one keyword only",
+                keyword=",".join(map(str, source)),
             )
         ((keyword, value),) = source.items()
-        place = place.enter(keyword)
-        if len(place.names) > DEPTH_MAX:
+        place = place.enter(str(keyword))
+        if place.depth > DEPTH_MAX:
             raise FilterError(f"filter nests deeper than {DEPTH_MAX} levels", code="too_complex")
         operand = _OPERANDS.get(keyword)
         if operand is not None:
             return operand(self, value, place, positive=positive)
         self.count += 1
+        self.conditions += 1
+        if self.conditions > CONDITIONS_MAX:
+            raise FilterError(
+                f"filter has more than {CONDITIONS_MAX} conditions", code="too_complex"
+            )
         if keyword in koncorde_geo.READERS:
-            return _read_geo(value, place, positive=positive)
+            return self.read_geo(value, place, positive=positive)
         if keyword == "regexp":
             return _read_regexp(value, place, positive=positive)
         leaf = _LEAVES.get(keyword)
@@ -171,13 +186,26 @@ class _Reader:
             rewritten.append({"not": {"and": members["should_not"]}})
         return self.read_all(rewritten, place.enter("and"), positive=positive)
 
+    def read_geo(self, value: Any, place: Place, *, positive: bool) -> Node:
+        try:
+            name, op, shape = koncorde_geo.READERS[place.name](value, place)
+        except FilterError as exc:
+            if exc.code != koncorde_geo.LATE:
+                raise
+            self.late = self.late or exc
+            return NOTHING
+        inside = Condition(field_path(name), op, shape)
+        if positive:
+            return inside
+        return And((Not(inside), Not(Condition(field_path(name), "geo_junk"))))
+
     # Conditions. Each is read as it stands; its negation is its complement.
 
     def read_equals(self, value: Any, place: Place) -> Node:
         name, expected = check_one_field(value, place)
         if isinstance(expected, dict | list):
             place.at(name).refuse("must either be a string, a number, a boolean, or null")
-        return Condition((Flat(name),), "eq", expected)
+        return Condition(field_path(name), "eq", expected)
 
     def read_in(self, value: Any, place: Place) -> Node:
         name, values = check_one_field(value, place)
@@ -189,7 +217,7 @@ class _Reader:
 
     def _one_of(self, name: str, values: list[str]) -> Node:
         self.count += len(values) - 1
-        return Condition((Flat(name),), "in", values)
+        return Condition(field_path(name), "in", values)
 
     def read_exists(self, value: Any, place: Place) -> Node:
         if isinstance(value, str):
@@ -200,9 +228,14 @@ class _Reader:
             members = check_properties(value, place, 1, ("field",))
             place = place.at("field")
             text = check_text(members["field"], place)
+        if len(text) > FIELD_CHARS_MAX:
+            place.refuse(
+                f"is {len(text)} characters long: at most {FIELD_CHARS_MAX} are allowed",
+                code="too_complex",
+            )
         found = _ARRAY_VALUE.match(text)
         if found is None:
-            return Condition((Flat(_ESCAPED_BRACKET.sub(r"\1", text)),), "exists")
+            return Condition(field_path(_ESCAPED_BRACKET.sub(r"\1", text)), "exists")
         field, raw = found.groups()
         try:
             element = json.loads(raw, parse_constant=_refuse_constant)
@@ -210,7 +243,7 @@ class _Reader:
             place.refuse(f'contains an invalid array value ("{raw}")')
         if isinstance(element, dict | list):
             return NOTHING  # only scalars are ever found in an array
-        return Condition((Flat(_ESCAPED_BRACKET.sub(r"\1", field)),), "contains", element)
+        return Condition(field_path(_ESCAPED_BRACKET.sub(r"\1", field)), "contains", element)
 
     def read_missing(self, value: Any, place: Place) -> Node:
         return negate(self.read_exists(value, place))
@@ -230,14 +263,14 @@ class _Reader:
             found[f"{side}_open"] = not key.endswith("e")
         if "lower" in found and "upper" in found and not found["lower"] < found["upper"]:
             place.refuse("lower boundary must be strictly inferior to the upper one")
-        return Condition((Flat(name),), "range", Range(**found))
+        return Condition(field_path(name), "range", Range(**found))
 
     def read_match(self, value: Any, place: Place) -> Node:
         members = check_non_empty_object(value, place)
         return all_of(
-            Condition((Flat(name),), "match", Pattern.of(pattern))
+            Condition(field_path(name), "match", Pattern.of(pattern))
             if isinstance(pattern, dict | list)
-            else Condition((Flat(name),), "eq", pattern)
+            else Condition(field_path(name), "eq", pattern)
             for name, pattern in members.items()
         )
 
@@ -251,8 +284,10 @@ class _Reader:
             place.at("index").refuse("cannot have decimals, must be an integer")
         query = check_non_empty_object(members.get("query"), place.at("query"))
         # The query counts by itself: to Koncorde it is a filter in a filter.
-        tree = _Reader().read(query, place.at("query"), positive=True)
-        return Condition((Flat(name),), "select", Select(int(index), tree))
+        reader = _Reader()
+        tree = reader.read(query, place.at("query"), positive=True)
+        self.late = self.late or reader.late
+        return Condition(field_path(name), "select", Select(int(index), tree))
 
     def read_nothing(self, value: Any, place: Place) -> Node:
         del value, place  # anything may be said of nothing
@@ -267,14 +302,6 @@ def _joined(children: list[Node], *, conjunction: bool) -> Node:
     if len(children) == 1:
         return children[0]
     return And(tuple(children)) if conjunction else Or(tuple(children))
-
-
-def _read_geo(value: Any, place: Place, *, positive: bool) -> Node:
-    name, op, shape = koncorde_geo.READERS[place.names[-1]](value, place)
-    inside = Condition((Flat(name),), op, shape)
-    if positive:
-        return inside
-    return And((Not(inside), Not(Condition((Flat(name),), "geo_junk"))))
 
 
 def _read_regexp(value: Any, place: Place, *, positive: bool) -> Node:
@@ -294,16 +321,17 @@ def _read_regexp(value: Any, place: Place, *, positive: bool) -> Node:
         if not isinstance(pattern, str):
             raise FilterError("expected a string", code="regexp_invalid")  # noqa: TRY301
         # Other flags mean nothing to RE2; g and y are about repeated searches, which there are none.
+        check_pattern_length(pattern)
         regexp = Regexp(translate(pattern), "".join(f for f in "ims" if f in (flags or "")))
         compiled(regexp)
     except FilterError as exc:
         if exc.code != "regexp_invalid":
             raise
-        shown = f"/{script_text(pattern)}/{flags if flags is not None else 'undefined'}"
+        shown = f"/{script_text(pattern)}/{flags or 'undefined'}"
         place.refuse(f'cannot parse regexp expression "{shown}" ({exc.message})', code=exc.code)
     if positive:
-        return Condition((Flat(name),), "regexp", regexp)
-    return Not(Condition((Flat(name),), "regexp_text", regexp))
+        return Condition(field_path(name), "regexp", regexp)
+    return Not(Condition(field_path(name), "regexp_text", regexp))
 
 
 _OPERANDS: dict[str, Callable[..., Node]] = {

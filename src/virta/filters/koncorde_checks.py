@@ -18,35 +18,50 @@ if TYPE_CHECKING:
 
 
 class Place:
-    """Where in a filter we are: the names passed so far and the keyword being read."""
+    """
+    Where in a filter we are: the keyword being read, and the names passed so far.
 
-    __slots__ = ("keyword", "names")
+    A chain back to the root, because most places are never told to anyone.
+    """
 
-    def __init__(self, names: tuple[str, ...] = (), keyword: str | None = None) -> None:
-        self.names = names
+    __slots__ = ("depth", "keyword", "name", "parent")
+
+    def __init__(
+        self, parent: Place | None = None, name: str = "", keyword: str | None = None
+    ) -> None:
+        self.parent = parent
+        self.name = name
         self.keyword = keyword
+        self.depth: int = 0 if parent is None else parent.depth + 1
 
     def enter(self, keyword: str) -> Place:
         """Into a keyword."""
-        return Place((*self.names, keyword), keyword)
+        return Place(self, keyword, keyword)
 
     def at(self, name: str) -> Place:
         """At a field or an attribute of the keyword being read."""
-        return Place((*self.names, name), self.keyword)
+        return Place(self, name, self.keyword)
 
     @property
     def path(self) -> str | None:
-        return ".".join(self.names) if self.names else None
+        names: list[str] = []
+        place: Place | None = self
+        while place is not None and place.parent is not None:
+            names.append(place.name)
+            place = place.parent
+        return ".".join(reversed(names)) if names else None
 
-    def refuse(self, text: str, *, code: str | None = None) -> NoReturn:
+    def refuse(self, text: str, *, code: str | None = None, keyword: str | None = None) -> NoReturn:
         path = self.path
         message = text if path is None else f'"{path}": {text}'
-        raise FilterError(message, code=code, keyword=self.keyword, path=path)
+        raise FilterError(message, code=code, keyword=keyword or self.keyword, path=path)
 
 
 def check_object(value: Any, place: Place) -> dict[str, Any]:
     if not isinstance(value, dict):
         place.refuse("must be an object")
+    if not all(isinstance(name, str) for name in value):
+        place.refuse("must be an object whose names are strings")
     return value
 
 
@@ -82,8 +97,12 @@ def check_allowed(members: dict[str, Any], place: Place, allowed: tuple[str, ...
 
 def check_one_field(value: Any, place: Place) -> tuple[str, Any]:
     """The single member of an object: a field's name and what is said of it."""
-    (item,) = check_properties(value, place, 1).items()
-    return item
+    if type(value) is not dict or len(value) != 1:
+        value = check_properties(value, place, 1)
+    ((name, said),) = value.items()
+    if not isinstance(name, str):
+        check_object(value, place)
+    return name, said
 
 
 def check_text(value: Any, place: Place) -> str:

@@ -25,11 +25,13 @@ from virta.filters.koncorde_checks import (
 from virta.filters.tree import Annulus, Box, Circle, Polygon
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from virta.filters.geo import Point
 
 POLYGON_POINTS_MIN = 3
+# The code of what Koncorde's own validation lets pass, and its native module does not.
+LATE = "geo_shape_invalid"
 
 METRES = {
     "meter": 1.0,
@@ -44,18 +46,19 @@ METRES = {
     "mi": 1609.34,
 }
 # `m` is also a minute to Koncorde, so a unit of time that is no length gives minutes for metres.
-SECONDS = {
-    "second": 1.0,
-    "sec": 1.0,
-    "s": 1.0,
-    "minute": 60.0,
-    "min": 60.0,
-    "m": 60.0,
-    "hour": 3600.0,
-    "hr": 3600.0,
-    "h": 3600.0,
-    "day": 86_400.0,
-    "week": 604_800.0,
+# Each is multiplied, then divided: 1 s is 1/60.
+MINUTES = {
+    "second": (1, 60),
+    "sec": (1, 60),
+    "s": (1, 60),
+    "minute": (60, 60),
+    "min": (60, 60),
+    "m": (60, 60),
+    "hour": (3600, 60),
+    "hr": (3600, 60),
+    "h": (3600, 60),
+    "day": (86_400, 60),
+    "week": (10_080, 1),
 }
 # Tried in this order. Upper-case ones (mega and up) cannot be reached: units are put in lower case.
 SHORT_PREFIXES = {
@@ -120,14 +123,15 @@ def _convert(number: float, unit: str) -> float | None:
     if length is not None:
         name, prefix = length
         return number * prefix * METRES[name]
-    time = _resolve(unit, SECONDS)
+    time = _resolve(unit, MINUTES)
     if time is None:
         return None
     name, prefix = time
-    return number * prefix * SECONDS[name] / SECONDS["m"]
+    multiplier, divisor = MINUTES[name]
+    return number * prefix * multiplier / divisor
 
 
-def _resolve(unit: str, table: dict[str, float]) -> tuple[str, float] | None:
+def _resolve(unit: str, table: Mapping[str, object]) -> tuple[str, float] | None:
     """(unit, prefix) of a name, the last of its possible singulars that is known."""
     names = [unit]
     if len(unit) != 2:
@@ -159,6 +163,7 @@ def read_box(value: Any, place: Place) -> tuple[str, str, Box]:
         if lower >= upper:
             raise FilterError(
                 f"min_{axis} argument cannot be greater or equal max_{axis}",
+                code=LATE,
                 keyword=place.keyword,
                 path=place.path,
             )
@@ -226,7 +231,7 @@ def _read_centre(value: Any, place: Place) -> Point:
     if point is None or not all(map(math.isfinite, point)):
         place.refuse("unrecognized point format")
     if abs(point[0]) > 90:
-        place.refuse(f"latitude {point[0]} is out of range: expected -90 to 90")
+        place.refuse(f"latitude {point[0]} is out of range: expected -90 to 90", code=LATE)
     return point
 
 

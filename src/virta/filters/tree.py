@@ -181,16 +181,19 @@ class Condition:
         shape = OPS.get(self.op)
         value = self.value
         if shape is _SCALAR:
-            object.__setattr__(self, "value", scalar(value))
+            plain = scalar(value)
+            if plain is not value:
+                object.__setattr__(self, "value", plain)
         elif shape is _SCALARS:
             object.__setattr__(self, "value", scalar_set(value))
         elif shape is None:
             raise FilterError(f"unknown condition {self.op!r}: expected one of {', '.join(OPS)}")
         elif not isinstance(value, shape) or (self.op == "type" and value not in JSON_TYPES):
             raise FilterError(f"condition {self.op} does not take {value!r}")
-        if not isinstance(self.path, tuple) or (
-            len(self.path) > 1 and Flat in map(type, self.path)
-        ):
+        if self.op == "select":
+            _check_size(self.levels, self.count)
+        path = self.path
+        if not isinstance(path, tuple) or (len(path) > 1 and Flat in map(type, path)):
             raise FilterError(
                 f"{self.path!r} is not a path: expected a tuple of names and indexes, or of one Flat"
             )
@@ -306,6 +309,12 @@ def _measure(node: Not | And | Or, children: tuple[Node, ...]) -> None:
     """Stamp a new node with its size and refuse one too large: what exists can be walked recursively."""
     levels = 1 + max((child.levels for child in children), default=0)
     count = sum(child.count for child in children)
+    _check_size(levels, count)
+    object.__setattr__(node, "levels", levels)
+    object.__setattr__(node, "count", count)
+
+
+def _check_size(levels: int, count: int) -> None:
     if levels > DEPTH_MAX:
         raise FilterError(f"filter nests deeper than {DEPTH_MAX} levels", code="too_complex")
     if count > CONDITIONS_MAX:
@@ -313,8 +322,6 @@ def _measure(node: Not | And | Or, children: tuple[Node, ...]) -> None:
             f"filter has {count} conditions: at most {CONDITIONS_MAX} are allowed",
             code="too_complex",
         )
-    object.__setattr__(node, "levels", levels)
-    object.__setattr__(node, "count", count)
 
 
 _SCALAR: Any = object()

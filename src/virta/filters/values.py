@@ -17,7 +17,9 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from virta.errors import FilterError
 from virta.filters.limits import (
     DEPTH_MAX,
+    FIELD_CHARS_MAX,
     IN_VALUES_MAX,
+    PATTERN_COMPOUNDS_MAX,
     PATTERN_DEPTH_MAX,
     PATTERN_VALUES_MAX,
     POLYGON_POINTS_MAX,
@@ -38,15 +40,27 @@ class Flat:
     name: str
 
     def __post_init__(self) -> None:
-        if self.name.count(".") >= DEPTH_MAX:
+        if not isinstance(self.name, str):
+            raise FilterError(f"a field's name must be a string, got {self.name!r}")
+        if len(self.name) > FIELD_CHARS_MAX or self.name.count(".") >= DEPTH_MAX:
             raise FilterError(
-                f"field name with {self.name.count('.')} dots: fewer than {DEPTH_MAX} are allowed",
+                f"field name of {len(self.name)} characters with {self.name.count('.')} dots: at most "
+                f"{FIELD_CHARS_MAX} and fewer than {DEPTH_MAX} are allowed",
                 code="too_complex",
             )
 
 
 Step: TypeAlias = str | int | Flat
 Path: TypeAlias = tuple[Step, ...]
+
+# Paths of dotted names kept: a million filters speak of few fields.
+FIELD_PATHS_MAX = 8192
+
+
+@lru_cache(maxsize=FIELD_PATHS_MAX)
+def field_path(name: str) -> Path:
+    """The path of a dotted name, the same tuple each time."""
+    return (Flat(name),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +108,7 @@ class Regexp:
     flags: str = ""
 
     def __post_init__(self) -> None:
-        if len(self.pattern) > REGEXP_CHARS_MAX:
-            raise FilterError(
-                f"regular expression of {len(self.pattern)} characters: at most {REGEXP_CHARS_MAX} are allowed",
-                code="regexp_too_long",
-            )
+        check_pattern_length(self.pattern)
         if not set(self.flags) <= set(REGEXP_FLAGS):
             raise FilterError(f"regexp flags {self.flags!r}: only i, m and s are known")
         object.__setattr__(self, "flags", "".join(sorted(set(self.flags))))
@@ -215,6 +225,15 @@ def scalar(value: Any) -> Scalar:
     raise FilterError(f"expected null, a boolean, a number or a string, got {value!r}")
 
 
+def check_pattern_length(pattern: str) -> None:
+    """Refuse a pattern before anything else looks at it."""
+    if len(pattern) > REGEXP_CHARS_MAX:
+        raise FilterError(
+            f"regular expression of {len(pattern)} characters: at most {REGEXP_CHARS_MAX} are allowed",
+            code="regexp_too_long",
+        )
+
+
 def scalar_key(value: Scalar) -> tuple[str, Any]:
     """A key under which scalars of all types sort and compare as JSON values."""
     return (type_name(value), "" if value is None else value)
@@ -222,20 +241,27 @@ def scalar_key(value: Scalar) -> tuple[str, Any]:
 
 def json_text(value: Any) -> str:
     """JSON in the one way we hash it: sorted keys, no blanks, ASCII."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return _ENCODER.encode(value)
+
+
+# Made once: json.dumps with these settings makes one a call, which costs more than the encoding.
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
 def scalar_set(values: Any) -> tuple[Scalar, ...]:
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise FilterError(f"condition in takes a list of scalars, got {values!r}")
-    distinct = {scalar_key(v): v for v in map(scalar, values)}
-    if not distinct:
+    values = tuple(values)
+    if not values:
         raise FilterError("condition in takes at least one value, got none")
-    if len(distinct) > IN_VALUES_MAX:
+    if len(values) > IN_VALUES_MAX:
         raise FilterError(
-            f"condition in with {len(distinct)} values: at most {IN_VALUES_MAX} are allowed",
+            f"condition in with {len(values)} values: at most {IN_VALUES_MAX} are allowed",
             code="too_complex",
         )
+    if set(map(type, values)) == {str}:
+        return tuple(sorted(set(values)))
+    distinct = {scalar_key(v): v for v in map(scalar, values)}
     return tuple(distinct[key] for key in sorted(distinct))
 
 
@@ -259,6 +285,13 @@ def _pattern_value(value: Any) -> Any:
         if isinstance(item, dict):
             return {str(k): copy(v, depth + 1) for k, v in item.items()}
         if isinstance(item, list | tuple):
+            compounds = sum(isinstance(v, dict | list | tuple) for v in item)
+            if compounds > PATTERN_COMPOUNDS_MAX:
+                raise FilterError(
+                    f"array pattern with {compounds} objects and arrays: "
+                    f"at most {PATTERN_COMPOUNDS_MAX} are allowed",
+                    code="too_complex",
+                )
             return [copy(v, depth + 1) for v in item]
         return scalar(item)
 

@@ -44,7 +44,6 @@ from virta.filters.cesql.values import (
     attribute,
     cast,
     exists,
-    shown,
     text_of,
 )
 
@@ -270,9 +269,3 @@ def _call(name: str, arguments: list[Evaluator]) -> Evaluator:
         return value, cast_failed or problem
 
     return evaluate
-
-
-def describe(result: Result) -> str:
-    """A result for people: the value, and what went wrong."""
-    value, problem = result
-    return shown(value) if problem is None else f"{shown(value)} ({problem})"

@@ -6,13 +6,10 @@ Equal, hashed, named and pickled by its syntax tree; the compiled form is made o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from virta.filters.cesql.evaluation import Evaluator, compiled, describe
+from virta.filters.cesql.evaluation import Evaluator, compiled
 from virta.filters.cesql.syntax import Expression, unparse
-
-if TYPE_CHECKING:
-    from virta.filters.cesql.values import Result
 
 
 class OpaqueExpression:
@@ -24,18 +21,11 @@ class OpaqueExpression:
         self.expression = expression
         self._evaluator: Evaluator | None = None
 
-    def result(self, obj: Any) -> Result:
+    def evaluate(self, obj: Any) -> bool:
         if self._evaluator is None:
             self._evaluator = compiled(self.expression)
-        return self._evaluator(obj)
-
-    def evaluate(self, obj: Any) -> bool:
-        value, problem = self.result(obj)
+        value, problem = self._evaluator(obj)
         return value is True and problem is None
-
-    def explain(self, obj: Any) -> str:
-        """What the expression gave instead of true, for people."""
-        return describe(self.result(obj))
 
     def canonical_json(self) -> Any:
         return {"cesql": unparse(self.expression)}

@@ -12,6 +12,7 @@ import json
 import math
 import re
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypeAlias
 
 Value: TypeAlias = bool | int | str
@@ -142,6 +143,10 @@ def _infinite(value: float) -> str:
 
 
 def _json_text(value: Any) -> str:
+    if isinstance(
+        value, datetime
+    ):  # a Timestamp is a String (3.1); some readers of events parse it
+        return value.isoformat()
     try:
         return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     except (RecursionError, TypeError, ValueError):

@@ -1,0 +1,125 @@
+// What is true in an event: its values hashed and looked up, and the patterns found in its strings.
+
+#include "match_index.hpp"
+
+namespace virta {
+
+inline void Index::set_atom(Context& context, uint32_t atom) const {
+    uint64_t& word = context.bits[atom >> 6];
+    const uint64_t bit = 1ull << (atom & 63);
+    if (word & bit) return;
+    word |= bit;
+    context.atoms.push_back(atom);
+    if (atom >> 6 < active_.size() && active_[atom >> 6] & bit) context.active.push_back(atom);
+}
+
+inline void Index::want(Context& context, uint32_t node, uint8_t kind, const char* data, uint32_t length) {
+    const uint64_t hash = atom_hash(node, kind, data, length);
+    atoms_.prefetch(hash);
+    context.wanted.push_back({hash, 0, data, node, length, kind});
+}
+
+inline void Index::want_scalar(Context& context, uint32_t node, const Value& value, uint8_t element) {
+    const uint8_t kind = value.type | element;
+    if (value.type == kString) {
+        want(context, node, kind, value.text, value.length);
+    } else if (value.type == kNumber) {
+        const uint64_t number = ordered(value.number);
+        const uint64_t hash = atom_hash(node, kind, reinterpret_cast<const char*>(&number), 8);
+        atoms_.prefetch(hash);
+        context.wanted.push_back({hash, number, nullptr, node, 8, kind});
+    } else if (value.type >= kNull && value.type <= kTrue) {
+        want(context, node, kind, "", 0);
+    }
+}
+
+void Index::gather(Context& context) {
+    context.wanted.clear();
+    for (uint32_t id : context.touched) {
+        const Node& node = paths.nodes[id];
+        const Slot& slot = context.slots[id];
+        if (node.needs & kNeedEqual) {
+            if (slot.type == kString) {
+                want(context, id, kString, slot.text, slot.length);
+            } else if (slot.type == kNumber) {
+                const uint64_t hash = atom_hash(id, kNumber, reinterpret_cast<const char*>(&slot.key), 8);
+                atoms_.prefetch(hash);
+                context.wanted.push_back({hash, slot.key, nullptr, id, 8, kNumber});
+            } else if (slot.type <= kTrue) {
+                want(context, id, slot.type, "", 0);
+            }
+        }
+        if (!(node.needs & ~kNeedEqual)) continue;
+        if (node.needs & kNeedKind) {
+            if (node.kinds[0]) set_atom(context, node.kinds[0]);
+            // Booleans are one type: both of its values are entered under kTrue.
+            const Type type = slot.type == kFalse ? kTrue : slot.type;
+            if (type != kOther && node.kinds[type]) set_atom(context, node.kinds[type]);
+        }
+        if (slot.type != kString) continue;
+        if (node.needs & kNeedPrefix)
+            for (const auto& [length, users] : node.extra->prefixes.counts)
+                if (length <= slot.length) want(context, id, kPrefix, slot.text, length);
+        if (node.needs & kNeedSuffix)
+            for (const auto& [length, users] : node.extra->suffixes.counts)
+                if (length <= slot.length) want(context, id, kSuffix, slot.text + slot.length - length, length);
+        if (node.needs & kNeedRegexp && node.extra->regexps_access) {
+            context.searches.emplace_back(id, search_hash(context, id));
+            if (context.searched_by_text) context.searched_by_text->prefetch(context.searches.back().second);
+        }
+    }
+    for (const auto& [node, value] : context.elements) want_scalar(context, node, value, kElement);
+    for (const Context::Wanted& w : context.wanted) {
+        const char* data = w.data ? w.data : reinterpret_cast<const char*>(&w.number);
+        const uint32_t atom = atoms_.find(w.hash, w.node, w.kind, data, w.length);
+        if (!atom) continue;
+        set_atom(context, atom);
+        if (w.kind < kElement) context.slots[w.node].atom = atom;
+    }
+    for (const auto& [node, hash] : context.searches) search(context, node, hash);
+    context.searches.clear();
+}
+
+uint64_t Index::search_hash(const Context& context, uint32_t node) {
+    const Slot& slot = context.slots[node];
+    return hash_bytes(slot.text, slot.length, 5 + (static_cast<uint64_t>(node) << 32));
+}
+
+// The patterns found in a string, remembered for the next event with the same one.
+void Index::search(Context& context, uint32_t node, uint64_t hash) {
+    const Extra& extra = *paths.nodes[node].extra;
+    const Slot& slot = context.slots[node];
+    context.slots[node].searched = true;
+    if (!context.searched || context.searched->live() >= kRegexpCacheMax) {
+        context.searched = std::make_unique<Pool<Context::Searched>>();
+        context.searched_by_text = std::make_unique<Table>();
+    }
+    uint32_t id = context.searched_by_text->find(hash, [&](uint32_t at) {
+        const Context::Searched& known = (*context.searched)[at];
+        return known.node == node && known.text.size() == slot.length &&
+               same_bytes(known.text.data(), slot.text, slot.length);
+    });
+    if (!id) {
+        id = context.searched->take();
+        (*context.searched)[id].node = node;
+        (*context.searched)[id].text.assign(slot.text, slot.length);
+        context.searched_by_text->insert(hash, id);
+    }
+    Context::Searched& known = (*context.searched)[id];
+    if (known.generation != extra.regexps_generation) {
+        known.generation = extra.regexps_generation;
+        known.upto = 0;
+        known.numbers.clear();
+    }
+    if (known.upto < extra.regexps.size()) {
+        if (!context.hooks->search(node, slot.text, slot.length, known.upto, &known.numbers)) {
+            context.failed = true;
+            return;
+        }
+        known.upto = static_cast<uint32_t>(extra.regexps.size());
+    }
+    for (uint32_t number : known.numbers)
+        if (number < extra.regexps.size() && extra.regexps[number]) set_atom(context, extra.regexps[number]);
+}
+
+}  // namespace virta

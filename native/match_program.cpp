@@ -1,0 +1,398 @@
+// Filters come in as programs: bytes that virta.match.program writes and this file reads.
+//
+//   program      u32 conjunctions, each: u32 literals, each literal
+//   literal      u8 operation (+ 128 when negated), path (not for the last two), operands
+//   path         u32 length, bytes (see Paths::build)
+//   text         u32 length, bytes
+//   scalar       u8 type, then for a number f64, for a string text
+//
+//    1 exists      -                            9 suffix       text
+//    2 type        u8                          10 regexp       text: flags NUL pattern
+//    3 equals      scalar                      11 point        u8 kind, u32 count, f64…
+//    4 contains    scalar                      12 junk point   -
+//    5 in          u32 count, scalars          13 negative zero -
+//    6 range       u8 flags, f64 low, f64 high 14 text regexp  text, u32 opaque
+//    7 text range  u8 flags, text low, high    15 opaque       u32 opaque
+//    8 prefix      text                        16 tree         u32 count, items: literal | 17 and 18 or, u32 operands
+//
+// Flags of ranges: 1 has low, 2 has high, 4 low is open, 8 high is open. Opaque conditions are numbered
+// within the program and translated by the list that comes with it. Little-endian, nothing is aligned.
+
+#include "match_index.hpp"
+
+namespace virta {
+
+class ProgramReader {
+  public:
+    ProgramReader(Index& index, const char* at, size_t length, const uint32_t* opaques, size_t opaque_count)
+        : index_(index), at_(at), end_(at + length), opaques_(opaques), opaque_count_(opaque_count) {}
+
+    bool read(std::vector<std::vector<Literal>>& conjunctions) {
+        const uint32_t count = number<uint32_t>();
+        for (uint32_t i = 0; ok_ && i < count; i++) {
+            conjunctions.emplace_back();
+            const uint32_t literals = number<uint32_t>();
+            if (literals >= 0xffff) ok_ = false;
+            for (uint32_t k = 0; ok_ && k < literals; k++) {
+                const Literal one = literal(number<uint8_t>());
+                if (ok_) conjunctions.back().push_back(one);
+            }
+        }
+        return ok_ && at_ == end_;
+    }
+
+  private:
+    enum Operation : uint8_t {
+        kOpExists = 1,
+        kOpType,
+        kOpEquals,
+        kOpContains,
+        kOpIn,
+        kOpRange,
+        kOpTextRange,
+        kOpPrefix,
+        kOpSuffix,
+        kOpRegexp,
+        kOpPoint,
+        kOpJunkPoint,
+        kOpNegativeZero,
+        kOpTextRegexp,
+        kOpOpaque,
+        kOpTree,
+        kOpAnd,
+        kOpOr,
+    };
+
+    template <class T>
+    T number() {
+        T value{};
+        if (static_cast<size_t>(end_ - at_) < sizeof value) {
+            ok_ = false;
+            return value;
+        }
+        memcpy(&value, at_, sizeof value);
+        at_ += sizeof value;
+        return value;
+    }
+
+    struct Text {
+        const char* data;
+        uint32_t length;
+    };
+
+    Text text() {
+        const uint32_t length = number<uint32_t>();
+        if (!ok_ || static_cast<size_t>(end_ - at_) < length) {
+            ok_ = false;
+            return {"", 0};
+        }
+        const char* data = at_;
+        at_ += length;
+        return {data, length};
+    }
+
+    Literal literal(uint8_t byte) {
+        const uint8_t operation = byte & 127;
+        const Literal sign = byte & 128 ? kNegated : 0;
+        if (!ok_) return 0;
+        if (operation == kOpOpaque) return opaque() | sign;
+        if (operation == kOpTree) return tree() | sign;
+        const Text path = text();
+        const uint32_t node = ok_ ? index_.paths.acquire(path.data, path.length) : 0;
+        if (!node) {
+            ok_ = false;
+            return 0;
+        }
+        const Literal made = term(operation, node);
+        if (!made) {
+            ok_ = false;
+            index_.paths.release(node);
+        }
+        return made | sign;
+    }
+
+    // 0 when it cannot be read; the path is then still the caller's.
+    Literal term(uint8_t operation, uint32_t node) {
+        switch (operation) {
+            case kOpExists:
+                return index_.atom_literal(node, kKind, "", 0);
+            case kOpType: {
+                const uint8_t type = number<uint8_t>();
+                return ok_ && type >= kNull && type <= kObject ? index_.atom_literal(node, kKind + type, "", 0) : 0;
+            }
+            case kOpEquals:
+                return scalar(node, 0);
+            case kOpContains:
+                return scalar(node, kElement);
+            case kOpIn:
+                return in(node);
+            case kOpRange:
+                return range(node);
+            case kOpTextRange:
+                return text_range(node);
+            case kOpPrefix:
+            case kOpSuffix: {
+                const Text value = text();
+                const uint8_t kind = operation == kOpPrefix ? kPrefix : kSuffix;
+                return ok_ ? index_.atom_literal(node, kind, value.data, value.length) : 0;
+            }
+            case kOpRegexp:
+                return regexp(node);
+            case kOpPoint:
+                return point(node);
+            case kOpJunkPoint:
+            case kOpNegativeZero: {
+                Complex condition;
+                condition.kind = operation == kOpJunkPoint ? kJunkPoint : kNegativeZero;
+                condition.node = node;
+                return index_.complex_literal(std::move(condition));
+            }
+            case kOpTextRegexp:
+                return text_regexp(node);
+            default:
+                return 0;
+        }
+    }
+
+    Literal scalar(uint32_t node, uint8_t element) {
+        const uint8_t type = number<uint8_t>();
+        if (type == kString) {
+            const Text value = text();
+            return ok_ ? index_.atom_literal(node, type | element, value.data, value.length) : 0;
+        }
+        if (type == kNumber) {
+            const uint64_t key = ordered(number<double>());
+            return ok_ ? index_.atom_literal(node, type | element, reinterpret_cast<const char*>(&key), 8) : 0;
+        }
+        return ok_ && type >= kNull && type <= kTrue ? index_.atom_literal(node, type | element, "", 0) : 0;
+    }
+
+    Literal in(uint32_t node) {
+        const uint32_t count = number<uint32_t>();
+        auto payload = std::make_unique<Payload>();
+        for (uint32_t i = 0; ok_ && i < count; i++) {
+            index_.paths.retain(node);
+            const Literal one = scalar(node, 0);
+            if (one)
+                payload->words.push_back(one);
+            else {
+                index_.paths.release(node);
+                ok_ = false;
+            }
+        }
+        if (!ok_ || payload->words.empty()) {
+            index_.release_words(*payload);
+            return 0;
+        }
+        std::sort(payload->words.begin(), payload->words.end());
+        return of_words(kIn, node, std::move(payload->words));
+    }
+
+    Literal range(uint32_t node) {
+        const uint8_t flags = number<uint8_t>();
+        const double low = number<double>(), high = number<double>();
+        if (!ok_) return 0;
+        Complex condition;
+        condition.kind = kRange;
+        condition.node = node;
+        condition.low = flags & 1 ? ordered(low) + (flags >> 2 & 1) : kOrderedMin;
+        condition.high = flags & 2 ? ordered(high) - (flags >> 3 & 1) : kOrderedMax;
+        Extra& extra = index_.paths.nodes[node].more();
+        for (int side = 0; side < 2; side++) {
+            if (!(flags & (1 << side)) || !std::isfinite(side ? high : low)) continue;
+            extra.low = std::min(extra.low, side ? condition.high : condition.low);
+            extra.high = std::max(extra.high, side ? condition.high : condition.low);
+        }
+        return index_.complex_literal(std::move(condition));
+    }
+
+    Literal text_range(uint32_t node) {
+        const char* from = at_;
+        const uint8_t flags = number<uint8_t>();
+        const Text low = text(), high = text();
+        if (!ok_) return 0;
+        Complex condition;
+        condition.kind = kTextRange;
+        condition.node = node;
+        condition.payload = std::make_unique<Payload>();
+        condition.payload->key.assign(from, static_cast<size_t>(at_ - from));
+        TextBounds& bounds = condition.payload->bounds;
+        bounds.low.assign(low.data, low.length);
+        bounds.high.assign(high.data, high.length);
+        bounds.has_low = flags & 1, bounds.has_high = flags & 2;
+        bounds.low_open = flags & 4, bounds.high_open = flags & 8;
+        return index_.complex_literal(std::move(condition));
+    }
+
+    Literal point(uint32_t node) {
+        const char* from = at_;
+        const uint8_t kind = number<uint8_t>();
+        const uint32_t count = number<uint32_t>();
+        if (!ok_ || static_cast<size_t>(end_ - at_) / 8 < count || kind < kCircle || kind > kPolygon) return 0;
+        std::vector<double> numbers(count);
+        for (double& value : numbers) value = number<double>();
+        Complex condition;
+        condition.kind = kPoint;
+        condition.node = node;
+        condition.payload = std::make_unique<Payload>();
+        condition.payload->key.assign(from, static_cast<size_t>(at_ - from));
+        condition.payload->shape.kind = static_cast<ShapeKind>(kind);
+        if (!condition.payload->shape.prepare(numbers.data(), count)) return 0;
+        const RoughBox box(condition.payload->shape.bounds);
+        static_assert(sizeof box == sizeof condition.low + sizeof condition.high, "the box takes the place of the bounds");
+        memcpy(&condition.low, &box.lat, sizeof condition.low);
+        memcpy(&condition.high, &box.lat_half, sizeof condition.high);
+        return index_.complex_literal(std::move(condition));
+    }
+
+    Literal regexp(uint32_t node) {
+        const Text pattern = text();
+        if (!ok_) return 0;
+        index_.paths.retain(node);
+        return of_words(kPattern, node, {index_.atom_literal(node, kRegexp, pattern.data, pattern.length)});
+    }
+
+    Literal text_regexp(uint32_t node) {
+        index_.paths.retain(node);
+        const Literal pattern = regexp(node);
+        if (!pattern) {
+            index_.paths.release(node);
+            return 0;
+        }
+        const Literal fallback = opaque();
+        if (!ok_) {
+            index_.release(pattern);
+            return 0;
+        }
+        return of_words(kTextRegexp, node, {pattern, fallback});
+    }
+
+    Literal of_words(ConditionKind kind, uint32_t node, std::vector<uint32_t> words) {
+        Complex condition;
+        condition.kind = kind;
+        condition.node = node;
+        condition.payload = std::make_unique<Payload>();
+        condition.payload->key.assign(reinterpret_cast<const char*>(words.data()), words.size() * 4);
+        condition.payload->words = std::move(words);
+        return index_.complex_literal(std::move(condition));
+    }
+
+    Literal opaque() {
+        const uint32_t at = number<uint32_t>();
+        if (!ok_ || at >= opaque_count_) {
+            ok_ = false;
+            return 0;
+        }
+        Complex condition;
+        condition.kind = kOpaque;
+        condition.low = opaques_[at];
+        return index_.complex_literal(std::move(condition));
+    }
+
+    Literal tree() {
+        const uint32_t count = number<uint32_t>();
+        auto payload = std::make_unique<Payload>();
+        uint32_t depth = 0;
+        for (uint32_t i = 0; ok_ && i < count; i++) {
+            const uint8_t byte = number<uint8_t>();
+            if (byte == kOpAnd || byte == kOpOr) {
+                const uint32_t operands = number<uint32_t>();
+                if (!ok_ || operands == 0 || operands > depth) {
+                    ok_ = false;
+                    break;
+                }
+                payload->words.push_back(byte == kOpAnd ? kTreeAnd : kTreeOr);
+                payload->words.push_back(operands);
+                depth -= operands - 1;
+            } else if ((byte & 127) == kOpTree) {
+                ok_ = false;  // trees do not nest: postfix says it all
+            } else {
+                const Literal one = literal(byte);
+                if (ok_) payload->words.push_back(one);
+                depth++;
+            }
+        }
+        if (!ok_ || depth != 1) {
+            ok_ = false;
+            index_.release_words(*payload);
+            return 0;
+        }
+        return of_words(kTree, 0, std::move(payload->words));
+    }
+
+    Index& index_;
+    const char* at_;
+    const char* end_;
+    const uint32_t* opaques_;
+    size_t opaque_count_;
+    bool ok_ = true;
+};
+
+uint32_t Index::add(const char* program, size_t length, const uint32_t* opaques, size_t opaque_count) {
+    std::vector<std::vector<Literal>> conjunctions;
+    if (!ProgramReader(*this, program, length, opaques, opaque_count).read(conjunctions)) {
+        for (const auto& literals : conjunctions)
+            for (Literal literal : literals) release(literal);
+        return 0;
+    }
+    const uint32_t filter = filters_.take();
+    bool several = conjunctions.size() > 1;
+    // A tree may be found by several of its literals.
+    for (const auto& literals : conjunctions)
+        for (Literal literal : literals)
+            several |= literal & kComplex && conditions_.pool[literal & kTermMask].kind == kTree;
+    if (!several) {
+        filters_[filter] = {conjunctions.empty() ? 0 : write_record(filter, conjunctions[0]), 0};
+        return filter;
+    }
+    const uint32_t place = several_.take();
+    several_[place] = filter;
+    const uint32_t count = static_cast<uint32_t>(conjunctions.size());
+    const uint32_t list = words_.take(1 + count);
+    words_[list][0] = count;
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t record = write_record(kSeveral | place, conjunctions[i]);
+        words_[list][1 + i] = record;
+    }
+    filters_[filter] = {list, place};
+    return filter;
+}
+
+void Index::remove(uint32_t filter) {
+    const Filter gone = filters_[filter];
+    filters_[filter] = {};
+    if (!gone.several) {
+        if (gone.records) drop_record(gone.records);
+        return;
+    }
+    const uint32_t count = words_[gone.records][0];
+    for (uint32_t i = 0; i < count; i++) drop_record(words_[gone.records][1 + i]);
+    words_.give(gone.records, 1 + count);
+    several_.give(gone.several);
+}
+
+Stats Index::stats() const {
+    Stats stats{};
+    stats.filters = filters_.live();
+    stats.conjunctions = records_;
+    stats.atoms = atoms_.pool.live();
+    stats.conditions = conditions_.pool.live();
+    stats.paths = paths.live();
+    stats.buckets = buckets_.live();
+    stats.always = buckets_[always_].size();
+    stats.regexps = patterns_;
+    stats.redistributed = redistributed_;
+    stats.bytes_terms = atoms_.bytes() + conditions_.bytes();
+    stats.bytes_records = words_.bytes() + filters_.bytes() + several_.bytes();
+    stats.bytes_paths = paths.bytes();
+    stats.bytes_places = buckets_.bytes() + range_nodes_.bytes() + ranges_by_place_.bytes() + cells_.bytes() +
+                         cells_by_place_.bytes();
+    for (uint32_t id = 1; id < buckets_.limit(); id++) stats.bytes_places += buckets_[id].bytes();
+    for (uint32_t id = 1; id < range_nodes_.limit(); id++)
+        stats.bytes_places += range_nodes_[id].lows.bytes() + range_nodes_[id].highs.bytes() +
+                              range_nodes_[id].done_lows.bytes() + range_nodes_[id].done_highs.bytes();
+    for (uint32_t id = 1; id < cells_.limit(); id++) stats.bytes_places += cells_[id].tests.bytes();
+    return stats;
+}
+
+}  // namespace virta

@@ -1,0 +1,177 @@
+// Storage that never moves what it holds: pools of chunks, records of words, short sorted vectors.
+//
+// Ids start at 1, so that 0 can mean "none" everywhere. Freed places are handed out again.
+#pragma once
+
+#include <algorithm>
+#include <cassert>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <vector>
+
+namespace virta {
+
+// Objects by id, in chunks: growing copies no object and stalls nobody.
+template <class T>
+class Pool {
+  public:
+    T& operator[](uint32_t id) { return chunks_[id >> kBits][id & kMask]; }
+    const T& operator[](uint32_t id) const { return chunks_[id >> kBits][id & kMask]; }
+
+    uint32_t take() {
+        live_++;
+        if (!free_.empty()) {
+            const uint32_t id = free_.back();
+            free_.pop_back();
+            return id;
+        }
+        if ((next_ >> kBits) >= chunks_.size()) chunks_.push_back(std::make_unique<T[]>(kMask + 1));
+        return next_++;
+    }
+
+    void give(uint32_t id) {
+        (*this)[id] = T();
+        free_.push_back(id);
+        live_--;
+    }
+
+    // For ids that another pool hands out.
+    void reach(uint32_t id) {
+        while ((id >> kBits) >= chunks_.size()) chunks_.push_back(std::make_unique<T[]>(kMask + 1));
+    }
+
+    uint32_t limit() const { return next_; }  // all ids are below it
+    uint32_t live() const { return live_; }
+    size_t bytes() const { return chunks_.size() * (kMask + 1) * sizeof(T) + free_.capacity() * 4; }
+
+  private:
+    static constexpr uint32_t kBits = 9, kMask = (1u << kBits) - 1;
+    std::vector<std::unique_ptr<T[]>> chunks_;
+    std::vector<uint32_t> free_;
+    uint32_t next_ = 1, live_ = 0;
+};
+
+// Records of n words, addressed by number. Short ones live in chunks and are recycled by size; long ones
+// (rare: `in` lists, big trees) have storage of their own and a number with the top bit set.
+class Words {
+  public:
+    uint32_t* operator[](uint32_t at) {
+        return at & kLong ? long_[at ^ kLong].data() : chunks_[at >> kBits].get() + (at & kMask);
+    }
+    const uint32_t* operator[](uint32_t at) const {
+        return at & kLong ? long_[at ^ kLong].data() : chunks_[at >> kBits].get() + (at & kMask);
+    }
+
+    uint32_t take(uint32_t size) {
+        if (size >= kSizes) {
+            const uint32_t at = long_.take();
+            long_[at].resize(size);
+            long_words_ += size;
+            return at | kLong;
+        }
+        if (!free_[size].empty()) {
+            const uint32_t at = free_[size].back();
+            free_[size].pop_back();
+            return at;
+        }
+        if (((next_ + size) >> kBits) >= chunks_.size()) {
+            next_ = std::max<uint32_t>(1, static_cast<uint32_t>(chunks_.size()) << kBits);
+            chunks_.push_back(std::make_unique<uint32_t[]>(kMask + 1));
+        }
+        const uint32_t at = next_;
+        next_ += size;
+        return at;
+    }
+
+    void give(uint32_t at, uint32_t size) {
+        if (at & kLong) {
+            long_words_ -= size;
+            long_.give(at ^ kLong);
+        } else {
+            free_[size].push_back(at);
+        }
+    }
+
+    size_t bytes() const {
+        size_t total = (chunks_.size() * (kMask + 1) + long_words_) * 4 + long_.bytes();
+        for (const auto& list : free_) total += list.capacity() * 4;
+        return total;
+    }
+
+  private:
+    static constexpr uint32_t kLong = 1u << 31, kBits = 12, kMask = (1u << kBits) - 1, kSizes = 64;
+    std::vector<std::unique_ptr<uint32_t[]>> chunks_;
+    std::vector<uint32_t> free_[kSizes];
+    Pool<std::vector<uint32_t>> long_;
+    uint32_t next_ = 1;
+    size_t long_words_ = 0;
+};
+
+// A vector of plain data with a 16-byte head: most buckets hold one or two entries.
+template <class T>
+class Vec {
+  public:
+    Vec() = default;
+    Vec(const Vec&) = delete;
+    Vec& operator=(const Vec&) = delete;
+    Vec& operator=(Vec&& other) noexcept {
+        std::swap(data_, other.data_);
+        std::swap(size_, other.size_);
+        std::swap(room_, other.room_);
+        return *this;
+    }
+    ~Vec() { free(data_); }
+
+    T* begin() const { return data_; }
+    T* end() const { return data_ + size_; }
+    T& operator[](uint32_t at) const { return data_[at]; }
+    uint32_t size() const { return size_; }
+    size_t bytes() const { return room_ * sizeof(T); }
+
+    void insert(uint32_t at, const T& item) {
+        if (size_ == room_) {
+            const uint32_t room = room_ < 4 ? room_ + 1 + room_ / 2 : room_ + room_ / 4 + 1;
+            void* grown = realloc(data_, room * sizeof(T));
+            if (!grown) throw std::bad_alloc();
+            data_ = static_cast<T*>(grown);
+            room_ = room;
+        }
+        memmove(data_ + at + 1, data_ + at, (size_ - at) * sizeof(T));
+        data_[at] = item;
+        size_++;
+    }
+
+    void erase(uint32_t at) {
+        memmove(data_ + at, data_ + at + 1, (size_ - at - 1) * sizeof(T));
+        size_--;
+        if (size_ == 0) {
+            free(data_);
+            data_ = nullptr;
+            room_ = 0;
+        }
+    }
+
+    // Sorted use: T has operator<.
+    void insert_sorted(const T& item) {
+        const uint32_t at = size_ && !(item < data_[size_ - 1])
+                                ? size_
+                                : static_cast<uint32_t>(std::lower_bound(begin(), end(), item) - begin());
+        insert(at, item);
+    }
+
+    bool erase_sorted(const T& item) {
+        T* found = std::lower_bound(begin(), end(), item);
+        if (found == end() || item < *found) return false;
+        erase(static_cast<uint32_t>(found - begin()));
+        return true;
+    }
+
+  private:
+    T* data_ = nullptr;
+    uint32_t size_ = 0, room_ = 0;
+};
+
+}  // namespace virta

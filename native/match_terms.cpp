@@ -1,0 +1,156 @@
+// Terms made, shared and dropped.
+
+#include "match_index.hpp"
+
+namespace virta {
+
+// The caller holds the path once; the term keeps it, or gives it back when it is known already.
+Literal Index::atom_literal(uint32_t node, uint8_t kind, const char* data, uint32_t length) {
+    const uint64_t hash = atom_hash(node, kind, data, length);
+    uint32_t id = atoms_.find(hash, node, kind, data, length);
+    if (id) {
+        paths.release(node);
+    } else {
+        id = atoms_.make(hash, node, kind, data, length);
+        atom_made(id);
+    }
+    atoms_.pool[id].users++;
+    return id;
+}
+
+void Index::atom_made(uint32_t id) {
+    Atom& atom = atoms_.pool[id];
+    Node& node = paths.nodes[atom.node];
+    atom.born = samples_.load(std::memory_order_relaxed);
+    if (atom.kind < kElement) {
+        node.equals++;
+        node.needs |= kNeedEqual;
+    } else if (atom.kind < kPrefix) {
+        node.elements++;
+        node.needs |= kNeedElement;
+    } else if (atom.kind == kPrefix) {
+        node.more().prefixes.add(atom.length);
+        node.needs |= kNeedPrefix;
+    } else if (atom.kind == kSuffix) {
+        node.more().suffixes.add(atom.length);
+        node.needs |= kNeedSuffix;
+    } else if (atom.kind == kRegexp) {
+        Extra& extra = node.more();
+        if (!extra.regexps_live++) extra.regexps_generation = ++generations_;
+        atom.number = static_cast<uint32_t>(extra.regexps.size());
+        extra.regexps.push_back(id);
+        node.needs |= kNeedRegexp;
+        patterns_++;
+        pattern_changes.push_back(
+            {PatternChange::kAdded, atom.node, atom.number, std::string(atom.data(), atom.length)});
+    } else {
+        node.kinds[atom.kind - kKind] = id;
+        node.kinds_live++;
+        node.needs |= kNeedKind;
+    }
+}
+
+void Index::atom_gone(uint32_t id) {
+    Atom& atom = atoms_.pool[id];
+    Node& node = paths.nodes[atom.node];
+    auto settle = [&](bool still, uint32_t need) {
+        if (!still) node.needs &= ~need;
+    };
+    if (atom.kind < kElement) {
+        settle(--node.equals, kNeedEqual);
+    } else if (atom.kind < kPrefix) {
+        settle(--node.elements, kNeedElement);
+    } else if (atom.kind == kPrefix) {
+        node.extra->prefixes.remove(atom.length);
+        settle(!node.extra->prefixes.counts.empty(), kNeedPrefix);
+    } else if (atom.kind == kSuffix) {
+        node.extra->suffixes.remove(atom.length);
+        settle(!node.extra->suffixes.counts.empty(), kNeedSuffix);
+    } else if (atom.kind == kRegexp) {
+        Extra& extra = *node.extra;
+        extra.regexps[atom.number] = 0;
+        extra.regexps_live--;
+        patterns_--;
+        pattern_changes.push_back({PatternChange::kRemoved, atom.node, atom.number, {}});
+        settle(extra.regexps_live, kNeedRegexp);
+        // Numbers are not used twice, lest a remembered search speak of another pattern: tidy up at times.
+        if (extra.regexps.size() > 2ull * extra.regexps_live + 1024 || !extra.regexps_live)
+            renumber_patterns(atom.node);
+    } else {
+        node.kinds[atom.kind - kKind] = 0;
+        settle(--node.kinds_live, kNeedKind);
+    }
+}
+
+void Index::renumber_patterns(uint32_t node) {
+    Extra& extra = *paths.nodes[node].extra;
+    std::vector<uint32_t> old;
+    old.swap(extra.regexps);
+    extra.regexps_generation = ++generations_;
+    pattern_changes.push_back({PatternChange::kCleared, node, 0, {}});
+    for (uint32_t id : old) {
+        if (!id) continue;
+        Atom& atom = atoms_.pool[id];
+        atom.number = static_cast<uint32_t>(extra.regexps.size());
+        extra.regexps.push_back(id);
+        pattern_changes.push_back(
+            {PatternChange::kAdded, node, atom.number, std::string(atom.data(), atom.length)});
+    }
+}
+
+// As atom_literal. What the payload's words refer to is held by the caller and kept or given back alike.
+Literal Index::complex_literal(Complex&& condition) {
+    const std::string key = condition.payload ? condition.payload->key : std::string();
+    const uint64_t hash =
+        Conditions::hash_of(condition.kind, condition.node, condition.low, condition.high, key);
+    uint32_t id = conditions_.find(hash, condition, key);
+    if (id) {
+        if (condition.node) paths.release(condition.node);
+        if (condition.payload) release_words(*condition.payload);
+    } else {
+        if (condition.kind == kPoint || condition.kind == kJunkPoint)
+            paths.nodes[condition.node].needs |= kNeedPoint;
+        id = conditions_.make(hash, std::move(condition));
+    }
+    conditions_.pool[id].users++;
+    return id | kComplex;
+}
+
+void Index::retain(Literal literal) {
+    const uint32_t id = literal & kTermMask;
+    if (literal & kComplex)
+        conditions_.pool[id].users++;
+    else
+        atoms_.pool[id].users++;
+}
+
+void Index::release(Literal literal) {
+    const uint32_t id = literal & kTermMask;
+    if (!(literal & kComplex)) return release_atom(id);
+    Complex& condition = conditions_.pool[id];
+    if (--condition.users) return;
+    const Complex gone = conditions_.drop(id);
+    if (gone.kind == kOpaque) opaque_dropped.push_back(static_cast<uint32_t>(gone.low));
+    if (gone.payload) release_words(*gone.payload);
+    if (gone.node) paths.release(gone.node);
+}
+
+void Index::release_words(const Payload& payload) {
+    for (size_t i = 0; i < payload.words.size(); i++) {
+        if (payload.words[i] == kTreeAnd || payload.words[i] == kTreeOr)
+            i++;  // its count of operands
+        else
+            release(payload.words[i]);
+    }
+}
+
+void Index::release_atom(uint32_t id) {
+    Atom& atom = atoms_.pool[id];
+    if (--atom.users) return;
+    const uint32_t node = atom.node;
+    atom_gone(id);
+    atoms_.drop(id);
+    paths.release(node);
+}
+
+}  // namespace virta

@@ -1,0 +1,186 @@
+// Terms: the conditions of filters, each kept once and counted.
+//
+// An *atom* is a condition whose truth is found by hashing a value of the event: equality, an element of an
+// array, presence, type, prefix, suffix, pattern. An event sets one bit for each true atom, and testing it
+// elsewhere is a bit test. Everything else is a *condition*: computed when a candidate needs it.
+//
+// A literal is a term in 32 bits: the id, whether it is an atom or a condition, and whether it is negated.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "match_event.hpp"
+#include "match_geo.hpp"
+#include "match_paths.hpp"
+#include "match_store.hpp"
+
+namespace virta {
+
+using Literal = uint32_t;
+constexpr Literal kNegated = 1u << 31, kComplex = 1u << 30;
+constexpr Literal kLast = 1u << 29;  // where literals wait for a test: nothing comes after this one
+constexpr Literal kTermMask = kLast - 1;
+
+// What an atom tests. The first five are Type's, for equality with a scalar; +kElement for one of an array.
+enum AtomKind : uint8_t {
+    kElement = 16,
+    kPrefix = 32,
+    kSuffix = 33,
+    kRegexp = 34,
+    kKind = 64,  // + Type; kKind + 0 is exists
+};
+
+struct Atom {
+    uint64_t hash = 0;
+    uint32_t node = 0;
+    uint32_t users = 0;
+    uint32_t bucket = 0;
+    uint32_t hits = 0, born = 0;  // sampled events it was true in, and the sample count when it came
+    uint32_t length = 0;
+    uint32_t number = 0;  // of a pattern, on its node
+    uint8_t kind = 0;
+    bool settled = false;  // its bucket was redistributed already
+    union {
+        char here[8];
+        char* away;
+    };
+    Atom() : away(nullptr) {}
+    Atom(const Atom&) = delete;
+    Atom& operator=(Atom&& other) noexcept {
+        if (length > sizeof here) free(away);
+        memcpy(static_cast<void*>(this), static_cast<void*>(&other), sizeof *this);
+        other.length = 0;
+        return *this;
+    }
+    ~Atom() {
+        if (length > sizeof here) free(away);
+    }
+    const char* data() const { return length > sizeof here ? away : here; }
+};
+
+inline uint64_t atom_hash(uint32_t node, uint8_t kind, const char* data, uint32_t length) {
+    return hash_bytes(data, length, static_cast<uint64_t>(kind) << 32 | node);
+}
+
+class Atoms {
+  public:
+    uint32_t find(uint64_t hash, uint32_t node, uint8_t kind, const char* data, uint32_t length) const {
+        return table_.find(hash, [&](uint32_t id) {
+            const Atom& atom = pool[id];
+            return atom.hash == hash && atom.node == node && atom.kind == kind && atom.length == length &&
+                   same_bytes(atom.data(), data, length);
+        });
+    }
+    void prefetch(uint64_t hash) const { table_.prefetch(hash); }
+
+    uint32_t make(uint64_t hash, uint32_t node, uint8_t kind, const char* data, uint32_t length) {
+        const uint32_t id = pool.take();
+        Atom& atom = pool[id];
+        if (length > sizeof atom.here) {
+            char* copy = static_cast<char*>(malloc(length));
+            if (!copy) throw std::bad_alloc();
+            memcpy(copy, data, length);
+            atom.away = copy;
+            away_bytes_ += length + 16;
+        } else {
+            memcpy(atom.here, data, length);
+        }
+        atom.hash = hash;
+        atom.node = node;
+        atom.kind = kind;
+        atom.length = length;
+        table_.insert(hash, id);
+        return id;
+    }
+
+    void drop(uint32_t id) {
+        Atom& atom = pool[id];
+        if (atom.length > sizeof atom.here) away_bytes_ -= atom.length + 16;
+        table_.erase(atom.hash, id);
+        pool.give(id);
+    }
+
+    size_t bytes() const { return pool.bytes() + table_.bytes() + away_bytes_; }
+    Pool<Atom> pool;
+
+  private:
+    Table table_;
+    size_t away_bytes_ = 0;
+};
+
+enum ConditionKind : uint8_t {
+    kRange = 1,     // low, high: ordered numbers, inclusive
+    kTextRange,     // payload: bounds
+    kIn,            // payload: sorted atoms
+    kPoint,         // payload: shape; low, high: its rough box
+    kJunkPoint,     // nothing
+    kNegativeZero,  // nothing
+    kPattern,       // payload: atom; values are searched when first asked for
+    kTextRegexp,    // payload: pattern, opaque
+    kOpaque,        // low: number given by the feeder
+    kTree,          // payload: literals and operators, postfix
+};
+
+struct TextBounds {
+    std::string low, high;
+    bool has_low = false, has_high = false, low_open = false, high_open = false;
+};
+
+struct Payload {
+    std::string key;  // what makes equal payloads equal
+    std::vector<uint32_t> words;
+    TextBounds bounds;
+    Shape shape;
+};
+
+struct Complex {
+    uint64_t hash = 0, low = 0, high = 0;
+    uint32_t node = 0, users = 0;
+    uint8_t kind = 0;
+    std::unique_ptr<Payload> payload;
+};
+
+class Conditions {
+  public:
+    static uint64_t hash_of(uint8_t kind, uint32_t node, uint64_t low, uint64_t high, const std::string& key) {
+        return hash_mix(hash_word(low, node), hash_word(high, kind)) ^ hash_bytes(key.data(), key.size(), kind);
+    }
+    uint32_t find(uint64_t hash, const Complex& wanted, const std::string& key) const {
+        return table_.find(hash, [&](uint32_t id) {
+            const Complex& c = pool[id];
+            return c.hash == hash && c.kind == wanted.kind && c.node == wanted.node && c.low == wanted.low &&
+                   c.high == wanted.high && (c.payload ? c.payload->key == key : key.empty());
+        });
+    }
+    uint32_t make(uint64_t hash, Complex&& condition) {
+        const uint32_t id = pool.take();
+        pool[id] = std::move(condition);
+        pool[id].hash = hash;
+        table_.insert(hash, id);
+        if (pool[id].payload) payload_bytes_ += payload_size(*pool[id].payload);
+        return id;
+    }
+    Complex drop(uint32_t id) {
+        if (pool[id].payload) payload_bytes_ -= payload_size(*pool[id].payload);
+        table_.erase(pool[id].hash, id);
+        Complex gone = std::move(pool[id]);
+        pool.give(id);
+        return gone;
+    }
+    size_t bytes() const { return pool.bytes() + table_.bytes() + payload_bytes_; }
+    Pool<Complex> pool;
+
+  private:
+    static size_t payload_size(const Payload& p) {
+        return sizeof p + p.key.capacity() + p.words.capacity() * 4 + p.bounds.low.capacity() +
+               p.bounds.high.capacity() + p.shape.points.capacity() * sizeof(p.shape.points[0]);
+    }
+    Table table_;
+    size_t payload_bytes_ = 0;
+};
+
+// Operators of kTree's postfix program, told from literals by kComplex with an id no condition has.
+constexpr uint32_t kTreeAnd = kComplex | (kTermMask - 1), kTreeOr = kComplex | (kTermMask - 2);
+
+}  // namespace virta

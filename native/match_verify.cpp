@@ -1,0 +1,116 @@
+// Conditions that are computed when a candidate needs them, most of them once an event.
+
+#include "match_index.hpp"
+
+namespace virta {
+
+bool Index::verify(Context& context, uint32_t record, uint32_t skip) {
+    const uint32_t* words = words_[record];
+    const uint32_t accesses = words[1] & 0xffff, others = words[1] >> 16;
+    for (uint32_t i = skip; i < others; i++)
+        if (!holds(context, words[2 + accesses + i])) return false;
+    return true;
+}
+
+bool Index::condition_holds(Context& context, uint32_t id) {
+    const Complex& condition = conditions_.pool[id];
+    const Slot& slot = context.slots[condition.node];
+    if (condition.kind == kRange) return slot.key >= condition.low && slot.key <= condition.high;
+    if (condition.kind == kNegativeZero) return slot.negative_zero;
+    if (condition.kind == kPoint) {
+        if (slot.type == kAbsent) return false;
+        const PointAt& at = point_at(context, condition.node);
+        if (!at.found) return false;
+        RoughBox box;
+        memcpy(&box.lat, &condition.low, 8);
+        memcpy(&box.lat_half, &condition.high, 8);
+        if (box.excludes(at.point)) return false;
+    }
+    uint32_t& known = context.known[id];
+    if (known >> 1 == context.epoch) return known & 1;
+    const bool truth = compute(context, condition);
+    context.known[id] = context.epoch << 1 | truth;
+    return truth;
+}
+
+namespace {
+
+int compare_text(const Slot& slot, const std::string& bound) {
+    const size_t shared = std::min<size_t>(slot.length, bound.size());
+    const int order = memcmp(slot.text, bound.data(), shared);
+    if (order) return order;
+    return slot.length < bound.size() ? -1 : slot.length > bound.size();
+}
+
+bool in_text_range(const Slot& slot, const TextBounds& bounds) {
+    if (slot.type != kString) return false;
+    if (bounds.has_low) {
+        const int order = compare_text(slot, bounds.low);
+        if (order < 0 || (order == 0 && bounds.low_open)) return false;
+    }
+    if (!bounds.has_high) return true;
+    const int order = compare_text(slot, bounds.high);
+    return order < 0 || (order == 0 && !bounds.high_open);
+}
+
+}  // namespace
+
+bool Index::compute(Context& context, const Complex& condition) {
+    const Slot slot = context.slots[condition.node];
+    bool truth = false;
+    switch (condition.kind) {
+        case kTextRange:
+            return in_text_range(slot, condition.payload->bounds);
+        case kIn: {
+            const auto& atoms = condition.payload->words;
+            return slot.atom && std::binary_search(atoms.begin(), atoms.end(), slot.atom);
+        }
+        case kPoint:
+            return condition.payload->shape.contains(point_at(context, condition.node).point);
+        case kJunkPoint:
+            if (slot.type <= kFalse || (slot.type == kNumber && slot.key == ordered(0)) ||
+                (slot.type == kString && !slot.length))
+                return false;
+            return !point_at(context, condition.node).found;
+        case kPattern: {
+            if (slot.type != kString) return false;
+            if (!slot.searched) search(context, condition.node, search_hash(context, condition.node));
+            const uint32_t atom = condition.payload->words[0];
+            return context.bits[atom >> 6] >> (atom & 63) & 1;
+        }
+        case kTextRegexp:
+            if (slot.type == kAbsent) return false;
+            return holds(context, condition.payload->words[slot.type == kString ? 0 : 1]);
+        case kOpaque:
+            if (!context.hooks->opaque(static_cast<uint32_t>(condition.low), truth)) context.failed = true;
+            return truth;
+        default:
+            assert(condition.kind == kTree);
+            return tree_holds(context, *condition.payload);
+    }
+}
+
+bool Index::tree_holds(Context& context, const Payload& tree) {
+    std::vector<uint8_t>& stack = context.stack;
+    const size_t base = stack.size();
+    for (size_t i = 0; i < tree.words.size(); i++) {
+        const uint32_t word = tree.words[i];
+        if (word != kTreeAnd && word != kTreeOr) {
+            stack.push_back(holds(context, word));
+            continue;
+        }
+        const size_t count = tree.words[++i];
+        bool all = true, any = false;
+        for (size_t k = 0; k < count; k++) {
+            all = all && stack.back();
+            any = any || stack.back();
+            stack.pop_back();
+        }
+        stack.push_back(word == kTreeAnd ? all : any);
+    }
+    const bool truth = stack.back();
+    stack.resize(base);
+    return truth;
+}
+
+}  // namespace virta

@@ -1,0 +1,153 @@
+// Walking an event along the paths of the index, whatever it is made of.
+//
+// A Source says what a value is and lists the members of objects and the elements of arrays:
+//   Value read(Ref)   members(Ref, f(name, length, Ref))   elements(Ref, f(Ref) -> bool go on)
+#pragma once
+
+#include "match_index.hpp"
+
+namespace virta {
+
+constexpr uint32_t kEmptyNamesMax = 1000;  // {"": {"": …}}: the one way a walk can go deeper than a path
+
+template <class Source>
+class Walk {
+  public:
+    using Ref = typename Source::Ref;
+
+    Walk(const Index& index, Context& context, Source& source)
+        : paths_(index.paths), context_(context), source_(source) {}
+
+    // False: nested too deep. context.clash tells that a member came twice, or two gave one dotted path;
+    // the later has won, which is right for sources whose members are unique and in order.
+    bool run(Ref root) {
+        const Value value = source_.read(root);
+        if (paths_.nodes[kExactRoot].path) record(kExactRoot, value);
+        exact(root, value.type, kExactRoot);
+        if (value.type == kObject && (paths_.nodes[kFlatRoot].dotted || paths_.empty_name)) flat(root, kFlatRoot, 0);
+        const size_t reached = context_.touched.size();
+        for (size_t i = 0; i < reached; i++) {
+            const Node& node = paths_.nodes[context_.touched[i]];
+            if (!node.flat || !node.twin) continue;
+            const Slot& slot = context_.slots[context_.touched[i]];
+            exact(Source::ref(slot.ref), slot.type, node.twin);
+        }
+        for (uint32_t node : context_.touched) {
+            const uint32_t needs = paths_.nodes[node].needs;
+            if (needs & (kNeedElement | kNeedPoint)) look_inside(node, needs);
+        }
+        return !deep_;
+    }
+
+  private:
+    void record(uint32_t node, const Value& value) {
+        Slot& slot = context_.slots[node];
+        if (slot.type != kAbsent)
+            context_.clash = true;
+        else
+            context_.touched.push_back(node);
+        slot.type = value.type;
+        slot.ref = value.ref;
+        slot.key = value.type == kNumber ? ordered(value.number) : 0;
+        slot.text = value.text;
+        slot.length = value.length;
+        slot.negative_zero = value.negative_zero;
+    }
+
+    void flat(Ref object, uint32_t parent, uint32_t depth) {
+        source_.members(object, [&](const char* name, uint32_t length, Ref member) {
+            uint32_t child;
+            if (length == 0 && parent == kFlatRoot) {
+                // The root's member "" is an entry, and its members count as the root's.
+                const Value value = source_.read(member);
+                if (paths_.empty_name && depth == 0) record(paths_.empty_name, value);
+                if (value.type != kObject) return;
+                if (depth == kEmptyNamesMax)
+                    deep_ = true;
+                else
+                    flat(member, kFlatRoot, depth + 1);
+                return;
+            }
+            child = paths_.child(parent, name, length);
+            if (!child) return;
+            const Value value = source_.read(member);
+            record(child, value);
+            if (value.type == kObject && paths_.nodes[child].dotted) flat(member, child, depth);
+        });
+    }
+
+    void exact(Ref ref, Type type, uint32_t parent) {
+        const Node& node = paths_.nodes[parent];
+        const bool indexed = node.extra && !node.extra->indexes.empty();
+        if (type == kObject && (node.names || indexed)) {
+            source_.members(ref, [&](const char* name, uint32_t length, Ref member) {
+                const uint32_t child = node.names ? paths_.child(parent, name, length) : 0;
+                if (child) enter(child, member);
+                if (!indexed) return;
+                for (const auto& [index, at] : node.extra->indexes)
+                    if (std::to_string(index) == std::string(name, length)) enter(at, member);
+            });
+        } else if (type == kArray && indexed) {
+            uint32_t last = 0, position = 0;
+            for (const auto& entry : node.extra->indexes) last = std::max(last, entry.first);
+            source_.elements(ref, [&](Ref element) {
+                for (const auto& [index, at] : node.extra->indexes)
+                    if (index == position) enter(at, element);
+                return position++ < last;
+            });
+        }
+    }
+
+    void enter(uint32_t child, Ref ref) {
+        const Value value = source_.read(ref);
+        record(child, value);
+        exact(ref, value.type, child);
+    }
+
+    void look_inside(uint32_t node, uint32_t needs) {
+        const Slot slot = context_.slots[node];
+        if (needs & kNeedElement && slot.type == kArray)
+            source_.elements(Source::ref(slot.ref), [&](Ref element) {
+                const Value value = source_.read(element);
+                if (value.type < kArray) context_.elements.emplace_back(node, value);
+                return true;
+            });
+        if (needs & kNeedPoint && (slot.type == kArray || slot.type == kObject)) plain_point(node, slot);
+    }
+
+    // {"lat": number, "lon": number} and [number, number]; the other spellings are asked for when needed.
+    void plain_point(uint32_t node, const Slot& slot) {
+        double lat = 0, lon = 0;
+        uint32_t found = 0, count = 0;
+        auto take = [&](Ref ref, double& into, uint32_t bit) {
+            const Value value = source_.read(ref);
+            into = value.number;
+            found = value.type == kNumber && value.number == value.number ? found | bit : found & ~bit;
+        };
+        if (slot.type == kObject) {
+            source_.members(Source::ref(slot.ref), [&](const char* name, uint32_t length, Ref member) {
+                if (length != 3 || name[0] != 'l') return;
+                if (name[1] == 'a' && name[2] == 't') take(member, lat, 1);
+                if (name[1] == 'o' && name[2] == 'n') take(member, lon, 2);
+            });
+        } else {
+            source_.elements(Source::ref(slot.ref), [&](Ref element) {
+                if (count == 0) take(element, lat, 1);
+                if (count == 1) take(element, lon, 2);
+                return ++count < 3;
+            });
+            if (count != 2) found = 0;
+        }
+        if (found != 3) return;
+        context_.points.push_back({node, true, false, Point()});
+        context_.points.back().point.lat = lat;
+        context_.points.back().point.lon = lon;
+    }
+
+    const Paths& paths_;
+    Context& context_;
+    Source& source_;
+    bool deep_ = false;
+};
+
+}  // namespace virta

@@ -1,0 +1,155 @@
+"""
+`virta filter`: look at filters themselves, without an index.
+
+Every command takes filters as arguments, or one a line from `--filters FILE` or standard input.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from virta.cli.lines import (
+    STDIN,
+    InputError,
+    dialect_option,
+    filter_lines,
+    parse_filter,
+    print_text,
+    read_documents,
+    read_filters,
+    told,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from virta.filters import Filter
+
+EXIT_INVALID = 1
+EXIT_NONE = 1
+
+filters_option = click.option(
+    "--filters",
+    "filters_path",
+    default=STDIN,
+    metavar="FILE",
+    help="Filters, one a line; - is standard input.  [default: -, unless FILTER is given]",
+)
+
+
+@click.group(name="filter")
+def filter_group() -> None:
+    """Validate, canonicalise and explain filters."""
+
+
+@filter_group.command()
+@dialect_option
+@filters_option
+@click.argument("filters", nargs=-1, metavar="[FILTER]...")
+@click.pass_context
+def validate(ctx: click.Context, dialect: str, filters_path: str, filters: tuple[str, ...]) -> None:
+    """
+    Say of each filter whether it is valid, and what is wrong with it.
+
+    Prints {"filter": n, "valid": true} or {"filter": n, "valid": false, "code", "message",
+    "keyword", "path"} for each.
+
+    Exit code: 0 all are valid, 1 some are not, 2 error.
+    """
+    from virta.errors import FilterError  # noqa: PLC0415
+
+    all_valid = True
+    for number, text in enumerate(filters) if filters else filter_lines(filters_path, dialect):
+        answer: dict[str, Any] = {"filter": number, "valid": True}
+        try:
+            parse_filter(text, dialect)
+        except FilterError as error:
+            all_valid = False
+            answer = {
+                "filter": number,
+                "valid": False,
+                "code": error.code,
+                "message": error.message,
+                "keyword": error.keyword,
+                "path": error.path,
+            }
+        click.echo(json.dumps(answer))
+    ctx.exit(0 if all_valid else EXIT_INVALID)
+
+
+@filter_group.command()
+@dialect_option
+@filters_option
+@click.argument("filters", nargs=-1, metavar="[FILTER]...")
+def canonical(dialect: str, filters_path: str, filters: tuple[str, ...]) -> None:
+    """
+    Print each filter's canonical form and its id.
+
+    Filters that mean the same in any order of operands have the same id, in every process.
+    Prints {"filter": n, "id": "…", "canonical": …} for each.
+
+    Exit code: 0 done, 2 error (an invalid filter is one).
+    """
+    for number, filter_ in _given(filters, filters_path, dialect):
+        form = json.loads(filter_.canonical())
+        click.echo(json.dumps({"filter": number, "id": filter_.id, "canonical": form}))
+
+
+@filter_group.command()
+@dialect_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a document.")
+@click.argument("filter_text", metavar="FILTER")
+@click.argument("docs", nargs=-1, metavar="[DOCS]...")
+@click.pass_context
+def explain(
+    ctx: click.Context, dialect: str, filter_text: str, docs: tuple[str, ...], *, as_json: bool
+) -> None:
+    """
+    Say for each document why FILTER matches it or not.
+
+    DOCS are files with one JSON document a line; none, or -, is standard input.
+
+    Exit code: 0 some document matched, 1 none did, 2 error.
+    """
+    ((_, filter_),) = _given((filter_text,), STDIN, dialect)
+    found = False
+    for document in chain.from_iterable(read_documents(docs or (STDIN,))):
+        value = document.value()
+        explanation = filter_.explain(value)
+        found = found or explanation.matches
+        if as_json:
+            click.echo(json.dumps({"document": document.number, **explanation.to_json()}))
+        else:
+            print_text(f"document {document.number} {explanation}")
+        if dialect == "cesql" and not as_json:
+            click.echo(f"  = {_evaluated(filter_text, value)}")
+    ctx.exit(0 if found else EXIT_NONE)
+
+
+def _given(
+    filters: tuple[str, ...], filters_path: str, dialect: str
+) -> Iterator[tuple[int, Filter]]:
+    """The filters of the arguments, else of the file; InputError at the first that is not one."""
+    from virta.errors import FilterError  # noqa: PLC0415
+
+    if not filters:
+        yield from read_filters(filters_path, dialect)
+        return
+    for number, text in enumerate(filters):
+        try:
+            yield number, parse_filter(text, dialect)
+        except FilterError as error:
+            raise InputError(f"filter {number}: {told(error)}") from error
+
+
+def _evaluated(expression: str, document: Any) -> str:
+    """What the expression is worth in its own language: its value, and the problem it met."""
+    from virta.filters.cesql import evaluate  # noqa: PLC0415
+
+    value, problem = evaluate(expression, document)
+    shown = json.dumps(value)
+    return shown if problem is None else f"{shown}, {problem}"

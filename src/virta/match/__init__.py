@@ -1,0 +1,14 @@
+"""
+The matcher: which of a million standing queries does this event satisfy?
+
+`Matcher` is one set of filters; `NamedMatchers` keeps one for each (index, collection). How it works:
+docs/matching.md.
+"""
+
+from __future__ import annotations
+
+from virta.match.compile import Compiled, compile_filter
+from virta.match.matcher import Matcher
+from virta.match.named import NamedMatchers
+
+__all__ = ["Compiled", "Matcher", "NamedMatchers", "compile_filter"]

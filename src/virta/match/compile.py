@@ -1,0 +1,66 @@
+"""
+From a filter to what an index takes: conjunctions of conditions, or a whole tree when there are too many.
+
+`compile_filter` does the part that every engine shares and that can be done ahead of time; a `Compiled`
+is immutable, picklable, and can be added to any number of matchers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from virta.filters.canonical import (
+    Conjunction,
+    canonical_text,
+    canonicalise,
+    conjunctions,
+    digest,
+)
+from virta.filters.tree import And, Condition, Not
+
+if TYPE_CHECKING:
+    from virta.filters.filter import Filter
+    from virta.filters.tree import Node
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """
+    A filter ready for an index.
+
+    Either `tree` is None and the filter is the disjunction of `conjunctions`, or it has more of them
+    than is good for an index: then `tree` is the whole filter, found by some of its conditions and
+    verified at once.
+    """
+
+    id: str
+    conjunctions: tuple[Conjunction, ...]
+    tree: Node | None = None
+
+    @cached_property
+    def digest(self) -> bytes:
+        return bytes.fromhex(self.id)
+
+    @cached_property
+    def encoded(self) -> tuple[bytes, tuple[Condition, ...]]:
+        """The program for the native index, and the conditions it leaves to Python."""
+        from virta.match.program import encode  # noqa: PLC0415 - only the native engine needs it
+
+        return encode(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"id": self.id, "conjunctions": self.conjunctions, "tree": self.tree}
+
+
+def compile_filter(filter_: Filter) -> Compiled:
+    """Compile a filter; takes some tens of microseconds and never fails for a filter that exists."""
+    tree = canonicalise(filter_.tree)
+    id_ = digest(canonical_text(tree))
+    members = tree.children if isinstance(tree, And) else (tree,)
+    if all(isinstance(member, Condition | Not) for member in members):
+        # A canonical conjunction is its own normal form: most filters end here.
+        return Compiled(id_, (members,))  # type: ignore[arg-type]  # just checked
+    terms = conjunctions(tree)
+    return Compiled(id_, (), tree) if terms is None else Compiled(id_, tuple(terms))

@@ -1,0 +1,48 @@
+"""Events that arrive as JSON: one way to read them for all engines."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from virta.errors import EventError
+
+# Bytes of one event; what is larger is no event but an accident.
+EVENT_BYTES_MAX = 64 << 20
+
+
+def parse_event(data: bytes, position: int = 0) -> Any:
+    """
+    The JSON value of an event; EventError tells what is wrong with event number `position` of a call.
+
+    UTF-8 only. Of a member written twice the last counts. NaN and Infinity are not JSON; a number too
+    large for a double is infinite. Lone surrogates may be escaped, as JSON allows.
+    """
+    if len(data) > EVENT_BYTES_MAX:
+        raise EventError(
+            f"event {position} has {len(data)} bytes: at most {EVENT_BYTES_MAX} are allowed",
+            code="event_too_large",
+        )
+    try:
+        return json.loads(data.decode("utf-8"), parse_constant=_refuse)
+    except RecursionError as exc:
+        raise too_deep(position) from exc
+    except ValueError as exc:
+        raise EventError(
+            f"event {position} is not JSON: {exc}; got {data[:80]!r}", code="event_not_json"
+        ) from exc
+
+
+def lines(data: bytes) -> list[bytes]:
+    """The events of a buffer with one JSON value a line; blank lines are none."""
+    return [line for line in data.split(b"\n") if line.strip(b" \t\r")]
+
+
+def too_deep(position: int | None = None) -> EventError:
+    """The error for an event that nests deeper than anyone can follow."""
+    which = "an event" if position is None else f"event {position}"
+    return EventError(f"{which} nests too deep to be looked into", code="event_too_deep")
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")

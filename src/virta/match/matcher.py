@@ -1,0 +1,136 @@
+"""
+Which of many filters hold for an event.
+
+A matcher is a set of filters with counts: equal filters (equal canonical form, whatever the dialect) share
+one id and one place in the index, and a filter stays until it was removed as often as it was added.
+All methods may be called from any thread; matching goes on while filters come and go.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from virta.filters import Filter, parse
+from virta.match.compile import Compiled, compile_filter
+from virta.match.engine import make_engine
+from virta.match.events import too_deep
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+class Matcher:
+    """
+    An index over filters.
+
+    Arguments:
+        engine: "native", "plain", or "auto": native where it was built.
+    """
+
+    def __init__(self, *, engine: str = "auto") -> None:
+        self._engine = make_engine(engine)
+
+    @property
+    def engine(self) -> str:
+        """The engine in use: native or plain."""
+        return self._engine.name
+
+    # The set of filters.
+
+    def add(self, filter_: Filter | Compiled) -> str:
+        """Add a filter, or count it once more; returns its id."""
+        compiled = filter_ if isinstance(filter_, Compiled) else compile_filter(filter_)
+        self._engine.add(compiled)
+        return compiled.id
+
+    def add_many(self, filters: Iterable[Filter | Compiled]) -> list[str]:
+        """Add filters; returns their ids in order."""
+        return [self.add(filter_) for filter_ in filters]
+
+    def remove(self, id_: str) -> bool:
+        """Take back one `add`; False when there is no such filter, which is no error."""
+        return self._engine.remove(id_) >= 0
+
+    @staticmethod
+    def validate(source: Any, dialect: str = "query-string") -> str:
+        """The id that a filter would have; FilterError if it is none. Nothing is added."""
+        return compile_filter(source if isinstance(source, Filter) else parse(source, dialect)).id
+
+    def __len__(self) -> int:
+        return len(self._engine)
+
+    def __contains__(self, id_: object) -> bool:
+        return isinstance(id_, str) and self._engine.find(id_) > 0
+
+    def ids(self) -> list[str]:
+        """The ids of all filters, in no order."""
+        return self._engine.ids()
+
+    # Matching.
+
+    def match(self, event: Any) -> list[str]:
+        """
+        Ids of the filters that hold for an event: an object, or JSON as bytes or text. No order.
+
+        Raises EventError for bytes that are no JSON.
+        """
+        try:
+            return self._engine.match(_plain(event))
+        except RecursionError as exc:
+            raise too_deep() from exc
+
+    @overload
+    def match_many(self, events: Any, output: Literal["ids"] = "ids") -> list[list[str]]: ...
+    @overload
+    def match_many(
+        self, events: Any, output: Literal["uint32"]
+    ) -> tuple[memoryview[int], memoryview[int]]: ...
+
+    def match_many(self, events: Any, output: str = "ids") -> Any:
+        """
+        Match a list of objects, a list of JSON bytes, or one buffer with a JSON event a line.
+
+        With output "ids" a list of ids for each event. With "uint32" two arrays: the numbers of the
+        filters (see `id_of`), and where each event's begin; event i has numbers[offsets[i]:offsets[i+1]].
+        Bytes are matched without the GIL by the native engine.
+
+        Raises EventError, naming the event, for bytes that are no JSON.
+        """
+        if output not in ("ids", "uint32"):
+            raise ValueError(f"unknown output {output!r}: expected ids or uint32")
+        if isinstance(events, str):
+            events = events.encode("utf-8", "surrogatepass")
+        elif not isinstance(events, bytes | bytearray | memoryview):
+            events = [_plain(event) for event in events] if _odd(events) else events
+        try:
+            found = self._engine.match_many(events, numbers=output == "uint32")
+        except RecursionError as exc:
+            raise too_deep() from exc
+        return tuple(memoryview(part).cast("I") for part in found) if output == "uint32" else found
+
+    def id_of(self, number: int) -> str | None:
+        """The id of a filter's number. A number is used again some time after its filter was removed."""
+        return self._engine.id(number)
+
+    def number_of(self, id_: str) -> int | None:
+        """The number of a filter, as `match_many` gives it."""
+        return self._engine.find(id_) or None
+
+    def stats(self) -> dict[str, Any]:
+        """Sizes of the index: filters, conjunctions, paths, buckets, bytes, and bytes a filter."""
+        stats: dict[str, Any] = {"engine": self.engine, **self._engine.stats()}
+        total = sum(size for name, size in stats.items() if name.startswith("bytes_"))
+        stats["bytes"] = total
+        stats["bytes_per_filter"] = round(total / max(1, stats["filters"]), 1)
+        return stats
+
+
+def _odd(events: Sequence[Any]) -> bool:
+    return any(isinstance(event, str | bytearray | memoryview) for event in events)
+
+
+def _plain(event: Any) -> Any:
+    """JSON in any kind of text or buffer as bytes; objects as they are."""
+    if isinstance(event, str):
+        return event.encode("utf-8", "surrogatepass")
+    return bytes(event) if isinstance(event, bytearray | memoryview) else event

@@ -1,0 +1,127 @@
+"""
+Many patterns against one text, for the native index.
+
+The index asks which of a path's patterns are found in a value, once for each value it has not met yet.
+Patterns are numbered by the index. They are gathered in RE2 sets (one automaton for many patterns); the
+newest are tried one by one until there are enough for the last set to be built anew. A set is bounded, so
+that building one never takes more than some milliseconds, and has a pattern that is always found: if that
+one is missing from an answer the automaton ran out of memory, and the set's patterns are tried one by one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Any
+
+from virta.filters.text import search as found_in
+from virta.filters.text import well_formed
+from virta.filters.values import Regexp
+
+# Patterns and their characters in one set: 7 ms to build, 1 to 2 us to run.
+SET_PATTERNS_MAX = 1024
+SET_CHARS_MAX = 1 << 16
+# The default of 8 MB makes sets of thousands of patterns a hundred times slower.
+SET_MEMORY_MAX = 128 << 20
+# New patterns tried one by one before the last set is built anew.
+FRESH_MAX = 32
+
+
+class PatternSets:
+    """The patterns of all paths: `change` and `search` are what the index calls."""
+
+    def __init__(self) -> None:
+        self._paths: dict[int, _PathPatterns] = {}
+
+    def change(self, node: int, number: int, text: str | None) -> None:
+        """Add the pattern `text` (flags, NUL, pattern); without text remove it, or all for number -1."""
+        if number < 0:
+            self._paths.pop(node, None)
+        elif text is not None:
+            flags, _, pattern = text.partition("\0")
+            self._paths.setdefault(node, _PathPatterns()).add(number, Regexp(pattern, flags))
+        elif node in self._paths:
+            self._paths[node].remove(number)
+
+    def search(self, node: int, text: str, start: int) -> list[int]:
+        """Numbers, from `start` on, of the node's patterns that are found in the text."""
+        patterns = self._paths.get(node)
+        return patterns.search(text, start) if patterns else []
+
+
+class _PathPatterns:
+    def __init__(self) -> None:
+        self.patterns: dict[int, Regexp] = {}
+        self.sets: list[_Set] = []
+        self.fresh: list[int] = []  # ascending, all above what the sets hold
+
+    def add(self, number: int, regexp: Regexp) -> None:
+        self.patterns[number] = regexp
+        self.fresh.append(number)
+
+    def remove(self, number: int) -> None:
+        # Sets go on finding it; the index knows that nobody asks any more.
+        self.patterns.pop(number, None)
+
+    def search(self, text: str, start: int) -> list[int]:
+        if len(self.fresh) > FRESH_MAX:
+            self._gather()
+        text = well_formed(text)
+        found = [number for part in self.sets if part.last >= start for number in part.search(text)]
+        fresh = self.fresh[bisect_left(self.fresh, start) :]
+        return [n for n in found if n >= start] + [n for n in fresh if self._found(n, text)]
+
+    def _found(self, number: int, text: str) -> bool:
+        regexp = self.patterns.get(number)
+        return regexp is not None and found_in(regexp, text)
+
+    def _gather(self) -> None:
+        """Put the fresh patterns into sets; the last set is built anew as long as it has room."""
+        numbers = self.fresh
+        if self.sets and self.sets[-1].has_room:
+            numbers = self.sets.pop().numbers + numbers
+        group: list[tuple[int, Regexp]] = []
+        chars = 0
+        for number in numbers:
+            regexp = self.patterns.get(number)
+            if regexp is None:
+                continue
+            if len(group) == SET_PATTERNS_MAX or (
+                group and chars + len(regexp.pattern) > SET_CHARS_MAX
+            ):
+                self.sets.append(_Set(group))
+                group, chars = [], 0
+            group.append((number, regexp))
+            chars += len(regexp.pattern)
+        if group:
+            self.sets.append(_Set(group))
+        self.fresh = []
+
+
+class _Set:
+    def __init__(self, group: list[tuple[int, Regexp]]) -> None:
+        import re2  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra, present where patterns were parsed
+
+        self.group = group
+        self.numbers = [number for number, _ in group]
+        self.last = self.numbers[-1]
+        self.has_room = len(group) < SET_PATTERNS_MAX // 2
+        options = re2.Options()
+        options.log_errors = False
+        options.never_capture = True
+        options.max_mem = SET_MEMORY_MAX
+        self._set: Any = re2.Set.SearchSet(options)
+        try:
+            for _, regexp in group:
+                pattern = well_formed(regexp.pattern)
+                self._set.Add(f"(?{regexp.flags}){pattern}" if regexp.flags else pattern)
+            self._always = len(group)
+            self._set.Add("")
+            self._set.Compile()
+        except re2.error:
+            self._set = None
+
+    def search(self, text: str) -> list[int]:
+        found = self._set.Match(text) if self._set is not None else []
+        if self._set is None or self._always not in found:
+            return [number for number, regexp in self.group if found_in(regexp, text)]
+        return [self.numbers[i] for i in found if i != self._always]

@@ -1,0 +1,374 @@
+"""Koncorde's language, where its recorded answers say nothing, and what it must survive."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import documents, koncorde_filters, values
+
+from virta.errors import FilterError
+from virta.filters import parse as parse_any
+from virta.filters.canonical import canonicalise, conjunctions
+from virta.filters.koncorde import convert_distance, parse
+from virta.filters.koncorde_regexp import translate
+
+# Seconds of processor time. The bound for hostile input is 0.1; a busy machine gets the rest.
+PATIENCE_S = 0.4
+
+
+def refused(source, **limits):
+    with pytest.raises(FilterError) as caught:
+        parse(source, **limits)
+    return caught.value
+
+
+# Sources.
+
+
+def test_takes_objects_and_json():
+    """An object, its text and its bytes are one filter."""
+    source = {"equals": {"name": "zoé"}}
+
+    assert parse(source) == parse(json.dumps(source)) == parse(json.dumps(source).encode())
+    assert parse_any(source, "koncorde").dialect == "koncorde"
+    assert parse(source).matches({"name": "zoé"})
+
+
+@pytest.mark.parametrize("source", [None, True, 5, 0, 1.5, [], "", '""', "null", "[]", "5"])
+def test_only_objects_are_filters(source):
+    """What Koncorde takes for everything, and is not an object, is refused."""
+    assert refused(source).path is None
+
+
+def test_text_that_is_no_json():
+    """Broken text is told from a broken filter."""
+    assert refused('{"equals":').code == "json_invalid"
+    assert refused(b"\xff\xfe{").code == "json_invalid"
+    assert refused('{"equals": {"a": NaN}}').code == "json_invalid"
+
+
+def test_filters_are_not_changed_and_do_not_change():
+    """Later changes of the caller's object do not reach the filter."""
+    source = {"and": [{"in": {"a": ["x", "y"]}}, {"match": {"b": {"c": [1]}}}]}
+    copy = json.loads(json.dumps(source))
+    filter_ = parse(source)
+    filter_.matches({"a": "x", "b": {"c": [1]}})
+    assert source == copy
+
+    source["and"][0]["in"]["a"].clear()
+    source["and"][1]["match"]["b"]["c"].clear()
+
+    assert filter_ == parse(copy)
+
+
+# Quirks of Koncorde that are not kept.
+
+
+@pytest.mark.parametrize(
+    ("source", "doc", "matches"),
+    [
+        ({"not": {"nothing": True}}, {}, True),
+        ({"not": {"select": {"field": "a", "index": 0, "query": {"exists": "value"}}}}, {}, True),
+        (
+            {"not": {"select": {"field": "a", "index": 0, "query": {"exists": "value"}}}},
+            {"a": [1]},
+            False,
+        ),
+        ({"and": [{"exists": 'a["x"]'}, {"missing": 'a["y"]'}]}, {"a": ["x"]}, True),
+        ({"and": [{"not": {"equals": {"a": "1"}}}, {"equals": {"a": 1}}]}, {"a": 1}, True),
+        ({"equals": {"constructor": "x"}}, {"constructor": "x"}, True),
+        ({"missing": "toString"}, {}, True),
+        ({"range": {"a": {"gt": 3000000}}}, {"a": 3000000}, False),
+        ({"range": {"a": {"gt": 1}}}, {"a": 1.00000000005}, True),
+        ({"regexp": {"a": {"value": "x", "flags": "g"}}}, {"a": "ax"}, True),
+        (
+            {
+                "and": [
+                    {"regexp": {"a": {"value": "x", "flags": "im"}}},
+                    {"regexp": {"a": {"value": "x", "flags": "mi"}}},
+                ]
+            },
+            {"a": "X"},
+            True,
+        ),
+        (
+            {"not": {"and": [{"geoDistance": {"p": [0, 0], "distance": "1km"}}, {"exists": "a"}]}},
+            {},
+            True,
+        ),
+        ({"geoDistance": {"p": [0, 0], "distance": "1km"}}, {"p": {"latLon": None}}, False),
+        ({"not": {"geoDistance": {"p": [0, 0], "distance": "1km"}}}, {"p": "junk!"}, False),
+        ({"not": {"geoDistance": {"p": [0, 0], "distance": "1km"}}}, {"p": 0}, True),
+        (
+            {"not": {"not": {"geoDistance": {"p": [0, 0], "distance": "1km"}}}},
+            {"p": "junk!"},
+            False,
+        ),
+        ({"not": {"not": {"regexp": {"a": "1"}}}}, {"a": 1}, False),
+        ({"not": {"regexp": {"a": "1"}}}, {"a": 1}, False),
+    ],
+)
+def test_behaviour(source, doc, matches):
+    """The same document gets the same answer, however often it is asked."""
+    filter_ = parse(source)
+
+    assert [filter_.matches(doc) for _ in range(3)] == [matches] * 3
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"geoDistance": {"p": [95, 0], "distance": "1km"}}, "latitude 95.0 is out of range"),
+        ({"geoDistance": {"p": [0, 0], "distance": "abc5m"}}, "unable to parse distance"),
+        ({"geoDistance": {"p": ["Infinity", 0], "distance": "5m"}}, "unrecognized point format"),
+        ({"geoDistance": {"p": {"latLon": None}, "distance": "5m"}}, "unrecognized point format"),
+        ({"geoBoundingBox": {"p": {"top": 0, "bottom": 1, "left": 0, "right": 1}}}, "min_lat"),
+        ({"geoBoundingBox": {"p": {"top": 1, "bottom": 0, "left": 1, "right": 1}}}, "min_lon"),
+        ({"geoBoundingBox": {"p": None}}, "unrecognized geo-point format"),
+        ({"regexp": {"a": {"value": 5, "flags": "i"}}}, "cannot parse regexp expression"),
+        ({"regexp": {"a": "(?=a)"}}, "cannot parse regexp expression"),
+        ({"equals": {1: 2}}, "names are strings"),
+        ({1: 2}, "unknown keyword"),
+        ({"equals": {"a": object()}}, "expected null, a boolean, a number or a string"),
+    ],
+)
+def test_refused(source, message):
+    """What would break later is refused now."""
+    assert message in refused(source).message
+
+
+def test_conditions_max_counts_as_koncorde_does():
+    """Koncorde's own limit counts every value of an `in`; by default only ours apply."""
+    source = {"in": {"a": [str(i) for i in range(51)]}}
+
+    error = refused(source, conditions_max=50)
+
+    assert error.code == "too_complex"
+    assert error.message == (
+        "Filter too complex: exceeds the configured maximum number of conditions "
+        "(conditions: 51, max: 50)"
+    )
+    assert parse(source, conditions_max=51) == parse(source)
+
+
+def test_translates_javascript_patterns():
+    """What RE2 writes in another way is put into its words."""
+    assert translate(r"\u0061\u{1F600}\cA(?<n>x)\\u0061\(?<") == (
+        r"\x{0061}\x{1F600}\x01(?P<n>x)\\u0061\(?<"
+    )
+    assert parse({"regexp": {"a": "^\\u00e9$"}}).matches({"a": "é"})
+
+
+@pytest.mark.parametrize(
+    ("text", "metres"),
+    [
+        ("1 km", 1000),
+        ("1\u00a0000,5 m", 1000.5),
+        ("5 MILES", 8046.7),
+        ("2 week", 20160),
+        ("7 mum", 7e-6),
+    ],
+)
+def test_distances(text, metres):
+    """Blanks, commas, capitals, plurals and prefixes."""
+    assert convert_distance(text) == pytest.approx(metres)
+
+
+# Properties.
+
+
+@settings(max_examples=300, deadline=None)
+@given(koncorde_filters, koncorde_filters, documents)
+def test_operands_are_logic(one, two, doc):
+    """and, or and bool mean what they say."""
+    first, second = parse(one).matches(doc), parse(two).matches(doc)
+
+    assert parse({"and": [one, two]}).matches(doc) == (first and second)
+    assert parse({"or": [one, two]}).matches(doc) == (first or second)
+    assert parse({"bool": {"must": [one], "should": [two]}}).matches(doc) == (first and second)
+    assert parse({"not": {"not": one}}).matches(doc) == first
+    refused_two = parse({"not": two}).matches(doc)
+    assert parse({"bool": {"must": [one], "must_not": [two]}}).matches(doc) == (
+        first and refused_two
+    )
+
+
+WORDS = (
+    "and or not bool equals in ids exists missing range regexp match select nothing geoBoundingBox "
+    "geoDistance geoDistanceRange geoPolygon must should field index query value flags distance from "
+    "to points gt lte top left bottom right topLeft"
+)
+names = st.sampled_from(WORDS.split())
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.recursive(
+        values,
+        lambda inner: st.dictionaries(names, inner | st.lists(inner, max_size=2), max_size=3),
+        max_leaves=8,
+    )
+)
+def test_any_json_is_a_filter_or_an_error(source):
+    """Whatever is given, the answer is a filter that works or a FilterError."""
+    try:
+        filter_ = parse(source if not isinstance(source, str) else json.dumps(source))
+    except FilterError:
+        return
+    assert len(filter_.id) == 64
+    filter_.matches({"a": source})
+
+
+# Hostile input.
+
+
+def deep(levels, wrap):
+    source = {"equals": {"a": 1}}
+    for _ in range(levels):
+        source = wrap(source)
+    return source
+
+
+def deep_document(levels, wrap):
+    doc = 1
+    for _ in range(levels):
+        doc = wrap(doc)
+    return {"a": doc}
+
+
+HOSTILE_FILTERS = {
+    "alternation of 10 MB": lambda: {"regexp": {"a": "|".join(["abcdefgh"] * 1_200_000)}},
+    "alternation of 10 MB as text": lambda: '{"regexp": {"a": "%s"}}' % ("abcdefgh|" * 1_200_000),
+    "repetition of repetitions": lambda: {"regexp": {"a": "((a{100}){100}){100}"}},
+    "row of Unicode classes": lambda: {"regexp": {"a": "(\\pL\\pN)*" * 200}},
+    "10k levels of not": lambda: deep(10_000, lambda f: {"not": f}),
+    "10k levels of and": lambda: deep(10_000, lambda f: {"and": [f]}),
+    "10k levels of bool": lambda: deep(10_000, lambda f: {"bool": {"must_not": [f]}}),
+    "10k levels of select": lambda: deep(
+        10_000, lambda f: {"select": {"field": "a", "index": 0, "query": f}}
+    ),
+    "100k levels of text": lambda: '{"not":' * 100_000,
+    "10k conditions": lambda: {"or": [{"equals": {f"f{i}": i}} for i in range(10_000)]},
+    "100k values": lambda: {"in": {"a": [str(i) for i in range(100_000)]}},
+    "20k vertices": lambda: {"geoPolygon": {"a": {"points": [[0, i] for i in range(20_000)]}}},
+    "10k levels of pattern": lambda: {"match": deep_document(10_000, lambda d: {"a": d})},
+    "wide pattern": lambda: {"match": {"a": [{"b": i} for i in range(10_000)]}},
+    "10k dots": lambda: {"equals": {"." * 10_000: 1}},
+    "a million brackets": lambda: {"exists": "\\[" * 500_000 + "]"},
+    "a million keywords": lambda: {str(i): 1 for i in range(100_000)},
+    "NaN": lambda: {"equals": {"a": float("nan")}},
+    "NaN bound": lambda: {"range": {"a": {"gt": float("nan")}}},
+}
+
+
+@pytest.mark.parametrize("make", HOSTILE_FILTERS.values(), ids=HOSTILE_FILTERS.keys())
+def test_hostile_filters_are_refused_at_once(make):
+    """A clear error, in no time, for what is too large to serve."""
+    source = make()
+    started = time.process_time()
+
+    error = refused(source)
+
+    assert time.process_time() - started < PATIENCE_S
+    assert error.message
+    assert error.code
+
+
+SERVED_FILTERS = {
+    "backtracking": lambda: {"regexp": {"a": "(a+)+$"}},
+    "in lists in and": lambda: {"and": [{"in": {f"f{i}": list("abcdef")}} for i in range(8)]},
+    "or lists in and": lambda: {
+        "and": [{"or": [{"equals": {f"f{i}": c}} for c in "abcdef"]} for i in range(8)]
+    },
+    "pairs in or": lambda: {
+        "or": [{"and": [{"equals": {f"f{i}": 1}}, {"equals": {f"g{i}": 1}}]} for i in range(1000)]
+    },
+    "or in and": lambda: {
+        "and": [{"or": [{"exists": f"f{i}"}, {"exists": f"g{i}"}]} for i in range(1000)]
+    },
+    "4000 conditions": lambda: {"or": [{"range": {f"f{i}": {"gt": i}}} for i in range(4000)]},
+    "50k values": lambda: {"in": {"a": [str(i) for i in range(50_000)]}},
+    "90 levels": lambda: deep(90, lambda f: {"and": [f, {"exists": "b"}]}),
+    "huge numbers": lambda: {"equals": {"a": 10**400}},
+    "infinite bound": lambda: {"range": {"a": {"lt": float("inf")}}},
+    "lone surrogates": lambda: {"equals": {"\ud800": "\udfff"}},
+    "pattern of a lone surrogate": lambda: {"regexp": {"a": "\ud800"}},
+    "9000 vertices": lambda: {
+        "geoPolygon": {"a": {"points": [[i % 80, i % 7] for i in range(9000)]}}
+    },
+    "a geohash of 10 MB": lambda: {"geoDistance": {"a": "a" * 10_000_000, "distance": "1m"}},
+    "a distance of a million digits": lambda: {
+        "geoDistance": {"a": [0, 0], "distance": "1" * 1_000_000 + "m"}
+    },
+}
+HOSTILE_DOCUMENTS = {
+    "10k objects deep": lambda: deep_document(10_000, lambda d: {"a": d}),
+    "10k arrays deep": lambda: deep_document(10_000, lambda d: [d]),
+    "10k empty names deep": lambda: {"": deep_document(10_000, lambda d: {"": d})},
+    "long text": lambda: {"a": "a" * 100_000 + "b"},
+    "huge number": lambda: {"a": 10**5000},
+    "NaN": lambda: {"a": float("nan")},
+    "lone surrogate": lambda: {"a": "\ud800"},
+    "no JSON": lambda: {"a": object()},
+    "no object": lambda: [1],
+}
+
+
+@pytest.mark.parametrize("make", SERVED_FILTERS.values(), ids=SERVED_FILTERS.keys())
+def test_large_filters_are_served_at_once(make):
+    """Parsed, identified, prepared for the index, each within the bound."""
+    source = make()
+    started = time.process_time()
+    filter_ = parse(source)
+    parsed = time.process_time()
+    assert len(filter_.id) == 64
+    identified = time.process_time()
+    conjunctions(filter_.tree)
+    prepared = time.process_time()
+
+    assert parsed - started < PATIENCE_S
+    assert identified - parsed < PATIENCE_S
+    assert prepared - identified < PATIENCE_S
+
+
+@pytest.mark.parametrize("make_doc", HOSTILE_DOCUMENTS.values(), ids=HOSTILE_DOCUMENTS.keys())
+@pytest.mark.parametrize("negated", [False, True])
+def test_hostile_documents_are_answered_at_once(make_doc, negated):
+    """Each kind of condition answers, and explains itself, whatever the document is."""
+    doc = make_doc()
+    sources = [
+        {"equals": {"a": 1}},
+        {"in": {"a.a.a": ["x"]}},
+        {"exists": "a.b"},
+        {"exists": 'a["x"]'},
+        {"range": {"a": {"gt": 0}}},
+        {"regexp": {"a": "(a+)+$"}},
+        {"match": {"a": {"a": {"a": [1]}}}},
+        {"match": {"a": [[[]]]}},
+        {"select": {"field": "a", "index": 0, "query": {"exists": "value"}}},
+        {"geoDistance": {"a": [0, 0], "distance": "1km"}},
+        {"geoPolygon": {"a": {"points": [[0, 0], [0, 1], [1, 1]]}}},
+        {"geoBoundingBox": {"a": {"top": 1, "left": 0, "bottom": 0, "right": 1}}},
+    ]
+    for source in sources:
+        filter_ = parse({"not": source} if negated else source)
+        started = time.process_time()
+        verdict = filter_.matches(doc)
+        assert filter_.explain(doc).matches is verdict
+        assert time.process_time() - started < PATIENCE_S, source
+
+
+def test_canonical_form_of_a_large_filter_matches_alike():
+    """Size changes nothing about meaning."""
+    filter_ = parse(SERVED_FILTERS["in lists in and"]())
+    doc = {f"f{i}": "c" for i in range(8)}
+
+    assert filter_.matches(doc)
+    assert type(filter_)(canonicalise(filter_.tree)).matches(doc)
+    assert not filter_.matches(doc | {"f3": "z"})
+    assert filter_.id == parse(SERVED_FILTERS["or lists in and"]()).id
+    assert len(conjunctions(filter_.tree)) == 1

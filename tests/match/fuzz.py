@@ -1,0 +1,118 @@
+"""
+Random everything against the native index, until the time is up: `make fuzz`.
+
+Filters come and go; events are matched as objects, as JSON and as JSON with broken bytes; programs are
+damaged before they are added. The evaluator and the plain engine say what is right; the sanitizers, with
+which `make fuzz` builds the index, say what is wrong. A failure prints the seed that repeats it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+from randoms import Randoms
+
+import virta.match._core as core
+from virta.errors import EventError
+from virta.match import Matcher, compile_filter
+
+
+def differential(randoms):
+    """Adding, removing and matching agree with the evaluator."""
+    matcher = Matcher(engine="native")
+    live = {}
+    for _ in range(6):
+        for _ in range(15):
+            filter_ = randoms.filter()
+            live[matcher.add(filter_)] = filter_
+        for id_ in list(live):
+            if randoms.rng.random() < 0.3:
+                while id_ in matcher:
+                    matcher.remove(id_)
+                del live[id_]
+        for event in [randoms.event() for _ in range(6)]:
+            wanted = {id_ for id_, filter_ in live.items() if filter_.matches(event)}
+            text = json.dumps(event).encode()
+            assert set(matcher.match(event)) == wanted, event
+            assert set(matcher.match_many([text])[0]) == wanted, text
+    return matcher, live
+
+
+def broken_json(randoms, matcher, live):
+    """Damaged bytes: the same answer or the same refusal as the plain engine's."""
+    plain = Matcher(engine="plain")
+    plain.add_many(live.values())
+    for _ in range(15):
+        text = bytearray(json.dumps(randoms.event()).encode())
+        for _ in range(randoms.rng.randint(0, 3)):
+            text[randoms.rng.randrange(len(text))] = randoms.pick(
+                b'{}[]",:0123456789eE.-\\u\x00\xff nt'
+            )
+        answers = [answer(engine, bytes(text)) for engine in (matcher, plain)]
+        assert answers[0] == answers[1], bytes(text)
+
+
+def answer(matcher, text):
+    try:
+        return set(matcher.match(text))
+    except EventError as exc:
+        return exc.code
+
+
+def broken_programs(randoms):
+    """Damaged programs are refused or mean something else; they do no harm."""
+    index = core.Index(
+        search=lambda node, text, start: [],
+        patterns=lambda node, number, text: None,
+        point=lambda value: None,
+        holds=lambda condition, root: True,
+        parse=lambda data, position: json.loads(data),
+    )
+    events = [randoms.event() for _ in range(4)]
+    digests = []
+    for _ in range(40):
+        compiled = compile_filter(randoms.filter())
+        program, opaques = compiled.encoded
+        damaged = bytearray(program)
+        for _ in range(randoms.rng.randint(1, 3)):
+            damaged[randoms.rng.randrange(len(damaged))] = randoms.rng.randrange(256)
+        if randoms.rng.random() < 0.3:
+            del damaged[randoms.rng.randrange(len(damaged)) :]
+        try:
+            index.add(compiled.digest, bytes(damaged), opaques)
+            digests.append(compiled.digest)
+        except ValueError:
+            pass
+        index.match(randoms.pick(events))
+    for digest in digests:
+        index.remove(digest)
+    stats = index.stats()
+    assert (len(index), stats["atoms"], stats["conditions"], stats["paths"]) == (0, 0, 0, 0), stats
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, help="run this seed only")
+    args = parser.parse_args()
+    seed = int(time.time()) * 1000 if args.seed is None else args.seed
+    end = time.monotonic() + args.seconds
+    rounds = 0
+    while True:
+        randoms = Randoms(seed + rounds)
+        try:
+            broken_json(randoms, *differential(randoms))
+            broken_programs(randoms)
+        except BaseException:
+            print(f"failed: repeat with --seed {seed + rounds}")
+            raise
+        rounds += 1
+        if args.seed is not None or time.monotonic() > end:
+            break
+    print(f"{rounds} rounds, no difference")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""What only the native index has: redistribution, memory, the GIL, its own limits."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import weakref
+
+import pytest
+
+from virta.filters import Filter
+from virta.filters.tree import And, Condition, Range, Select
+from virta.match import Matcher
+
+core = pytest.importorskip("virta.match._core")
+
+
+def equals(name, value):
+    return Condition((name,), "eq", value)
+
+
+def test_conjunctions_move_when_events_show_a_better_place():
+    """A value that nearly every event has stops being where its conjunctions are looked for."""
+    matcher = Matcher(engine="native")
+    # `user` has many values, so it looks selective; but all events come from one user.
+    matcher.add_many(Filter(equals("user", f"u{i}")) for i in range(2000))
+    filters = [Filter(And((equals("user", "u0"), equals("page", i)))) for i in range(300)]
+    matcher.add_many(filters)
+    ranges = [
+        Filter(
+            And(
+                (
+                    equals("user", "u0"),
+                    equals("day", i % 7),
+                    Condition(("n",), "range", Range(i, i + 9)),
+                )
+            )
+        )
+        for i in range(300)
+    ]
+    matcher.add_many(ranges)
+    events = [{"user": "u0", "page": i % 400, "day": i % 9, "n": i % 300} for i in range(4000)]
+
+    for start in range(0, len(events), 100):
+        matcher.match_many([json.dumps(event).encode() for event in events[start : start + 100]])
+
+    assert matcher.stats()["redistributed"] > 0
+    for event in events[:400]:
+        wanted = {f.id for f in [*filters, *ranges] if f.matches(event)}
+        assert set(matcher.match(event)) - {matcher.match({"user": "u0"})[0]} == wanted
+    for filter_ in [*filters, *ranges]:
+        assert matcher.remove(filter_.id)
+    assert len(matcher.match(events[0])) == 1
+
+
+def test_the_gil_is_released():
+    """While bytes are matched in one thread, Python runs in another."""
+    matcher = Matcher(engine="native")
+    matcher.add_many(Filter(Condition(("a",), "range", Range(0, i))) for i in range(1, 2000))
+    batch = [b'{"a": %d}' % (i % 2000) for i in range(20_000)]
+    ticks = 0
+    done = threading.Event()
+
+    def match():
+        matcher.match_many(batch, output="uint32")
+        done.set()
+
+    thread = threading.Thread(target=match)
+    thread.start()
+    while not done.wait(0.0005):  # needs the GIL to come back
+        ticks += 1
+    thread.join()
+
+    assert ticks > 3
+
+
+def test_numbers_are_not_reused_under_a_running_call():
+    """Filters removed and added while a batch runs never lend their ids to each other."""
+    matcher = Matcher(engine="native")
+    steady = matcher.add(Filter(equals("a", 1)))
+    others = [Filter(And((equals("a", 1), equals("b", i)))) for i in range(50)]
+    never = [Filter(equals("z", i)) for i in range(50)]
+    batch = [b'{"a": 1, "b": 7}'] * 2000
+    allowed = {steady, others[7].id}
+    done = threading.Event()
+
+    def churn():
+        while not done.is_set():
+            matcher.add_many(others)
+            for filter_ in others:
+                matcher.remove(filter_.id)
+            matcher.add_many(never)
+            for filter_ in never:
+                matcher.remove(filter_.id)
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        for _ in range(30):
+            assert {id_ for ids in matcher.match_many(batch) for id_ in ids} <= allowed
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("program", "digest"),
+    [
+        (b"", bytes(32)),
+        (b"\1\0\0\0", bytes(32)),
+        (b"\0\0\0\0x", bytes(32)),
+        (b"\0\0\0\0", b"short"),
+    ],
+)
+def test_programs_that_make_no_sense_are_refused(program, digest):
+    """A program cut short or too long is a ValueError and leaves nothing behind."""
+    index = make_index()
+    with pytest.raises(ValueError):
+        index.add(digest, program, ())
+    assert len(index) == 0
+    assert index.stats()["paths"] == 0
+
+
+def test_wrong_arguments_are_refused():
+    """Calls with the wrong arguments are TypeErrors, not crashes."""
+    index = make_index()
+    with pytest.raises(TypeError):
+        index.add(bytes(32), "text", ())
+    with pytest.raises(TypeError):
+        index.match_many([])
+    with pytest.raises(TypeError):
+        index.match_many(3, True)
+    with pytest.raises(RuntimeError):
+        index.__init__(None, None, None, None, None)
+
+
+def test_exceptions_from_python_come_through():
+    """What a callback raises reaches the caller, with the lock free again."""
+
+    def fail(condition, root):
+        raise KeyError("mine")
+
+    matcher = Matcher(engine="native")
+    matcher._engine._index = index = make_index(holds=fail)
+    opaque = Filter(Condition(("a",), "select", select()))
+    matcher.add(opaque)
+    with pytest.raises(KeyError, match="mine"):
+        index.match({"a": [1]})
+    with pytest.raises(KeyError, match="mine"):
+        index.match_many([b"{}", b'{"a": [1]}'], False)
+    assert index.match({"a": 1}) == []
+    assert matcher.remove(opaque.id)
+
+
+def test_an_index_goes_away_with_its_last_user():
+    """Callbacks that lead back to the index do not keep it for ever."""
+
+    class Holder:
+        def holds(self, condition, root):
+            return True
+
+    holder = Holder()
+    holder.index = make_index(holds=holder.holds)
+    gone = weakref.ref(holder)
+    del holder
+    gc.collect()
+    assert gone() is None
+
+
+def make_index(**callbacks):
+    given = {
+        "search": lambda node, text, start: [],
+        "patterns": lambda node, number, text: None,
+        "point": lambda value: None,
+        "holds": lambda condition, root: True,
+        "parse": lambda data, position: json.loads(data),
+    }
+    return core.Index(**(given | callbacks))
+
+
+def select():
+    return Select(0, Condition(("value",), "eq", 1))
