@@ -42,7 +42,14 @@ EXTENSIONS = [
         sorted(map(str, Path("native").glob("match_*.cpp"))),
         depends=sorted(map(str, Path("native").glob("match_*.hpp"))),
         # No fused operations: geometry must round as it does in Python.
-        extra_compile_args=[*FLAGS, "-std=c++17", "-Wall", "-Wextra", "-ffp-contract=off", "-fvisibility=hidden"],
+        extra_compile_args=[
+            *FLAGS,
+            "-std=c++17",
+            "-Wall",
+            "-Wextra",
+            "-ffp-contract=off",
+            "-fvisibility=hidden",
+        ],
         extra_link_args=LINK,
         optional=True,
     ),

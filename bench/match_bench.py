@@ -22,7 +22,6 @@ from pathlib import Path
 
 import match_koncorde
 import match_workload as workload
-
 from virta.filters import parse
 from virta.match.compile import compile_filter
 from virta.match.engine import NativeEngine

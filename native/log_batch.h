@@ -407,7 +407,7 @@ static PyObject *native_read(PyObject *self, PyObject *args)
     unsigned int salt;
     long long prev;
     PyObject *topics;
-    int verify, through_repairs;
+    int verify, through_repairs, collecting = 0;
     if (!PyArg_ParseTuple(args, "y*nnILKKKOppn", &buf, &pos, &end, &salt, &prev, &next, &start, &stop, &topics, &verify,
                           &through_repairs, &max_records))
         return NULL;
@@ -422,6 +422,8 @@ static PyObject *native_read(PyObject *self, PyObject *args)
     if (!list) goto done;
     if (pos < 0 || end > buf.len || pos > end) { PyErr_SetString(PyExc_ValueError, "range outside the buffer"); goto done; }
     const uint8_t *data = buf.buf;
+    /* Thousands of new records would start the collector again and again, to find nothing: they are in no cycle. */
+    collecting = PyGC_Disable();
     while (pos < end) {
         Header h;
         if (next >= stop) { status = ST_STOP; break; }
@@ -458,6 +460,7 @@ static PyObject *native_read(PyObject *self, PyObject *args)
     }
     out = Py_BuildValue("(OnLKiK)", list, pos, prev, next, status, detail);
 done:
+    if (collecting) PyGC_Enable();
     for (int i = 0; i < TOPIC_CACHE; i++) Py_XDECREF(sel.slots[i].name);
     Py_XDECREF(list);
     PyBuffer_Release(&buf);

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -43,6 +45,14 @@ def refused(call, *args, **kwargs) -> EventError:
     with pytest.raises(EventError) as caught:
         call(*args, **kwargs)
     return caught.value
+
+
+def test_example_of_the_documentation():
+    """The code in docs/events.md runs as it stands."""
+    page = (Path(__file__).parents[1] / "docs" / "events.md").read_text()
+    code = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+
+    exec(code[1], {})
 
 
 # The value.

@@ -274,6 +274,33 @@ def test_damage_is_raised_with_its_reason(tmp_path, data, reason):
     assert 0 <= error.byte_from < error.byte_to <= len(data)
 
 
+@given(
+    kind=st.sampled_from(["flat", "block6", "block10"]),
+    crc=st.sampled_from(CRCS),
+    changes=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=6),
+    cut=st.integers(0, 400),
+    tail=st.binary(max_size=40),
+)
+@settings(max_examples=150, deadline=None)
+def test_garbage_never_crashes(tmp_path_factory, kind, crc, changes, cut, tail):
+    """Whatever happened to a file, reading ends: with records and a list of damage, or one clear error."""
+    records = [(b"ab", b"c", b"d" * 60), (b"ef", b"", b"xyz")]
+    data = bytearray(flat(records, crc) if kind == "flat" else block(records, kind, crc) * 2)
+    for position, byte in changes:
+        data[position % len(data)] = byte
+    data = bytes(data[: cut or None]) + tail
+    place = tmp_path_factory.mktemp("fuzz")
+    report = PuroReport()
+    found = load(place, data, report, on_corruption="skip")
+
+    assert report.records == len(found)
+    assert all(
+        0 <= r.byte_from < r.byte_to <= len(data) for r in report.damaged + report.incomplete
+    )
+    if report.damaged:
+        damage(place, data)
+
+
 def test_largest_record_is_read(tmp_path):
     """Topic, key and value exactly at their limits are legal."""
     record = (b"t" * 1024, b"k" * 1024, b"v" * 10 * 1024 * 1024)

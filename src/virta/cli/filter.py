@@ -60,7 +60,7 @@ def validate(ctx: click.Context, dialect: str, filters_path: str, filters: tuple
 
     Exit code: 0 all are valid, 1 some are not, 2 error.
     """
-    from virta.errors import FilterError  # noqa: PLC0415
+    from virta.errors import FilterError
 
     all_valid = True
     for number, text in enumerate(filters) if filters else filter_lines(filters_path, dialect):
@@ -134,7 +134,7 @@ def _given(
     filters: tuple[str, ...], filters_path: str, dialect: str
 ) -> Iterator[tuple[int, Filter]]:
     """The filters of the arguments, else of the file; InputError at the first that is not one."""
-    from virta.errors import FilterError  # noqa: PLC0415
+    from virta.errors import FilterError
 
     if not filters:
         yield from read_filters(filters_path, dialect)
@@ -148,7 +148,7 @@ def _given(
 
 def _evaluated(expression: str, document: Any) -> str:
     """What the expression is worth in its own language: its value, and the problem it met."""
-    from virta.filters.cesql import evaluate  # noqa: PLC0415
+    from virta.filters.cesql import evaluate
 
     value, problem = evaluate(expression, document)
     shown = json.dumps(value)

@@ -54,7 +54,7 @@ dialect_option = click.option(
 
 def read_filters(path: str, dialect: str) -> Iterator[tuple[int, Filter]]:
     """The filters of a file with their line numbers; InputError at the first that is not one."""
-    from virta.errors import FilterError  # noqa: PLC0415
+    from virta.errors import FilterError
 
     for number, line in filter_lines(path, dialect):
         try:
@@ -76,7 +76,7 @@ def filter_lines(path: str, dialect: str) -> Iterator[tuple[int, str]]:
 
 
 def parse_filter(text: str, dialect: str) -> Filter:
-    from virta.filters import parse  # noqa: PLC0415 - `virta --help` needs no filters
+    from virta.filters import parse
 
     return parse(text, dialect)
 
@@ -167,7 +167,7 @@ def _opened(path: str) -> Iterator[BufferedReader]:
         yield sys.stdin.buffer  # type: ignore[misc]  # a BufferedReader, typed as any binary stream
         return
     try:
-        stream = open(path, "rb")  # noqa: PTH123, SIM115 - closed below; the path is what was typed
+        stream = open(path, "rb")  # noqa: SIM115 - closed below; the path is what was typed
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     with stream:

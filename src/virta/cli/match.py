@@ -44,7 +44,7 @@ EXIT_NONE = 1
 @click.option("--line-buffered", is_flag=True, help="Write each line as soon as it is known.")
 @click.argument("docs", nargs=-1, metavar="[DOCS]...")
 @click.pass_context
-def match(  # noqa: PLR0913 - one parameter a flag
+def match(
     ctx: click.Context,
     dialect: str,
     filters_path: str,
@@ -90,8 +90,8 @@ def matching(
     filters: Iterable[tuple[int, Filter]],
 ) -> Callable[[list[Document]], Iterator[list[int]]]:
     """A function from documents to the sorted numbers of the filters that each of them matches."""
-    from virta.errors import EventError  # noqa: PLC0415
-    from virta.match import Matcher  # noqa: PLC0415 - only those who match pay for the kernel
+    from virta.errors import EventError
+    from virta.match import Matcher
 
     matcher = Matcher()
     # Equal filters share an id.

@@ -305,8 +305,9 @@ def _parse(raw: bytes, decode: Any) -> Any:
 
 def _from_members(members: dict[str, Any], raw: bytes, *, lenient: bool) -> Event:
     data = _take_data(members)
-    # §2.2: null is the same as not there.
-    present = {name: value for name, value in members.items() if value is not None}
+    present = members
+    if None in members.values():  # §2.2: null is the same as not there
+        present = {name: value for name, value in members.items() if value is not None}
     for name in ("source", "id"):
         if not isinstance(present.get(name), str):
             raise missing_error(name, present.get(name))

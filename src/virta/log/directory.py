@@ -67,9 +67,7 @@ def read_meta(directory: Path) -> Meta:
     try:
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        raise LogNotFoundError(
-            f"no log at {directory}: it has no META file; open it with create=True to make one"
-        ) from None
+        raise LogNotFoundError(f"no log at {directory}: there is no META file in it") from None
     try:
         meta: dict[str, Any] = json.loads(text)
         version = meta["format"]

@@ -30,7 +30,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self
 
 from virta.errors import LogCorruptionError, LogNotFoundError
-from virta.log.codec import Buffer, crc8, decode_varlong, encode_varlong
+from virta.log.codec import Buffer, decode_varlong, encode_varlong
+from virta.log.kernel import crc8
 from virta.log.limits import KEY_BYTES_MAX, TOPIC_BYTES_MAX, VALUE_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -424,7 +425,7 @@ class Segment:
         return "plain" if votes["plain"] > votes["puro"] else "puro"
 
 
-def read_puro(  # noqa: PLR0913
+def read_puro(
     path: str | os.PathLike[str],
     *,
     generation: Generation | None = None,

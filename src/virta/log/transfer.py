@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from virta.log import Log
+    from virta.log.handle import Durability
     from virta.log.record import Record
 
 BATCH_RECORDS_DEFAULT: Final = 1000
@@ -42,7 +43,7 @@ class ExportReport:
     files: list[str] = field(default_factory=list)
 
 
-def import_puro(  # noqa: PLR0913
+def import_puro(
     log: Log,
     path: str | os.PathLike[str],
     *,
@@ -51,7 +52,7 @@ def import_puro(  # noqa: PLR0913
     on_corruption: Literal["raise", "skip"] = "raise",
     spurious: bool = False,
     batch: int = BATCH_RECORDS_DEFAULT,
-    durability: str | None = None,
+    durability: Durability | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ImportReport:
     """
@@ -83,7 +84,7 @@ def import_puro(  # noqa: PLR0913
     return report
 
 
-def export_puro(  # noqa: PLR0913
+def export_puro(
     log: Log,
     path: str | os.PathLike[str],
     *,
@@ -118,6 +119,15 @@ def export_puro(  # noqa: PLR0913
             _write_file(target, part, report, overwrite=overwrite)
             number += 1
         report.records = rest.records
+    return report
+
+
+def export_lines(
+    lines: Iterable[bytes], path: str | os.PathLike[str], *, overwrite: bool
+) -> ExportReport:
+    """Write ready-made lines to a file, whole or not at all."""
+    report = ExportReport()
+    report.records = _write_file(Path(path), lines, report, overwrite=overwrite)
     return report
 
 

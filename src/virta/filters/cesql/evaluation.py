@@ -50,7 +50,7 @@ from virta.filters.cesql.values import (
 Evaluator: TypeAlias = Callable[[Any], Result]
 
 
-def compiled(node: Expression) -> Evaluator:  # noqa: PLR0911 - one case a kind of node
+def compiled(node: Expression) -> Evaluator:
     """The function that gives the expression's value, and its problem if any, for an event."""
     match node:
         case Literal(value):

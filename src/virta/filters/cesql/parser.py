@@ -132,7 +132,7 @@ class _Parser:
             node = Unary(operator, node)
         return node
 
-    def atom(self) -> Expression:  # noqa: PLR0911 - one return a kind of atom
+    def atom(self) -> Expression:
         token = self.token
         if token.kind == "integer" or self.signed():
             return self.integer()

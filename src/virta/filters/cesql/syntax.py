@@ -103,7 +103,7 @@ class Call:
 Expression: TypeAlias = Literal | Attribute | Exists | Unary | Chain | Like | In | Call
 
 
-def unparse(node: Expression) -> str:  # noqa: PLR0911 - one case a kind of node
+def unparse(node: Expression) -> str:
     """The expression as text: upper-case keywords, parentheses round every operand that is no atom."""
     match node:
         case Literal(value):

@@ -118,7 +118,7 @@ def _truth(node: Expression) -> _Truth:
     return truth
 
 
-def _exact(node: Expression) -> _Truth | None:  # noqa: PLR0911 - one case a kind of node
+def _exact(node: Expression) -> _Truth | None:
     match node:
         case Literal(bool(value)):
             return _constant(value)
@@ -278,7 +278,7 @@ def _read_when_true(node: Expression) -> set[str]:
             return _read(node)
 
 
-def _read(node: Expression) -> set[str]:  # noqa: PLR0911 - one case a kind of node
+def _read(node: Expression) -> set[str]:
     """Attributes that are read whenever the expression is evaluated without a problem."""
     match node:
         case Attribute(name):

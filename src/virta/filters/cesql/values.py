@@ -102,7 +102,7 @@ def cast(value: Value, target: type[Value]) -> Result:
     )
 
 
-def attribute(event: Any, name: str) -> Value | None:  # noqa: PLR0911 - one a type
+def attribute(event: Any, name: str) -> Value | None:
     """
     The value of an attribute of an event in JSON form, None if it is missing.
 

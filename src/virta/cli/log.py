@@ -1,0 +1,245 @@
+"""`virta log`: append to a log and read it; looking after it is in log_care, moving it in log_transfer."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
+
+import click
+
+import virta
+from virta.cli import log_care, log_transfer
+from virta.cli.report import CarefulGroup, InputError, json_option, print_report
+from virta.cli.units import DURATION, PLACE, show_count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from datetime import datetime, timedelta
+
+    from virta.log import Consumer, Log, Record
+    from virta.log.handle import Durability
+
+DURABILITIES: Final = ("none", "interval", "group", "fsync")
+TAIL_RECORDS: Final = 10
+# Output is written, and a consumer's position committed, after this many records or this long a pause.
+FLUSH_RECORDS: Final = 1000
+COMMIT_IDLE_S: Final = 0.2
+# How much further back to look when the last records of a topic are sought.
+LOOK_BACK_FACTOR: Final = 8
+
+
+@click.group(cls=CarefulGroup)
+def log() -> None:
+    """Append to, read, inspect and look after an event log (a directory)."""
+
+
+for _command in (*log_care.COMMANDS, *log_transfer.COMMANDS):
+    log.add_command(_command)
+
+
+@log.command()
+@click.argument("path", metavar="LOG")
+@click.option("--topic", help="Topic of the records; record objects may name their own.")
+@click.option("--key", help="Key of records that do not bring one.")
+@click.option("--key-separator", help="In lines: the text between a key and its value.")
+@click.option(
+    "--format", "form", type=click.Choice(["lines", "cloudevents", "ndjson-records"]), default="lines",
+    show_default=True, help="What a line of input is.",
+)  # fmt: skip
+@click.option("--lenient", is_flag=True, help="Take CloudEvents that have only an id and a source.")
+@click.option(
+    "--batch", type=click.IntRange(1, 100_000), default=FLUSH_RECORDS, show_default=True,
+    help="Most records in one atomic append.",
+)  # fmt: skip
+@click.option("--durability", type=click.Choice(DURABILITIES), help="What an append waits for.")
+@click.option(
+    "--input", "source", type=click.File("rb"), default="-", help="Read a file instead of stdin."
+)
+@click.option("--no-create", is_flag=True, help="Fail when there is no log yet.")
+@click.option("--quiet", "-q", is_flag=True, help="Print no report.")
+@json_option
+def append(
+    path: str, source: BinaryIO, *, no_create: bool, quiet: bool, as_json: bool, **how: Any
+) -> None:
+    """Append the lines of stdin (or --input) as records."""
+    if how["topic"] is None and how["form"] != "ndjson-records":
+        raise click.UsageError("--topic is needed: which topic do the records belong to?")
+    done: dict[str, Any] = {
+        "records": 0,
+        "bytes": 0,
+        "first_offset": None,
+        "next_offset": None,
+        "durability": None,
+    }
+    with virta.open(path, create=not no_create) as target:
+        try:
+            _append_lines(target, source, done, **how)
+        except InputError as error:
+            if not done["records"]:
+                raise
+            before = f"appended before it: {show_count(done['records'], 'record')}"
+            raise InputError(f"{error.message} ({before})") from error
+    if not quiet:
+        where = f" at offset {done['first_offset']} and up" if done["records"] else ""
+        level = f", durability {done['durability']}" if done["records"] else ""
+        print_report(
+            done,
+            [f"appended {show_count(done['records'], 'record')}{where}{level}"],
+            as_json=as_json,
+        )
+
+
+def _append_lines(
+    target: Log, source: BinaryIO, done: dict[str, Any], *, form: str, batch: int,
+    durability: Durability | None, topic: str | None, key: str | None, key_separator: str | None, lenient: bool,
+) -> None:  # fmt: skip
+    from virta.cli.log_lines import line_parser, parse_line, read_lines
+
+    parse = line_parser(form, topic=topic, key=key, separator=key_separator, lenient=lenient)
+    number = 0
+    for lines in read_lines(source.fileno(), batch):
+        rows = [parse_line(parse, line, number + i) for i, line in enumerate(lines, 1)]
+        number += len(lines)
+        records = [row for row in rows if row is not None]
+        if not records:
+            continue
+        appended = target.append_many(records, durability=durability)
+        if done["first_offset"] is None:
+            done["first_offset"] = appended.offset
+        done["next_offset"] = appended.offset + appended.count
+        done["durability"] = appended.durability
+        done["records"] += len(records)
+        done["bytes"] += sum(len(value) for _, _, value in records)
+
+
+@log.command()
+@click.argument("path", metavar="LOG")
+@click.option("--follow", "-f", is_flag=True, help="Go on as records are appended.")
+@click.option(
+    "-n", "count", type=click.IntRange(0), help="How many: the last ones, or the first from --from."
+)
+@click.option(
+    "--from",
+    "start",
+    type=PLACE,
+    help="earliest, latest, an offset, a time, 15m (ago), consumer:NAME.",
+)
+@click.option("--to", "end", type=PLACE, help="Stop before this place (not with --follow).")
+@click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated.")
+@click.option(
+    "--format", "form", type=click.Choice(["value", "raw", "event", "json", "full"]), default="value",
+    show_default=True, help="How a record is printed.",
+)  # fmt: skip
+@click.option("--consumer", "name", help="Read as this named consumer and commit what was printed.")
+@click.option("--timeout", type=DURATION, help="With --follow: end after so long without a record.")
+@click.option("--wait", type=DURATION, help="Wait so long for the log to be created.")
+def tail(
+    path: str, *, follow: bool, count: int | None, start: str | int | datetime | None, end: Any,
+    topics: tuple[str, ...], form: str, name: str | None, timeout: timedelta | None, wait: timedelta | None,
+) -> None:  # fmt: skip
+    """
+    Print records: the last ten, or those that the options choose.
+
+    With --from and no -n it prints everything from there; with --consumer everything since its last commit.
+    """
+    from virta.cli.log_lines import WRITERS
+
+    if follow and end is not None:
+        raise click.UsageError("--to ends the reading and --follow does not: use one of them")
+    if name and end is not None:
+        raise click.UsageError("--to cannot be used with --consumer: use -n")
+    idle = timeout.total_seconds() if timeout else None
+    out = _Output(WRITERS[form])
+    waiting = wait.total_seconds() if wait else None
+    # A consumer's position is part of the log's directory, so it needs more than reading.
+    with virta.open(path, create=False, read_only=not name, wait=waiting) as source:
+        chosen = topics or None
+        if name:
+            first = "earliest" if start is None else start
+            with source.consumer(name, topics=chosen, start=first) as consumer:
+                _tail_consumer(consumer, out, follow=follow, count=count, idle=idle)
+            return
+        records: Iterable[Record]
+        if start is None:
+            count = TAIL_RECORDS if count is None else count
+            records, start = _last(source, chosen, count, end)
+            out.write_all(records)
+            if not follow:
+                return
+            count = None
+        with source.read(chosen, start=start, end=end, follow=follow, timeout=idle) as reader:
+            _tail_reader(reader, out, count=count)
+
+
+class _Output:
+    """Records to stdout in few writes, yet never later than the reader's next wait."""
+
+    def __init__(self, write: Any) -> None:
+        self._format = write
+        self._stream = sys.stdout.buffer
+
+    def write_all(self, records: Iterable[Record]) -> None:
+        write, line = self._stream.write, self._format
+        for record in records:
+            write(line(record))
+        self._stream.flush()
+
+
+def _tail_reader(reader: Any, out: _Output, *, count: int | None) -> None:
+    left = count
+    if left == 0:
+        return
+    for batch in reader.batches():
+        out.write_all(batch if left is None else batch[:left])
+        if left is not None:
+            left -= len(batch)
+            if left <= 0:
+                return
+
+
+def _tail_consumer(
+    consumer: Consumer, out: _Output, *, follow: bool, count: int | None, idle: float | None
+) -> None:
+    """Print and commit; a record counts as consumed only once it has left for stdout."""
+    left = count
+    last = time.monotonic()
+    while left != 0:
+        size = FLUSH_RECORDS if left is None else min(left, FLUSH_RECORDS)
+        records = _take(
+            consumer.read(follow=follow, timeout=COMMIT_IDLE_S if follow else None), size
+        )
+        if records:
+            out.write_all(records)
+            consumer.commit()
+            last = time.monotonic()
+            left = None if left is None else left - len(records)
+        elif not follow or (idle is not None and time.monotonic() - last >= idle):
+            return
+
+
+def _take(records: Iterator[Record], count: int) -> list[Record]:
+    taken = []
+    for record in records:
+        taken.append(record)
+        if len(taken) >= count:
+            break
+    return taken
+
+
+def _last(source: Log, topics: Any, count: int, end: Any) -> tuple[list[Record], int]:
+    """The last `count` records before `end`, and the offset to follow from."""
+    until = source.next_offset if end is None else end
+    first, window = source.first_offset, count
+    stop = until if isinstance(until, int) else source.next_offset
+    found: deque[Record] = deque(maxlen=count)
+    while count:
+        start = max(first, stop - window)
+        found.clear()
+        with source.read(topics, start=start, end=until) as reader:
+            found.extend(reader)
+        if len(found) >= count or start <= first:
+            break
+        window *= LOOK_BACK_FACTOR
+    return list(found), stop

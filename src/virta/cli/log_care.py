@@ -1,0 +1,215 @@
+"""`virta log inspect | verify | repair | compact | retain`: what is there, is it sound, make it smaller."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import virta
+from virta.cli.report import EXIT_PROBLEMS, json_option, print_report, progress, table
+from virta.cli.units import DURATION, SIZE, show_count, show_size, show_time
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from virta.log import Log
+
+
+@click.command()
+@click.argument("path", metavar="LOG")
+@json_option
+def inspect(path: str, *, as_json: bool) -> None:
+    """Show segments, offsets, sizes, consumers and how far behind they are."""
+    with virta.open(path, create=False, read_only=True) as source:
+        members = _describe(source)
+    segments, consumers = members["segments"], members["consumers"]
+    lines = [
+        f"log        {members['path']}",
+        f"id         {members['id']} (epoch {members['epoch']})",
+        f"offsets    {members['first_offset']} to {members['next_offset']}",
+        f"durable    to {members['durable_offset']}",
+        f"size       {show_size(members['bytes'])} in {show_count(len(segments), 'segment')}",
+        "",
+        *table(
+            ("segment", "state", "created", "last record", "first", "next", "size"),
+            [
+                (s["name"], s["state"], s["created"] or "-", s["last_time"] or "-",
+                 s["first_offset"], s["next_offset"], show_size(s["bytes"]))
+                for s in segments
+            ],
+            numbers=3,
+        ),
+    ]  # fmt: skip
+    if consumers:
+        rows = [(c["name"], c["members"], c["position"], c["lag"]) for c in consumers]
+        lines += ["", *table(("consumer", "members", "position", "lag"), rows, numbers=3)]
+    print_report(members, lines, as_json=as_json)
+
+
+def _describe(source: Log) -> dict[str, Any]:
+    return {
+        "path": str(source.path),
+        "id": source.id,
+        "epoch": source.epoch,
+        "first_offset": source.first_offset,
+        "next_offset": source.next_offset,
+        "durable_offset": source.durable_offset,
+        "bytes": source.bytes,
+        "segments": [
+            {
+                "name": str(s.path).rpartition("/")[2],
+                "state": ("sealed" if s.sealed else "active")
+                + (" compacted" if s.compacted else ""),
+                "first_offset": s.base,
+                "next_offset": s.next,
+                "bytes": s.bytes,
+                "created": show_time(s.created),
+                "last_time": show_time(s.last_time),
+            }
+            for s in source.segments()
+        ],
+        "consumers": [
+            {
+                "name": c.name,
+                "position": c.position,
+                "lag": c.lag,
+                "members": c.members,
+                "partitions": c.partitions,
+                "updated": show_time(c.updated),
+            }
+            for c in source.consumers()
+        ],
+    }
+
+
+def _problems(problems: list[Any]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Problems for programs and for people."""
+    members = [
+        {
+            "segment": str(p.segment), "byte_from": p.byte_from, "byte_to": p.byte_to,
+            "offset_from": p.offset_from, "offset_to": p.offset_to, "reason": p.reason,
+        }
+        for p in problems
+    ]  # fmt: skip
+    lines = []
+    for p in members:
+        until = "the end" if p["offset_to"] is None else p["offset_to"]
+        lines.append(
+            f"{p['segment']}: bytes {p['byte_from']} to {p['byte_to']},"
+            f" offsets {p['offset_from']} to {until}: {p['reason']}"
+        )
+    return members, lines
+
+
+@click.command()
+@click.argument("path", metavar="LOG")
+@json_option
+@click.pass_context
+def verify(ctx: click.Context, path: str, *, as_json: bool) -> None:
+    """Check every checksum of the log. Exit code 1 when something is damaged."""
+    with (
+        virta.open(path, create=False, read_only=True) as source,
+        progress("verify", quiet=as_json) as bar,
+    ):
+        report = source.verify(progress=bar)
+    problems, lines = _problems(report.problems)
+    members = {
+        "segments": report.segments, "batches": report.batches, "records": report.records,
+        "bytes": report.bytes, "problems": problems,
+    }  # fmt: skip
+    verdict = show_count(len(problems), "damaged place") if problems else "no damage"
+    lines.append(
+        f"{verdict} in {show_count(report.segments, 'segment')}:"
+        f" {show_count(report.records, 'record')}, {show_size(report.bytes)}"
+    )
+    print_report(members, lines, as_json=as_json)
+    if problems:
+        ctx.exit(EXIT_PROBLEMS)
+
+
+@click.command()
+@click.argument("path", metavar="LOG")
+@json_option
+@click.pass_context
+def repair(ctx: click.Context, path: str, *, as_json: bool) -> None:
+    """Move damaged bytes to quarantine/ so that readers pass. Exit code 1 when records were lost."""
+    with virta.open(path, create=False) as source, progress("repair", quiet=as_json) as bar:
+        report = source.repair(progress=bar)
+    problems, lines = _problems(report.problems)
+    members: dict[str, Any] = {
+        "problems": problems,
+        "quarantined": [str(name) for name in report.quarantined],
+        "offsets_lost": report.offsets_lost,
+    }
+    lines += [f"saved in {name}" for name in members["quarantined"]]
+    lines.append(
+        f"repaired {show_count(len(problems), 'place')}, lost {show_count(report.offsets_lost, 'offset')}"
+        if problems
+        else "nothing to repair"
+    )
+    print_report(members, lines, as_json=as_json)
+    if report.offsets_lost:
+        ctx.exit(EXIT_PROBLEMS)
+
+
+@click.command()
+@click.argument("path", metavar="LOG")
+@click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated.")
+@json_option
+def compact(path: str, *, topics: tuple[str, ...], as_json: bool) -> None:
+    """Keep only the newest record of each key in sealed segments; an empty value deletes its key."""
+    with virta.open(path, create=False) as source, progress("compact", quiet=as_json) as bar:
+        report = source.compact(topics=topics or None, progress=bar)
+    members = {
+        "segments": report.segments, "bytes_before": report.bytes_before, "bytes_after": report.bytes_after,
+        "records_before": report.records_before, "records_after": report.records_after,
+    }  # fmt: skip
+    text = (
+        f"compacted {show_count(report.segments, 'segment')}:"
+        f" {report.records_before} to {report.records_after} records,"
+        f" {show_size(report.bytes_before)} to {show_size(report.bytes_after)}"
+    )
+    print_report(members, [text], as_json=as_json)
+
+
+@click.command()
+@click.argument("path", metavar="LOG")
+@click.option(
+    "--max-age", type=DURATION, help="Drop segments whose last record is older, such as 7d."
+)
+@click.option(
+    "--max-bytes", type=SIZE, help="Drop the oldest segments over this size, such as 10GiB."
+)
+@click.option("--consumed", is_flag=True, help="Drop what every named consumer has read.")
+@click.option("--keep-unread", is_flag=True, help="Never drop what a named consumer has not read.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@json_option
+def retain(
+    path: str, *, max_age: timedelta | None, max_bytes: int | None, consumed: bool, keep_unread: bool, dry_run: bool, as_json: bool
+) -> None:  # fmt: skip
+    """Drop old sealed segments by age, size or consumption."""
+    if max_age is None and max_bytes is None and not consumed:
+        raise click.UsageError("say what to drop: --max-age, --max-bytes or --consumed")
+    with virta.open(path, create=False) as source:
+        report = source.retain(
+            max_age=max_age,
+            max_bytes=max_bytes,
+            consumed=consumed,
+            keep_unread=keep_unread,
+            dry_run=dry_run,
+        )
+    members = {
+        "segments": report.segments, "bytes": report.bytes, "records": report.records,
+        "first_offset": report.first_offset, "dry_run": dry_run,
+    }  # fmt: skip
+    verb = "would drop" if dry_run else "dropped"
+    text = (
+        f"{verb} {show_count(report.segments, 'segment')}, {show_count(report.records, 'record')},"
+        f" {show_size(report.bytes)};"
+        f" the first offset is {report.first_offset}"
+    )
+    print_report(members, [text], as_json=as_json)
+
+
+COMMANDS = (inspect, verify, repair, compact, retain)

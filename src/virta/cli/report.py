@@ -1,0 +1,154 @@
+"""
+What every command does alike: exit codes, errors as one sentence, reports, progress.
+
+Exit codes: 0 done; 1 done, and problems were found; 2 wrong usage or bad input; 3 no such log, or not
+one we can open; 4 the log is damaged or has a gap there; 5 reading or writing failed; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from virta.errors import (
+    EventError,
+    LogCorruptionError,
+    LogFormatError,
+    LogGapError,
+    LogLimitError,
+    LogNotFoundError,
+    LogTypeError,
+    VirtaError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+EXIT_OK: Final = 0
+EXIT_PROBLEMS: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_NO_LOG: Final = 3
+EXIT_DAMAGED: Final = 4
+EXIT_FAILED: Final = 5
+EXIT_INTERRUPTED: Final = 130
+
+_EXITS: Final[tuple[tuple[tuple[type[VirtaError], ...], int], ...]] = (
+    ((LogTypeError, LogLimitError, EventError), EXIT_USAGE),
+    ((LogNotFoundError, LogFormatError), EXIT_NO_LOG),
+    ((LogCorruptionError, LogGapError), EXIT_DAMAGED),
+)
+# A progress line is drawn at most this often.
+PROGRESS_S: Final = 0.1
+
+
+class CarefulGroup(click.Group):
+    """A command group that ends every command cleanly: pipes closed, Ctrl-C pressed, errors told."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _silence_stdout()
+            ctx.exit(EXIT_OK)  # whoever read our output has seen enough
+        except KeyboardInterrupt:
+            ctx.exit(EXIT_INTERRUPTED)
+        except VirtaError as error:
+            click.echo(f"error: {error.message}", err=True)
+            ctx.exit(
+                next((code for kinds, code in _EXITS if isinstance(error, kinds)), EXIT_FAILED)
+            )
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            click.echo(f"error: {where}{error.strerror or error}", err=True)
+            ctx.exit(EXIT_FAILED)
+        return result
+
+
+def _silence_stdout() -> None:
+    """The interpreter flushes stdout once more at exit; give it somewhere to go."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(devnull, sys.stdout.fileno())
+    except (OSError, ValueError):
+        pass  # stdout is not a real file (a test's buffer): nothing to silence
+    finally:
+        os.close(devnull)
+
+
+class InputError(click.ClickException):
+    """Something wrong in what the user gave us: one sentence, exit code 2."""
+
+    exit_code = EXIT_USAGE
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"error: {self.message}", err=file is None, file=file)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Report as one JSON object.")
+
+
+def print_report(members: dict[str, Any], text: Sequence[str], *, as_json: bool) -> None:
+    """Print a report: the members as JSON for programs, or the lines for people."""
+    if as_json:
+        import msgspec  # not needed to show help
+
+        click.echo(msgspec.json.encode(members))
+        return
+    for line in text:
+        click.echo(line)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]], *, numbers: int = 0) -> list[str]:
+    """Rows as aligned lines; the last `numbers` columns are aligned right."""
+    cells = [[*head], *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    left = len(head) - numbers
+    return [
+        "  ".join(
+            cell.ljust(width) if column < left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]
+
+
+@contextmanager
+def progress(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr for `progress(done, total)` calls; nothing unless it is a terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda _done, _total: None
+        return
+    try:
+        from rich.console import Console  # optional, and slow to import
+        from rich.progress import Progress
+    except ImportError:
+        with _plain_progress(what) as update:
+            yield update
+        return
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def _plain_progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    drawn = 0.0
+
+    def update(done: int, total: int) -> None:
+        nonlocal drawn
+        now = time.monotonic()
+        if now - drawn >= PROGRESS_S:
+            drawn = now
+            click.echo(f"\r{what} {100 * done // max(total, 1):3} %", nl=False, err=True)
+
+    try:
+        yield update
+    finally:
+        if drawn:
+            click.echo("\r" + " " * (len(what) + 6) + "\r", nl=False, err=True)
