@@ -107,7 +107,7 @@ def check_extras() -> list[Finding]:
 
 
 def check_java() -> list[Finding]:
-    from virta.spark.java import JavaError, ensure_java, find_java  # noqa: PLC0415
+    from virta.spark.java import JavaError, ensure_java, find_java
 
     try:
         java = find_java()
@@ -120,7 +120,7 @@ def check_java() -> list[Finding]:
 
 
 def check_spark() -> list[Finding]:
-    from virta.spark.launch import session  # noqa: PLC0415
+    from virta.spark.launch import session
 
     try:
         spark = session("virta-doctor", "local[1]")

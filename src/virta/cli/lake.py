@@ -21,13 +21,19 @@ def lake() -> None:
 @lake.command()
 @click.argument("log", type=click.Path(exists=True, file_okay=False))
 @click.argument("directory", type=click.Path(file_okay=False))
-@click.option("--on-gap", type=click.Choice(["raise", "skip"]), default="raise", show_default=True)
+@click.option(
+    "--on-gap",
+    type=click.Choice(["raise", "skip"]),
+    default="raise",
+    show_default=True,
+    help="What to do when the log has lost offsets the lake does not have.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @spark_options
 def compact(log: str, directory: str, *, on_gap: str, as_json: bool, **spark: Any) -> None:
     """Write the sealed segments of LOG that are not in DIRECTORY yet."""
     session = start_spark("virta-lake", **spark)
-    from virta.spark.lake import compact as compact_lake  # noqa: PLC0415
+    from virta.spark.lake import compact as compact_lake
 
     try:
         report = compact_lake(log, directory, spark=session, on_gap=on_gap)

@@ -81,7 +81,7 @@ def run(file: str, *, as_json: bool, **spark: Any) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
     session = start_spark(f"{STARTED_NAME}-{wanted.name}", **spark)
-    from virta.spark.runner import run as run_pipeline  # noqa: PLC0415
+    from virta.spark.runner import run as run_pipeline
 
     try:
         run_pipeline(
@@ -198,7 +198,7 @@ def start_spark(
         # Unpacked in each executor's directory under the name after '#'.
         settings["spark.archives"] = f"{archives}#environment"
         settings["spark.pyspark.python"] = "./environment/bin/python"
-    from virta.spark.launch import session  # noqa: PLC0415
+    from virta.spark.launch import session
 
     try:
         return session(app, master, **settings)
@@ -208,7 +208,7 @@ def start_spark(
 
 
 def status_of(wanted: Pipeline) -> dict[str, Any]:
-    from virta.spark.status import read_status  # noqa: PLC0415
+    from virta.spark.status import read_status
 
     return read_status(wanted)
 
@@ -236,7 +236,7 @@ def show_row(row: dict[str, Any], *, as_json: bool) -> None:
 
 
 def parsed(texts: tuple[str, ...], dialect: str) -> list[Filter]:
-    from virta.filters import parse  # noqa: PLC0415
+    from virta.filters import parse
 
     try:
         return [parse(text, dialect) for text in texts]
@@ -257,14 +257,14 @@ def reading_options(options: dict[str, Any]) -> dict[str, str]:
 
 
 def replayed(events: DataFrame, filters: list[Filter]) -> DataFrame:
-    from virta.spark.matching import where  # noqa: PLC0415
-    from virta.spark.transforms import valid_events  # noqa: PLC0415
+    from virta.spark.matching import where
+    from virta.spark.transforms import valid_events
 
     return where(valid_events(events), filters) if filters else valid_events(events)
 
 
 def write_replay(found: DataFrame, log: str, topic: str | None, parquet: str | None) -> int:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+    from pyspark.sql import functions as F  # noqa: N812
 
     if topic:
         records = found.select(F.lit(topic).alias("topic"), "key", "value").persist()
