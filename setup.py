@@ -38,6 +38,13 @@ EXTENSIONS = [
         optional=True,
     ),
     Extension(
+        "virta.spark._variant",
+        ["native/variant.c"],
+        extra_compile_args=[*FLAGS, "-std=c11", "-Wall", "-Wextra"],
+        extra_link_args=LINK,
+        optional=True,
+    ),
+    Extension(
         "virta.match._core",
         sorted(map(str, Path("native").glob("match_*.cpp"))),
         depends=sorted(map(str, Path("native").glob("match_*.hpp"))),

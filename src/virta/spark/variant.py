@@ -13,6 +13,13 @@ from typing import Any
 
 from virta.errors import EventError
 
+try:
+    from virta.spark import _variant
+
+    encode_native: Any = _variant.encode
+except ImportError:  # pragma: no cover - depends on the machine
+    encode_native = None
+
 VARIANT_BYTES_MAX = 16 * 1024 * 1024 - 1  # three-byte offsets end here, and so does Spark's limit
 
 PRIMITIVE, SHORT_TEXT, OBJECT, ARRAY = range(4)
@@ -34,15 +41,25 @@ def encode_variant(value: Any) -> dict[str, bytes]:
     Raises:
         EventError: the variant would be over Spark's limit, or is nested too deeply.
     """
-    keys: dict[str, int] = {}
     try:
-        body = encode(value, keys)
-        metadata = encode_metadata(keys)
+        body, metadata = encode_native(value) if encode_native else encode_plain(value)
+    except UnicodeEncodeError:
+        body, metadata = encode_plain(value)
+    except OverflowError as exc:
+        raise too_large() from exc
     except RecursionError as exc:
         raise EventError("data is nested too deeply for a VARIANT", attribute="data") from exc
-    if len(body) > VARIANT_BYTES_MAX or len(metadata) > VARIANT_BYTES_MAX:
-        raise too_large(max(len(body), len(metadata)))
     return {"value": body, "metadata": metadata}
+
+
+def encode_plain(value: Any) -> tuple[bytes, bytes]:
+    """The plain twin of native/variant.c: the value's bytes and its dictionary's."""
+    keys: dict[str, int] = {}
+    body = encode(value, keys)
+    metadata = encode_metadata(keys)
+    if len(body) > VARIANT_BYTES_MAX or len(metadata) > VARIANT_BYTES_MAX:
+        raise OverflowError
+    return body, metadata
 
 
 def encode(value: Any, keys: dict[str, int]) -> bytes:
@@ -144,12 +161,11 @@ def width_of(number: int) -> int:
     if number <= 0xFFFF:
         return 2
     if number > VARIANT_BYTES_MAX:
-        raise too_large(number)
+        raise OverflowError
     return 3
 
 
-def too_large(size: int) -> EventError:
+def too_large() -> EventError:
     return EventError(
-        f"data is over the limit of a VARIANT: {size} bytes of at most {VARIANT_BYTES_MAX}",
-        attribute="data",
+        f"data is over the limit of a VARIANT, {VARIANT_BYTES_MAX} bytes", attribute="data"
     )
