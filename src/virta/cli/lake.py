@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from typing import Any
 
 import click
 
-from virta.cli.pipeline import spark_options, start_spark
-from virta.errors import VirtaError
+from virta.cli.pipeline import ended, spark_options, start_spark
 
 
 @click.group()
@@ -35,13 +33,8 @@ def compact(log: str, directory: str, *, on_gap: str, as_json: bool, **spark: An
     session = start_spark("virta-lake", **spark)
     from virta.spark.lake import compact as compact_lake
 
-    try:
+    with ended(session):
         report = compact_lake(log, directory, spark=session, on_gap=on_gap)
-    except VirtaError as error:
-        click.echo(error.message, err=True)
-        sys.exit(1)
-    finally:
-        session.stop()
     if as_json:
         click.echo(json.dumps(asdict(report)))
     elif report.records or report.next > report.first:

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from virta.errors import FilterError, VirtaError
 from virta.spark.pipeline import PipelineError, load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -83,18 +84,13 @@ def run(file: str, *, as_json: bool, **spark: Any) -> None:
     session = start_spark(f"{STARTED_NAME}-{wanted.name}", **spark)
     from virta.spark.runner import run as run_pipeline
 
-    try:
+    with ended(session):
         run_pipeline(
             session,
             wanted,
             on_progress=lambda status: click.echo(shown(status, as_json=as_json)),
             stopping=stopping.is_set,
         )
-    except VirtaError as error:
-        click.echo(error.message, err=True)
-        sys.exit(1)
-    finally:
-        session.stop()
 
 
 @pipeline.command(name="list")
@@ -148,18 +144,12 @@ def replay(log: str, **options: Any) -> None:
     filters = parsed(options["filters"], options["dialect"])
     reading = reading_options(options)
     session = start_spark("virta-replay", **spark_arguments)
-    try:
+    with ended(session):
         begun = time.monotonic()
         events = session.read.format("virta").options(**reading).load(log)
         count = write_replay(replayed(events, filters), log, options["topic"], options["parquet"])
         seconds = time.monotonic() - begun
-        report = {"events": count, "seconds": round(seconds, 2)}
-        click.echo(json.dumps(report))
-    except VirtaError as error:
-        click.echo(error.message, err=True)
-        sys.exit(1)
-    finally:
-        session.stop()
+        click.echo(json.dumps({"events": count, "seconds": round(seconds, 2)}))
 
 
 # Shared by the commands.
@@ -207,6 +197,22 @@ def start_spark(
         sys.exit(1)
 
 
+@contextmanager
+def ended(session: SparkSession) -> Iterator[None]:
+    """Stop Spark at the end; an error is one sentence and exit code 1, not two hundred lines of stack."""
+    from pyspark.errors import PySparkException
+
+    from virta.spark.runner import explain
+
+    try:
+        yield
+    except (VirtaError, PySparkException) as error:
+        click.echo(error.message if isinstance(error, VirtaError) else explain(error), err=True)
+        sys.exit(1)
+    finally:
+        session.stop()
+
+
 def status_of(wanted: Pipeline) -> dict[str, Any]:
     from virta.spark.status import read_status
 
@@ -223,7 +229,7 @@ def shown(status: dict[str, Any], *, as_json: bool) -> str:
         lag = "?" if query["lag"] is None else query["lag"]
         lines.append(
             f"  {name}: {query['rows']} rows in {query['batches']} batches,"
-            f" {query['rows_per_second']:.0f} rows/s, lag {lag}"
+            f" {query['rows_per_second']:.0f} rows/s, {query['late']} too late, lag {lag}"
         )
     return "\n".join(lines)
 

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from virta.errors import EventError
+from virta.errors import EventError, VirtaError
 from virta.match import Compiled, Matcher, compile_filter
 
 if TYPE_CHECKING:
@@ -27,6 +27,13 @@ if TYPE_CHECKING:
     from virta.filters import Filter
 
 SETS_MAX = 4  # filter sets kept per Python worker; the least recently used goes first
+
+
+class MatchError(VirtaError):
+    """Filters or columns that matching cannot work with."""
+
+    default_code = "match_invalid"
+
 
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
@@ -140,9 +147,21 @@ def write_set(filters: Mapping[str, Filter], directory: str) -> str:
 
 
 def opened_file(path: str) -> FilterSet:
-    """The filter set of a file, built once per Python worker."""
-    found = _sets.get(path)
-    return found if found is not None else opened_set(path, Path(path).read_bytes())
+    """
+    The filter set of a file, built once per Python worker.
+
+    Raises:
+        MatchError: the bytes are not those the name promises. They are unpickled, and the directory may
+            be one that others write to.
+    """
+    digest = Path(path).stem.removeprefix("filters-")
+    found = _sets.get(digest)
+    if found is not None:
+        return found
+    packed = Path(path).read_bytes()
+    if hashlib.sha256(packed).hexdigest() != digest:
+        raise MatchError(f"{path} is not the filter set it was: make it again with match_log")
+    return opened_set(digest, packed)
 
 
 def is_json(value: bytes) -> bool:

@@ -23,10 +23,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-from virta.errors import VirtaError
 from virta.filters import Filter, parse
 from virta.spark.columns import compile_filter
-from virta.spark.filter_set import FilterSet, documents, opened_set, pack
+from virta.spark.filter_set import FilterSet, MatchError, documents, opened_set, pack
 from virta.spark.schemas import FILTER_ID
 
 if TYPE_CHECKING:
@@ -34,12 +33,6 @@ if TYPE_CHECKING:
 
 FILTERS_MAX = 10_000_000
 EVENT_MARKS = frozenset(("source", "id", "data"))  # columns that tell decoded events from records
-
-
-class MatchError(VirtaError):
-    """Filters or columns that matching cannot work with."""
-
-    default_code = "match_invalid"
 
 
 def where(

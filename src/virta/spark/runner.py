@@ -312,6 +312,7 @@ class Counter:
         self.batch = -1
         self.rows = 0
         self.seconds = 0.0
+        self.late = 0
         self.lag: int | None = None
         self.offset: int | None = None
 
@@ -324,6 +325,9 @@ class Counter:
             self.batch, moved = progress["batchId"], True
             self.rows += progress["numInputRows"]
             self.seconds += progress["durationMs"].get("triggerExecution", 0) / 1000
+            self.late += sum(
+                state["numRowsDroppedByWatermark"] for state in progress["stateOperators"]
+            )
             self.place(progress)
         return moved
 
@@ -341,6 +345,7 @@ class Counter:
             "batches": self.batch + 1,
             "rows": self.rows,
             "rows_per_second": round(rate, 1),
+            "late": self.late,
             "offset": self.offset,
             "lag": self.lag,
         }
