@@ -237,3 +237,21 @@ def test_twins_agree_on_damaged_bytes(filled):
         assert arrow.native.resync(bytes(damaged), 70, salt, 3) == arrow_plain.resync(
             bytes(damaged), 70, salt, 3
         )
+
+
+def test_a_file_cut_short_is_damage(tmp_path, kernel):
+    """Published offsets that are no longer in the last file are an error, not a shorter answer."""
+    path = str(tmp_path / "log")
+    with virta.open(path) as log:
+        for i in range(10):
+            log.append_many([("t", "", f"{i}-{j}".encode()) for j in range(10)])
+        segment = log.segments()[0].path
+        plan = Plan(path)
+        whole = plan.splits(0, 100)
+        os.truncate(segment, os.path.getsize(segment) - 100)
+
+        with pytest.raises(LogCorruptionError, match="short"):
+            Plan(path).splits(0, 100)
+        with pytest.raises(LogCorruptionError, match="short"):
+            [list(read_rows(Reading(path), split, ["offset"], [])) for split in whole]
+        plan.close()

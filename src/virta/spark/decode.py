@@ -110,9 +110,10 @@ def walk(
     chunk, at = b"", 0
     while cursor.pos < split.end:
         if at >= len(chunk):
-            chunk = os.pread(fd, min(need, split.end - cursor.pos), cursor.pos)
+            wanted = min(need, split.end - cursor.pos)
+            chunk = os.pread(fd, wanted, cursor.pos)
             at, need = 0, CHUNK_BYTES
-            if not chunk:
+            if len(chunk) < wanted:  # the file ended before the split did: it was cut
                 raise Problem(
                     split.path, cursor.pos, split.end, cursor.following, split.stop, "short"
                 ).error()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import time
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 SEGMENT_HEADER_BYTES = 64
 INDEX_STEP_BYTES = 64 * 1024  # as the log's own sparse index: splits are made of such pieces
 SPLIT_BYTES = 32 * 1024 * 1024  # a task of a fifth of a second; small enough to balance two cores
+ENDS_COST_RATIO = 10  # asking for the end takes at most a tenth of a stream's idle time
 SPLITS_MAX = 100_000  # a plan larger than this belongs in several reads
 
 REASONS = {
@@ -199,8 +201,8 @@ class Plan:
         self.skip_gaps = skip_gaps
         self.log = virta.open(root, create=False, read_only=True)
         self.indexes: dict[str, SegmentIndex] = {}
-        self.seen: tuple[int, int, int] | None = None
         self.known: Ends | None = None
+        self.known_until = 0.0
 
     def close(self) -> None:
         self.log.close()
@@ -209,20 +211,24 @@ class Plan:
         """
         The readable range now; what a query is about to see is made durable first, as for any reader.
 
-        Asked many times a second by an idle stream: as long as the last file is as it was, nothing is
-        read again.
+        An idle stream asks a hundred times a second. The answer is cheap while a writer lives; without
+        one the last segment has to be walked, so an answer is kept for a while that grows with its cost.
         """
         bases = segment_bases(Path(self.root))
         if not bases:
             return Ends(0, 0, 0)
-        with opened(self.segment_path(bases[-1])) as fd:
-            stat = os.fstat(fd)
-            seen = (bases[-1], stat.st_size, stat.st_mtime_ns)
-            if self.seen != seen or self.known is None:
-                end = self.log.next_offset
-                os.fdatasync(fd)
-                self.known = Ends(bases[0], end, self.log.epoch)
-                self.seen = seen
+        begun = time.monotonic()
+        if self.known is None or begun >= self.known_until:
+            end = self.log.next_offset
+            bases = segment_bases(
+                Path(self.root)
+            )  # again: the end may lie in a segment that is new
+            if self.known is None or end != self.known.end:
+                with opened(self.segment_path(bases[-1])) as fd:
+                    os.fdatasync(fd)
+            self.known = Ends(bases[0], end, self.log.epoch)
+            now = time.monotonic()
+            self.known_until = now + ENDS_COST_RATIO * (now - begun)
         return replace(self.known, first=bases[0])
 
     def segment_path(self, base: int) -> str:
@@ -246,10 +252,14 @@ class Plan:
         """
         splits: list[Split] = []
         reached = start
+        bases = segment_bases(Path(self.root))
         for base, path in self.segments(start, stop):
             if base > reached:
                 self.gap(reached, base)
-            index = self.index(path, stop)
+            try:
+                index = self.index(path, stop)
+            except FileNotFoundError:
+                continue  # retention took it this moment: the next segment's base shows the gap
             for piece in index.pieces:
                 if piece.stop <= start or piece.base >= stop:
                     continue
@@ -257,6 +267,9 @@ class Plan:
                     continue
                 add_piece(splits, piece, index, (start, stop), split_bytes)
             reached = max(reached, index.following)
+            if reached < stop and path == self.segment_path(bases[-1]) and not self.skip_corruption:
+                # Published, and not in the file: it was cut short behind the log's back.
+                raise Problem(path, index.pos, index.pos, reached, stop, "short").error()
         if len(splits) > SPLITS_MAX:
             raise LogFormatError(
                 f"{len(splits)} splits are over the limit of {SPLITS_MAX}: raise splitBytes"
