@@ -22,7 +22,15 @@ FILE_BYTES_MAX = 1024 * 1024
 FILTERS_MAX = 100_000
 SINKS_MAX = 32
 
-INTERVAL = re.compile(r"\d+(\.\d+)? ?(milliseconds?|seconds?|minutes?|hours?|days?|weeks?)")
+INTERVAL = re.compile(r"(\d+(?:\.\d+)?) ?(milliseconds?|seconds?|minutes?|hours?|days?|weeks?)")
+SECONDS = {
+    "millisecond": 0.001,
+    "second": 1,
+    "minute": 60,
+    "hour": 3600,
+    "day": 86_400,
+    "week": 604_800,
+}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 TRIGGERS = ("available-now", "continuous")
 
@@ -274,6 +282,13 @@ def check_interval(place: Place, value: str) -> list[tuple[Place, str]]:
     if INTERVAL.fullmatch(value):
         return []
     return [(place, f'{place[-1]} {value!r}: expected an interval such as "10 minutes"')]
+
+
+def interval_seconds(interval: str) -> float:
+    """The length of a checked interval: "10 minutes" is 600."""
+    matched = INTERVAL.fullmatch(interval)
+    assert matched is not None
+    return float(matched[1]) * SECONDS[matched[2].removesuffix("s")]
 
 
 def sink_names(pipeline: Pipeline) -> list[str]:

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from virta.errors import VirtaError
 from virta.spark import transforms
 from virta.spark.matching import where
-from virta.spark.pipeline import Pipeline, Sink, Source, sink_names
+from virta.spark.pipeline import Pipeline, Sink, Source, interval_seconds, sink_names
 from virta.spark.status import write_status
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def build(spark: SparkSession, pipeline: Pipeline, *, streaming: bool = True) ->
     events = read_source(spark, pipeline, streaming=streaming)
     dead = transforms.dead_letters(events) if pipeline.dead_letter else None
     rows = transforms.valid_events(events)
+    rows = one_watermark(rows, pipeline)
     if pipeline.dedupe:
         dedupe = pipeline.dedupe
         rows = transforms.dedupe(rows, dedupe.by, within=dedupe.within, time=dedupe.time)
@@ -70,6 +71,16 @@ def build(spark: SparkSession, pipeline: Pipeline, *, streaming: bool = True) ->
     if pipeline.aggregate:
         rows = aggregate(rows, pipeline)
     return Built(rows, dead)
+
+
+def one_watermark(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
+    """The watermark that deduplication and windows share, when a stream has both: the more patient one."""
+    dedupe, spec = pipeline.dedupe, pipeline.aggregate
+    if not (dedupe and spec and rows.isStreaming):
+        return rows
+    if spec.time in pipeline.columns:
+        rows = rows.withColumn(spec.time, F.expr(pipeline.columns[spec.time]))
+    return rows.withWatermark(spec.time, max(dedupe.within, spec.late, key=interval_seconds))
 
 
 def read_source(spark: SparkSession, pipeline: Pipeline, *, streaming: bool) -> DataFrame:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column
 
+WATERMARK = "spark.watermarkDelayMs"  # where Spark notes a watermark in a column's metadata
 LATE = "10 minutes"  # how long an event may be behind the newest before a window is closed to it
 
 
@@ -39,6 +40,17 @@ def need(df: DataFrame, names: Iterable[str], of: str) -> None:
         raise TransformError(
             f"{of} needs the column {missing[0]!r}: there are {', '.join(df.columns)}"
         )
+
+
+def watermarked(df: DataFrame, time: str, delay: str) -> DataFrame:
+    """
+    A stream with a watermark: the one it has, since Spark takes no second one, or this.
+
+    To use two transforms that need one on one stream, set it first: `df.withWatermark(column, delay)`.
+    """
+    if not df.isStreaming or any(WATERMARK in field.metadata for field in df.schema.fields):
+        return df
+    return df.withWatermark(time, delay)
 
 
 # Events.
@@ -143,7 +155,7 @@ def dedupe(
     """
     need(df, [*by, time], "dedupe")
     if df.isStreaming:
-        return df.withWatermark(time, within).dropDuplicatesWithinWatermark(list(by))
+        return watermarked(df, time, within).dropDuplicatesWithinWatermark(list(by))
     order = [F.col(time), *([F.col("offset")] if "offset" in df.columns else [])]
     window = Window.partitionBy(*by).orderBy(*order)
     return (
@@ -239,7 +251,7 @@ def aggregate(
 ) -> DataFrame:
     if not aggregates:
         raise TransformError('aggregates is empty: give names and expressions, {"n": "count(*)"}')
-    rows = df.withWatermark(time, late) if df.isStreaming else df
+    rows = watermarked(df, time, late)
     columns = [F.expr(sql).alias(name) for name, sql in aggregates.items()]
     return (
         rows.groupBy(window.alias("_window"), *[F.col(name) for name in by])
