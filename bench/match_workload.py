@@ -67,9 +67,9 @@ class Generator:
             rng.choice(["gt", "gte"]),
         )
         roll = rng.random()
-        if roll < 0.25:
+        if roll < 0.15:
             return {"range": {field: {above: low}}}
-        if roll < 0.5:
+        if roll < 0.3:
             return {"range": {field: {below: low}}}
         return {"range": {field: {above: low, below: low + rng.randint(10, 300)}}}
 

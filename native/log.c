@@ -69,7 +69,8 @@ typedef struct {
     uint64_t boot_id, segment_base;
     uint32_t salt;
     int writable, closed;
-    int users; /* calls that are inside with the GIL released; the last one out takes the page down */
+    int users; /* calls that are inside with the GIL released, and who holds the lock; the last one out takes the page down */
+    int failed; /* errno of a failed fdatasync: the kernel tells it once per descriptor, so we must remember */
     Control *control;
     pthread_mutex_t write_mutex, sync_mutex;
 } Kernel;
@@ -249,7 +250,7 @@ static int kernel_init(Kernel *k, PyObject *args, PyObject *kwargs)
     k->segment_base = UINT64_MAX;
     k->boot_id = boot_id;
     k->writable = writable;
-    k->closed = k->users = 0;
+    k->closed = k->users = k->failed = 0;
     pthread_mutex_init(&k->write_mutex, NULL);
     pthread_mutex_init(&k->sync_mutex, NULL);
     return 0;
@@ -280,6 +281,16 @@ static PyObject *kernel_close(Kernel *k, PyObject *unused)
     (void)unused;
     k->closed = 1;
     if (k->users == 0) kernel_release(k);
+    Py_RETURN_NONE;
+}
+
+/* After a fork, in the child: whatever threads of the parent were doing inside, they are not here to come out. */
+static PyObject *kernel_abandon(Kernel *k, PyObject *unused)
+{
+    (void)unused;
+    k->closed = 1;
+    k->users = 0;
+    kernel_release(k);
     Py_RETURN_NONE;
 }
 
@@ -324,7 +335,7 @@ static PyObject *kernel_lock(Kernel *k, PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     rc = write_lock(k, timeout);
     Py_END_ALLOW_THREADS
-    kernel_leave(k);
+    if (rc != 0) kernel_leave(k); /* else unlock leaves: a close meanwhile must not give the lock away */
     if (rc < 0) return PyErr_SetFromErrno(PyExc_OSError);
     return PyBool_FromLong(rc == 0);
 }
@@ -332,7 +343,7 @@ static PyObject *kernel_lock(Kernel *k, PyObject *args)
 static PyObject *kernel_unlock(Kernel *k, PyObject *unused)
 {
     (void)unused;
-    if (kernel_enter(k, 1) < 0) return NULL;
+    if (!k->control) { PyErr_SetString(PyExc_ValueError, "kernel is closed"); return NULL; }
     write_unlock(k);
     kernel_leave(k);
     Py_RETURN_NONE;
@@ -474,7 +485,8 @@ static int sync_segment(Kernel *k, int publish)
 {
     Control copy;
     if (control_copy(k, &copy) != CURRENT || copy.active_base != k->segment_base || k->segment_fd < 0) return ATTENTION;
-    if (fdatasync(k->segment_fd) < 0) return -1;
+    if (k->failed) { errno = k->failed; return -1; }
+    if (fdatasync(k->segment_fd) < 0) { k->failed = errno; return -1; }
     if (publish) durable_publish(k, copy.active_base, copy.end_pos, copy.next_offset);
     return 0;
 }
@@ -577,6 +589,7 @@ static PyObject *kernel_wait(Kernel *k, PyObject *args)
 }
 
 static PyMethodDef kernel_methods[] = {
+    {"abandon", (PyCFunction)kernel_abandon, METH_NOARGS, NULL},
     {"append", (PyCFunction)kernel_append, METH_VARARGS, NULL},
     {"attach", (PyCFunction)kernel_attach, METH_VARARGS, NULL},
     {"close", (PyCFunction)kernel_close, METH_NOARGS, NULL},

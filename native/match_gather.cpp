@@ -64,11 +64,12 @@ void Index::gather(Context& context) {
             for (const auto& [length, users] : node.extra->suffixes.counts)
                 if (length <= slot.length) want(context, id, kSuffix, slot.text + slot.length - length, length);
         if (node.needs & kNeedRegexp && node.extra->regexps_access) {
-            context.searches.emplace_back(id, search_hash(context, id));
-            if (context.searched_by_text) context.searched_by_text->prefetch(context.searches.back().second);
+            context.searches.push_back({search_hash(context, id), id, 0});
+            if (context.searched_by_text) context.searched_by_text->prefetch(context.searches.back().hash);
         }
     }
     for (const auto& [node, value] : context.elements) want_scalar(context, node, value, kElement);
+    for (const Context::Wanted& w : context.wanted) atoms_.prefetch_atom(w.hash);
     for (const Context::Wanted& w : context.wanted) {
         const char* data = w.data ? w.data : reinterpret_cast<const char*>(&w.number);
         const uint32_t atom = atoms_.find(w.hash, w.node, w.kind, data, w.length);
@@ -76,8 +77,7 @@ void Index::gather(Context& context) {
         set_atom(context, atom);
         if (w.kind < kElement) context.slots[w.node].atom = atom;
     }
-    for (const auto& [node, hash] : context.searches) search(context, node, hash);
-    context.searches.clear();
+    if (!context.searches.empty()) search_all(context);
 }
 
 uint64_t Index::search_hash(const Context& context, uint32_t node) {
@@ -85,15 +85,35 @@ uint64_t Index::search_hash(const Context& context, uint32_t node) {
     return hash_bytes(slot.text, slot.length, 5 + (static_cast<uint64_t>(node) << 32));
 }
 
-// The patterns found in a string, remembered for the next event with the same one.
-void Index::search(Context& context, uint32_t node, uint64_t hash) {
-    const Extra& extra = *paths.nodes[node].extra;
-    const Slot& slot = context.slots[node];
-    context.slots[node].searched = true;
-    if (!context.searched || context.searched->live() >= kRegexpCacheMax) {
-        context.searched = std::make_unique<Pool<Context::Searched>>();
-        context.searched_by_text = std::make_unique<Table>();
+// The patterns found in strings, remembered for the next event with the same one.
+void Index::search_all(Context& context) {
+    // As everywhere: ask for memory first, use it later.
+    if (context.searched)
+        for (const Context::Search& one : context.searches)
+            if (const uint32_t id = context.searched_by_text->peek(one.hash)) __builtin_prefetch(&(*context.searched)[id]);
+    make_room(context);
+    for (Context::Search& one : context.searches) {
+        one.id = find_search(context, one.node, one.hash);
+        __builtin_prefetch((*context.searched)[one.id].numbers.data());
     }
+    for (const Context::Search& one : context.searches) apply_search(context, one.node, one.id);
+    context.searches.clear();
+}
+
+void Index::search(Context& context, uint32_t node) {
+    make_room(context);
+    apply_search(context, node, find_search(context, node, search_hash(context, node)));
+}
+
+// Forget all rather than keep account of what was used last: a full memory is rare.
+void Index::make_room(Context& context) {
+    if (context.searched && context.searched->live() + context.searches.size() < kRegexpCacheMax) return;
+    context.searched = std::make_unique<Pool<Context::Searched>>();
+    context.searched_by_text = std::make_unique<Table>();
+}
+
+uint32_t Index::find_search(Context& context, uint32_t node, uint64_t hash) {
+    const Slot& slot = context.slots[node];
     uint32_t id = context.searched_by_text->find(hash, [&](uint32_t at) {
         const Context::Searched& known = (*context.searched)[at];
         return known.node == node && known.text.size() == slot.length &&
@@ -105,6 +125,13 @@ void Index::search(Context& context, uint32_t node, uint64_t hash) {
         (*context.searched)[id].text.assign(slot.text, slot.length);
         context.searched_by_text->insert(hash, id);
     }
+    return id;
+}
+
+void Index::apply_search(Context& context, uint32_t node, uint32_t id) {
+    const Extra& extra = *paths.nodes[node].extra;
+    const Slot& slot = context.slots[node];
+    context.slots[node].searched = true;
     Context::Searched& known = (*context.searched)[id];
     if (known.generation != extra.regexps_generation) {
         known.generation = extra.regexps_generation;

@@ -85,6 +85,12 @@ class Table {
         if (shard.mask) __builtin_prefetch(&shard.slots[static_cast<uint32_t>(hash) & shard.mask]);
     }
 
+    // The id that find() is likely to look at, for prefetching what it stands for; 0 when there is surely none.
+    uint32_t peek(uint64_t hash) const {
+        const Shard& shard = shards_[hash >> 58];
+        return shard.mask ? shard.slots[static_cast<uint32_t>(hash) & shard.mask].id : 0;
+    }
+
     // The id stored under the hash for which same(id) holds, or 0.
     template <class Same>
     uint32_t find(uint64_t hash, Same&& same) const {

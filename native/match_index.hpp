@@ -126,7 +126,11 @@ struct Context {
         bool text;
     };
     std::vector<Place> places;
-    std::vector<std::pair<uint32_t, uint64_t>> searches;  // nodes to search, with the hash of the value
+    struct Search {                 // a value to search for patterns
+        uint64_t hash;
+        uint32_t node, id;
+    };
+    std::vector<Search> searches;
     std::vector<Test> waiting;      // for a condition whose memory was asked for
     std::vector<uint32_t> records;  // to verify, likewise
     std::vector<PointAt> points;
@@ -225,7 +229,11 @@ class Index {
     void want_scalar(Context& context, uint32_t node, const Value& value, uint8_t element);
     void set_atom(Context& context, uint32_t atom) const;
     static uint64_t search_hash(const Context& context, uint32_t node);
-    void search(Context& context, uint32_t node, uint64_t hash);
+    void search_all(Context& context);
+    uint32_t find_search(Context& context, uint32_t node, uint64_t hash);
+    void apply_search(Context& context, uint32_t node, uint32_t id);
+    void search(Context& context, uint32_t node);
+    static void make_room(Context& context);
     void run_bucket(Context& context, const Bucket& bucket);
     void run_ranges(Context& context);
     void want_interval(Context& context, uint32_t node, bool text, uint64_t key, const Levels& levels) const;
@@ -254,17 +262,17 @@ class Index {
     Atoms atoms_;
     Conditions conditions_;
     Words words_;
-    Pool<Bucket> buckets_;
-    Pool<RangeNode> range_nodes_;
+    Pool<Bucket, 9> buckets_;
+    Pool<RangeNode, 5> range_nodes_;
     Table ranges_by_place_;
-    Pool<Cell> cells_;
+    Pool<Cell, 5> cells_;
     Table cells_by_place_;
     struct Filter {
         uint32_t records = 0;  // its one record, or a list: [n] [record…]
         uint32_t several = 0;  // its place in `several_`, when there is a list
     };
     Pool<Filter> filters_;
-    Pool<uint32_t> several_;   // filters of several conjunctions -> filter
+    Pool<uint32_t, 5> several_;   // filters of several conjunctions -> filter
     uint32_t always_ = 0;      // bucket
     std::vector<uint32_t> absents_;  // nodes with a bucket for their absence
     std::vector<uint64_t> active_;   // bits of atoms that have a bucket: read for every true atom

@@ -1,136 +1,12 @@
 // virta.match._core: the index as a Python type. What each method means: src/virta/match/_core.pyi.
-//
-// The GIL protects everything in IndexObject but `index`, which has its own lock. Nobody waits for that lock
-// with the GIL in hand, so a thread that holds the lock may always ask for the GIL.
 
-#include "match_python.hpp"
+#include "match_call.hpp"
 
 using namespace virta;
 
 namespace {
 
-constexpr uint32_t kEventsPerLock = 8;   // how long a reader may make a writer wait
-constexpr uint32_t kMovesPerCall = 256;  // conjunctions given a better place after a call
-
-struct IndexObject {
-    PyObject_HEAD
-    Index* index;
-    Ids* ids;
-    Callbacks callbacks;
-    std::vector<PyObject*>* texts;       // filter -> its id as str, made when first needed
-    std::vector<PyObject*>* opaques;     // number -> condition
-    std::vector<uint32_t>* opaque_free;
-    PyObject* opaque_numbers;            // condition -> number
-    std::vector<uint32_t>* retired;      // filters removed while a call may still name them
-    uint32_t calls;                      // matching now
-};
-
-class WriteGuard {
-  public:
-    explicit WriteGuard(Index& index) : index_(index) {
-        if (index_.lock.try_write()) return;
-        Py_BEGIN_ALLOW_THREADS;
-        index_.lock.write();
-        Py_END_ALLOW_THREADS;
-    }
-    ~WriteGuard() { index_.lock.end_write(); }
-
-  private:
-    Index& index_;
-};
-
-class ReadGuard {
-  public:
-    ReadGuard(Index& index, PythonHooks& hooks) : index_(index) {
-        if (index.lock.try_read()) return;
-        const bool had = !hooks.away;
-        if (had) hooks.away = PyEval_SaveThread();
-        index.lock.read();
-        if (had) hooks.take();
-    }
-    ~ReadGuard() { index_.lock.end_read(); }
-
-  private:
-    Index& index_;
-};
-
-// One call of a matching method: a context, its hooks, and the filters that must not be forgotten meanwhile.
-class Call {
-  public:
-    explicit Call(IndexObject* self)
-        : self_(self), context(self->index->take_context()), hooks(self->callbacks, *self->opaques) {
-        context->hooks = &hooks;
-        hooks.context = context.get();
-        self->calls++;
-    }
-    ~Call() {
-        hooks.take();
-        hooks.end();
-        Index::clear(*context);
-        Index& index = *self_->index;
-        index.give_context(std::move(context));
-        self_->calls--;
-        const bool retire = self_->calls == 0 && !self_->retired->empty();
-        if ((retire || index.restless()) && index.lock.try_write()) {
-            if (retire) retire_all();
-            index.redistribute(kMovesPerCall);
-            index.lock.end_write();
-        }
-    }
-    void retire_all() {
-        for (uint32_t filter : *self_->retired) {
-            if (filter < self_->texts->size()) Py_CLEAR((*self_->texts)[filter]);
-            self_->index->retire(filter);
-        }
-        self_->retired->clear();
-    }
-
-    // Match under the read lock; context->found holds the answer until the next event. GIL needed.
-    bool match_object(PyObject* object) {
-        Index::clear(*context);
-        objects_.clear();
-        hooks.end();
-        hooks.begin_object(object);
-        if (!Walk<ObjectSource>(*self_->index, *context, objects_).run(object)) {
-            PyErr_SetString(PyExc_RecursionError, "event nests too deep");
-            return false;
-        }
-        self_->index->match(*context);
-        return !context->failed;
-    }
-
-    // As match_object, with or without the GIL; takes it where the bytes need Python.
-    bool match_json(const char* text, size_t length, Py_ssize_t position) {
-        Index::clear(*context);
-        hooks.end();
-        hooks.begin_json(text, length, position);
-        yyjson_val* root = reader_.parse(text, length);
-        if (root) {
-            JsonSource source;
-            if (Walk<JsonSource>(*self_->index, *context, source).run(root) && !context->clash) {
-                self_->index->match(*context);
-                return !context->failed;
-            }
-        }
-        // Not JSON, lone surrogates, numbers beyond doubles, members twice: Python knows what to make of it.
-        const bool taken = hooks.take();
-        PyObject* object = hooks.object();
-        Py_XINCREF(object);
-        const bool ok = object && match_object(object);
-        Py_XDECREF(object);
-        hooks.give(taken);
-        return ok;
-    }
-
-  private:
-    IndexObject* self_;
-    ObjectSource objects_;
-    JsonReader reader_;
-
-  public:
-    std::unique_ptr<Context> context;
-    PythonHooks hooks;
-};
+constexpr uint32_t kEventsPerLock = 8;  // how long a reader may make a writer wait
 
 // Ids.
 
@@ -248,6 +124,7 @@ bool number_opaques(IndexObject* self, PyObject* conditions, std::vector<uint32_
 }
 
 PyObject* index_add(IndexObject* self, PyObject* const* args, Py_ssize_t count) {
+    if (reentered(self)) return nullptr;
     const char* digest;
     if (count != 3 || !PyBytes_Check(args[1]) || !PyTuple_Check(args[2])) {
         PyErr_SetString(PyExc_TypeError, "add(digest: bytes, program: bytes, opaques: tuple)");
@@ -275,6 +152,7 @@ PyObject* index_add(IndexObject* self, PyObject* const* args, Py_ssize_t count) 
 }
 
 PyObject* index_remove(IndexObject* self, PyObject* object) {
+    if (reentered(self)) return nullptr;
     const char* digest;
     if (!read_digest(object, digest)) return nullptr;
     WriteGuard guard(*self->index);
@@ -319,6 +197,7 @@ PyObject* index_ids(IndexObject* self, PyObject*) {
 // Matching.
 
 PyObject* index_match(IndexObject* self, PyObject* object) {
+    if (reentered(self)) return nullptr;
     Call call(self);
     bool ok;
     {
@@ -393,6 +272,7 @@ PyObject* answer(IndexObject* self, bool numbers, const std::vector<uint32_t>& f
 }
 
 PyObject* index_match_many(IndexObject* self, PyObject* const* args, Py_ssize_t count) {
+    if (reentered(self)) return nullptr;
     if (count != 2) {
         PyErr_SetString(PyExc_TypeError, "match_many(events, numbers: bool)");
         return nullptr;
@@ -436,6 +316,7 @@ PyObject* index_match_many(IndexObject* self, PyObject* const* args, Py_ssize_t 
 }
 
 PyObject* index_stats(IndexObject* self, PyObject*) {
+    if (reentered(self)) return nullptr;
     WriteGuard guard(*self->index);
     const Stats s = self->index->stats();
     return Py_BuildValue(

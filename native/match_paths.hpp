@@ -55,15 +55,18 @@ struct Lengths {  // of prefixes or suffixes in use, with their number
     }
 };
 
-struct Levels {  // sizes of dyadic intervals in use: bit s of the mask, counts[s]
+struct Levels {  // sizes of dyadic intervals, or cells, in use: a bit of the mask and a count for each
     uint64_t mask = 0;
     bool points = false;
     uint32_t counts[65] = {};
-    void add(uint32_t shift) {
-        if (counts[shift]++ == 0) shift == 64 ? points = true : mask |= 1ull << shift;
+    uint32_t hashes[256] = {};  // places in use by the low bits of their hash: most that are not there need no lookup
+    void add(uint32_t level, uint64_t hash) {
+        if (counts[level]++ == 0) level == 64 ? points = true : mask |= 1ull << level;
+        hashes[hash & 255]++;
     }
-    void remove(uint32_t shift) {
-        if (--counts[shift] == 0) shift == 64 ? points = false : mask &= ~(1ull << shift);
+    void remove(uint32_t level, uint64_t hash) {
+        if (--counts[level] == 0) level == 64 ? points = false : mask &= ~(1ull << level);
+        hashes[hash & 255]--;
     }
 };
 
@@ -119,7 +122,7 @@ class Paths {
     }
 
     uint32_t empty_name = 0;  // the flat entry ""
-    Pool<Node> nodes;
+    Pool<Node, 4> nodes;
     size_t bytes() const;
     uint32_t live() const { return paths_.live(); }
 
@@ -152,8 +155,8 @@ class Paths {
     uint32_t step(Path& path, uint32_t parent, const std::string& name, int64_t index, uint32_t child);
     void drop_edges(Path& path);
 
-    Pool<Edge> edges_;
-    Pool<Path> paths_;
+    Pool<Edge, 4> edges_;
+    Pool<Path, 4> paths_;
     Table edges_by_name_, paths_by_bytes_;
 };
 

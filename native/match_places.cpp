@@ -279,7 +279,7 @@ void Index::change_range(uint32_t node, bool text, uint64_t low, uint64_t high, 
         made.prefix = prefix, made.hash = hash, made.node = node, made.text = text;
         made.shift = static_cast<uint8_t>(shift);
         ranges_by_place_.insert(hash, id);
-        levels.add(level_of(shift));
+        levels.add(level_of(shift), hash);
         paths.nodes[node].needs |= text ? kNeedTextRange : kNeedRange;
     }
     RangeNode& place = range_nodes_[id];
@@ -298,7 +298,7 @@ void Index::change_range(uint32_t node, bool text, uint64_t low, uint64_t high, 
     if (!place.empty()) return;
     ranges_by_place_.erase(hash, id);
     range_nodes_.give(id);
-    levels.remove(level_of(shift));
+    levels.remove(level_of(shift), hash);
     if (!levels.mask && !levels.points) paths.nodes[node].needs &= ~(text ? kNeedTextRange : kNeedRange);
 }
 
@@ -322,13 +322,13 @@ void Index::change_cells(uint32_t condition, uint32_t record, bool present) {
             id = cells_.take();
             cells_[id].key = key, cells_[id].hash = hash, cells_[id].node = node;
             cells_by_place_.insert(hash, id);
-            extra.cells.add(cells.level);
+            extra.cells.add(cells.level, hash);
         }
         present ? cells_[id].tests.insert_sorted(test) : void(cells_[id].tests.erase_sorted(test));
         if (cells_[id].tests.size()) continue;
         cells_by_place_.erase(hash, id);
         cells_.give(id);
-        extra.cells.remove(cells.level);
+        extra.cells.remove(cells.level, hash);
     }
 }
 

@@ -184,8 +184,16 @@ class ProgramReader {
             index_.release_words(*payload);
             return 0;
         }
+        // A value twice would find its filter twice.
+        std::vector<uint32_t> atoms;
         std::sort(payload->words.begin(), payload->words.end());
-        return of_words(kIn, node, std::move(payload->words));
+        for (uint32_t atom : payload->words) {
+            if (atoms.empty() || atoms.back() != atom)
+                atoms.push_back(atom);
+            else
+                index_.release(atom);
+        }
+        return of_words(kIn, node, std::move(atoms));
     }
 
     Literal range(uint32_t node) {

@@ -144,6 +144,7 @@ void Index::want_interval(Context& context, uint32_t node, bool text, uint64_t k
     auto want = [&](uint32_t shift) {
         const uint64_t prefix = shift == 64 ? 0 : key >> shift;
         const uint64_t hash = hash_word(prefix, static_cast<uint64_t>(node) << 9 | text << 8 | shift);
+        if (!levels.hashes[hash & 255]) return;
         ranges_by_place_.prefetch(hash);
         context.places.push_back({hash, prefix, key, node, shift, 0, text});
     };
@@ -153,6 +154,8 @@ void Index::want_interval(Context& context, uint32_t node, bool text, uint64_t k
 }
 
 void Index::run_ranges(Context& context) {
+    for (const Context::Place& at : context.places)
+        if (const uint32_t id = ranges_by_place_.peek(at.hash)) __builtin_prefetch(&range_nodes_[id]);
     for (Context::Place& at : context.places) {
         at.id = ranges_by_place_.find(at.hash, [&](uint32_t id) {
             const RangeNode& found = range_nodes_[id];
@@ -228,7 +231,9 @@ void Index::run_cells(Context& context, uint32_t node) {
         const uint64_t key = static_cast<uint64_t>(level) << 58 |
                              static_cast<uint64_t>(grid_column(at.point.lon, level)) << 32 |
                              static_cast<uint32_t>(grid_row(at.point.lat, level));
-        const uint32_t id = cells_by_place_.find(hash_word(key, node), [&](uint32_t cell) {
+        const uint64_t hash = hash_word(key, node);
+        if (!extra->cells.hashes[hash & 255]) continue;
+        const uint32_t id = cells_by_place_.find(hash, [&](uint32_t cell) {
             return cells_[cell].key == key && cells_[cell].node == node;
         });
         if (id) run_shapes(context, cells_[id].tests, at);

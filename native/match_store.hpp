@@ -14,8 +14,9 @@
 
 namespace virta {
 
-// Objects by id, in chunks: growing copies no object and stalls nobody.
-template <class T>
+// Objects by id, in chunks of 2^kBits: growing copies no object and stalls nobody. Small chunks keep small
+// indexes small, of which there may be thousands; large ones keep the list of chunks in the cache.
+template <class T, uint32_t kBits = 7>
 class Pool {
   public:
     T& operator[](uint32_t id) { return chunks_[id >> kBits][id & kMask]; }
@@ -48,7 +49,7 @@ class Pool {
     size_t bytes() const { return chunks_.size() * (kMask + 1) * sizeof(T) + free_.capacity() * 4; }
 
   private:
-    static constexpr uint32_t kBits = 9, kMask = (1u << kBits) - 1;
+    static constexpr uint32_t kMask = (1u << kBits) - 1;
     std::vector<std::unique_ptr<T[]>> chunks_;
     std::vector<uint32_t> free_;
     uint32_t next_ = 1, live_ = 0;
@@ -105,7 +106,7 @@ class Words {
     static constexpr uint32_t kLong = 1u << 31, kBits = 12, kMask = (1u << kBits) - 1, kSizes = 64;
     std::vector<std::unique_ptr<uint32_t[]>> chunks_;
     std::vector<uint32_t> free_[kSizes];
-    Pool<std::vector<uint32_t>> long_;
+    Pool<std::vector<uint32_t>, 3> long_;
     uint32_t next_ = 1;
     size_t long_words_ = 0;
 };

@@ -73,6 +73,10 @@ class Atoms {
         });
     }
     void prefetch(uint64_t hash) const { table_.prefetch(hash); }
+    void prefetch_atom(uint64_t hash) const {
+        const uint32_t id = table_.peek(hash);
+        if (id) __builtin_prefetch(&pool[id]);
+    }
 
     uint32_t make(uint64_t hash, uint32_t node, uint8_t kind, const char* data, uint32_t length) {
         const uint32_t id = pool.take();
@@ -102,7 +106,7 @@ class Atoms {
     }
 
     size_t bytes() const { return pool.bytes() + table_.bytes() + away_bytes_; }
-    Pool<Atom> pool;
+    Pool<Atom, 9> pool;
 
   private:
     Table table_;
@@ -169,7 +173,7 @@ class Conditions {
         return gone;
     }
     size_t bytes() const { return pool.bytes() + table_.bytes() + payload_bytes_; }
-    Pool<Complex> pool;
+    Pool<Complex, 8> pool;
 
   private:
     static size_t payload_size(const Payload& p) {

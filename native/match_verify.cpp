@@ -74,7 +74,7 @@ bool Index::compute(Context& context, const Complex& condition) {
             return !point_at(context, condition.node).found;
         case kPattern: {
             if (slot.type != kString) return false;
-            if (!slot.searched) search(context, condition.node, search_hash(context, condition.node));
+            if (!slot.searched) search(context, condition.node);
             const uint32_t atom = condition.payload->words[0];
             return context.bits[atom >> 6] >> (atom & 63) & 1;
         }

@@ -153,6 +153,19 @@ def test_exceptions_from_python_come_through():
     assert matcher.remove(opaque.id)
 
 
+def test_calls_from_inside_are_refused():
+    """Python code that runs while an index works cannot call it again: an error, not a deadlock."""
+    matcher = Matcher(engine="native")
+    matcher._engine._index = index = make_index(
+        holds=lambda condition, root: index.remove(bytes(32))
+    )
+    matcher.add(Filter(Condition(("a",), "select", select())))
+
+    with pytest.raises(RuntimeError, match="from inside its own work"):
+        index.match({"a": [1]})
+    assert index.remove(bytes(32)) == -1
+
+
 def test_an_index_goes_away_with_its_last_user():
     """Callbacks that lead back to the index do not keep it for ever."""
 

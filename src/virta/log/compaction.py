@@ -24,6 +24,7 @@ from virta.log.codec import (
     seal_header,
 )
 from virta.log.directory import sync_directory
+from virta.log.disk import in_words
 from virta.log.index import build_index, load_index, save_index
 from virta.log.limits import (
     BATCH_HEADER_BYTES,
@@ -65,6 +66,7 @@ def _identity(record: Record) -> bytes:
     return blake2b(len(topic).to_bytes(2, "little") + topic + record.key, digest_size=16).digest()
 
 
+@in_words("compacting")
 def compact(
     log: Log, topics: frozenset[bytes] | None, progress: Callable[[int, int], None] | None
 ) -> CompactionReport:
@@ -74,7 +76,7 @@ def compact(
         total = log.bytes
         done = 0
         end = log.next_offset
-        for batch in log.read(end=end, on_gap="skip").batches():
+        for batch in log.read(end=end, on_gap="skip", visibility="durable").batches():
             for record in batch:
                 if record.key and (topics is None or bytes(record.topic) in topics):
                     newest[_identity(record)] = record.offset
@@ -235,14 +237,18 @@ def _rewrite(segment: Segment, stays: Callable[[Record], bool], following: int) 
     """Write the compacted file beside the segment and rename it over; returns its size."""
     header = segment.header._replace(salt=new_salt(), flags=segment.header.flags | FLAG_COMPACTED)
     temporary = segment.path.with_suffix(".compact")
-    with temporary.open("wb") as file:
-        file.write(header.pack())
-        writer = _Rewriter(file, header.salt, header.prev_crc, header.base)
-        for batch in _batches(segment):
-            writer.batch(batch, list(filter(stays, _records(segment, batch))))
-        writer.seal(following)
-        file.flush()
-        os.fsync(file.fileno())
-        size = file.tell()
-    os.rename(temporary, segment.path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(header.pack())
+            writer = _Rewriter(file, header.salt, header.prev_crc, header.base)
+            for batch in _batches(segment):
+                writer.batch(batch, list(filter(stays, _records(segment, batch))))
+            writer.seal(following)
+            file.flush()
+            os.fsync(file.fileno())
+            size = file.tell()
+        os.rename(temporary, segment.path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)  # a full disk needs the room
+        raise
     return size

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from virta.errors import ConsumerError, LogClosedError
 from virta.log import kernel
+from virta.log.disk import in_words
 from virta.log.limits import PARTITIONS_DEFAULT, POLL_S
 from virta.log.positions import (
     NOBODY,
@@ -52,6 +53,7 @@ class ConsumerInfo(NamedTuple):
     updated: int
 
 
+@in_words("looking at the consumers of")
 def list_consumers(directory: Path, end: int) -> list[ConsumerInfo]:
     infos = []
     for name in list_names(directory):
@@ -72,6 +74,7 @@ def list_consumers(directory: Path, end: int) -> list[ConsumerInfo]:
 class Consumer:
     """One member of a named consumer. Not for several threads at once: give each its own."""
 
+    @in_words("joining a consumer")
     def __init__(
         self,
         log: Log,
@@ -217,7 +220,7 @@ class Consumer:
                 if self._changed or self._closed:
                     return
                 self._scanned = max(self._scanned, reader.position)
-        self._scanned = end
+            self._scanned = max(self._scanned, min(reader.position, end))
 
     def _sole(self) -> bool:
         """This member owns everything and nothing in front of it was delivered before."""
@@ -254,13 +257,15 @@ class Consumer:
         if now - self._balanced > _BALANCE_S and not self._dirty:
             self._balance()
 
+    @in_words("sharing a consumer's work")
     def _balance(self) -> None:
         """Take what is free or abandoned up to a fair share; give back what is over it."""
         self._balanced = time.monotonic()
         self._settle()
-        alive = self._locks.others()
-        fair = -(-self._positions.partitions // (len(alive) + 1))
         with self._locks.changing():
+            # Only here: one who joined since would seem dead, and lose what it has just taken.
+            alive = self._locks.others()
+            fair = -(-self._positions.partitions // (len(alive) + 1))
             now = now_us()
             expired = now - int(self._lease * 1e6)
             changes: dict[int, Slot] = {}
@@ -277,6 +282,8 @@ class Consumer:
                     changes[partition] = slot.owned_by(self._member, now)
                     self._owned[partition] = changes[partition].generation
                     self._next[partition] = slot.next
+                    # Of this one the present scan has delivered nothing.
+                    self._scanned = min(self._scanned, slot.next)
                     self._changed = True
                 elif slot.owner == self._member:
                     changes[partition] = slot.owned_by(NOBODY, now)
@@ -292,6 +299,7 @@ class Consumer:
         del self._owned[partition], self._next[partition]
         self._changed = True
 
+    @in_words("committing a consumer's position")
     def _write(self, done: dict[int, int] | None = None, *, back: bool = False) -> list[int]:
         """Renew the lease and move positions; returns the partitions that are not ours any more."""
         durable = self._log.durability in {"group", "fsync"}

@@ -429,6 +429,8 @@ class Log:
         try:
             if self._writer is None or not self._core.sync(base, end, True):
                 os.fdatasync(fd)
+        except ValueError as exc:
+            raise LogClosedError(f"the log at {self.path} is closed") from exc
         except OSError as exc:
             raise LogSyncError(
                 f"fsync of {self.path} failed ({exc.strerror}): its newest records may not be on disk; "
@@ -457,6 +459,9 @@ class Log:
 
     def after_fork(self) -> None:
         if not self._closed:
+            if self._core is not None:
+                # While we have its descriptors, the parent's locks outlive the parent.
+                self._core.abandon()
             self._core = self._writer = None
             self._forked = True
 

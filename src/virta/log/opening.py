@@ -19,6 +19,7 @@ from virta.log.directory import (
     read_meta,
     write_meta,
 )
+from virta.log.disk import in_words
 from virta.log.handle import Log
 from virta.log.limits import (
     LOCK_TIMEOUT_S,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from virta.log.handle import Durability, Visibility
 
 
+@in_words("opening")
 def open_log(
     path: str | os.PathLike[str],
     *,

@@ -7,6 +7,7 @@ directory. What it cannot do is sleep on a futex: it polls, and it wakes nobody 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -56,16 +57,23 @@ class Kernel:
         self._segment_base = (1 << 64) - 1
         self._salt = 0
         self._closed = False
+        self._failed = 0
 
     def close(self) -> None:
         if self._closed:
             return
         with self._write_mutex, self._sync_mutex:
-            self._closed = True
-            for fd in (self._lock_fd, self._sync_fd, self._segment_fd):
-                if fd >= 0:
-                    os.close(fd)
-            self._page.close()
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close at once; after a fork, in the child, where nobody is inside whatever the mutexes say."""
+        if self._closed:
+            return
+        self._closed = True
+        for fd in (self._lock_fd, self._sync_fd, self._segment_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._page.close()
 
     def attach(self, segment_fd: int, base: int, salt: int) -> None:
         with self._sync_mutex:
@@ -81,6 +89,9 @@ class Kernel:
         deadline = time.monotonic() + timeout
         if not self._write_mutex.acquire(timeout=max(timeout, 0)):
             return False
+        if self._closed:
+            self._write_mutex.release()
+            self._check()
         pause = 0.00002
         while True:
             try:
@@ -220,6 +231,7 @@ class Kernel:
             if group and (durable_base, durable_pos) >= (base, pos):
                 return True
             with self._sync_mutex:
+                self._check()
                 try:
                     fcntl.flock(self._sync_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
@@ -237,7 +249,13 @@ class Kernel:
         _, _, base, end, following, *_ = fields
         if valid != CURRENT or base != self._segment_base or self._segment_fd < 0:
             return False
-        os.fdatasync(self._segment_fd)
+        if self._failed:
+            raise OSError(self._failed, os.strerror(self._failed))
+        try:
+            os.fdatasync(self._segment_fd)
+        except OSError as exc:
+            self._failed = exc.errno or errno.EIO  # the system tells it once: see native/log.c
+            raise
         if publish:
             self.publish_durable(base, end, following)
         return True

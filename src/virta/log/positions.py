@@ -26,7 +26,7 @@ from virta.errors import ConsumerError
 from virta.log import kernel
 from virta.log.directory import GROUPS, write_whole
 from virta.log.limits import CONSUMER_NAME_MAX, MEMBERS_MAX, PARTITIONS_MAX
-from virta.log.segment import now_us
+from virta.log.segment import now_us, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,7 +107,7 @@ class Positions:
             body = _SLOT.pack(*slot)
             body += kernel.crc32c(body).to_bytes(4, "little")
             older = 2 * partition + (1 - newest)
-            os.pwrite(self.fd, body, HEADER_BYTES + older * SLOT_BYTES)
+            write_all(self.fd, body, HEADER_BYTES + older * SLOT_BYTES)
         if durable:
             os.fdatasync(self.fd)
 
@@ -187,17 +187,19 @@ class LockFile:
     def others(self) -> set[int]:
         """The other members that are alive."""
         alive: set[int] = set()
-        byte, end = MEMBER_BYTE, MEMBER_BYTE + MEMBERS_MAX
-        while byte < end:
-            asked = _FLOCK.pack(fcntl.F_WRLCK, 0, byte, end - byte, 0)
+        ranges = [(MEMBER_BYTE, MEMBER_BYTE + MEMBERS_MAX)]
+        while ranges:
+            begin, end = ranges.pop()
+            asked = _FLOCK.pack(fcntl.F_WRLCK, 0, begin, end - begin, 0)
             kind, _, start, length, _ = _FLOCK.unpack(
                 fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, asked)
             )
             if kind == fcntl.F_UNLCK:
-                break
-            first, last = max(start, byte), min(start + length if length else end, end)
+                continue
+            first, last = max(start, begin), min(start + length if length else end, end)
             alive |= set(range(first - MEMBER_BYTE, last - MEMBER_BYTE))
-            byte = last
+            # The system names some lock in the range, not the lowest: look on both sides of it.
+            ranges += [r for r in ((begin, first), (last, end)) if r[0] < r[1]]
         return alive
 
 

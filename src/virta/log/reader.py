@@ -13,7 +13,7 @@ import time
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from virta.errors import LogClosedError, LogGapError
+from virta.errors import LogClosedError, LogCorruptionError, LogError, LogGapError
 from virta.log import kernel
 from virta.log.codec import REASONS, Status
 from virta.log.directory import segment_bases, segment_name
@@ -25,7 +25,7 @@ from virta.log.limits import (
     SEGMENT_HEADER_BYTES,
 )
 from virta.log.recovery import Problem, find_batch, logger
-from virta.log.segment import FLAG_COMPACTED, Position, Segment
+from virta.log.segment import FLAGS_UNLINKED, Position, Segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -155,6 +155,11 @@ class Reader:
                     if left <= 0:
                         return
                 self._source.wait(seen, min(left, POLL_S))
+        except OSError as exc:
+            raise LogError(
+                f"reading {self._source.directory} failed: {exc.strerror}; check the disk",
+                code="log_read_failed",
+            ) from exc
         finally:
             if self._segment is not None:
                 self._segment.close()
@@ -164,14 +169,14 @@ class Reader:
         """Decode the next chunk: its records, and whether it is worth to come back at once."""
         if self._sealed_next is not None:
             return [], self._next_segment(self._sealed_next)
-        if self._segment is None and not self._open():
-            return [], False
+        again = self._segment is None and self._open()
         segment = self._segment
-        assert segment is not None
+        if segment is None:
+            return [], again
         limit, published = self._limit(segment)
         size = min(self._want, limit - self._at.pos)
         if size <= 0:
-            return [], False
+            return [], self._at_end(segment, limit)
         if size > len(self._buffer):
             self._buffer = bytearray(size)
         got = os.preadv(segment.fd, [memoryview(self._buffer)[:size]], self._at.pos)
@@ -196,14 +201,17 @@ class Reader:
         if status == Status.SEAL:
             self._sealed_next = detail
             return records, True
-        if status == Status.SHORT and self._at.pos + detail <= limit:
+        if got < size and status == Status.END:
+            status = Status.SHORT  # the file ends before its published end
+        if status == Status.SHORT and got == size and self._at.pos + detail <= limit:
             self._want = max(READ_CHUNK_BYTES, detail)
             return records, True
         if status in REASONS:
             if records:
                 return records, True  # hand these on first; the damage is met again
             if status == Status.SHORT and not published:
-                return [], False  # a batch that is being written, or a torn one: not ours to judge
+                # A batch that is being written, or a torn one: not ours to judge, unless it is in a sealed segment.
+                return [], self._at_end(segment, limit)
             return [], self._damage(segment, status, limit)
         if status == Status.REPAIR:
             if records:
@@ -228,6 +236,48 @@ class Reader:
             self._source.settle(segment.fd, snapshot.active, snapshot.end)
         return snapshot.end, True
 
+    def _at_end(self, segment: Segment, limit: int) -> bool:
+        """At the end of a segment without having met its seal: that is right in the last one only."""
+        snapshot = self._source.snapshot()
+        if snapshot is not None and snapshot.current:
+            sealed = snapshot.active > segment.base
+        else:
+            sealed = segment_bases(self._source.directory)[-1:] > [segment.base]
+        if not sealed:
+            return False
+        return segment.size > limit or self._damage(segment, Status.SHORT, limit)
+
+    def _vanished(self, first: int) -> bool:
+        """No segment from `first` on: is it not there yet (False), or was it published and is gone?"""
+        snapshot = self._source.snapshot()
+        if snapshot is None or not snapshot.current or snapshot.next <= first:
+            return False
+        if snapshot.active in segment_bases(self._source.directory):
+            return True  # it was made this very moment
+        if not self._skip_gaps:
+            self._raise_gap(first, snapshot.next)
+        return False  # the next writer will go on behind the gap
+
+    def _segment_at(self, base: int) -> Segment | None:
+        """Open a segment; None after stepping over one whose header is damaged, if that is allowed."""
+        try:
+            return Segment(self._source.directory, base)
+        except LogCorruptionError as exc:
+            if not self._skip_damage:
+                raise
+            where = (exc.segment, exc.byte_from, exc.byte_to, exc.offset_from)
+            later = [b for b in segment_bases(self._source.directory) if b > base]
+            following = later[0] if later else None
+            problem = Problem(*where, following, exc.reason)
+            if problem not in self.problems:
+                self.problems.append(problem)
+                logger.warning("log_damage_skipped %s", problem)
+            if self._segment is not None:
+                self._segment.close()
+            self._segment = self._sealed_next = None
+            self._at = Position(0, -1, self._at.next if following is None else following)
+            return None
+
     def _open(self) -> bool:
         """Open the segment that holds the position; False while there is none."""
         bases = segment_bases(self._source.directory)
@@ -235,13 +285,15 @@ class Reader:
         holding = [base for base in bases if base <= wanted]
         if not holding:
             if not bases:
-                return False
+                return self._vanished(wanted)
             self._gap(wanted, bases[0])
             holding = bases[:1]
         try:
-            segment = Segment(self._source.directory, holding[-1])
+            segment = self._segment_at(holding[-1])
         except FileNotFoundError:
             return True  # retention was quicker: look again
+        if segment is None:
+            return False
         self._segment = segment
         self._at = segment.start()
         index = load_index(self._source.directory, segment.base, segment.header.salt)
@@ -255,14 +307,18 @@ class Reader:
         assert sealed is not None
         prev = self._at.prev
         try:
-            segment = Segment(self._source.directory, base)
+            segment = self._segment_at(base)
         except FileNotFoundError:
             later = [b for b in segment_bases(self._source.directory) if b >= base]
             if not later:
-                return False  # the rollover is not finished
+                return self._vanished(base)  # or the rollover is not finished
+            if later[0] == base:
+                return True  # it was made this very moment
             self._gap(base, later[0])
-            segment = Segment(self._source.directory, later[0])
-        unlinked = sealed.header.flags & FLAG_COMPACTED or prev < 0 or segment.base != base
+            segment = self._segment_at(later[0])
+        if segment is None:
+            return True
+        unlinked = sealed.header.flags & FLAGS_UNLINKED or prev < 0 or segment.base != base
         if not unlinked and segment.header.prev_crc != prev:
             segment.close()
             name = str(self._source.directory / segment_name(base))

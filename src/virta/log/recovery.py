@@ -19,12 +19,12 @@ import os
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from virta.errors import LogCorruptionError
+from virta.errors import LogCorruptionError, LogSyncError
 from virta.log import kernel
 from virta.log.codec import FLAG_REPAIR, FLAG_SEAL, Status, encode_record, gap_record, seal_header
 from virta.log.directory import QUARANTINE, sync_directory
 from virta.log.limits import BATCH_HEADER_BYTES, GAP_MAX, READ_CHUNK_BYTES
-from virta.log.segment import Position, Segment, Walk, WalkEnd, now_us
+from virta.log.segment import FLAG_RESEALED, Position, Segment, Walk, WalkEnd, now_us, write_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -204,23 +204,53 @@ def recover(
                 promised = max(promised, problem.offset_to or 0)
                 break
             count = hole[1] - at.next
-            os.pwrite(fd, repair_batch(segment, at, last_time, count, hole[0] - at.pos), at.pos)
+            batch = repair_batch(segment, at, last_time, count, hole[0] - at.pos)
+            write_all(fd, batch, at.pos)
             lost += count
         sealed_next = end.detail if end.status == Status.SEAL else following
         reach = promised if following is None else following
-        if end.status != Status.SEAL and reach > at.next:
-            if not problems:  # published offsets vanished without leaving a byte: the file was cut
-                problems.append(Problem(str(segment.path), at.pos, at.pos, at.next, reach, "short"))
+        sealed = end.status == Status.SEAL
+        if sealed and following is not None and following != end.detail:
+            problem, at = _unseal(segment, fd, at, last_pos, following)
+            problems.append(problem)
+            sealed = False
+        if not sealed and not problems and (reach > at.next or following is not None):
+            # Published offsets or the seal vanished without leaving a byte: the file was cut.
+            problems.append(Problem(str(segment.path), at.pos, at.pos, at.next, reach, "short"))
+        if not sealed and reach > at.next:
             batch = repair_batch(segment, at, last_time, reach - at.next, None)
-            os.pwrite(fd, batch, at.pos)
+            write_all(fd, batch, at.pos)
             lost += reach - at.next
             last_pos, at = at.pos, Position(at.pos + len(batch), -1, reach)
-        if end.status != Status.SEAL and following is not None:
-            os.pwrite(fd, seal_batch(segment.header.salt, at, last_time, following), at.pos)
-        os.fdatasync(fd)
+        if not sealed and following is not None:
+            # The flag first: a segment that says so without need is only checked a little less.
+            segment.header = segment.header._replace(flags=segment.header.flags | FLAG_RESEALED)
+            write_all(fd, segment.header.pack(), 0)
+            write_all(fd, seal_batch(segment.header.salt, at, last_time, following), at.pos)
+        _sync(fd, segment)
     finally:
         os.close(fd)
     return Recovered(at, last_pos, last_time, sealed_next, problems, kept, lost)
+
+
+def _sync(fd: int, segment: Segment) -> None:
+    try:
+        os.fdatasync(fd)
+    except OSError as exc:
+        raise LogSyncError(
+            f"fsync of {segment.path} failed ({exc.strerror}): what was recovered is not safe; "
+            "check the disk, then open the log again"
+        ) from exc
+
+
+def _unseal(
+    segment: Segment, fd: int, at: Position, seal: int, following: int
+) -> tuple[Problem, Position]:
+    """Take back a seal that names a segment which is not there any more; its offsets are lost."""
+    problem = Problem(str(segment.path), seal, at.pos, at.next, following, "missing")
+    prev = int.from_bytes(os.pread(fd, 4, seal + 44), "little")
+    os.ftruncate(fd, seal)
+    return problem, Position(seal, prev, at.next)
 
 
 def _hole(segment: Segment, end: WalkEnd, size: int) -> tuple[Problem, tuple[int, int] | None]:

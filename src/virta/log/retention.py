@@ -24,6 +24,7 @@ from virta.log.directory import (
     segment_name,
     sync_directory,
 )
+from virta.log.disk import in_words
 from virta.log.segment import now_us
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class RetentionReport(NamedTuple):
 class Pin:
     """Keeps retention and compaction from `offset` on for as long as it is open and its process lives."""
 
+    @in_words("pinning")
     def __init__(self, directory: Path, offset: int) -> None:
         folder = directory / PINS
         folder.mkdir(exist_ok=True)
@@ -106,6 +108,7 @@ def maintaining(directory: Path) -> Iterator[None]:
         os.close(fd)
 
 
+@in_words("removing segments of")
 def retain(
     log: Log,
     *,

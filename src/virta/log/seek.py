@@ -9,6 +9,7 @@ from virta.errors import ConsumerError, LogTypeError
 from virta.log import groups
 from virta.log.codec import Status
 from virta.log.directory import segment_bases
+from virta.log.disk import in_words
 from virta.log.index import load_index
 from virta.log.record import timestamp_of
 from virta.log.segment import FLAG_COMPACTED, Segment, Walk
@@ -81,6 +82,7 @@ def valid_end(directory: Path) -> int:
         return Walk(segment, segment.start(), segment.size, check_payload=True).run().at.next
 
 
+@in_words("looking at the segments of")
 def describe(log: Log) -> list[Row]:
     """(path, base, next, bytes, created, last time, sealed, compacted) of every segment."""
     rows: list[Row] = []

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FLAG_COMPACTED: Final = 1
+# Its seal was lost and written anew: like a compacted one's it is not what the next segment names as its last batch.
+FLAG_RESEALED: Final = 4
+FLAGS_UNLINKED: Final = FLAG_COMPACTED | FLAG_RESEALED
 NO_SEGMENT: Final = (1 << 64) - 1
 _START: Final = b"\x3e\x01\x05\x00"
 # version, flags, base, created, stream, salt, previous crc, previous base, epoch
@@ -113,7 +116,7 @@ class Segment:
         try:
             self.header = parse_header(os.pread(self.fd, SEGMENT_HEADER_BYTES, 0), self.path)
         except BaseException:
-            os.close(self.fd)
+            self.close()
             raise
 
     def __enter__(self) -> Segment:
@@ -126,6 +129,11 @@ class Segment:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+    def __del__(self) -> None:
+        # Whoever still works with it keeps it open: a handle closed by another thread must not pull it away.
+        if getattr(self, "fd", -1) >= 0:
+            self.close()
 
     @property
     def size(self) -> int:
@@ -178,7 +186,8 @@ class Walk:
         salt = self.segment.header.salt
         status, detail = Status.END, 0
         while at.pos < self._limit:
-            data = os.pread(self.segment.fd, min(chunk, self._limit - at.pos), at.pos)
+            size = min(chunk, self._limit - at.pos)
+            data = os.pread(self.segment.fd, size, at.pos)
             rows, used, prev, following, code, detail = kernel.walk(
                 data, 0, len(data), salt, at.prev, at.next, self._check
             )
@@ -188,9 +197,14 @@ class Walk:
             self.end = WalkEnd(at, status, detail)
             if rows:
                 yield [Batch(row[0] + shift, *row[1:]) for row in rows]
-            if status == Status.SHORT and at.pos + detail <= self._limit and data:
+            if (
+                len(data) < size
+            ):  # the file is shorter than the limit: asking for more brings no more
+                status = Status.SHORT if status == Status.END else status
+                break
+            if status == Status.SHORT and at.pos + detail <= self._limit:
                 chunk = max(READ_CHUNK_BYTES, detail)
-            elif status != Status.END or not data:
+            elif status != Status.END:
                 break
         self.end = WalkEnd(at, status, detail)
 
@@ -201,13 +215,31 @@ class Walk:
         return self.end
 
 
+def write_all(fd: int, data: bytes, pos: int) -> None:
+    """One pwrite may take less than it is given: a disk that is nearly full, a signal."""
+    done = 0
+    while done < len(data):
+        done += os.pwrite(fd, data[done:], pos + done)
+
+
+def rewrite_header(segment: Segment, header: SegmentHeader) -> None:
+    """Change flags or epoch in place; readers have what they need of a header since they opened it."""
+    fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        write_all(fd, header.pack(), 0)
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)
+    segment.header = header
+
+
 def create_segment(directory: Path, header: SegmentHeader) -> None:
     """A new segment, complete with its header or not there at all."""
     path = directory / segment_name(header.base)
     temporary = path.with_suffix(".new")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
-        os.write(fd, header.pack())
+        write_all(fd, header.pack(), 0)
         os.fsync(fd)
     finally:
         os.close(fd)

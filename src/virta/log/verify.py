@@ -9,17 +9,30 @@ bytes go to quarantine/, the offsets they held are marked as lost, and the log i
 from __future__ import annotations
 
 import os
+import struct
+from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from virta.errors import LogCorruptionError
 from virta.log import kernel
 from virta.log.codec import REASONS, Status, crc32c_seed
 from virta.log.directory import segment_bases, segment_name
+from virta.log.disk import in_words
 from virta.log.limits import BATCH_HEADER_BYTES, READ_CHUNK_BYTES, SEGMENT_HEADER_BYTES
 from virta.log.reader import FOREVER
 from virta.log.recovery import Problem, find_batch, quarantine, recover
 from virta.log.retention import maintaining
-from virta.log.segment import FLAG_COMPACTED, NO_SEGMENT, Position, Segment, SegmentHeader, now_us
+from virta.log.segment import (
+    FLAG_COMPACTED,
+    FLAG_RESEALED,
+    FLAGS_UNLINKED,
+    NO_SEGMENT,
+    Position,
+    Segment,
+    SegmentHeader,
+    Walk,
+    write_all,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +106,8 @@ class _Check:
         path, salt = str(segment.path), segment.header.salt
         self.link = None
         while True:
-            data = os.pread(segment.fd, max(min(want, limit - at.pos), 0), at.pos)
+            size = max(min(want, limit - at.pos), 0)
+            data = os.pread(segment.fd, size, at.pos)
             rows, *_ = kernel.walk(data, 0, len(data), salt, at.prev, at.next, True)
             records, pos, prev, following, code, detail = kernel.read(
                 data, 0, len(data), salt, at.prev, at.next, 0, FOREVER, None, True, True, 1 << 62
@@ -107,12 +121,12 @@ class _Check:
                 self.progress(min(self.bytes, self.total), self.total)
             want = READ_CHUNK_BYTES
             if status == Status.SEAL:
-                flags = segment.header.flags & FLAG_COMPACTED
+                flags = segment.header.flags & FLAGS_UNLINKED
                 self.link = (detail, -1 if flags or at.prev < 0 else at.prev)
                 if at.pos < limit:
                     self.problems.append(Problem(path, at.pos, limit, at.next, at.next, "chain"))
                 return
-            if status == Status.SHORT and at.pos + detail <= limit and data:
+            if status == Status.SHORT and at.pos + detail <= limit and len(data) == size:
                 want = max(READ_CHUNK_BYTES, detail)
             elif status in REASONS:
                 found = find_batch(segment, at.pos + 1, limit, at.next)
@@ -140,15 +154,24 @@ class _Check:
         return bool(snapshot.holder) and os.path.exists(f"/proc/{snapshot.holder}")
 
 
+@in_words("verifying")
 def verify_log(log: Log, progress: Callable[[int, int], None] | None) -> VerifyReport:
     check = _Check(log, progress)
     bases = segment_bases(log.path)
     check.total = sum((log.path / segment_name(base)).stat().st_size for base in bases)
     for number, base in enumerate(bases):
         check.segment(base, last=number + 1 == len(bases))
+    snapshot = log.source.snapshot()
+    if snapshot is not None and snapshot.current and not bases[-1:] >= [snapshot.active]:
+        # The segment that was written to is gone, unless it was made while we looked.
+        path = log.path / segment_name(snapshot.active)
+        if not path.exists():
+            lost = Problem(str(path), 0, 0, snapshot.active, snapshot.next, "missing")
+            check.problems.append(lost)
     return VerifyReport(len(bases), check.batches, check.records, check.total, check.problems)
 
 
+@in_words("repairing")
 def repair_log(
     log: Log, writer: Writer, progress: Callable[[int, int], None] | None
 ) -> RepairReport:
@@ -175,7 +198,7 @@ def repair_log(
             lost += found.lost
             if progress is not None:
                 progress(number + 1, len(bases))
-        writer.reattach()
+        writer.reattach(lost=lost > 0)
     return RepairReport(problems, kept, lost)
 
 
@@ -193,7 +216,7 @@ def _mend_header(log: Log, path: Path, problems: list[Problem], kept: list[str])
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         kept.append(_keep_header(log, path, fd))
-        os.pwrite(fd, _rebuilt_header(log, base, fd).pack(), 0)
+        write_all(fd, _rebuilt_header(log, base, fd).pack(), 0)
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -201,31 +224,57 @@ def _mend_header(log: Log, path: Path, problems: list[Problem], kept: list[str])
 
 def _keep_header(log: Log, path: Path, fd: int) -> str:
     raw = Segment.__new__(Segment)
-    raw.path, raw.base, raw.fd = path, int(path.name[:20]), fd
-    return quarantine(log.path, raw, 0, SEGMENT_HEADER_BYTES, "bad-header")
+    raw.path, raw.base, raw.fd = path, int(path.name[:20]), os.dup(fd)
+    with raw:
+        return quarantine(log.path, raw, 0, SEGMENT_HEADER_BYTES, "bad-header")
 
 
 def _rebuilt_header(log: Log, base: int, fd: int) -> SegmentHeader:
     """
-    The salt is what the first batch header's CRC started from, and a CRC can be run backwards.
+    Try what the fields may have been: as read, or as the neighbours tell. The header's own CRC says when it is right.
 
-    The chain field is the first batch's own `prev`. Flags and epoch are taken as read if they make sense.
+    The salt is what the first batch header's CRC started from, and a CRC can be run backwards; the chain field is
+    the first batch's own `prev`, or what the segment before ends with.
     """
-    head = os.pread(fd, BATCH_HEADER_BYTES, SEGMENT_HEADER_BYTES)
     old = os.pread(fd, SEGMENT_HEADER_BYTES, 0).ljust(SEGMENT_HEADER_BYTES, b"\0")
-    bases = segment_bases(log.path)
-    before = [b for b in bases if b < base]
-    salt, prev_crc = int.from_bytes(old[40:44], "little"), int.from_bytes(old[44:48], "little")
-    created = now_us()
-    if len(head) == BATCH_HEADER_BYTES:
-        salt = crc32c_seed(head[1:52], int.from_bytes(head[52:56], "little"))
-        prev_crc = int.from_bytes(head[44:48], "little")
-        created = int.from_bytes(head[16:24], "little")
-    epoch = int.from_bytes(old[56:60], "little")
+    head = os.pread(fd, BATCH_HEADER_BYTES, SEGMENT_HEADER_BYTES)
+    flags, _, created, _, salt, prev_crc, _, epoch = struct.unpack_from("<HQQ16sIIQI", old, 6)
+    salts, prevs, times, epochs = [salt], [prev_crc], [created], [epoch]
+    before = [b for b in segment_bases(log.path) if b < base]
     if before:
         with Segment(log.path, before[-1]) as previous:
-            epoch = max(previous.header.epoch, epoch if epoch < previous.header.epoch + 2 else 0)
-    flags = int.from_bytes(old[6:8], "little") & FLAG_COMPACTED
-    stream = log.stream.bytes
-    previous_base = before[-1] if before else NO_SEGMENT
-    return SegmentHeader(base, created, stream, salt, prev_crc, previous_base, epoch, flags)
+            epochs.append(previous.header.epoch)
+            if not previous.header.flags & FLAGS_UNLINKED:
+                seal = Walk(previous, previous.start(), previous.size).run().at.prev
+                prevs.insert(0, max(seal, 0))
+    if len(head) == BATCH_HEADER_BYTES:
+        salts.append(crc32c_seed(head[1:52], int.from_bytes(head[52:56], "little")))
+        prevs.insert(len(prevs) - 1, int.from_bytes(head[44:48], "little"))
+        times.append(int.from_bytes(head[16:24], "little"))
+    kinds = [flags & FLAGS_UNLINKED, 0, FLAG_COMPACTED, FLAG_RESEALED, FLAGS_UNLINKED]
+    stream, previous_base = log.stream.bytes, before[-1] if before else NO_SEGMENT
+    guesses = [
+        SegmentHeader(base, *fields[:1], stream, *fields[1:3], previous_base, *fields[3:])
+        for fields in product(times, salts, prevs, epochs, kinds)
+    ]
+    for guess in guesses:
+        if guess.pack()[60:] == old[60:]:
+            return guess
+    for guess in guesses:
+        # The CRC itself was hit. CRC-8 alone proves little, so the link must fit too.
+        if guess.pack()[:60] == old[:60] and guess.prev_crc == prevs[0]:
+            return guess
+    # Nothing fits: take what makes batches readable, and ask no more of the link to the next segment.
+    fallback = guesses[0]._replace(
+        epoch=min(epoch, epochs[-1] + 1), flags=flags & FLAGS_UNLINKED | FLAG_RESEALED
+    )
+    choices = [fallback._replace(salt=s) for s in salts]
+    return next((header for header in choices if _readable(log, header, fd)), fallback)
+
+
+def _readable(log: Log, header: SegmentHeader, fd: int) -> bool:
+    raw = Segment.__new__(Segment)
+    raw.path, raw.base, raw.fd = log.path / segment_name(header.base), header.base, os.dup(fd)
+    raw.header = header
+    with raw:
+        return find_batch(raw, SEGMENT_HEADER_BYTES, raw.size, header.base) is not None

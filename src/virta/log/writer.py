@@ -9,21 +9,28 @@ failed fsync this writer never claims anything again.
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from virta.errors import LogClosedError, LogLockTimeoutError, LogSyncError, LogWriteError
+from virta.errors import (
+    LogClosedError,
+    LogCorruptionError,
+    LogError,
+    LogLockTimeoutError,
+    LogSyncError,
+    LogWriteError,
+)
 from virta.log import kernel
 from virta.log.codec import FLAG_SEAL, PRODUCER_ANONYMOUS, Status
-from virta.log.directory import segment_bases, segment_name
+from virta.log.directory import segment_bases, segment_name, sync_directory
+from virta.log.disk import disk_error
 from virta.log.index import Producers, index_sealed, load_index, remember
 from virta.log.kernel import FOREIGN, Snapshot
 from virta.log.limits import BATCH_HEADER_BYTES, SEGMENT_HEADER_BYTES, SYNC_INTERVAL_S
 from virta.log.record import Appended
-from virta.log.recovery import LOST_MAX, Recovered, recover, seal_record
+from virta.log.recovery import LOST_MAX, Recovered, logger, recover, seal_record
 from virta.log.segment import (
     NO_SEGMENT,
     Position,
@@ -33,6 +40,7 @@ from virta.log.segment import (
     create_segment,
     new_salt,
     now_us,
+    rewrite_header,
 )
 
 if TYPE_CHECKING:
@@ -70,7 +78,9 @@ class Writer:
         self._producers: Producers = {}
         self._producers_at: tuple[int, Position] | None = None
         self._interval: _IntervalSync | None = None
-        with self.locked():
+        self._closed = False
+        # Damage is said again by every append; repair needs a handle.
+        with suppress(LogCorruptionError), self.locked():
             self._attach()
 
     # --- appending ---
@@ -168,6 +178,10 @@ class Writer:
             )
         try:
             yield
+        except ValueError as exc:
+            if not self._closed:
+                raise
+            raise LogClosedError(f"the log at {self.directory} was closed meanwhile") from exc
         finally:
             self._core.unlock()
 
@@ -211,16 +225,23 @@ class Writer:
             raise LogClosedError(f"the log at {self.directory} is closed") from exc
 
     def close(self) -> None:
+        self._closed = True
         if self._interval is not None:
             self._interval.stop()
-        if self._segment is not None:
-            self._segment.close()
+        self._segment = None
 
     # --- under the lock: attach, recover, roll ---
 
-    def reattach(self) -> None:
+    def reattach(self, *, lost: bool) -> None:
         """After a repair, under the lock: the control page is no longer to be believed."""
         self._attach(distrust=True)
+        segment = self._segment
+        if lost and segment is not None:
+            header = segment.header._replace(epoch=segment.header.epoch + 1)
+            if self.snapshot().end > SEGMENT_HEADER_BYTES:
+                self._roll(epoch=header.epoch)
+            else:  # nothing in it yet: there is no next offset to name another segment by
+                rewrite_header(segment, header)
 
     def _attach_if_moved(self) -> None:
         snapshot = self.snapshot()
@@ -229,26 +250,43 @@ class Writer:
 
     def _attach(self, *, distrust: bool = False) -> None:
         """Find the active segment, recover it unless the control page vouches for it, attach the kernel."""
+        try:
+            self._find_active(distrust=distrust)
+        except LogSyncError as exc:
+            self._poison = str(exc)
+            raise
+        except OSError as exc:
+            raise self._write_error(exc, 0) from exc
+
+    def _find_active(self, *, distrust: bool) -> None:
         bases = segment_bases(self.directory)
+        snapshot = self.snapshot()
+        page = snapshot.state != FOREIGN
         if not bases:
-            header = SegmentHeader(0, now_us(), self._stream, new_salt(), 0, NO_SEGMENT, 0)
+            first = snapshot.next if page else 0  # no offset twice, even if all files are gone
+            header = SegmentHeader(first, now_us(), self._stream, new_salt(), 0, NO_SEGMENT, 0)
             self._begin(header, 0)
             return
         segment = Segment(self.directory, bases[-1])
-        snapshot = self.snapshot()
         trusted = None if distrust else self._trusted(segment, snapshot)
         self._adopt(segment)
         if trusted is not None and trusted.pos == segment.size:
             return
-        known = snapshot.state != FOREIGN and snapshot.active == segment.base
-        promised = snapshot.next if known and snapshot.next - segment.base <= LOST_MAX else 0
+        # Its maker may have died, or failed, before the directory was on disk.
+        sync_directory(self.directory)
+        near = page and snapshot.next - segment.base <= LOST_MAX
+        if near and snapshot.active > segment.base:
+            self._begin_behind_lost(segment, snapshot)
+            return
+        promised = snapshot.next if near and snapshot.active == segment.base else 0
         found = recover(self.directory, segment, trusted or segment.start(), promised=promised)
         if found.problems:
             self.recovered.append(found)
         last_pos = found.last_pos or (snapshot.last_pos if trusted else 0)
         last_time = max(found.last_time, snapshot.last_time if trusted else 0)
         if found.sealed_next is not None:
-            self._begin_after(segment, found.at, last_time, segment.header.epoch)
+            epoch = segment.header.epoch + (found.lost > 0)
+            self._begin_after(segment, found.at, last_time, epoch)
             return
         end, following = segment.size, found.at.next
         self._core.publish(segment.base, end, following, max(found.at.prev, 0), last_time, last_pos)
@@ -282,6 +320,14 @@ class Writer:
         self._core.publish(header.base, start, header.base, header.prev_crc, last_time, 0)
         self._core.publish_durable(header.base, start, header.base)
 
+    def _begin_behind_lost(self, segment: Segment, snapshot: Snapshot) -> None:
+        """The segment that was active is gone: seal the one before it over the offsets that went with it."""
+        found = recover(self.directory, segment, segment.start(), following=snapshot.next)
+        self.recovered.append(found)
+        last_time = max(found.last_time, snapshot.last_time)
+        epoch = segment.header.epoch + (found.lost > 0)
+        self._begin_after(segment, found.at, last_time, epoch)
+
     def _begin_after(self, sealed: Segment, at: Position, last_time: int, epoch: int) -> None:
         """Begin the segment that follows; `at` is the place behind the seal."""
         header = SegmentHeader(
@@ -296,7 +342,8 @@ class Writer:
     def _roll(self, epoch: int | None = None) -> None:
         """Seal the active segment, make it durable, begin the next."""
         sealed = self._segment
-        assert sealed is not None
+        if sealed is None:
+            raise LogClosedError(f"the log at {self.directory} was closed meanwhile")
         snapshot = self.snapshot()
         buf = bytearray(BATCH_HEADER_BYTES) + seal_record(snapshot.next, snapshot.end)
         try:
@@ -307,13 +354,11 @@ class Writer:
             raise self._write_error(exc, len(buf)) from exc
         if status != kernel.APPENDED:
             return  # not what it was: the caller's next try attaches anew
-        fd = os.open(sealed.path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            os.fdatasync(fd)
+            # Through the descriptor that wrote: a fresh one would not be told of an earlier write-back error.
+            self._core.sync(sealed.base, end, False)
         except OSError as exc:
             raise self._poisoned(exc) from exc
-        finally:
-            os.close(fd)
         after = Position(end, int.from_bytes(buf[52:56], "little"), snapshot.next)
         self._begin_after(sealed, after, time, sealed.header.epoch if epoch is None else epoch)
 
@@ -362,19 +407,12 @@ class Writer:
         )
         return LogSyncError(self._poison)
 
-    def _write_error(self, exc: OSError, size: int) -> LogWriteError:
-        if exc.errno in {errno.ENOSPC, errno.EDQUOT}:
-            code, hint = "log_disk_full", "free some space and append again"
-        elif exc.errno == errno.EFBIG:
-            code, hint = "log_file_too_big", "raise the process's file size limit (ulimit -f)"
-        else:
-            code, hint = "log_write_failed", "check the disk"
+    def _write_error(self, exc: OSError, size: int) -> LogError:
+        if self._closed:
+            return LogClosedError(f"the log at {self.directory} was closed meanwhile")
         active = segment_name(self._segment.base) if self._segment else "a new segment"
-        return LogWriteError(
-            f"writing {size} bytes to {self.directory / active} failed: {exc.strerror}; "
-            f"nothing was appended: {hint}",
-            code=code,
-        )
+        doing = f"writing {size} bytes to {self.directory / active}"
+        return disk_error(exc, doing, "nothing was appended")
 
 
 class _IntervalSync:
@@ -402,7 +440,11 @@ class _IntervalSync:
             self._wanted.clear()
             try:
                 self._writer.flush()
-            except (LogSyncError, LogClosedError, LogWriteError, LogLockTimeoutError):
+            except (LogSyncError, LogClosedError):
                 return  # the writer is poisoned or gone: the next append says so
+            except LogError as exc:  # the disk is full, the lock is held: it may pass
+                logger.warning("log_interval_sync_failed %s", exc)
+                if not stopping:
+                    self._wanted.set()
             if stopping:
                 return

@@ -2,15 +2,16 @@
 The index in plain Python: the native engine's twin, its oracle, and what runs where nothing can be compiled.
 
 Each conjunction has one *access*: the condition by which an event finds it. An event visits only the paths
-it has, looks its values up, and verifies the rest of each conjunction it finds; a value is looked up
-once an event, and so is the result of a condition that more than one conjunction holds.
+it has, looks its values up, and verifies the rest of each conjunction it finds. Paths and conditions are
+kept once, as *spots* and *tests*, and remember what they were in the present event; one lock makes the
+present event the only one.
 
-    equal     path -> scalar -> rows      eq, and in under each of its values
-    contains  path -> scalar -> rows      elements of arrays
-    ranges    path -> rows by lower bound numbers only
-    present   path -> rows                any other condition: its path must be there
-    absent    path -> rows                not exists
-    scan      rows                        the rest: negations, opaque conditions
+    spot.equal     scalar -> rows      eq, and in under each of its values
+    spot.contains  scalar -> rows      elements of arrays
+    spot.intervals rows by lower bound ranges of numbers
+    spot.present   rows                any other condition: its path must be there
+    spot.absent    rows                not exists
+    scan           rows                the rest: negations, opaque conditions
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from bisect import bisect_right, insort
 from typing import TYPE_CHECKING, Any
 
 from virta.filters.evaluate import MISSING, TESTS, holds, resolve
+from virta.filters.geo import in_annulus, in_box, in_circle, in_polygon, read_point
 from virta.filters.tree import And, Condition, Flat, Node, Not, Or
 from virta.filters.values import number, scalar_key
 from virta.match.events import lines, parse_event
@@ -29,12 +31,103 @@ from virta.match.events import lines, parse_event
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from virta.filters.canonical import Conjunction
     from virta.filters.tree import Path
     from virta.match.compile import Compiled
 
 _RANKS = {"eq": 0, "in": 1, "contains": 2, "range": 3}
 _PRESENT, _ABSENT, _SCAN = 4, 5, 6
+_SHAPES: dict[str, Any] = {
+    "geo_distance": in_circle,
+    "geo_distance_range": in_annulus,
+    "geo_box": in_box,
+    "geo_polygon": in_polygon,
+}
+
+
+class _Spot:
+    """A path, what is found by its value, and that value in the present event."""
+
+    __slots__ = (
+        "absent",
+        "contains",
+        "epoch",
+        "equal",
+        "intervals",
+        "path",
+        "point",
+        "present",
+        "users",
+        "value",
+    )
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.users = 0
+        self.epoch = 0
+        self.value: Any = MISSING
+        self.point: Any = MISSING
+        self.equal: dict[Any, _Rows] = {}
+        self.contains: dict[Any, _Rows] = {}
+        self.intervals: list[_Interval] = []
+        self.present: _Rows = {}
+        self.absent: _Rows = {}
+
+    def look(self, event: Any, epoch: int) -> Any:
+        if self.epoch != epoch:
+            self.epoch = epoch
+            self.value = resolve(event, self.path)
+            self.point = MISSING
+        return self.value
+
+    def found(self) -> Iterator[_Row]:
+        """Rows that the present value finds; it is not missing."""
+        value = self.value
+        key = _key(value)
+        if key is not None:
+            if self.equal:
+                yield from self.equal.get(key, ())
+            if self.intervals and key[0] == "number":
+                at = key[1]
+                for _, _, upper, row in self.intervals[
+                    : bisect_right(self.intervals, (at, math.inf))
+                ]:
+                    if at <= upper:
+                        yield row
+        elif self.contains and isinstance(value, list | tuple):
+            for item in {_key(item) for item in value}:
+                yield from self.contains.get(item, ())
+        yield from self.present
+
+
+class _Test:
+    """A condition, and whether it holds for the present event."""
+
+    __slots__ = ("condition", "epoch", "function", "shape", "spot", "truth", "users")
+
+    def __init__(self, condition: Condition, spot: _Spot) -> None:
+        self.condition = condition
+        self.spot = spot
+        self.users = 0
+        self.epoch = 0
+        self.truth = False
+        self.function = TESTS[condition.op]
+        self.shape = _SHAPES.get(condition.op)
+
+    def holds(self, event: Any, epoch: int) -> bool:
+        if self.epoch != epoch:
+            self.epoch = epoch
+            value = self.spot.look(event, epoch)
+            if value is MISSING:
+                self.truth = False
+            elif self.shape is None:
+                self.truth = self.function(self.condition.value, value)
+            else:
+                # Many shapes, one point: it is read once.
+                if self.spot.point is MISSING:
+                    self.spot.point = read_point(value)
+                point = self.spot.point
+                self.truth = point is not None and self.shape(self.condition.value, *point)
+        return self.truth
 
 
 class _Row:
@@ -43,7 +136,11 @@ class _Row:
     __slots__ = ("access", "number", "rest", "tree")
 
     def __init__(
-        self, number: int, access: Condition | Not | None, rest: Conjunction, tree: Node | None
+        self,
+        number: int,
+        access: Condition | Not | None,
+        rest: tuple[tuple[_Test, bool], ...],
+        tree: Node | None,
     ) -> None:
         self.number = number
         self.access = access
@@ -72,16 +169,15 @@ class PlainEngine:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._epoch = 0
         self._numbers: dict[str, int] = {}
         self._entries: dict[int, _Entry] = {}
         self._free: list[int] = []
-        self._equal: dict[Path, dict[Any, _Rows]] = {}
-        self._contains: dict[Path, dict[Any, _Rows]] = {}
-        self._ranges: dict[Path, list[_Interval]] = {}
-        self._present: dict[Path, _Rows] = {}
-        self._absent: dict[Path, _Rows] = {}
+        self._spots: dict[Path, _Spot] = {}
+        self._tests: dict[Condition, _Test] = {}
+        self._heads: dict[str, dict[_Spot, None]] = {}
+        self._absent: dict[_Spot, None] = {}
         self._scan: _Rows = {}
-        self._heads: dict[str, dict[Path, int]] = {}
 
     # Changes.
 
@@ -92,11 +188,11 @@ class PlainEngine:
                 self._entries[number_].count += 1
                 return number_
             number_ = self._free.pop() if self._free else len(self._entries) + 1
-            rows = _rows(number_, compiled)
+            rows = self._rows(number_, compiled)
             self._numbers[compiled.id] = number_
             self._entries[number_] = _Entry(compiled.id, rows)
             for row in rows:
-                self._place(row)
+                self._change(row, present=True)
             return number_
 
     def remove(self, id_: str) -> int:
@@ -111,55 +207,92 @@ class PlainEngine:
             del self._numbers[id_], self._entries[number_]
             self._free.append(number_)
             for row in entry.rows:
-                self._unplace(row)
+                self._change(row, present=False)
+                for test, _ in row.rest:
+                    self._drop_test(test)
             return 0
 
-    def _place(self, row: _Row) -> None:
-        access = row.access
-        if access is None:
-            self._scan[row] = None
-        elif isinstance(access, Not):
-            assert isinstance(access.child, Condition)
-            self._absent.setdefault(access.child.path, {})[row] = None
-        else:
-            heads = self._heads.setdefault(_head(access.path), {})
-            heads[access.path] = heads.get(access.path, 0) + 1
-            if access.op in ("eq", "in", "contains"):
-                table = self._contains if access.op == "contains" else self._equal
-                values = table.setdefault(access.path, {})
-                for key in _keys(access):
-                    values.setdefault(key, {})[row] = None
-            elif _is_interval(access):
-                insort(self._ranges.setdefault(access.path, []), _interval(access, row))
-            else:
-                self._present.setdefault(access.path, {})[row] = None
+    def _rows(self, number_: int, compiled: Compiled) -> list[_Row]:
+        if compiled.tree is not None:
+            covers = _cover(compiled.tree)[1] or [None]
+            return [_Row(number_, access, (), compiled.tree) for access in covers]
+        rows = []
+        for term in compiled.conjunctions:
+            access = min(term, key=_rank, default=None)
+            if access is not None and _rank(access) == _SCAN:
+                access = None
+            # A row that a bare presence finds has still to be tested for what the condition says.
+            decided = access is not None and (_rank(access) != _PRESENT or _is_exists(access))
+            rest = tuple(
+                (self._test(literal), isinstance(literal, Condition))
+                for literal in term
+                if not (decided and literal is access)
+            )
+            rows.append(_Row(number_, access, rest, None))
+        return rows
 
-    def _unplace(self, row: _Row) -> None:
+    def _test(self, literal: Condition | Not) -> _Test:
+        condition = literal if isinstance(literal, Condition) else literal.child
+        assert isinstance(condition, Condition)
+        test = self._tests.get(condition)
+        if test is None:
+            test = self._tests[condition] = _Test(condition, self._spot(condition.path))
+        test.users += 1
+        return test
+
+    def _drop_test(self, test: _Test) -> None:
+        test.users -= 1
+        if not test.users:
+            del self._tests[test.condition]
+            self._drop_spot(test.spot)
+
+    def _spot(self, path: Path) -> _Spot:
+        spot = self._spots.get(path)
+        if spot is None:
+            spot = self._spots[path] = _Spot(path)
+            self._heads.setdefault(_head(path), {})[spot] = None
+        spot.users += 1
+        return spot
+
+    def _drop_spot(self, spot: _Spot) -> None:
+        spot.users -= 1
+        if not spot.users:
+            del self._spots[spot.path]
+            heads = self._heads[_head(spot.path)]
+            del heads[spot]
+            if not heads:
+                del self._heads[_head(spot.path)]
+
+    def _change(self, row: _Row, *, present: bool) -> None:
+        """Enter a row where its access finds it, or take it from there."""
         access = row.access
         if access is None:
-            del self._scan[row]
-        elif isinstance(access, Not):
-            assert isinstance(access.child, Condition)
-            _discard(self._absent, access.child.path, row)
-        else:
-            path = access.path
-            heads = self._heads[_head(path)]
-            heads[path] -= 1
-            if not heads[path]:
-                del heads[path]
-            if access.op in ("eq", "in", "contains"):
-                table = self._contains if access.op == "contains" else self._equal
-                for key in _keys(access):
-                    _discard(table[path], key, row)
-                if not table[path]:
-                    del table[path]
-            elif _is_interval(access):
-                intervals = self._ranges[path]
-                del intervals[bisect_right(intervals, _interval(access, row)) - 1]
-                if not intervals:
-                    del self._ranges[path]
+            _change_rows(self._scan, row, present=present)
+            return
+        condition = access if isinstance(access, Condition) else access.child
+        assert isinstance(condition, Condition)
+        spot = self._spot(condition.path) if present else self._spots[condition.path]
+        if isinstance(access, Not):
+            _change_rows(spot.absent, row, present=present)
+            if spot.absent:
+                self._absent[spot] = None
             else:
-                _discard(self._present, path, row)
+                del self._absent[spot]
+        elif access.op in ("eq", "in", "contains"):
+            table = spot.contains if access.op == "contains" else spot.equal
+            for value in access.value if access.op == "in" else (access.value,):
+                key = scalar_key(value)
+                _change_rows(table.setdefault(key, {}), row, present=present)
+                if not table[key]:
+                    del table[key]
+        elif not _is_interval(access):
+            _change_rows(spot.present, row, present=present)
+        elif present:
+            insort(spot.intervals, _interval(access, row))
+        else:
+            del spot.intervals[bisect_right(spot.intervals, _interval(access, row)) - 1]
+        if not present:
+            self._drop_spot(spot)
 
     # Questions.
 
@@ -206,134 +339,65 @@ class PlainEngine:
     def stats(self) -> dict[str, int]:
         with self._lock:
             rows = [row for entry in self._entries.values() for row in entry.rows]
-            size = sum(
-                sys.getsizeof(row) + sys.getsizeof(row.rest) + 8 * len(row.rest) for row in rows
-            )
-            buckets = sum(
-                len(values) for table in (self._equal, self._contains) for values in table.values()
-            )
+            spots = self._spots.values()
+            size = sum(sys.getsizeof(row) + sys.getsizeof(row.rest) for row in rows)
+            size += sum(map(sys.getsizeof, self._tests.values())) + sys.getsizeof(self._tests)
+            size += sys.getsizeof(self._entries) + sys.getsizeof(self._numbers)
             return {
                 "filters": len(self._entries),
                 "conjunctions": len(rows),
-                "paths": len({path for heads in self._heads.values() for path in heads}),
-                "buckets": buckets + len(self._ranges) + len(self._present) + len(self._absent),
+                "conditions": len(self._tests),
+                "paths": len(self._spots),
+                "buckets": sum(len(spot.equal) + len(spot.contains) for spot in spots),
                 "unindexed": len(self._scan),
-                "bytes_records": size + sys.getsizeof(self._entries) + sys.getsizeof(self._numbers),
+                "bytes_records": size,
             }
 
     # Matching.
 
     def _match(self, event: Any) -> list[int]:
-        view = _View(event)
+        self._epoch = epoch = self._epoch + 1
         found: dict[int, None] = {}
-        for row in self._candidates(view):
-            if row.number not in found and view.satisfies(row):
-                found[row.number] = None
+        for row in self._candidates(event, epoch):
+            for test, positive in row.rest:
+                if test.holds(event, epoch) is not positive:
+                    break
+            else:
+                if row.tree is None or (row.number not in found and holds(row.tree, event)):
+                    found[row.number] = None
         return list(found)
 
-    def _candidates(self, view: _View) -> Iterator[_Row]:
-        for path in self._paths(view.event):
-            value = view.value(path)
-            if value is not MISSING:
-                yield from self._by_value(path, value)
-                yield from self._present.get(path, ())
-        for path, rows in self._absent.items():
-            if view.value(path) is MISSING:
-                yield from rows
+    def _candidates(self, event: Any, epoch: int) -> Iterator[_Row]:
+        for spot in self._visited(event):
+            if spot.look(event, epoch) is not MISSING:
+                yield from spot.found()
+        for spot in self._absent:
+            if spot.look(event, epoch) is MISSING:
+                yield from spot.absent
         yield from self._scan
 
-    def _by_value(self, path: Path, value: Any) -> Iterator[_Row]:
-        key = _key(value)
-        if key is not None and path in self._equal:
-            yield from self._equal[path].get(key, ())
-        elif isinstance(value, list | tuple) and path in self._contains:
-            elements = self._contains[path]
-            for item in {_key(item) for item in value}:
-                yield from elements.get(item, ())
-        if key is not None and key[0] == "number" and path in self._ranges:
-            intervals = self._ranges[path]
-            at = key[1]
-            for _, _, upper, row in intervals[: bisect_right(intervals, (at, math.inf))]:
-                if at <= upper:
-                    yield row
-
-    def _paths(self, event: Any) -> Iterable[Path]:
-        """Paths that may be there: those whose first name is a member of the event."""
+    def _visited(self, event: Any) -> Iterable[_Spot]:
+        """Spots that may have a value: those whose first name is a member of the event."""
         if not isinstance(event, dict) or "" in event:
-            return [path for heads in self._heads.values() for path in heads]
+            return self._spots.values()
         names = {str(key).partition(".")[0] for key in event} | {""}
-        return [path for name in names for path in self._heads.get(name, ())]
-
-
-class _View:
-    """One event, with the values and conditions that were looked up already."""
-
-    __slots__ = ("event", "known", "values")
-
-    def __init__(self, event: Any) -> None:
-        self.event = event
-        self.values: dict[Path, Any] = {}
-        self.known: dict[Condition, bool] = {}
-
-    def value(self, path: Path) -> Any:
-        if path not in self.values:
-            self.values[path] = resolve(self.event, path)
-        return self.values[path]
-
-    def satisfies(self, row: _Row) -> bool:
-        if row.tree is not None:
-            return holds(row.tree, self.event)
-        for literal in row.rest:
-            positive = isinstance(literal, Condition)
-            condition = literal if isinstance(literal, Condition) else literal.child
-            assert isinstance(condition, Condition)
-            if self._holds(condition) is not positive:
-                return False
-        return True
-
-    def _holds(self, condition: Condition) -> bool:
-        if condition.op in ("eq", "range", "exists"):
-            value = self.value(condition.path)
-            return value is not MISSING and TESTS[condition.op](condition.value, value)
-        if condition not in self.known:
-            value = self.value(condition.path)
-            self.known[condition] = value is not MISSING and TESTS[condition.op](
-                condition.value, value
-            )
-        return self.known[condition]
+        return [spot for name in names for spot in self._heads.get(name, ())]
 
 
 # Access.
 
 
-def _rows(number_: int, compiled: Compiled) -> list[_Row]:
-    if compiled.tree is not None:
-        return [
-            _Row(number_, access, (), compiled.tree)
-            for access in _cover(compiled.tree)[1] or [None]
-        ]
-    rows = []
-    for term in compiled.conjunctions:
-        access = min(term, key=_rank, default=None)
-        if access is None or _rank(access) == _SCAN:
-            rows.append(_Row(number_, None, term, None))
-            continue
-        exact = isinstance(access, Not) or access.op in _RANKS or access.op == "exists"
-        rest = tuple(literal for literal in term if not (exact and literal is access))
-        if isinstance(access, Condition) and access.op == "range" and not _is_interval(access):
-            rest = term
-        rows.append(_Row(number_, access, rest, None))
-    return rows
-
-
 def _rank(literal: Condition | Not) -> int:
     """How well a literal finds its conjunction: less is better."""
     if isinstance(literal, Not):
-        condition = literal.child
-        return _ABSENT if isinstance(condition, Condition) and condition.op == "exists" else _SCAN
+        return _ABSENT if _is_exists(literal.child) else _SCAN
     if literal.op == "range":
         return _RANKS["range"] if _is_interval(literal) else _PRESENT
     return _SCAN if literal.op == "opaque" else _RANKS.get(literal.op, _PRESENT)
+
+
+def _is_exists(node: Node) -> bool:
+    return isinstance(node, Condition) and node.op == "exists"
 
 
 def _cover(node: Node) -> tuple[int, list[Condition | Not | None]]:
@@ -352,11 +416,6 @@ def _cover(node: Node) -> tuple[int, list[Condition | Not | None]]:
 def _head(path: Path) -> str:
     step = path[0] if path else ""
     return step.name.partition(".")[0] if isinstance(step, Flat) else str(step).partition(".")[0]
-
-
-def _keys(access: Condition) -> list[Any]:
-    values = access.value if access.op == "in" else (access.value,)
-    return [scalar_key(value) for value in values]
 
 
 def _key(value: Any) -> Any:
@@ -384,11 +443,11 @@ def _interval(condition: Condition, row: _Row) -> _Interval:
     return lower, id(row), upper, row
 
 
-def _discard(table: dict[Any, _Rows], key: Any, row: _Row) -> None:
-    rows = table[key]
-    rows.pop(row, None)
-    if not rows:
-        del table[key]
+def _change_rows(rows: _Rows, row: _Row, *, present: bool) -> None:
+    if present:
+        rows[row] = None
+    else:
+        del rows[row]
 
 
 def _uint32(numbers: Iterable[int]) -> bytes:

@@ -1,0 +1,52 @@
+"""What the disk refuses, in the log's own words: no bare OSError leaves the log."""
+
+from __future__ import annotations
+
+import errno
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from virta.errors import LogWriteError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+
+
+def disk_error(exc: OSError, doing: str, consequence: str = "") -> LogWriteError:
+    """The error to raise for `exc`; `consequence` says what became of the data."""
+    if exc.errno in {errno.ENOSPC, errno.EDQUOT}:
+        code, hint = "log_disk_full", "free some space and try again"
+    elif exc.errno == errno.EFBIG:
+        code, hint = "log_file_too_big", "raise the process's file size limit (ulimit -f)"
+    elif exc.errno in {errno.EMFILE, errno.ENFILE}:
+        code, hint = "log_too_many_files", "close some files or raise the limit (ulimit -n)"
+    else:
+        code, hint = "log_write_failed", "check the disk"
+    said = f"{consequence}: {hint}" if consequence else hint
+    return LogWriteError(f"{doing} failed: {exc.strerror or exc}; {said}", code=code)
+
+
+def in_words(doing: str) -> Callable[[Callable[_Given, _Result]], Callable[_Given, _Result]]:
+    """
+    Let a function speak of `doing` when the disk fails it.
+
+    Its first argument is a path or has one: a log, or something of a log.
+    """
+
+    def decorate(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+        @wraps(function)
+        def speaking(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+            try:
+                return function(*args, **kwargs)
+            except OSError as exc:
+                where = getattr(args[0], "path", args[0])
+                named = f" {where}" if isinstance(where, str | Path) else ""
+                raise disk_error(exc, f"{doing}{named}") from exc
+
+        return speaking
+
+    return decorate
