@@ -74,6 +74,7 @@ def test_rotation_in_between(tmp_path, monkeypatch):
     with Journal(tmp_path, durability="none") as journal:
         for i in range(300):
             journal.set("k", b"x" * 1000 + bytes([i % 256]))
+        assert 1_000 < journal.admin("stats")["disk_bytes"] < 50_000
 
         assert sum(p.stat().st_size for p in tmp_path.rglob("*") if p.is_file()) < 100_000
 

@@ -41,6 +41,7 @@ def stats(client: Client, as_json: bool, domain: str) -> None:  # noqa: FBT001
         f"{'keys':22} {answer['keys']}",
         f"{'memory':22} {answer['memory_bytes']} of {answer['memory_bytes_max']} bytes",
         f"{'values on disk only':22} {answer['values_spilled']}",
+        f"{'disk':22} {answer['disk_bytes']} bytes",
         f"{'recurring jobs':22} {answer['recurring']}",
         *(f"{'jobs ' + state:22} {count}" for state, count in answer["jobs"].items()),
     ]

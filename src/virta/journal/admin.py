@@ -188,6 +188,7 @@ class Admin:
             "memory_bytes": store.memory_bytes,
             "memory_bytes_max": store.memory_bytes_max,
             "values_spilled": store.spilled,
+            "disk_bytes": self._engine.disk_bytes(),
             "jobs": dict(zip(STATE_NAMES, totals, strict=False)),
             "domains_count": len(places),
             "domains": [_domain_stats(place) for place in shown[: min(command.limit, LIST_MAX)]],

@@ -56,6 +56,7 @@ class Journal(Calls):
             Store(self._disk.spill, memory_bytes_max=memory_bytes_max),
             Jobs(jobs_max=jobs_max),
         )
+        self.engine.disk_bytes = self._disk.disk_bytes
         try:
             self._disk.restore(self.engine)
         except BaseException:

@@ -59,6 +59,7 @@ class Engine:
         self.jobs = jobs or Jobs()
         self.listeners = Listeners()
         self.admin = Admin(self)
+        self.disk_bytes: Callable[[], int] = lambda: 0  # for figures; set by whoever has a disk
         self.primary = True  # only the primary hands out jobs
         self.replicate = False
         self.outgoing: list[Request] = []

@@ -80,6 +80,8 @@ class Node:
         self.engine = Engine(
             clock, Store(spill, memory_bytes_max=memory_bytes_max), Jobs(jobs_max=jobs_max)
         )
+        if self._persistence is not None:
+            self.engine.disk_bytes = self._persistence.disk_bytes
         self.on_batch: list[Callable[[], None]] = []  # called when replies of a batch were given
         self.failure: LogError | None = None
         self._retry_at = 0.0
@@ -189,10 +191,6 @@ class Node:
 
         self.handle(request, session or Session(), respond)
         return await future
-
-    @property
-    def pending(self) -> int:
-        return len(self._waiting)
 
     def _refuses(self) -> bool:
         if self._stopping or self.failure is not None:

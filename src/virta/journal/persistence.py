@@ -226,8 +226,8 @@ class Persistence:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         sync_directory(self.directory)
 
-    @property
     def disk_bytes(self) -> int:
+        """About what the journal takes on disk: the snapshot and the log since."""
         return self._bytes + self._snapshot_bytes
 
     def close(self) -> None:
