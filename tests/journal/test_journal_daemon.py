@@ -16,6 +16,7 @@ from test_journal_wire import VECTORS as WIRE_VECTORS
 from test_journal_wire import reply_of, request_of
 
 from virta.journal import messages as m
+from virta.journal.daemon import JournalServer
 from virta.journal.domain import WORKING
 from virta.journal.jobs import Jobs
 from virta.journal.messages import Function, Request, Type, Value
@@ -342,6 +343,20 @@ def test_patterns_that_hang_others_are_quick_here():
             return time.perf_counter() - began
 
     assert asyncio.run(run()) < 5
+
+
+def test_a_taken_port_releases_the_journal(tmp_path):
+    """A daemon that cannot listen gives its directory back."""
+
+    async def run():
+        async with daemon() as first:
+            second = JournalServer(tmp_path, port=first.address[1])
+            with pytest.raises(OSError, match="in use"):
+                await second.start()
+            async with daemon(tmp_path) as third, connected(third) as wire:
+                return (await wire.ask(nop())).error
+
+    assert asyncio.run(run()) == ""
 
 
 def test_locks_end_with_their_connection():

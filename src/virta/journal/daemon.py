@@ -156,9 +156,13 @@ class JournalServer:
         await self.node.start()
         self.node.on_batch.append(self._after_batch)
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: Connection(self), *self.address, backlog=1024
-        )
+        try:
+            self._server = await loop.create_server(
+                lambda: Connection(self), *self.address, backlog=1024
+            )
+        except OSError:
+            await self.node.stop()
+            raise
         host, port = self._server.sockets[0].getsockname()[:2]
         self.address = (host, port)
         log.info("journal_listening host=%s port=%d", *self.address)

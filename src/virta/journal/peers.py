@@ -52,6 +52,7 @@ log = logging.getLogger("virta.journal.peers")
 
 PEERS_MAX = 16
 WATCH_S = 0.2
+CONNECT_S_MAX = 3.0
 PULL_S_MAX = 60.0
 CATCH_UP_PAIRS = 1_000
 
@@ -198,10 +199,10 @@ class Peers:
 
     async def _pull(self, peer: Peer) -> None:
         try:
-            async with (
-                asyncio.timeout(PULL_S_MAX),
-                await AsyncClient.connect(peer.host, peer.port) as client,
-            ):
+            # A host that does not answer at all must not hold up the start.
+            async with asyncio.timeout(CONNECT_S_MAX):
+                connected = await AsyncClient.connect(peer.host, peer.port)
+            async with asyncio.timeout(PULL_S_MAX), connected as client:
                 values = await self._pull_values(client)
                 jobs = await self._pull_jobs(client)
         except (JournalError, TimeoutError) as error:
