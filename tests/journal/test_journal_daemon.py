@@ -353,6 +353,7 @@ def test_a_taken_port_releases_the_journal(tmp_path):
             second = JournalServer(tmp_path, port=first.address[1])
             with pytest.raises(OSError, match="in use"):
                 await second.start()
+            await second.stop()
             async with daemon(tmp_path) as third, connected(third) as wire:
                 return (await wire.ask(nop())).error
 

@@ -117,7 +117,9 @@ class Node:
         self._arm()
 
     async def stop(self) -> None:
-        """Answer what is waiting, take a snapshot, release the directory."""
+        """Answer what is waiting, take a snapshot, release the directory; once is enough."""
+        if self._stopping:
+            return
         self._stopping = True
         if self._timer is not None:
             self._timer.cancel()
