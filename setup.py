@@ -30,6 +30,21 @@ EXTENSIONS = [
         optional=True,
     ),
     Extension(
+        "virta.spark._arrow",
+        ["native/arrow.c"],
+        depends=["native/crc.h"],
+        extra_compile_args=[*FLAGS, "-std=c11", "-Wall", "-Wextra"],
+        extra_link_args=LINK,
+        optional=True,
+    ),
+    Extension(
+        "virta.spark._variant",
+        ["native/variant.c"],
+        extra_compile_args=[*FLAGS, "-std=c11", "-Wall", "-Wextra"],
+        extra_link_args=LINK,
+        optional=True,
+    ),
+    Extension(
         "virta.match._core",
         sorted(map(str, Path("native").glob("match_*.cpp"))),
         depends=sorted(map(str, Path("native").glob("match_*.hpp"))),

@@ -14,6 +14,7 @@ is mostly stale is rebuilt. So re-pushing one job a million times costs no memor
 from __future__ import annotations
 
 import heapq
+import re
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from msgspec import Struct
@@ -111,15 +112,15 @@ def parse_key(key: bytes) -> int | None:
         return None
 
 
+# After "//": user and "@" if any, then an address in brackets or a name up to the port or the path.
+_HOST = re.compile(rb"//(?:[^/?#]*@)?(?:\[([^\]/?#]*)\]|([^:/?#]*))")
+
+
 def host_of(uri: bytes) -> bytes:
     """The domain of a uri: its host in lower case, without user and port."""
-    _, found, rest = uri.partition(b"//")
-    authority = rest
-    for mark in (b"/", b"?", b"#"):
-        authority = authority.partition(mark)[0]
-    host = authority.rpartition(b"@")[2]
-    host = host[1:].partition(b"]")[0] if host.startswith(b"[") else host.partition(b":")[0]
-    if not found or not host:
+    found = _HOST.search(uri)
+    host = (found[1] or found[2]) if found else None
+    if not host:
         raise RefusedError("bad-uri", "it has no host, so the domain must be given")
     return host.lower()
 

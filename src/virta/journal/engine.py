@@ -333,9 +333,11 @@ class Engine:
             persist=persist,
             tied=session.peer is not None,
         )
+        timestamp = request.timestamp
         if applied:
             self.tell_peers(session, request)
-        timestamp = self.jobs.last_command(request.key)
+        else:
+            timestamp = self.jobs.last_command(request.key)
         return Reply(request.identifier, PERSIST if persist else 0, timestamp)
 
     def _next(self, request: Request, session: Session, now: int) -> Reply:

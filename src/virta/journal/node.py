@@ -154,19 +154,22 @@ class Node:
         changed = function not in (Function.GET, Function.NOP) and (
             function != Function.NEXT or bool(request.flags & OVERWRITE)
         )
-        copied = (
-            self.peers is not None
-            and self.peers.copies > 1
-            and function in (Function.SET, Function.PUSH)
-            and bool(reply.flags & PERSIST)
-            and session.peer is None
-        )
+        copied = self.peers is not None and self._wants_copies(request, reply, session)
         if changed and not reply.error and (copied or self._must_wait(reply, function)):
             self._waiting.append((respond, reply, copied))
         else:
             respond(reply)
         if changed or not self._can_wait(request, reply):
             self._schedule()
+
+    def _wants_copies(self, request: Request, reply: Reply, session: Session) -> bool:
+        return (
+            self.peers is not None
+            and self.peers.copies > 1
+            and request.function in (Function.SET, Function.PUSH)
+            and bool(reply.flags & PERSIST)
+            and session.peer is None
+        )
 
     def _can_wait(self, request: Request, reply: Reply) -> bool:
         """Whether the next turn of the timer is early enough for what a request may have left to do."""

@@ -106,7 +106,10 @@ class Matcher:
             found = self._engine.match_many(events, numbers=output == "uint32")
         except RecursionError as exc:
             raise too_deep() from exc
-        return tuple(memoryview(part).cast("I") for part in found) if output == "uint32" else found
+        if output != "uint32":
+            return found
+        # No hit at all comes as None: an empty array has no address.
+        return tuple(memoryview(part or b"").cast("I") for part in found)
 
     def id_of(self, number: int) -> str | None:
         """The id of a filter's number. A number is used again some time after its filter was removed."""

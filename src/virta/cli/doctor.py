@@ -1,0 +1,133 @@
+"""
+`virta doctor`: is everything here that Virta needs, and does it work?
+
+Every line is one check: ok, missing (an extra that is not installed) or wrong, with what to do. The exit
+code is 1 when something is wrong, 0 otherwise: extras are optional.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import platform
+import sys
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import click
+
+from virta.errors import VirtaError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+OK, MISSING, WRONG = "ok", "missing", "wrong"
+EXTRAS = {
+    "server": ("uvicorn", "starlette"),
+    "match": ("google-re2",),
+    "spark": ("pyspark", "pyarrow", "pandas"),
+    "cdc": ("psycopg2-binary",),
+}
+NATIVE = ("virta.log._native", "virta.match._core", "virta.spark._arrow")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check's outcome."""
+
+    check: str
+    state: str
+    detail: str
+
+
+@click.command()
+@click.option("--spark-job", is_flag=True, help="Also start Spark and run a one-row job.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON array.")
+def doctor(*, spark_job: bool, as_json: bool) -> None:
+    """Check Python, native modules, extras and Java; say what to do about what is missing."""
+    checks: list[Callable[[], list[Finding]]] = [
+        check_python,
+        check_native,
+        check_extras,
+        check_java,
+    ]
+    if spark_job:
+        checks.append(check_spark)
+    findings = [finding for check in checks for finding in check()]
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        width = max(len(finding.check) for finding in findings)
+        for finding in findings:
+            click.echo(f"{finding.state:8}{finding.check:{width}}  {finding.detail}")
+    sys.exit(any(finding.state == WRONG for finding in findings))
+
+
+def check_python() -> list[Finding]:
+    good = sys.version_info >= (3, 11)
+    detail = f"{platform.python_version()} at {sys.executable}"
+    return [
+        Finding("python", OK if good else WRONG, detail if good else f"{detail}: 3.11 is needed")
+    ]
+
+
+def check_native() -> list[Finding]:
+    findings = []
+    for name in NATIVE:
+        room = name.rpartition(".")[0]
+        if find_spec(room) is None:
+            continue
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            detail = "not built: the plain twin works, slower; reinstall with a C compiler"
+            findings.append(Finding(name, MISSING, detail))
+        else:
+            findings.append(Finding(name, OK, "native"))
+    return findings
+
+
+def check_extras() -> list[Finding]:
+    findings = []
+    for extra, packages in EXTRAS.items():
+        found, absent = [], []
+        for package in packages:
+            try:
+                found.append(f"{package} {version(package)}")
+            except PackageNotFoundError:
+                absent.append(package)
+        if absent:
+            detail = f"no {', '.join(absent)}: pip install virta[{extra}]"
+            findings.append(Finding(f"extra {extra}", MISSING, detail))
+        else:
+            findings.append(Finding(f"extra {extra}", OK, ", ".join(found)))
+    return findings
+
+
+def check_java() -> list[Finding]:
+    from virta.spark.java import JavaError, ensure_java, find_java
+
+    try:
+        java = find_java()
+        home = ensure_java()
+    except JavaError as error:
+        state = WRONG if find_spec("pyspark") else MISSING
+        return [Finding("java", state, error.message)]
+    shim = "" if java.complete else f", through {home}"
+    return [Finding("java", OK, f"{java.version} from {java.origin} ({java.home}){shim}")]
+
+
+def check_spark() -> list[Finding]:
+    from virta.spark.launch import session
+
+    try:
+        spark = session("virta-doctor", "local[1]")
+    except VirtaError as error:
+        return [Finding("spark", WRONG, error.message)]
+    try:
+        count = spark.range(1).count()
+        return [Finding("spark", OK, f"{spark.version} ran a job of {count} row")]
+    finally:
+        spark.stop()

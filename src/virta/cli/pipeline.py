@@ -1,0 +1,285 @@
+"""
+`virta pipeline`: check, run, list and watch pipelines; replay history through filters.
+
+Exit codes: 0 done, 1 a run failed, 2 a file or an option is wrong. Spark is started only by `run` and
+`replay`, and only after everything else has been checked.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from virta.errors import FilterError, VirtaError
+from virta.spark.pipeline import PipelineError, load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from virta.filters import Filter
+    from virta.spark.pipeline import Pipeline
+
+STARTED_NAME = "virta-pipeline"
+
+
+@click.group()
+def pipeline() -> None:
+    """Check, run and watch Spark pipelines over a log."""
+
+
+def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of every command that starts Spark."""
+    for option in (
+        click.option(
+            "--archives", help="A packed environment for executors (venv-pack), as a file."
+        ),
+        click.option("--py-files", multiple=True, help="Python files or zips for executors."),
+        click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A Spark setting."),
+        click.option("--master", help="Where to run; local[*] by default."),
+    ):
+        command = option(command)
+    return command
+
+
+@pipeline.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path())
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per file.")
+def check(files: tuple[str, ...], *, as_json: bool) -> None:
+    """Check pipeline files without starting Spark."""
+    bad = 0
+    for file in files:
+        problems: list[str] = []
+        try:
+            load(file)
+        except PipelineError as error:
+            problems = error.problems
+        bad += bool(problems)
+        if as_json:
+            click.echo(json.dumps({"file": file, "ok": not problems, "problems": problems}))
+        else:
+            click.echo("\n".join(problems) if problems else f"{file}: ok", err=bool(problems))
+    sys.exit(2 if bad else 0)
+
+
+@pipeline.command()
+@click.argument("file", type=click.Path())
+@click.option("--json", "as_json", is_flag=True, help="Print each status as one JSON line.")
+@spark_options
+def run(file: str, *, as_json: bool, **spark: Any) -> None:
+    """Run a pipeline until its input is used up, or until it is interrupted."""
+    wanted = loaded(file)
+    stopping = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.set())
+    session = start_spark(f"{STARTED_NAME}-{wanted.name}", **spark)
+    from virta.spark.runner import run as run_pipeline
+
+    with ended(session):
+        run_pipeline(
+            session,
+            wanted,
+            on_progress=lambda status: click.echo(shown(status, as_json=as_json)),
+            stopping=stopping.is_set,
+        )
+
+
+@pipeline.command(name="list")
+@click.argument("directory", default=".", type=click.Path(exists=True, file_okay=False))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per pipeline.")
+def list_(directory: str, *, as_json: bool) -> None:
+    """List the pipeline files of a directory with their last state."""
+    for file in sorted(Path(directory).glob("*.toml")):
+        try:
+            found = load(file)
+        except PipelineError as error:
+            row = {
+                "file": str(file),
+                "pipeline": None,
+                "state": "invalid",
+                "problems": error.problems,
+            }
+            if not any("there is no pipeline name" in p for p in error.problems):
+                show_row(row, as_json=as_json)
+            continue
+        status = status_of(found)
+        row = {"file": str(file), "pipeline": found.name, "state": status["state"]}
+        show_row({**row, "description": found.description}, as_json=as_json)
+
+
+@pipeline.command()
+@click.argument("file", type=click.Path())
+@click.option("--json", "as_json", is_flag=True, help="Print the status as JSON.")
+def status(file: str, *, as_json: bool) -> None:
+    """Show what a pipeline's last or present run has done: rows, rows/s, lag."""
+    click.echo(shown(status_of(loaded(file)), as_json=as_json))
+
+
+@pipeline.command()
+@click.argument("log", type=click.Path(exists=True, file_okay=False))
+@click.option("--from", "start", help="First moment (ISO 8601) or offset.")
+@click.option("--to", "end", help="Last moment or offset, not included.")
+@click.option("--topics", help="Only these topics, separated by commas.")
+@click.option("--filter", "filters", multiple=True, help="A filter; several: one must hold.")
+@click.option("--dialect", default="query-string", show_default=True, help="The filters' language.")
+@click.option("--topic", help="Append the events found to this topic of the log.")
+@click.option("--parquet", type=click.Path(), help="Write the events found to this directory.")
+@spark_options
+def replay(log: str, **options: Any) -> None:
+    """Run history through filters; print the number found, or write them to a topic or Parquet."""
+    spark_arguments = {
+        name: options.pop(name) for name in ("master", "conf", "py_files", "archives")
+    }
+    if options["topic"] and options["parquet"]:
+        fail("--topic and --parquet exclude each other: give one")
+    filters = parsed(options["filters"], options["dialect"])
+    reading = reading_options(options)
+    session = start_spark("virta-replay", **spark_arguments)
+    with ended(session):
+        begun = time.monotonic()
+        events = session.read.format("virta").options(**reading).load(log)
+        count = write_replay(replayed(events, filters), log, options["topic"], options["parquet"])
+        seconds = time.monotonic() - begun
+        click.echo(json.dumps({"events": count, "seconds": round(seconds, 2)}))
+
+
+# Shared by the commands.
+
+
+def fail(message: str) -> None:
+    click.echo(message, err=True)
+    sys.exit(2)
+
+
+def loaded(file: str) -> Pipeline:
+    try:
+        return load(file)
+    except PipelineError as error:
+        click.echo("\n".join(error.problems), err=True)
+        sys.exit(2)
+
+
+def start_spark(
+    app: str,
+    *,
+    master: str | None,
+    conf: tuple[str, ...],
+    py_files: tuple[str, ...],
+    archives: str | None,
+) -> SparkSession:
+    settings = {}
+    for item in conf:
+        name, sign, value = item.partition("=")
+        if not sign:
+            fail(f"--conf {item!r}: expected KEY=VALUE")
+        settings[name] = value
+    if py_files:
+        settings["spark.submit.pyFiles"] = ",".join(py_files)
+    if archives:
+        # Unpacked in each executor's directory under the name after '#'.
+        settings["spark.archives"] = f"{archives}#environment"
+        settings["spark.pyspark.python"] = "./environment/bin/python"
+    from virta.spark.launch import session
+
+    try:
+        return session(app, master, **settings)
+    except VirtaError as error:
+        click.echo(error.message, err=True)
+        sys.exit(1)
+
+
+@contextmanager
+def ended(session: SparkSession) -> Iterator[None]:
+    """Stop Spark at the end; an error is one sentence and exit code 1, not two hundred lines of stack."""
+    from pyspark.errors import PySparkException
+
+    from virta.spark.runner import explain
+
+    try:
+        yield
+    except (VirtaError, PySparkException) as error:
+        click.echo(error.message if isinstance(error, VirtaError) else explain(error), err=True)
+        sys.exit(1)
+    finally:
+        session.stop()
+
+
+def status_of(wanted: Pipeline) -> dict[str, Any]:
+    from virta.spark.status import read_status
+
+    return read_status(wanted)
+
+
+def shown(status: dict[str, Any], *, as_json: bool) -> str:
+    if as_json:
+        return json.dumps(status)
+    lines = [f"{status['pipeline']}: {status['state']}"]
+    if status.get("reason"):
+        lines.append(f"  {status['reason']}")
+    for name, query in status["queries"].items():
+        lag = "?" if query["lag"] is None else query["lag"]
+        lines.append(
+            f"  {name}: {query['rows']} rows in {query['batches']} batches,"
+            f" {query['rows_per_second']:.0f} rows/s, {query['late']} too late, lag {lag}"
+        )
+    return "\n".join(lines)
+
+
+def show_row(row: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(row))
+    else:
+        click.echo(f"{row['state']:10} {row['pipeline'] or '-':20} {row['file']}")
+
+
+def parsed(texts: tuple[str, ...], dialect: str) -> list[Filter]:
+    from virta.filters import parse
+
+    try:
+        return [parse(text, dialect) for text in texts]
+    except FilterError as error:
+        fail(error.message)
+        raise  # fail() has ended the process; this is for the reader of types
+
+
+def reading_options(options: dict[str, Any]) -> dict[str, str]:
+    reading = {"events": "true"}
+    for name, offset, moment in (("start", "start", "startTime"), ("end", "end", "endTime")):
+        value = options[name]
+        if value is not None:
+            reading[offset if value.isdecimal() else moment] = value
+    if options["topics"]:
+        reading["topics"] = options["topics"]
+    return reading
+
+
+def replayed(events: DataFrame, filters: list[Filter]) -> DataFrame:
+    from virta.spark.matching import where
+    from virta.spark.transforms import valid_events
+
+    return where(valid_events(events), filters) if filters else valid_events(events)
+
+
+def write_replay(found: DataFrame, log: str, topic: str | None, parquet: str | None) -> int:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if topic:
+        records = found.select(F.lit(topic).alias("topic"), "key", "value").persist()
+        count = records.count()
+        records.write.format("virta").mode("append").save(log)
+        return count
+    if parquet:
+        found.withColumn("day", F.to_date("timestamp")).write.partitionBy("day", "topic").option(
+            "compression", "zstd"
+        ).parquet(parquet)
+        return found.sparkSession.read.parquet(parquet).count()
+    return found.count()

@@ -1,0 +1,39 @@
+"""
+The data pipeline on Spark: the same log, the same filters, on as many machines as you like.
+
+Importing this package does not import pyspark: names are loaded when first used, so that checking
+a pipeline file or running `virta doctor` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+EXPORTS = {
+    "changes_to_table": "virta.spark.transforms",
+    "dead_letters": "virta.spark.transforms",
+    "decode_events": "virta.spark.transforms",
+    "dedupe": "virta.spark.transforms",
+    "enrich": "virta.spark.transforms",
+    "latest_by_key": "virta.spark.transforms",
+    "match": "virta.spark.matching",
+    "match_log": "virta.spark.reading",
+    "read": "virta.spark.reading",
+    "read_all": "virta.spark.lake",
+    "read_stream": "virta.spark.reading",
+    "session": "virta.spark.launch",
+    "sessionize": "virta.spark.transforms",
+    "to_events": "virta.spark.transforms",
+    "valid_events": "virta.spark.transforms",
+    "where": "virta.spark.matching",
+    "window_aggregate": "virta.spark.transforms",
+}
+
+__all__ = sorted(EXPORTS)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in EXPORTS:
+        raise AttributeError(f"module 'virta.spark' has no attribute {name!r}")
+    return getattr(import_module(EXPORTS[name]), name)

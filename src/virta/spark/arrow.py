@@ -1,0 +1,49 @@
+"""
+Segment bytes to Arrow record batches.
+
+The buffers come from native/arrow.c, or from its plain twin; here they become arrays of the type the
+schema asks for. Text columns with invalid UTF-8 get U+FFFD for what is not text: a stray byte in a
+topic must not end a query, and Spark has no string that holds it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from virta.spark import arrow_plain as plain
+
+try:
+    from virta.spark import _arrow as native
+except ImportError:  # pragma: no cover - depends on the machine
+    native = None
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+RECORD_COLUMNS = ("topic", "offset", "timestamp", "key", "value")
+TEXT_COLUMNS = frozenset(("topic", "key", "value"))
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+FOREVER = 2**63 - 1  # past every offset and every time
+
+# Any: the twin and the extension have the same functions, which no common type describes.
+kernel: Any = native or plain
+
+
+def want_mask(names: Sequence[str]) -> int:
+    return sum(1 << i for i, name in enumerate(RECORD_COLUMNS) if name in names)
+
+
+def make_array(name: str, kind: pa.DataType, rows: int, column: Any, *, is_text: bool) -> pa.Array:
+    """One column's buffers as an array of `kind`; no copy unless text has to be mended."""
+    if name == "offset":
+        return pa.Array.from_buffers(pa.int64(), rows, [None, pa.py_buffer(column)])
+    if name == "timestamp":
+        return pa.Array.from_buffers(TIMESTAMP, rows, [None, pa.py_buffer(column)])
+    ends, data = column
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(data)]
+    if kind == pa.binary() or is_text:
+        return pa.Array.from_buffers(kind, rows, buffers)
+    raw = pa.Array.from_buffers(pa.binary(), rows, buffers)
+    return pa.array([v.decode("utf-8", "replace") for v in raw.to_pylist()], pa.string())

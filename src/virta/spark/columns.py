@@ -1,0 +1,169 @@
+"""
+Filters as Spark columns, where that is exact.
+
+`compile_filter` gives a Column that is true exactly for the events for which `filter.matches` is, or
+None when some part of the filter has no such Column: regular expressions (RE2 is not Java's), geo,
+text order, Koncorde's flattened paths, attributes that are not text columns. The caller then asks the
+matcher instead; there is no approximation in between.
+
+The columns it speaks about are those of `virta.spark.schemas.EVENT`: attributes that are text, and
+paths into `data`, a VARIANT whose numbers are integers or doubles.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from virta.filters.tree import And, Condition, Everything, Node, Not, Nothing, Or, Range
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from virta.filters import Filter
+
+TEXT_ATTRIBUTES = frozenset(("id", "source", "type", "subject", "datacontenttype", "dataschema"))
+CONDITIONS_MAX = 20  # beyond this a plan costs more than the matcher
+REPLACEMENT = "�"  # stands for what is no text, in the columns but not in the event
+
+TYPES = {
+    "null": ("VOID",),
+    "boolean": ("BOOLEAN",),
+    "number": ("BIGINT", "DOUBLE"),
+    "string": ("STRING",),
+}
+
+
+class InexactError(Exception):
+    """This part of the filter has no exact Column."""
+
+
+def compile_filter(filter_: Filter, columns: Sequence[str]) -> Column | None:
+    """The filter as a Column over event columns, or None."""
+    if filter_.tree.count > CONDITIONS_MAX:
+        return None
+    try:
+        return compile_node(filter_.tree, frozenset(columns))
+    except InexactError:
+        return None
+
+
+def compile_node(node: Node, columns: frozenset[str]) -> Column:
+    if isinstance(node, Everything):
+        return F.lit(True)
+    if isinstance(node, Nothing):
+        return F.lit(False)
+    if isinstance(node, Not):
+        return ~compile_node(node.child, columns)
+    if isinstance(node, And):
+        parts = [compile_node(child, columns) for child in node.children]
+        return reduce(Column.__and__, parts, F.lit(True))
+    if isinstance(node, Or):
+        parts = [compile_node(child, columns) for child in node.children]
+        return reduce(Column.__or__, parts, F.lit(False))
+    # Two-valued logic: a condition on something missing is false, never NULL.
+    return F.coalesce(compile_condition(node, columns), F.lit(False))
+
+
+def compile_condition(condition: Condition, columns: frozenset[str]) -> Column:
+    path = condition.path
+    if len(path) == 1 and path[0] in TEXT_ATTRIBUTES and path[0] in columns:
+        return compile_attribute(F.col(str(path[0])), condition)
+    if path and path[0] == "data" and "data" in columns:
+        return compile_data(variant_path(path[1:]), condition)
+    raise InexactError
+
+
+def compile_attribute(column: Column, condition: Condition) -> Column:
+    """Only what a missing and an empty attribute answer alike: the column is NULL for both."""
+    op, value = condition.op, condition.value
+    if op == "eq" and is_plain_text(value) and value:
+        return column == F.lit(value)
+    if op == "in" and all(is_plain_text(v) and v for v in value):
+        return column.isin(*value)
+    if op == "prefix" and is_plain_text(value) and value:
+        return column.startswith(value)
+    if op == "suffix" and is_plain_text(value) and value:
+        return column.endswith(value)
+    raise InexactError
+
+
+def compile_data(path: str, condition: Condition) -> Column:
+    op, value = condition.op, condition.value
+    there = F.col("data") if path == "$" else F.try_variant_get("data", path, "variant")
+    kind = F.schema_of_variant(there)
+    if op == "exists":
+        return there.isNotNull()
+    if op == "type" and value in TYPES:
+        return kind.isin(*TYPES[value])
+    if op == "eq":
+        return equals(path, kind, value)
+    if op == "in":
+        return reduce(
+            Column.__or__, [F.coalesce(equals(path, kind, v), F.lit(False)) for v in value]
+        )
+    if op == "range":
+        return between(path, kind, value)
+    if op in {"prefix", "suffix"} and is_plain_text(value):
+        text = F.try_variant_get("data", path, "string")
+        found = text.startswith(value) if op == "prefix" else text.endswith(value)
+        return (kind == "STRING") & found
+    raise InexactError
+
+
+def equals(path: str, kind: Column, value: object) -> Column:
+    if value is None:
+        return kind == "VOID"
+    if isinstance(value, bool):
+        return (kind == "BOOLEAN") & (F.try_variant_get("data", path, "boolean") == F.lit(value))
+    if isinstance(value, int | float):
+        number = F.try_variant_get("data", path, "double")
+        return kind.isin(*TYPES["number"]) & (number == F.lit(as_double(value)))
+    if is_plain_text(value):
+        return (kind == "STRING") & (F.try_variant_get("data", path, "string") == F.lit(value))
+    raise InexactError
+
+
+def between(path: str, kind: Column, bounds: Range) -> Column:
+    """Ranges of numbers; text is ordered by what the event holds, which a mended column may not."""
+    for bound in (bounds.lower, bounds.upper):
+        if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int | float)):
+            raise InexactError
+    number = F.try_variant_get("data", path, "double")
+    held = kind.isin(*TYPES["number"])
+    if bounds.lower is not None:
+        low = F.lit(as_double(bounds.lower))
+        held &= (number > low) if bounds.lower_open else (number >= low)
+    if bounds.upper is not None:
+        high = F.lit(as_double(bounds.upper))
+        held &= (number < high) if bounds.upper_open else (number <= high)
+    return held
+
+
+def as_double(value: object) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]  # callers pass numbers only
+    except OverflowError as exc:
+        raise InexactError from exc
+
+
+def is_plain_text(value: object) -> bool:
+    """Text that stands in a column as it stands in the event."""
+    if not isinstance(value, str) or REPLACEMENT in value:
+        return False
+    return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
+
+
+def variant_path(steps: Sequence[object]) -> str:
+    """Spark's spelling of a path; a number may be an index or a name, which one path cannot say."""
+    path = "$"
+    for step in steps:
+        if not isinstance(step, str) or not is_plain_text(step) or not step or "'" in step:
+            raise InexactError
+        if "\\" in step or "]" in step:
+            raise InexactError
+        path += f"['{step}']"
+    return path

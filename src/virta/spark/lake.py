@@ -1,0 +1,215 @@
+"""
+The lake: sealed segments as Parquet that any engine reads, and history united from lake and log.
+
+    <lake>/range=<first>-<next>/day=<date>/topic=<topic>/part-….parquet
+
+Invariant: a directory `range=a-b` holds exactly the records of offsets a up to, not including, b, and
+appears by one rename: a reader sees all of a range or nothing. Ranges follow on each other, so the lake ends
+at one offset, and `read_all` reads the lake before it and the log from it: no gap, no overlap.
+
+Files keep the record (offset, timestamp, key, value) and the attributes one searches by, typed; the data is
+in `value`, whole. They are sorted by offset and compressed with zstd.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import uuid
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+from pyspark.sql.types import (
+    BinaryType,
+    DateType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+import virta
+from virta.errors import VirtaError
+from virta.spark.launch import session
+from virta.spark.layout import gap_error
+from virta.spark.schemas import RECORD
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+RANGE = re.compile(r"range=(\d{20})-(\d{20})")
+ATTRIBUTES = ("id", "source", "type", "subject", "time")
+FILES = StructType(
+    [
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("id", StringType()),
+        StructField("source", StringType()),
+        StructField("type", StringType()),
+        StructField("subject", StringType()),
+        StructField("time", TimestampType()),
+        StructField("day", DateType()),
+        StructField("topic", StringType()),
+    ]
+)
+
+
+class LakeError(VirtaError):
+    """A lake that does not fit its log, or is damaged."""
+
+    default_code = "lake_invalid"
+
+
+@dataclass(frozen=True)
+class LakeReport:
+    """What one compaction did: offsets `first` to `next` (not included) are in the lake now."""
+
+    first: int
+    next: int
+    records: int
+    bytes: int
+
+
+def lake_ranges(lake: str | Path) -> list[tuple[int, int, Path]]:
+    """The ranges of a lake, in order: (first, next, directory)."""
+    found = []
+    if Path(lake).is_dir():
+        for entry in Path(lake).iterdir():
+            matched = RANGE.fullmatch(entry.name)
+            if matched:
+                found.append((int(matched[1]), int(matched[2]), entry))
+    found.sort()
+    for (_, end, before), (start, _, after) in pairwise(found):
+        if end != start:
+            raise LakeError(
+                f"{after.name} does not follow on {before.name}: offsets {end} to {start} are"
+                " missing or doubled; restore the directory between them"
+            )
+    return found
+
+
+def sealed_end(log_path: str) -> tuple[int, int]:
+    """The first offset of the log and the offset after its last sealed segment."""
+    with virta.open(log_path, create=False, read_only=True) as log:
+        sealed = [segment.next for segment in log.segments() if segment.sealed]
+        return log.first_offset, max(sealed, default=log.first_offset)
+
+
+def compact(
+    log_path: str, lake: str, *, spark: SparkSession | None = None, on_gap: str = "raise"
+) -> LakeReport:
+    """
+    Write the sealed segments that are not in the lake yet, as one new range.
+
+    Raises:
+        LogGapError: the log no longer has the offset the lake ends at, and `on_gap` is not skip.
+    """
+    first, stop = sealed_end(log_path)
+    ranges = lake_ranges(lake)
+    start = ranges[-1][1] if ranges else first
+    if start < first and on_gap != "skip":
+        raise gap_error(start, first)
+    if stop <= start:
+        return LakeReport(start, start, 0, 0)
+    spark = spark or session()
+    root = Path(lake)
+    root.mkdir(parents=True, exist_ok=True)
+    for stale in root.glob("_draft-*"):
+        shutil.rmtree(stale, ignore_errors=True)
+    draft = root / f"_draft-{uuid.uuid4().hex}"
+    write_range(spark, log_path, (max(start, first), stop), draft)
+    publish(draft, root / f"range={start:020d}-{stop:020d}")
+    files = list((root / f"range={start:020d}-{stop:020d}").rglob("*.parquet"))
+    records = spark.read.schema(FILES).parquet(*map(str, files)).count() if files else 0
+    return LakeReport(start, stop, records, sum(file.stat().st_size for file in files))
+
+
+def write_range(spark: SparkSession, log_path: str, offsets: tuple[int, int], draft: Path) -> None:
+    events = (
+        spark.read.format("virta")
+        .option("events", "true")
+        .option("start", str(offsets[0]))
+        .option("end", str(offsets[1]))
+        .schema(
+            "topic string, offset long, timestamp timestamp, key binary, value binary, id string,"
+            " source string, type string, subject string, time timestamp"
+        )
+        .load(log_path)
+    )
+    (
+        events.select(
+            "offset",
+            "timestamp",
+            "key",
+            "value",
+            *ATTRIBUTES,
+            F.to_date("timestamp").alias("day"),
+            "topic",
+        )
+        .repartition("day", "topic")
+        .sortWithinPartitions("day", "topic", "offset")
+        .write.partitionBy("day", "topic")
+        .option("compression", "zstd")
+        .parquet(str(draft))
+    )
+
+
+def publish(draft: Path, final: Path) -> None:
+    """Make a range visible: everything in it is on disk before its name is."""
+    for path in sorted(draft.rglob("*")):
+        if path.is_file() and (path.name.startswith("_") or path.name.endswith(".crc")):
+            path.unlink()
+        else:
+            sync(path)
+    sync(draft)
+    draft.rename(final)
+    sync(final.parent)
+
+
+def sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def read_lake(lake: str, *, spark: SparkSession | None = None) -> DataFrame:
+    """The records in the lake, with the columns of the log and the attributes."""
+    spark = spark or session()
+    ranges = [str(directory) for _, _, directory in lake_ranges(lake)]
+    if not ranges:
+        return spark.createDataFrame([], FILES)
+    return (
+        spark.read.schema(FILES)
+        .option("basePath", lake)
+        .parquet(*ranges)
+        # A partition directory cannot be named "": the empty topic comes back as null.
+        .withColumn("topic", F.coalesce("topic", F.lit("")))
+    )
+
+
+def read_all(log_path: str, lake: str, *, spark: SparkSession | None = None) -> DataFrame:
+    """
+    All records ever written, from the lake where it has them and the log after that.
+
+    Raises:
+        LogGapError: retention removed offsets from the log that the lake does not have.
+    """
+    spark = spark or session()
+    ranges = lake_ranges(lake)
+    first, _ = sealed_end(log_path)
+    seam = ranges[-1][1] if ranges else first
+    if seam < first:
+        raise gap_error(seam, first)
+    live = spark.read.format("virta").option("start", str(seam)).load(log_path)
+    if not ranges:
+        return live
+    return read_lake(lake, spark=spark).select(*RECORD.names).unionByName(live)

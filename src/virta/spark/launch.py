@@ -1,0 +1,97 @@
+"""
+A Spark session with the settings Virta's source, sink and transforms want.
+
+Everything is overridable: a keyword is a Spark setting with dots or double underscores
+(`session(**{"spark.driver.memory": "4g"})` or `session(spark__driver__memory="4g")`). Settings of the
+JVM itself only count for the first session of a process, as in any Spark program.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from virta.errors import VirtaError
+from virta.spark.java import ensure_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CHECKPOINT_MANAGER = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+def base_conf(cores: int) -> dict[str, str]:
+    """The settings of a session on `cores` cores, before the caller's own."""
+    return {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": "2g",
+        "spark.sql.session.timeZone": "UTC",
+        # A shuffle has as many parts as there are cores: micro-batches are small.
+        "spark.sql.shuffle.partitions": str(cores),
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+        # The default manager forks `readlink` and `chmod` for every checkpoint file: 80 ms a batch.
+        "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_MANAGER,
+        "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
+    }
+
+
+def session(app: str = "virta", master: str | None = None, **conf: object) -> SparkSession:
+    """
+    Return the process's Spark session, making it (and finding Java for it) when there is none.
+
+    Args:
+        app: the application's name in Spark's views.
+        master: where to run; `local[*]` unless given here or by `spark.master`.
+        conf: Spark settings; `spark__driver__memory` means `spark.driver.memory`. None leaves a
+            default of ours unset.
+
+    Raises:
+        JavaError: no suitable Java runtime.
+        VirtaError: pyspark is not installed.
+    """
+    try:
+        from pyspark.sql import SparkSession  # noqa: PLC0415
+    except ImportError as exc:
+        raise VirtaError(
+            "pyspark is not installed: run `pip install virta[spark]`", code="spark_missing"
+        ) from exc
+    own = {name.replace("__", "."): value for name, value in conf.items()}
+    master = master or str(own.get("spark.master") or "local[*]")
+    prepare_environment(master)
+
+    builder = SparkSession.builder.appName(app).master(master)
+    for name, value in {**base_conf(os.cpu_count() or 1), **own}.items():
+        if value is not None and name != "spark.master":
+            builder = builder.config(name, setting_text(value))
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel(str(own.get("spark.log.level") or "ERROR"))
+    return spark
+
+
+def prepare_environment(master: str) -> None:
+    """Set what Spark's launcher and Python workers read from the environment, unless it is set."""
+    os.environ["JAVA_HOME"] = str(ensure_java())
+    # Workers must run this very interpreter: another one may lack pyarrow or Virta itself.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if master.startswith(("local", "spark://127.", "spark://localhost")):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+def package_root() -> Path:
+    """The directory that holds the `virta` package: what an executor needs on its PYTHONPATH."""
+    return Path(__file__).resolve().parent.parent.parent
+
+
+def setting_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,160 @@
+"""
+Standing filters over DataFrames: `where` keeps the events a filter holds for, `match` tells which of
+many hold for each.
+
+Both give the answers of `filter.matches` and `virta.match.Matcher` on the same JSON. One filter becomes a
+Column where that is exact (virta.spark.columns); everything else runs in the matcher itself, in Arrow
+batches. A filter set is serialised once and broadcast as bytes; each Python worker builds its
+matcher from them once and keeps it for all tasks that bring the same set.
+
+Which JSON value a filter speaks about: of decoded events, the event, except that Koncorde's filters speak
+of its `data`, as in the server; of plain records, the record's value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+from pyspark.sql.types import BinaryType, StringType, StructType
+
+from virta.filters import Filter, parse
+from virta.spark.columns import compile_filter
+from virta.spark.filter_set import FilterSet, MatchError, documents, opened_set, pack
+from virta.spark.schemas import FILTER_ID
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+FILTERS_MAX = 10_000_000
+EVENT_MARKS = frozenset(("source", "id", "data"))  # columns that tell decoded events from records
+
+
+def where(
+    df: DataFrame,
+    filter: Filter | str | Iterable[Filter],  # noqa: A002 - the word users have for it
+    *,
+    dialect: str = "query-string",
+    on: str | None = None,
+) -> DataFrame:
+    """
+    The rows for which the filter (of several: at least one) holds, with the columns of `df`.
+
+    `on` is "event" or "data" when the JSON value to ask is not the usual one. Rows that are no events or
+    no JSON are never kept.
+    """
+    if isinstance(filter, str):
+        filter = parse(filter, dialect)  # noqa: A001
+    filters = [filter] if isinstance(filter, Filter) else list(filter)
+    rows = df.where(F.col("invalid").isNull()) if "invalid" in df.columns else df
+    if len(filters) == 1 and is_decoded(df) and check_on(df, filters[0], on) == "event":
+        column = compile_filter(filters[0], df.columns)
+        if column is not None:
+            return rows.where(column)
+    need_value(df)
+    shipped = {root: ship(df, part) for root, part in by_root(df, filters, on).items()}
+
+    def keep(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        sets = {root: opened() for root, opened in shipped.items()}
+        for batch in batches:
+            kept = np.zeros(batch.num_rows, bool)
+            for root, matcher in sets.items():
+                kept |= matcher.hits(documents(batch.column("value"), root))
+            yield batch.filter(pa.array(kept))
+
+    return rows.mapInArrow(keep, df.schema)
+
+
+def by_root(
+    df: DataFrame, filters: Iterable[Filter], on: str | None
+) -> dict[str, dict[str, Filter]]:
+    """The filters by the JSON value they speak about, each under its id."""
+    parts: dict[str, dict[str, Filter]] = {}
+    for filter_ in filters:
+        parts.setdefault(check_on(df, filter_, on), {})[filter_.id] = filter_
+    return parts
+
+
+def is_decoded(df: DataFrame) -> bool:
+    return set(df.columns) >= EVENT_MARKS
+
+
+def match(
+    df: DataFrame,
+    filters: Iterable[Filter] | Mapping[str, Filter],
+    *,
+    on: str | None = None,
+    keep: Iterable[str] | None = None,
+) -> DataFrame:
+    """
+    One row per event and filter that holds for it: the columns `keep` (all) and `filter_id`.
+
+    `filters` are filters, known by their own `id`, or a mapping from names to filters.
+    """
+    named = dict(filters) if isinstance(filters, Mapping) else {f.id: f for f in filters}
+    if len(named) > FILTERS_MAX:
+        raise MatchError(f"{len(named)} filters: at most {FILTERS_MAX}")
+    need_value(df)
+    parts: dict[str, dict[str, Filter]] = {}
+    for name, filter_ in named.items():
+        parts.setdefault(check_on(df, filter_, on), {})[name] = filter_
+    found = [match_on(df, part, root, keep) for root, part in (parts or {"event": {}}).items()]
+    return reduce(DataFrame.unionByName, found)
+
+
+def match_on(
+    df: DataFrame, filters: Mapping[str, Filter], on: str, keep: Iterable[str] | None
+) -> DataFrame:
+    names = list(df.columns if keep is None else keep)
+    rows = df.where(F.col("invalid").isNull()) if "invalid" in df.columns else df
+    rows = rows.select(*dict.fromkeys([*names, "value"]))
+    schema = StructType([*(rows.schema[name] for name in names), FILTER_ID])
+    shipped = ship(df, filters)
+
+    def explode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        matcher = shipped()
+        for batch in batches:
+            yield explode_batch(batch, matcher, on, names)
+
+    return rows.mapInArrow(explode, schema)
+
+
+def explode_batch(
+    batch: pa.RecordBatch, matcher: FilterSet, on: str, names: list[str]
+) -> pa.RecordBatch:
+    """Repeat each row for every filter that holds for it."""
+    rows, ids = matcher.pairs(documents(batch.column("value"), on))
+    taken = batch.select(names).take(pa.array(rows, pa.int64()))
+    return pa.RecordBatch.from_arrays([*taken.columns, ids], names=[*names, FILTER_ID.name])
+
+
+def check_on(df: DataFrame, filter_: Filter, on: str | None) -> str:
+    if on is None:
+        return "data" if is_decoded(df) and filter_.dialect == "koncorde" else "event"
+    if on not in {"event", "data"}:
+        raise MatchError(f"on is {on!r}: expected event or data")
+    return on
+
+
+def need_value(df: DataFrame) -> None:
+    kind = df.schema["value"].dataType if "value" in df.columns else None
+    if not isinstance(kind, BinaryType | StringType):
+        raise MatchError(
+            f"matching needs the event's JSON in the column 'value': there are {', '.join(df.columns)}"
+        )
+
+
+def ship(df: DataFrame, filters: Mapping[str, Filter]) -> Callable[[], FilterSet]:
+    """Send a filter set to the executors; the result opens it there."""
+    packed, digest = pack(filters)
+    broadcast = df.sparkSession.sparkContext.broadcast(packed)
+
+    def opened() -> FilterSet:
+        return opened_set(digest, broadcast.value)
+
+    return opened

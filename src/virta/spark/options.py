@@ -1,0 +1,167 @@
+"""
+The options of the `virta` data source, checked once, in one place.
+
+Names are as Spark users write them (any case); every unknown one is refused, so that a typing error
+does not silently read everything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from virta.errors import VirtaError
+from virta.spark.arrow import FOREVER
+from virta.spark.decode import ROWS_MAX
+from virta.spark.layout import SPLIT_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+READ_OPTIONS = (
+    "path",
+    "events",
+    "topics",
+    "start",
+    "end",
+    "startTime",
+    "endTime",
+    "onGap",
+    "onCorruption",
+    "problems",
+    "splitBytes",
+    "batchRows",
+    "maxRecordsPerTrigger",
+    "maxBytesPerTrigger",
+    "pushdown",
+    "filters",
+    "on",
+)
+SPARKS_OWN = ("checkpointLocation", "queryName")  # Spark hands its own options on to a sink
+WRITE_OPTIONS = ("path", "topic", "durability", "queryId", "sequence", *SPARKS_OWN)
+SPLIT_BYTES_MIN = 64 * 1024
+BATCH_ROWS_MAX = 1_000_000
+
+
+class OptionError(VirtaError):
+    """An option with a wrong name or value."""
+
+    default_code = "option_invalid"
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """A checked set of reading options; times are microseconds since 1970."""
+
+    path: str
+    events: bool
+    topics: tuple[bytes, ...] | None
+    start: int | str
+    end: int | str
+    time_from: int
+    time_to: int
+    skip_gaps: bool
+    skip_corruption: bool
+    problems: str | None
+    split_bytes: int
+    batch_rows: int
+    max_records: int | None
+    max_bytes: int | None
+    pushdown: bool
+    filters: str | None
+    on: str
+
+
+def read_options(options: Mapping[str, str]) -> ReadOptions:
+    """
+    Check the options of a read.
+
+    Raises:
+        OptionError: a name or a value that is not one.
+    """
+    given = by_name(options, READ_OPTIONS)
+    topics = given.get("topics")
+    return ReadOptions(
+        path=required(given, "path", "the log's directory, as in .load(directory)"),
+        events=choice(given, "events", {"true": True, "false": False}, "false"),
+        topics=None if topics is None else tuple(t.encode() for t in topics.split(",") if t),
+        start=position(given, "start", "earliest"),
+        end=position(given, "end", "latest"),
+        time_from=moment(given, "startTime", 0),
+        time_to=moment(given, "endTime", FOREVER),
+        skip_gaps=choice(given, "onGap", {"raise": False, "skip": True}, "raise"),
+        skip_corruption=choice(given, "onCorruption", {"raise": False, "skip": True}, "raise"),
+        problems=given.get("problems"),
+        split_bytes=number(given, "splitBytes", SPLIT_BYTES, SPLIT_BYTES_MIN, FOREVER),
+        batch_rows=number(given, "batchRows", ROWS_MAX, 1, BATCH_ROWS_MAX),
+        max_records=optional_number(given, "maxRecordsPerTrigger"),
+        max_bytes=optional_number(given, "maxBytesPerTrigger"),
+        pushdown=choice(given, "pushdown", {"true": True, "false": False}, "false"),
+        filters=given.get("filters"),
+        on=given.get("on", "event"),
+    )
+
+
+def by_name(options: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]:
+    """The options under the names of `known`, whatever case they came in."""
+    names = {name.lower(): name for name in known}
+    given: dict[str, str] = {}
+    for name, value in options.items():
+        if name.lower() not in names:
+            raise OptionError(f"unknown option {name!r}: choose from {', '.join(known)}")
+        given[names[name.lower()]] = str(value)
+    return given
+
+
+def required(given: Mapping[str, str], name: str, meaning: str) -> str:
+    value = given.get(name)
+    if not value:
+        raise OptionError(f"option {name!r} is missing: give {meaning}")
+    return value
+
+
+def choice(given: Mapping[str, str], name: str, values: Mapping[str, bool], default: str) -> bool:
+    value = given.get(name, default)
+    if value.lower() not in values:
+        raise OptionError(f"option {name} is {value!r}: expected {' or '.join(values)}")
+    return values[value.lower()]
+
+
+def position(given: Mapping[str, str], name: str, default: str) -> int | str:
+    value = given.get(name, default)
+    if value in {"earliest", "latest"}:
+        return value
+    if not value.isdecimal():
+        raise OptionError(f"option {name} is {value!r}: expected an offset, earliest or latest")
+    return int(value)
+
+
+def moment(given: Mapping[str, str], name: str, default: int) -> int:
+    value = given.get(name)
+    if value is None:
+        return default
+    if value.isdecimal():
+        return int(value)
+    try:
+        time = datetime.fromisoformat(value)
+    except ValueError as exc:
+        raise OptionError(
+            f"option {name} is {value!r}: expected ISO 8601 or microseconds since 1970"
+        ) from exc
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=UTC)
+    return round(time.timestamp() * 1_000_000)
+
+
+def number(given: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+    value = given.get(name)
+    if value is None:
+        return default
+    if not value.isdecimal() or not least <= int(value) <= most:
+        raise OptionError(f"option {name} is {value!r}: expected a number from {least} to {most}")
+    return int(value)
+
+
+def optional_number(given: Mapping[str, str], name: str) -> int | None:
+    return number(given, name, 0, 1, FOREVER) or None

@@ -1,0 +1,125 @@
+"""
+Reading a log into a DataFrame, with its bounds given by name.
+
+`read` and `read_stream` are the data source with its options spelled as arguments. Bounds given here
+are planned: splits outside them are never opened, which conditions on the DataFrame cannot promise
+(see the option `pushdown`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from tempfile import gettempdir
+from typing import TYPE_CHECKING, Any
+
+from virta.spark.filter_set import write_set
+from virta.spark.launch import session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from os import PathLike
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from virta.filters import Filter
+
+ARGUMENTS = {
+    "events": "events",
+    "start": "start",
+    "end": "end",
+    "since": "startTime",
+    "until": "endTime",
+    "on_gap": "onGap",
+    "on_corruption": "onCorruption",
+    "problems": "problems",
+    "split_bytes": "splitBytes",
+    "max_records": "maxRecordsPerTrigger",
+    "max_bytes": "maxBytesPerTrigger",
+}
+
+
+def read(
+    path: str | PathLike[str],
+    *,
+    topics: Iterable[str] | None = None,
+    columns: str | None = None,
+    spark: SparkSession | None = None,
+    **bounds: Any,
+) -> DataFrame:
+    """
+    The records (with `events=True`: the events) of a log, bounded by offsets, times and topics.
+
+    Args:
+        path: the log's directory.
+        topics: only these.
+        columns: a schema as DDL: fewer columns are read faster.
+        spark: the session; the process's own by default.
+        bounds: start, end (offsets), since, until (datetimes), on_gap, on_corruption, problems,
+            split_bytes, events.
+    """
+    reader = (spark or session()).read.format("virta").options(**options(topics, bounds))
+    if columns is not None:
+        reader = reader.schema(columns)
+    return reader.load(str(path))
+
+
+def read_stream(
+    path: str | PathLike[str],
+    *,
+    topics: Iterable[str] | None = None,
+    columns: str | None = None,
+    spark: SparkSession | None = None,
+    **bounds: Any,
+) -> DataFrame:
+    """As `read`, unbounded; `max_records` or `max_bytes` bound each micro-batch."""
+    reader = (spark or session()).readStream.format("virta").options(**options(topics, bounds))
+    if columns is not None:
+        reader = reader.schema(columns)
+    return reader.load(str(path))
+
+
+def match_log(
+    path: str | PathLike[str],
+    filters: Iterable[Filter] | Mapping[str, Filter],
+    *,
+    on: str = "event",
+    directory: str | None = None,
+    topics: Iterable[str] | None = None,
+    columns: str | None = None,
+    spark: SparkSession | None = None,
+    **bounds: Any,
+) -> DataFrame:
+    """
+    As `match` on a whole log, with decoding and matching in one process: the fastest way there is.
+
+    Args:
+        on: "event": filters are asked by the record's value; "data": by the event's data.
+        directory: where the filter set is kept for the executors, which must see it; a temporary
+            directory by default, which is right for one machine.
+        columns: a schema as DDL of record columns and `filter_id`.
+    """
+    named = dict(filters) if isinstance(filters, Mapping) else {f.id: f for f in filters}
+    place = directory or str(Path(gettempdir()) / "virta-filters")
+    given = {**options(topics, bounds), "filters": write_set(named, place), "on": on}
+    reader = (spark or session()).read.format("virta").options(**given)
+    if columns is not None:
+        reader = reader.schema(columns)
+    return reader.load(str(path))
+
+
+def options(topics: Iterable[str] | None, bounds: Mapping[str, Any]) -> dict[str, str]:
+    given = {} if topics is None else {"topics": ",".join(topics)}
+    for name, value in bounds.items():
+        if name not in ARGUMENTS:
+            raise TypeError(f"unknown argument {name!r}: choose from {', '.join(ARGUMENTS)}")
+        if value is not None:
+            given[ARGUMENTS[name]] = text(value)
+    return given
+
+
+def text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value.isoformat() if isinstance(value, datetime) else str(value)

@@ -1,0 +1,272 @@
+"""
+Rows of a query appended to a log, exactly once.
+
+    task: rows ──► message (small) or staged Arrow file (large)      driver: messages ──► append_many
+
+Invariant: the rows of one micro-batch are appended by the driver with a producer id made of the
+query's id and the micro-batch's number as its sequence. Both stand in the header of the log's batch,
+under its checksum: the append and the mark that it happened are one write. When Spark runs a
+micro-batch again (restart, lost driver), the log refuses the sequence it already has.
+
+A micro-batch larger than the log's largest batch becomes several, each under its own producer id, so
+each is refused by itself; only then can a reader see a part of a micro-batch before the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import BinaryType, StringType, StructType
+
+import virta
+from virta.errors import VirtaError
+from virta.spark.options import WRITE_OPTIONS, OptionError, by_name, required
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+MESSAGE_BYTES_MAX = (
+    256 * 1024
+)  # more than this goes by file: messages pass through the driver's JVM
+APPEND_BYTES_MAX = 48 * 1024 * 1024  # below the log's largest batch (64 MiB), with its own overhead
+STAGING = "staging"
+STAGING_SECONDS_MAX = 24 * 3600  # older files belong to drivers that never came back
+Durability = Literal["none", "interval", "group", "fsync"]
+
+Record = tuple[bytes, bytes, bytes]
+
+
+class SinkError(VirtaError):
+    """Rows that cannot be records."""
+
+    default_code = "sink_invalid"
+
+
+@dataclass
+class Staged(WriterCommitMessage):
+    """A task's rows: in `rows` as an Arrow stream, or in the file `path`."""
+
+    partition: int
+    query: str | None
+    count: int
+    rows: bytes | None
+    path: str | None
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    path: str
+    topic: str | None
+    durability: Durability | None
+    query: str | None
+    sequence: int | None
+
+
+def write_options(
+    options: Mapping[str, str], schema: StructType, *, overwrite: bool
+) -> WriteOptions:
+    """Check options and columns before a task starts."""
+    given = by_name(options, WRITE_OPTIONS)
+    if overwrite:
+        raise OptionError('a log is only appended to: use .mode("append")')
+    durability: Any = given.get("durability")
+    if durability is not None and durability not in get_args(Durability):
+        raise OptionError(
+            f"option durability is {durability!r}: expected {', '.join(get_args(Durability))}"
+        )
+    sequence = given.get("sequence")
+    if sequence is not None and not sequence.isdecimal():
+        raise OptionError(f"option sequence is {sequence!r}: expected a whole number")
+    if (sequence is None) != (given.get("queryId") is None):
+        raise OptionError("options queryId and sequence belong together: give both or none")
+    topic = given.get("topic")
+    check_columns(schema, topic)
+    return WriteOptions(
+        path=required(given, "path", "the log's directory, as in .save(directory)"),
+        topic=topic,
+        durability=durability,
+        query=given.get("queryId"),
+        sequence=None if sequence is None else int(sequence),
+    )
+
+
+def check_columns(schema: StructType, topic: str | None) -> None:
+    kinds = {field.name: field.dataType for field in schema.fields}
+    if "value" not in kinds:
+        raise SinkError(
+            f"there is no column 'value' among {', '.join(kinds)}: a record is (topic, key, value);"
+            " make one with virta.spark.to_events(df, ...) or to_json(struct(...)) AS value"
+        )
+    if "topic" not in kinds and topic is None:
+        raise SinkError("no topic: give the option topic or a column of that name")
+    for name, kind in kinds.items():
+        if name in {"offset", "timestamp"}:
+            continue  # what the source gives; the log makes its own
+        if name not in {"topic", "key", "value"}:
+            raise SinkError(f"column {name!r} has no place in a record: select topic, key, value")
+        if not isinstance(kind, BinaryType | StringType):
+            raise SinkError(f"column {name!r} is {kind.simpleString()}: expected string or binary")
+
+
+# On the executors.
+
+
+def stage(options: WriteOptions, batches: Iterable[pa.RecordBatch]) -> Staged:
+    """Keep a task's rows until the driver commits them."""
+    context = TaskContext.get()
+    partition = context.partitionId() if context else 0
+    query = context.getLocalProperty("sql.streaming.queryId") if context else None
+    kept = [trim(batch) for batch in batches]
+    count = sum(batch.num_rows for batch in kept)
+    if not kept:
+        return Staged(partition, query, 0, None, None)
+    if sum(batch.nbytes for batch in kept) <= MESSAGE_BYTES_MAX:
+        sink = pa.BufferOutputStream()
+        write_stream(sink, kept)
+        return Staged(partition, query, count, sink.getvalue().to_pybytes(), None)
+    virta.open(
+        options.path
+    ).close()  # a new log is made before anything else stands in its directory
+    directory = Path(options.path) / STAGING
+    directory.mkdir(exist_ok=True)
+    path = directory / f"{uuid.uuid4().hex}.arrow"
+    with pa.OSFile(str(path), "wb") as file:
+        write_stream(file, kept)
+    return Staged(partition, query, count, None, str(path))
+
+
+def trim(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.select([n for n in batch.schema.names if n in {"topic", "key", "value"}])
+
+
+def write_stream(sink: pa.NativeFile, batches: list[pa.RecordBatch]) -> None:
+    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+
+
+# On the driver.
+
+
+def publish(options: WriteOptions, messages: Iterable[Staged], sequence: int | None) -> None:
+    """Append the rows of all tasks, in the order of partitions, unless the log has them already."""
+    staged = sorted((m for m in messages if m.count), key=lambda m: m.partition)
+    if not staged:
+        return
+    query = options.query or staged[0].query
+    with virta.open(options.path) as log:
+        for part, records in enumerate(chunks(read_records(options, staged))):
+            producer = None
+            if query is not None and sequence is not None:
+                producer = (producer_id(query, part), sequence)
+            log.append_many(records, durability=options.durability, producer=producer)
+    discard(staged)
+    sweep(Path(options.path) / STAGING)
+
+
+def producer_id(query: str, part: int) -> int:
+    """64 bits that stand for a query (and the part of a micro-batch) in batch headers; the log keeps 0 and 1."""
+    digest = hashlib.sha256(f"{query}/{part}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") | 1 << 63
+
+
+def read_records(options: WriteOptions, staged: Iterable[Staged]) -> Iterator[Record]:
+    fallback = None if options.topic is None else options.topic.encode()
+    for message in staged:
+        source = pa.BufferReader(message.rows) if message.path is None else pa.OSFile(message.path)
+        with source, pa.ipc.open_stream(source) as reader:
+            for batch in reader:
+                yield from batch_records(batch, fallback)
+
+
+def batch_records(batch: pa.RecordBatch, fallback: bytes | None) -> Iterator[Record]:
+    names = batch.schema.names
+    values = batch.column("value").cast(pa.binary()).to_pylist()
+    empty: list[bytes | None] = [None] * batch.num_rows
+    keys = batch.column("key").cast(pa.binary()).to_pylist() if "key" in names else empty
+    topics = batch.column("topic").cast(pa.binary()).to_pylist() if "topic" in names else empty
+    for topic, key, value in zip(topics, keys, values, strict=True):
+        name = fallback if topic is None else topic
+        if name is None:
+            raise SinkError("a row has no topic (null): give the option topic as a default")
+        yield name, key or b"", value or b""
+
+
+def chunks(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """Lists that fit in one batch of the log."""
+    chunk: list[Record] = []
+    size = 0
+    for record in records:
+        size += len(record[0]) + len(record[1]) + len(record[2]) + 16
+        if chunk and size > APPEND_BYTES_MAX:
+            yield chunk
+            chunk, size = [], len(record[0]) + len(record[1]) + len(record[2]) + 16
+        chunk.append(record)
+    if chunk:
+        yield chunk
+
+
+def discard(messages: Iterable[Staged | None]) -> None:
+    for message in messages:
+        if message is not None and message.path is not None:
+            with suppress(OSError):
+                Path(message.path).unlink()
+
+
+def sweep(directory: Path) -> None:
+    """Remove what drivers that died left behind; a live one's files are younger than a day."""
+    with suppress(OSError):
+        for entry in os.scandir(directory):
+            if time.time() - entry.stat().st_mtime > STAGING_SECONDS_MAX:
+                Path(entry.path).unlink()
+
+
+class LogWriter(DataSourceArrowWriter):
+    """`df.write.format("virta")`: one atomic append; idempotent with queryId and sequence."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        self.options = write_options(options, schema, overwrite=overwrite)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return stage(self.options, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        publish(self.options, staged_only(messages), self.options.sequence)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        discard(staged_only(messages))
+
+
+class LogStreamWriter(DataSourceStreamArrowWriter):
+    """`df.writeStream.format("virta")`: one append per micro-batch, each once."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        self.options = write_options(options, schema, overwrite=overwrite)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return stage(self.options, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        publish(self.options, staged_only(messages), batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
+        # Follows a commit that failed, too: what was appended stays, a replay finds it there.
+        discard(staged_only(messages))
+
+
+def staged_only(messages: Iterable[WriterCommitMessage | None]) -> list[Staged]:
+    return [message for message in messages if isinstance(message, Staged)]

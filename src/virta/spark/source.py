@@ -1,0 +1,363 @@
+"""
+The log as a Spark data source: `spark.read.format("virta")` and `spark.readStream.format("virta")`.
+
+Planning happens once, in a Python process on the driver: offsets are fixed, then split by segment and
+byte range on batch boundaries (virta.spark.layout). Executors decode a split's bytes straight to Arrow
+(virta.spark.decode). A range of offsets decodes to the same rows every time: that, and offsets kept in
+Spark's checkpoint, is the source's half of exactly-once.
+
+Stream offsets are `{"epoch": e, "offset": n}`: n is the next offset to read, e changes when recovery
+dropped published offsets, and then the checkpoint no longer fits the log and the query says so.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import BinaryType, StructType
+
+from virta.errors import LogFormatError
+from virta.spark.arrow import RECORD_COLUMNS, TEXT_COLUMNS, make_array
+from virta.spark.decode import Reading, Rows, read_rows
+from virta.spark.events import EventColumns
+from virta.spark.filter_set import FilterSet, document_of, opened_file
+from virta.spark.layout import Ends, Plan, Split, gap_error
+from virta.spark.options import ReadOptions, read_options
+from virta.spark.pushdown import Bounds, push
+from virta.spark.schemas import EVENT, FILTER_ID, MATCH, RECORD, check_schema
+from virta.spark.sink import LogStreamWriter, LogWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, MutableMapping
+
+    from pyspark.sql.datasource import Filter
+
+PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+class VirtaSource(DataSource):
+    """The format `virta`."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(dict(options))
+
+    @classmethod
+    def name(cls) -> str:
+        return "virta"
+
+    def schema(self) -> StructType:
+        options = read_options(self.options)
+        if options.filters is not None:
+            return MATCH
+        return EVENT if options.events else RECORD
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = read_options(self.options)
+        # Only on request: Spark 4.3 remembers the plan of the first query with pushed conditions for
+        # the loaded DataFrame, and answers later queries on it, with other conditions or none, from
+        # that plan. And it refuses such a reader while push-down is off in the session (its default),
+        # so only the process that pushes conditions gets one.
+        pushing = options.pushdown and in_pushdown_worker()
+        return (PushingReader if pushing else LogReader)(options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        return LogStreamReader(read_options(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> LogWriter:  # noqa: FBT001
+        return LogWriter(dict(self.options), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> LogStreamWriter:  # noqa: N802, FBT001
+        return LogStreamWriter(dict(self.options), schema, overwrite=overwrite)
+
+
+def in_pushdown_worker() -> bool:
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return PUSHDOWN_WORKER in sys.modules or getattr(spec, "name", None) == PUSHDOWN_WORKER
+
+
+@dataclass
+class LogPartition(InputPartition):
+    """A task's splits: one for large ones, several for small neighbours."""
+
+    split: Split
+
+
+class Decoder:
+    """Splits to Arrow batches of the asked schema; pickled once to the executors."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        check_schema(schema, events=options.events, filters=options.filters is not None)
+        self.reading = make_reading(options)
+        self.filters, self.on = options.filters, options.on
+        self.schema = schema
+        self.record_names = [n for n in schema.names if n in RECORD_COLUMNS]
+        self.text = [
+            field.name
+            for field in schema.fields
+            if field.name in TEXT_COLUMNS and not isinstance(field.dataType, BinaryType)
+        ]
+        self.event_fields = {
+            field.name: field.dataType
+            for field in schema.fields
+            if field.name not in RECORD_COLUMNS and field.name != FILTER_ID.name
+        }
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        split = getattr(partition, "split", None)
+        if split is None:  # Spark's stand-in for "no partitions"
+            return
+        schema = to_arrow_schema(self.schema, timezone="UTC")
+        names = [*self.record_names]
+        if (self.event_fields or self.filters) and "value" not in names:
+            names.append("value")
+        filters = None if self.filters is None else opened_file(self.filters)
+        for rows in read_rows(self.reading, split, names, self.text):
+            yield self.batch(rows, schema, filters)
+
+    def batch(self, rows: Rows, schema: pa.Schema, filters: FilterSet | None) -> pa.RecordBatch:
+        arrays: dict[str, pa.Array] = {}
+        for name in self.record_names:
+            column = rows.columns[RECORD_COLUMNS.index(name)]
+            is_text = name in TEXT_COLUMNS and rows.is_text(name)
+            arrays[name] = make_array(
+                name, schema.field(name).type, rows.size, column, is_text=is_text
+            )
+        if self.event_fields:
+            arrays.update(self.event_arrays(rows))
+        if filters is not None:
+            return self.matched(rows, arrays, schema, filters)
+        return pa.RecordBatch.from_arrays([arrays[n] for n in schema.names], schema=schema)
+
+    def matched(
+        self, rows: Rows, arrays: dict[str, pa.Array], schema: pa.Schema, filters: FilterSet
+    ) -> pa.RecordBatch:
+        """Each row once for every filter that holds for it: decoding and matching in one process."""
+        values = list(value_slices(rows))
+        if self.on == "data":
+            values = [document_of(value) for value in values]
+        hits, ids = filters.pairs(values)
+        chosen = pa.array(hits, pa.int64())
+        taken = {name: array.take(chosen) for name, array in arrays.items()}
+        taken[FILTER_ID.name] = ids
+        return pa.RecordBatch.from_arrays([taken[n] for n in schema.names], schema=schema)
+
+    def event_arrays(self, rows: Rows) -> dict[str, pa.Array]:
+        columns = EventColumns(self.event_fields)
+        for value in value_slices(rows):
+            columns.add(value)
+        return columns.arrays()
+
+
+def value_slices(rows: Rows) -> Iterator[bytes]:
+    """The values of some rows, one by one."""
+    buffers: Any = rows.columns[RECORD_COLUMNS.index("value")]
+    bounds, data = memoryview(buffers[0]).cast("i").tolist(), buffers[1]
+    for start, end in pairwise(bounds):
+        yield data[start:end]
+
+
+def make_reading(options: ReadOptions) -> Reading:
+    return Reading(
+        root=options.path,
+        topics=options.topics,
+        time_from=options.time_from,
+        time_to=options.time_to,
+        skip_gaps=options.skip_gaps,
+        skip_corruption=options.skip_corruption,
+        problems=options.problems,
+        rows_max=options.batch_rows,
+    )
+
+
+def make_plan(options: ReadOptions) -> Plan:
+    return Plan(options.path, skip_corruption=options.skip_corruption, skip_gaps=options.skip_gaps)
+
+
+def resolve(position: int | str, ends: Ends) -> int:
+    if isinstance(position, int):
+        return position
+    return ends.first if position == "earliest" else ends.end
+
+
+# Batch.
+
+
+class LogReader(DataSourceReader):
+    """A bounded read: the range is fixed when the query is planned."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self.options = options
+        self.decoder = Decoder(options, schema)
+
+    def partitions(self) -> list[InputPartition]:
+        options = self.options
+        plan = make_plan(options)
+        try:
+            ends = plan.ends()
+            start = resolve(options.start, ends)
+            stop = min(resolve(options.end, ends), ends.end)
+            if start < ends.first and start < stop:
+                plan.gap(start, ends.first)
+            splits = plan.splits(
+                max(start, ends.first),
+                stop,
+                time_from=self.decoder.reading.time_from,
+                time_to=self.decoder.reading.time_to,
+                split_bytes=options.split_bytes,
+            )
+        finally:
+            plan.close()
+        return [LogPartition(split) for split in splits]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self.decoder.read(partition)
+
+
+class PushingReader(LogReader):
+    """A bounded read that also takes conditions on topic, offset and timestamp from the query."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        options, reading = self.options, self.decoder.reading
+        bounds = Bounds(reading.topics, 0, None, options.time_from, options.time_to)
+        rest, bounds = push(filters, bounds)
+        self.decoder.reading = replace(
+            reading,
+            topics=bounds.topics,
+            time_from=bounds.time_from,
+            time_to=bounds.time_to,
+        )
+        self.options = self.bounded(bounds)
+        return rest
+
+    def bounded(self, bounds: Bounds) -> ReadOptions:
+        """Options whose range also obeys the offsets in the query; such bounds are never a gap."""
+        if not bounds.start and bounds.stop is None:
+            return self.options
+        plan = make_plan(self.options)
+        try:
+            ends = plan.ends()
+        finally:
+            plan.close()
+        start = resolve(self.options.start, ends)
+        stop = min(resolve(self.options.end, ends), ends.end)
+        start = max(start, min(bounds.start, ends.end))
+        stop = stop if bounds.stop is None else max(min(stop, bounds.stop), 0)
+        return replace(self.options, start=start, end=max(stop, start))
+
+
+# Stream.
+
+
+class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """An unbounded read; lives on the driver for as long as the query does."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self.options = options
+        self.decoder = Decoder(options, schema)
+        self.plan: Plan | None = None
+        self.target: int | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # `read` travels to executors; the open log stays here.
+        return {**self.__dict__, "plan": None}
+
+    def planner(self) -> Plan:
+        if self.plan is None:
+            self.plan = make_plan(self.options)
+        return self.plan
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
+        ends = self.planner().ends()
+        start = resolve(self.options.start, ends)
+        if start < ends.first:
+            self.planner().gap(start, ends.first)
+        return {"epoch": ends.epoch, "offset": max(start, ends.first)}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        if self.options.max_records is not None:
+            return ReadMaxRows(self.options.max_records)
+        if self.options.max_bytes is not None:
+            return ReadMaxBytes(self.options.max_bytes)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+        ends = self.planner().ends()
+        self.check_epoch(start, ends)
+        first = start["offset"]
+        stop = self.available(ends)
+        if stop <= first:
+            return start
+        if isinstance(limit, ReadMaxRows):
+            stop = min(stop, first + limit.max_rows)
+        bytes_max = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+        if bytes_max is None and not isinstance(limit, ReadAllAvailable):
+            bytes_max = self.options.max_bytes
+        if bytes_max is not None:
+            stop = self.planner().bytes_end(max(first, ends.first), stop, bytes_max)
+        return {"epoch": ends.epoch, "offset": stop}
+
+    def available(self, ends: Ends) -> int:
+        stop = min(resolve(self.options.end, ends), ends.end)
+        return stop if self.target is None else min(stop, self.target)
+
+    def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
+        ends = self.planner().ends()
+        return {"epoch": ends.epoch, "offset": ends.end}
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        self.target = self.planner().ends().end
+
+    def check_epoch(self, start: dict[str, int], ends: Ends) -> None:
+        if start["epoch"] != ends.epoch or start["offset"] > ends.end:
+            raise LogFormatError(
+                f"the checkpoint is at offset {start['offset']} of epoch {start['epoch']}, the log"
+                f" at {ends.end} of {ends.epoch}: it is another log, or recovery dropped offsets"
+                " that were read. Start the query with a new checkpoint."
+            )
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        plan = self.planner()
+        first, stop = start["offset"], end["offset"]
+        oldest = plan.ends().first
+        if first < oldest and first < stop:
+            if not self.options.skip_gaps:
+                raise gap_error(first, min(oldest, stop))
+            first = oldest
+        options = self.options
+        splits = plan.splits(
+            first,
+            stop,
+            time_from=options.time_from,
+            time_to=options.time_to,
+            split_bytes=options.split_bytes,
+        )
+        return [LogPartition(split) for split in splits]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self.decoder.read(partition)
+
+    def commit(self, end: dict[str, int]) -> None:
+        """Nothing to do: the position is in the checkpoint, the log keeps none for queries."""
+
+    def stop(self) -> None:
+        if self.plan is not None:
+            self.plan.close()
+            self.plan = None

@@ -1,0 +1,310 @@
+"""
+Transforms of event streams: plain functions from DataFrame to DataFrame.
+
+Each works on a bounded and on a streaming DataFrame unless its text says otherwise, names its columns
+in one `select`, and adds no row that the input does not account for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+from pyspark.sql.types import StructType
+
+from virta.errors import VirtaError
+from virta.spark.events import EventColumns
+from virta.spark.schemas import ATTRIBUTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql import Column
+
+WATERMARK = "spark.watermarkDelayMs"  # where Spark notes a watermark in a column's metadata
+LATE = "10 minutes"  # how long an event may be behind the newest before a window is closed to it
+
+
+class TransformError(VirtaError):
+    """A transform that does not fit its input."""
+
+    default_code = "transform_invalid"
+
+
+def need(df: DataFrame, names: Iterable[str], of: str) -> None:
+    """Refuse early, with the columns there are, instead of deep in an analyser's message."""
+    missing = [name for name in names if name.split(".")[0] not in df.columns]
+    if missing:
+        raise TransformError(
+            f"{of} needs the column {missing[0]!r}: there are {', '.join(df.columns)}"
+        )
+
+
+def watermarked(df: DataFrame, time: str, delay: str) -> DataFrame:
+    """
+    A stream with a watermark: the one it has, since Spark takes no second one, or this.
+
+    To use two transforms that need one on one stream, set it first: `df.withWatermark(column, delay)`.
+    """
+    if not df.isStreaming or any(WATERMARK in field.metadata for field in df.schema.fields):
+        return df
+    return df.withWatermark(time, delay)
+
+
+# Events.
+
+
+def decode_events(df: DataFrame) -> DataFrame:
+    """
+    Add the CloudEvents columns to records: attributes, `extensions`, `data`, `data_binary`, `invalid`.
+
+    The same decoding as the source's option `events`; for records that came another way (Kafka).
+    """
+    need(df, ["value"], "decode_events")
+    kept = [field for field in df.schema.fields if field.name not in ATTRIBUTES.names]
+    schema = StructType([*kept, *ATTRIBUTES.fields])
+    names = [field.name for field in kept]
+
+    def decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa  # noqa: PLC0415 - runs on the executor
+
+        for batch in batches:
+            columns = EventColumns({f.name: f.dataType for f in ATTRIBUTES.fields})
+            for value in batch.column("value").to_pylist():
+                columns.add(value.encode() if isinstance(value, str) else value or b"")
+            arrays = columns.arrays()
+            yield pa.RecordBatch.from_arrays(
+                [*(batch.column(n) for n in names), *(arrays[n] for n in ATTRIBUTES.names)],
+                names=[*names, *ATTRIBUTES.names],
+            )
+
+    return df.mapInArrow(decode, schema)
+
+
+def valid_events(df: DataFrame) -> DataFrame:
+    """The rows that are events, without the column `invalid`."""
+    need(df, ["invalid"], "valid_events")
+    return df.where(F.col("invalid").isNull()).drop("invalid")
+
+
+def dead_letters(df: DataFrame) -> DataFrame:
+    """The rows that are no events: where they lie, their bytes, and the reason."""
+    need(df, ["invalid", "value"], "dead_letters")
+    return df.where(F.col("invalid").isNotNull()).select(
+        *[name for name in ("topic", "offset", "timestamp", "key", "value") if name in df.columns],
+        F.col("invalid").alias("reason"),
+    )
+
+
+def to_events(
+    df: DataFrame,
+    *,
+    topic: str,
+    type: str,  # noqa: A002 - the CloudEvents name
+    source: str,
+    id: str | None = None,  # noqa: A002
+    key: str | None = None,
+    time: str | None = None,
+) -> DataFrame:
+    """
+    Turn rows into records whose values are CloudEvents with the row as `data`.
+
+    `id`, `key` and `time` name columns. Without `id` the event's id is a hash of its row, so that the
+    same row makes the same event again and consumers can drop repeats.
+    """
+    need(df, [name for name in (id, key, time) if name], "to_events")
+    data = F.struct(*[F.col(name) for name in df.columns])
+    identity = F.sha2(F.to_json(data), 256) if id is None else F.col(id).cast("string")
+    members = [
+        F.lit("1.0").alias("specversion"),
+        identity.alias("id"),
+        F.lit(source).alias("source"),
+        F.lit(type).alias("type"),
+        F.lit("application/json").alias("datacontenttype"),
+    ]
+    if time is not None:
+        zulu = F.date_format(F.col(time), "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'")
+        members.append(zulu.alias("time"))
+    value = F.to_json(F.struct(*members, data.alias("data")))
+    record_key = F.lit("") if key is None else F.coalesce(F.col(key).cast("string"), F.lit(""))
+    return df.select(
+        F.lit(topic).alias("topic"),
+        record_key.cast("binary").alias("key"),
+        value.cast("binary").alias("value"),
+    )
+
+
+# Keys.
+
+
+def dedupe(
+    df: DataFrame,
+    by: Sequence[str] = ("source", "id"),
+    *,
+    within: str = LATE,
+    time: str = "timestamp",
+) -> DataFrame:
+    """
+    Drop repeats of the same key; the first is kept.
+
+    A stream forgets a key once it is older than `within` behind the newest event, and drops what comes
+    later than that. A bounded input knows everything: there the first by time (and offset) of each key
+    stays, whatever the distance.
+    """
+    need(df, [*by, time], "dedupe")
+    if df.isStreaming:
+        return watermarked(df, time, within).dropDuplicatesWithinWatermark(list(by))
+    order = [F.col(time), *([F.col("offset")] if "offset" in df.columns else [])]
+    window = Window.partitionBy(*by).orderBy(*order)
+    return (
+        df.withColumn("_nth", F.row_number().over(window))
+        .where(F.col("_nth") == 1)
+        .select(*df.columns)
+    )
+
+
+def latest_by_key(
+    df: DataFrame, by: Sequence[str] = ("topic", "key"), *, order: str = "offset"
+) -> DataFrame:
+    """
+    The row with the highest `order` of each key. A streaming result is in mode update or complete.
+
+    An empty `value` is a deletion, as in the log's compaction: such a key has no latest row.
+    """
+    need(df, [*by, order], "latest_by_key")
+    latest = df.groupBy(*by).agg(F.max_by(F.struct(*df.columns), F.col(order)).alias("_row"))
+    rows = latest.select(*[F.col(f"_row.{name}").alias(name) for name in df.columns])
+    if "value" not in df.columns:
+        return rows
+    return rows.where(F.length(F.col("value")) > 0)
+
+
+def enrich(
+    df: DataFrame, other: DataFrame, on: str | Sequence[str], *, how: str = "left", prefix: str = ""
+) -> DataFrame:
+    """
+    Join a table to a stream of events; its columns get `prefix` so that none is overwritten.
+
+    `how` is left (keep events that find nothing) or inner. Rows of `other` must be unique by `on`, or
+    events multiply.
+    """
+    keys = [on] if isinstance(on, str) else list(on)
+    need(df, keys, "enrich")
+    need(other, keys, "enrich")
+    if how not in {"left", "inner"}:
+        raise TransformError(f"enrich joins left or inner, not {how!r}")
+    added = {name: f"{prefix}{name}" for name in other.columns if name not in keys}
+    clash = [name for name in added.values() if name in df.columns]
+    if clash:
+        raise TransformError(f"both sides have the column {clash[0]!r}: give enrich a prefix")
+    right = other.select(*keys, *[F.col(name).alias(renamed) for name, renamed in added.items()])
+    return df.join(right, on=keys, how=how).select(*df.columns, *added.values())
+
+
+# Time.
+
+
+def window_aggregate(
+    df: DataFrame,
+    every: str,
+    *,
+    by: Sequence[str] = (),
+    aggregates: Mapping[str, str],
+    slide: str | None = None,
+    late: str = LATE,
+    time: str = "timestamp",
+) -> DataFrame:
+    """
+    Aggregate by windows of `every` (sliding by `slide`) and the columns `by`.
+
+    `aggregates` maps a column's name to a SQL expression: {"orders": "count(*)"}. On a stream a window
+    closes when the newest event is `late` past its end.
+    """
+    need(df, [*by, time], "window_aggregate")
+    window = F.window(F.col(time), every, slide) if slide else F.window(F.col(time), every)
+    return aggregate(df, window, by, aggregates, late, time)
+
+
+def sessionize(
+    df: DataFrame,
+    gap: str,
+    *,
+    by: Sequence[str],
+    aggregates: Mapping[str, str],
+    late: str = LATE,
+    time: str = "timestamp",
+) -> DataFrame:
+    """Aggregate by sessions: events of one key no further than `gap` apart. A stream appends them."""
+    need(df, [*by, time], "sessionize")
+    return aggregate(df, F.session_window(F.col(time), gap), by, aggregates, late, time)
+
+
+def aggregate(
+    df: DataFrame,
+    window: Column,
+    by: Sequence[str],
+    aggregates: Mapping[str, str],
+    late: str,
+    time: str,
+) -> DataFrame:
+    if not aggregates:
+        raise TransformError('aggregates is empty: give names and expressions, {"n": "count(*)"}')
+    rows = watermarked(df, time, late)
+    columns = [F.expr(sql).alias(name) for name, sql in aggregates.items()]
+    return (
+        rows.groupBy(window.alias("_window"), *[F.col(name) for name in by])
+        .agg(*columns)
+        .select(
+            F.col("_window.start").alias("start"),
+            F.col("_window.end").alias("end"),
+            *by,
+            *aggregates,
+        )
+    )
+
+
+# Changes.
+
+
+def changes_to_table(df: DataFrame, columns: str, *, key: Sequence[str]) -> DataFrame:
+    """
+    The current table from change events (Debezium's form): the newest change of each key, deletions gone.
+
+    `columns` is the table's schema as DDL, `key` its primary key. The operation is `op` in the data or
+    the extension `iodebeziumop`; rows are `after`, for deletions `before`. A streaming result is in
+    mode update or complete; in mode update a deletion does not show.
+    """
+    need(df, ["data", "offset"], "changes_to_table")
+    schema = StructType.fromDDL(columns)
+    assert isinstance(schema, StructType)
+    strange = [name for name in key if name not in schema.names]
+    if strange or not key:
+        raise TransformError(f"the key {strange or list(key)} is not among {schema.names}")
+
+    def member(path: str, kind: str) -> Column:
+        # Converters with schemas wrap the change in `payload`.
+        return F.coalesce(
+            F.try_variant_get("data", f"$.{path}", kind),
+            F.try_variant_get("data", f"$.payload.{path}", kind),
+        )
+
+    operation = member("op", "string")
+    if "extensions" in df.columns:
+        operation = F.coalesce(operation, F.col("extensions")["iodebeziumop"])
+    image = F.when(operation == "d", "before").otherwise("after")
+    cells = [
+        F.when(image == "before", member(f"before.{f.name}", f.dataType.simpleString()))
+        .otherwise(member(f"after.{f.name}", f.dataType.simpleString()))
+        .alias(f.name)
+        for f in schema.fields
+    ]
+    changes = df.select(operation.alias("_op"), F.col("offset").alias("_offset"), *cells)
+    known = changes.where(F.col("_op").isin("c", "r", "u", "d"))
+    latest = known.groupBy(*key).agg(
+        F.max_by(F.struct("_op", *schema.names), F.col("_offset")).alias("_row")
+    )
+    return latest.where(F.col("_row._op") != "d").select(
+        *[F.col(f"_row.{name}").alias(name) for name in schema.names]
+    )

@@ -1,0 +1,171 @@
+"""
+JSON values as Spark's VARIANT binary (the Parquet variant encoding, version 1).
+
+A variant is a value and a metadata dictionary of the object keys in it. Objects and arrays are
+`header | count | (ids) | offsets | data`, with the smallest widths that fit. Numbers with a fraction or
+beyond 64 bits are doubles, as everywhere in Virta; Spark's own parse_json would make them decimals.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from virta.errors import EventError
+
+try:
+    from virta.spark import _variant
+
+    encode_native: Any = _variant.encode
+except ImportError:  # pragma: no cover - depends on the machine
+    encode_native = None
+
+VARIANT_BYTES_MAX = 16 * 1024 * 1024 - 1  # three-byte offsets end here, and so does Spark's limit
+
+PRIMITIVE, SHORT_TEXT, OBJECT, ARRAY = range(4)
+NULL, TRUE, FALSE = b"\x00", b"\x04", b"\x08"
+INT1, INT2, INT4, INT8, DOUBLE, TEXT = (kind << 2 for kind in (3, 4, 5, 6, 7, 16))
+SHORT_TEXT_BYTES_MAX = 63
+
+_pack_double = struct.Struct("<Bd").pack
+_pack_int8 = struct.Struct("<Bq").pack
+_pack_int4 = struct.Struct("<Bi").pack
+_pack_int2 = struct.Struct("<Bh").pack
+_pack_int1 = struct.Struct("<Bb").pack
+
+
+def encode_variant(value: Any) -> dict[str, bytes]:
+    """
+    Encode a JSON value as the struct Spark's Arrow exchange uses for VARIANT.
+
+    Raises:
+        EventError: the variant would be over Spark's limit, or is nested too deeply.
+    """
+    try:
+        body, metadata = encode_native(value) if encode_native else encode_plain(value)
+    except UnicodeEncodeError:
+        body, metadata = encode_plain(value)
+    except OverflowError as exc:
+        raise too_large() from exc
+    except RecursionError as exc:
+        raise EventError("data is nested too deeply for a VARIANT", attribute="data") from exc
+    return {"value": body, "metadata": metadata}
+
+
+def encode_plain(value: Any) -> tuple[bytes, bytes]:
+    """The plain twin of native/variant.c: the value's bytes and its dictionary's."""
+    keys: dict[str, int] = {}
+    body = encode(value, keys)
+    metadata = encode_metadata(keys)
+    if len(body) > VARIANT_BYTES_MAX or len(metadata) > VARIANT_BYTES_MAX:
+        raise OverflowError
+    return body, metadata
+
+
+def encode(value: Any, keys: dict[str, int]) -> bytes:
+    kind = value.__class__
+    if kind is str:
+        return encode_text(value)
+    if kind is int:
+        return encode_integer(value)
+    if kind is float:
+        return _pack_double(DOUBLE, value)
+    if kind is dict:
+        return encode_object(value, keys)
+    if kind is list:
+        return encode_array([encode(item, keys) for item in value])
+    if value is None:
+        return NULL
+    return TRUE if value else FALSE
+
+
+def encode_text(value: str) -> bytes:
+    raw = encode_utf8(value)
+    if len(raw) <= SHORT_TEXT_BYTES_MAX:
+        return bytes((len(raw) << 2 | SHORT_TEXT,)) + raw
+    return struct.pack("<BI", TEXT, len(raw)) + raw
+
+
+def encode_utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        # A lone surrogate, which JSON can spell and UTF-8 cannot, becomes U+FFFD.
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
+
+
+def encode_integer(value: int) -> bytes:
+    if -0x80 <= value < 0x80:
+        return _pack_int1(INT1, value)
+    if -0x8000 <= value < 0x8000:
+        return _pack_int2(INT2, value)
+    if -0x8000_0000 <= value < 0x8000_0000:
+        return _pack_int4(INT4, value)
+    if -(1 << 63) <= value < 1 << 63:
+        return _pack_int8(INT8, value)
+    try:
+        return _pack_double(DOUBLE, float(value))
+    except OverflowError:
+        return _pack_double(DOUBLE, float("inf") if value > 0 else float("-inf"))
+
+
+def encode_array(items: list[bytes]) -> bytes:
+    large = len(items) > 0xFF
+    offsets, width = encode_offsets(items)
+    header = large << 4 | (width - 1) << 2 | ARRAY
+    return b"".join((encode_count(header, len(items), large=large), offsets, *items))
+
+
+def encode_object(value: dict[str, Any], keys: dict[str, int]) -> bytes:
+    names = sorted(value)
+    ids = [keys.setdefault(name, len(keys)) for name in names]
+    items = [encode(value[name], keys) for name in names]
+    large = len(names) > 0xFF
+    id_width = width_of(max(ids, default=0))
+    offsets, width = encode_offsets(items)
+    header = large << 6 | (id_width - 1) << 4 | (width - 1) << 2 | OBJECT
+    id_bytes = b"".join(i.to_bytes(id_width, "little") for i in ids)
+    return b"".join((encode_count(header, len(names), large=large), id_bytes, offsets, *items))
+
+
+def encode_count(header: int, count: int, *, large: bool) -> bytes:
+    return struct.pack("<BI" if large else "<BB", header, count)
+
+
+def encode_offsets(items: list[bytes]) -> tuple[bytes, int]:
+    ends, total = [0], 0
+    for item in items:
+        total += len(item)
+        ends.append(total)
+    width = width_of(total)
+    if width == 1:
+        return bytes(ends), 1
+    return b"".join(end.to_bytes(width, "little") for end in ends), width
+
+
+def encode_metadata(keys: dict[str, int]) -> bytes:
+    names = [encode_utf8(name) for name in keys]
+    offsets, width = encode_offsets(names)
+    count_width = width_of(len(names))
+    if count_width > width:
+        # Empty keys only: one width serves both the count and the offsets.
+        width = count_width
+        offsets = bytes(width * (len(names) + 1))
+    head = (1 | (width - 1) << 6).to_bytes(1, "little") + len(names).to_bytes(width, "little")
+    return b"".join((head, offsets, *names))
+
+
+def width_of(number: int) -> int:
+    if number <= 0xFF:
+        return 1
+    if number <= 0xFFFF:
+        return 2
+    if number > VARIANT_BYTES_MAX:
+        raise OverflowError
+    return 3
+
+
+def too_large() -> EventError:
+    return EventError(
+        f"data is over the limit of a VARIANT, {VARIANT_BYTES_MAX} bytes", attribute="data"
+    )

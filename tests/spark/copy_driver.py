@@ -1,0 +1,47 @@
+"""
+A driver of its own: copies a log to another as a stream, until its input is used up.
+
+    python copy_driver.py MASTER IN OUT CHECKPOINT RECORDS_PER_TRIGGER
+"""
+
+from __future__ import annotations
+
+import sys
+
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+import virta.spark
+from virta.filters import parse
+
+
+def main(master, source, target, checkpoint, limit):
+    spark = virta.spark.session(
+        "virta-copy",
+        master,
+        **{
+            "spark.driver.memory": "700m",
+            "spark.executor.memory": "600m",
+            "spark.executor.cores": "1",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.task.maxFailures": "8",
+            "spark.driver.bindAddress": "127.0.0.1",
+        },
+    )
+    events = virta.spark.read_stream(
+        source, spark=spark, events=True, max_records=int(limit), split_bytes=65536
+    )
+    kept = virta.spark.where(events, parse({"exists": "n"}, "koncorde"))
+    query = (
+        kept.select(F.lit("copy").alias("topic"), "key", "value")
+        .writeStream.format("virta")
+        .option("path", target)
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

