@@ -43,8 +43,8 @@ def post(channel, body, kind=STRUCTURED):
 class Publisher(asyncio.Protocol):
     """Sends the next request when the last is answered."""
 
-    def __init__(self, make, state):
-        self.make, self.state = make, state
+    def __init__(self, make, state, answer=b"HTTP/1.1 20"):
+        self.make, self.state, self.answer = make, state, answer
 
     def connection_made(self, transport):
         self.transport = transport
@@ -55,7 +55,7 @@ class Publisher(asyncio.Protocol):
         self.transport.write(self.make())
 
     def data_received(self, data):
-        answers = data.count(b"HTTP/1.1 20")
+        answers = data.count(self.answer)
         if not answers:
             return
         state = self.state
@@ -76,7 +76,7 @@ class Listener(asyncio.Protocol):
 
     def data_received(self, data):
         self.state.heard += data.count(self.marker)
-        if b"event: connect" in data or b" 101 " in data:
+        if b"event: connect" in data or b" 101 " in data or b"PONG" in data:
             self.state.connected += 1
 
 
@@ -101,13 +101,13 @@ async def listeners(state, port, requests, marker):
         await asyncio.sleep(0.01)
 
 
-async def publishers(state, port, seconds, connections, make):
+async def publishers(state, port, seconds, connections, make, answer=b"HTTP/1.1 20"):
     loop = asyncio.get_running_loop()
     print("{}", flush=True)  # consumers are connected: from here on it counts
     state.until = time.perf_counter() + seconds
     began = time.perf_counter()
     for _ in range(connections):
-        await loop.create_connection(lambda: Publisher(make, state), "127.0.0.1", port)
+        await loop.create_connection(lambda: Publisher(make, state, answer), "127.0.0.1", port)
     while time.perf_counter() < state.until:  # noqa: ASYNC110 - a fixed time
         await asyncio.sleep(0.05)
     await asyncio.sleep(0.2)
@@ -174,6 +174,13 @@ async def run(scenario, port, seconds, number):
             body,
         )
         took = await publishers(state, port, seconds, 4, lambda: message)
+        report = {"deliveries_s": state.heard / took, "lost": state.answered * number - state.heard}
+    elif scenario == "nats":
+        request = b'CONNECT {"verbose":false}\r\nSUB bench 1\r\nPING\r\n'
+        await listeners(state, port, [request] * number, b"MSG bench")
+        body = event(1)
+        message = b"PUB bench %d\r\n%b\r\nPING\r\n" % (len(body), body)
+        took = await publishers(state, port, seconds, 4, lambda: message, b"PONG")
         report = {"deliveries_s": state.heard / took, "lost": state.answered * number - state.heard}
     if state.latencies:
         ordered = sorted(state.latencies)

@@ -6,7 +6,7 @@ import shutil
 import signal
 
 import pytest
-from server_harness import Server, event
+from server_harness import event
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -23,10 +23,10 @@ PAGE = """
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_eventsource_reconnects_and_resumes(tmp_path):
+def test_eventsource_reconnects_and_resumes(start):
     """What was published while the server was down or the browser away is heard once, in order."""
     sync_api = pytest.importorskip("playwright.sync_api")
-    server = Server(tmp_path)
+    server = start()
     port = server.port
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -37,11 +37,11 @@ def test_eventsource_reconnects_and_resumes(tmp_path):
         server.publish("b", event("1", {"x": 1}), event("no", {"x": 2}))
         page.wait_for_function("window.heard.length === 1")
         server.stop(signal.SIGKILL)
-        server = Server(tmp_path, "--server-port", port)
+        server = start("--server-port", port)
         server.publish("b", event("2", {"x": 1}), event("3", {"x": 1}))
         page.wait_for_function("window.opened === 2 && window.heard.length === 3")
         server.stop()
-        server = Server(tmp_path, "--server-port", port)
+        server = start("--server-port", port)
         page.wait_for_function("window.opened === 3")
         server.publish("b", event("4", {"x": 1}))
         page.wait_for_function("window.heard.length === 4")
@@ -54,10 +54,10 @@ def test_eventsource_reconnects_and_resumes(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_fetch_and_websocket_from_another_origin(tmp_path):
+def test_fetch_and_websocket_from_another_origin(start):
     """A page from anywhere can publish (preflight and all) and hear streams over a WebSocket."""
     sync_api = pytest.importorskip("playwright.sync_api")
-    with Server(tmp_path) as server, sync_api.sync_playwright() as playwright:
+    with start() as server, sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page()
         page.goto(f"http://localhost:{server.port}/livez")  # another origin than 127.0.0.1

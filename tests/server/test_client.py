@@ -10,7 +10,7 @@ import sys
 import threading
 
 import pytest
-from server_harness import Server, event, ids
+from server_harness import event, ids
 
 import virta
 from virta.errors import ClientError
@@ -89,10 +89,10 @@ def test_streams_and_filters(client):
     assert client.filters.ids("i", "cl") == []
 
 
-def test_reconnect_and_resume_over_kills(tmp_path):
+def test_reconnect_and_resume_over_kills(start):
     """A subscriber whose server is killed and started again misses nothing and sees nothing twice."""
     flags = ["--durability", "group"]
-    server = Server(tmp_path, *flags)
+    server = start(*flags)
     heard = []
     done = threading.Event()
     client = virta.Client(f"http://127.0.0.1:{server.port}")
@@ -116,7 +116,7 @@ def test_reconnect_and_resume_over_kills(tmp_path):
             server.publish("k", event(str(n), {"odd": n % 2 == 1}))
         if round_ < 2:
             server.stop(signal.SIGKILL)
-            server = Server(tmp_path, *flags, "--server-port", port)
+            server = start(*flags, "--server-port", port)
     assert done.wait(20)
     events.close()
     listening.join(10)

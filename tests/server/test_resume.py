@@ -239,3 +239,18 @@ def test_stalled_replays_keep_nobody_from_reading(start):
     found, resumed = asyncio.run(scenario())
 
     assert found == resumed == [f"{n:05}" for n in range(total)]
+
+
+def test_only_as_many_repeats_are_known_after_a_restart_as_before(start):
+    """The table rebuilt from the log's tail has the newest keys, up to the limit, and no older ones."""
+    flags = ["--max-idempotency-keys", 3, "--durability", "none"]
+    server = start(*flags)
+    server.publish("few", *[event(str(n)) for n in range(6)])
+    server.stop()
+    server = start(*flags)
+    server.publish("few", event("5"), event("0"))
+
+    with virta.open(server.data_dir / "log", read_only=True, visibility="committed") as log:
+        stored = [json.loads(record.value)["id"] for record in log.read(topics="few")]
+
+    assert stored == ["0", "1", "2", "3", "4", "5", "0"]

@@ -180,7 +180,10 @@ class Service:
             return
         since = datetime.now(UTC) - horizon
         age = time.monotonic() - time.time()
-        reader = self.log.read(start=since, end=end, on_gap="skip", on_corruption="skip")
+        with self.log.read(start=since, end=end, on_gap="skip") as found_at:
+            # A record has at most one key: more records than keys are not worth reading.
+            first = max(found_at.position, end - max(1, self.config.max_idempotency_keys))
+        reader = self.log.read(start=first, end=end, on_gap="skip", on_corruption="skip")
         try:
             for records in reader.batches():
                 found: list[tuple[str, int]] = []
