@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ import pytest
 from virta.log import codec, kernel, plain
 
 ROOT = Path(__file__).parent.parent
+
+# A job in the background starts with SIGINT ignored, and so would every process our tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
