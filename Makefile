@@ -4,15 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Extras whose rooms exist; `pip install virta[all]` is the user's way to all of them.
-EXTRAS := cli,match,spark
+EXTRAS := cli,match,server,spark
 NATIVE := $(wildcard native/*)
 
-.PHONY: help setup run test test-fast lint format bench bench-log bench-match bench-spark fuzz clean
+.PHONY: help setup run demo test test-fast lint format bench bench-log bench-match bench-journal bench-server bench-spark fuzz clean
 
 help:
-	@echo "make run     set up and run the demo        make test   set up and run every test"
+	@echo "make run     set up and serve on port 8232  make test   set up and run every test"
 	@echo "make lint    ruff and mypy                  make bench  every benchmark"
 	@echo "make setup   only the environment (.venv)   make clean  remove what make made"
+	@echo "make demo    the log at work, in seconds    make fuzz   the native index under sanitizers"
 
 setup: $(STAMP)
 
@@ -23,6 +24,9 @@ $(STAMP): pyproject.toml setup.py $(NATIVE)
 	@touch $@
 
 run: setup
+	$(BIN)/virta serve
+
+demo: setup
 	$(BIN)/python examples/log_demo.py
 
 test: setup
@@ -40,17 +44,24 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: bench-log bench-match bench-spark
+bench: bench-log bench-match bench-journal bench-server bench-spark
 
 bench-log: setup
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group bench || echo "some peers are not installable: their rows are skipped"
 	$(BIN)/python bench/log_bench.py
+
+bench-journal: setup
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group bench || echo "some peers are not installable: their rows are skipped"
+	$(BIN)/python bench/journal_bench.py $(BENCH_ARGS)
 
 bench-spark: setup
 	$(BIN)/python bench/spark_bench.py $(BENCH_ARGS)
 
 bench-match: setup
 	$(BIN)/python bench/match_bench.py $(BENCH_ARGS)
+
+bench-server: setup
+	$(BIN)/python bench/server_bench.py $(BENCH_ARGS)
 
 # The native index built with ASan and UBSan, apart from the ordinary build, against the plain evaluator.
 FUZZ_SECONDS ?= 60

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from virta.client import AsyncClient, Client
     from virta.log import Log, Record, open, open_async  # noqa: A004
 
 __version__ = "0.1.0"
-__all__ = ["Log", "Record", "__version__", "open", "open_async"]
+__all__ = ["AsyncClient", "Client", "Log", "Record", "__version__", "open", "open_async"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,4 +18,8 @@ def __getattr__(name: str) -> Any:
         from virta import log  # noqa: PLC0415
 
         return getattr(log, name)
+    if name in {"AsyncClient", "Client"}:
+        from virta import client  # noqa: PLC0415
+
+        return getattr(client, name)
     raise AttributeError(f"module 'virta' has no attribute {name!r}")

@@ -17,7 +17,12 @@ One tree of coded errors.
     │   └── ConsumerError           a position, a lease or a group that does not allow the call
     ├── EventError                  not a valid CloudEvent
     ├── FilterError                 a filter that cannot be parsed or is not allowed
-    └── JournalError                the journal refused a request
+    ├── JournalError                the journal refused a request
+    ├── StreamIdError               not a stream id
+    ├── ConfigError                 a setting that cannot be used
+    ├── HubError                    the hub cannot take this event or subscription
+    ├── RequestError                an HTTP request that is refused, with its status
+    └── ClientError                 the server refused or could not be reached
 
 Every error has a stable `code` for programs and a `message` for people: what was wrong, the value,
 what would be right. Context that a program may want is an attribute, never only text.
@@ -172,3 +177,45 @@ class FilterError(VirtaError):
 
 class JournalError(VirtaError):
     default_code = "journal_error"
+
+
+class StreamIdError(VirtaError):
+    default_code = "stream_id_invalid"
+
+
+class ConfigError(VirtaError):
+    """`setting` names the setting at fault and `origin` where its value came from."""
+
+    default_code = "config_invalid"
+
+    def __init__(
+        self, message: str, *, setting: str | None = None, origin: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.setting = setting
+        self.origin = origin
+
+
+class HubError(VirtaError):
+    default_code = "hub_error"
+
+
+class RequestError(VirtaError):
+    """`status` is the HTTP status, `members` what the JSON body says beside `code`."""
+
+    default_code = "invalid-request"
+
+    def __init__(self, status: int, code: str, message: str = "", **members: object) -> None:
+        super().__init__(message, code=code)
+        self.status = status
+        self.members = members
+
+
+class ClientError(VirtaError):
+    """`status` is the HTTP status, when the server answered; `code` is then the server's own."""
+
+    default_code = "client_error"
+
+    def __init__(self, message: str, *, code: str | None = None, status: int | None = None) -> None:
+        super().__init__(message, code=code)
+        self.status = status

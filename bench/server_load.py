@@ -1,0 +1,195 @@
+"""
+The load for the server's benchmark: raw protocols on uvloop, so that the client is not the limit.
+
+Runs as a process of its own: `python server_load.py SCENARIO PORT SECONDS [NUMBER]` prints one JSON line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import statistics
+import sys
+import time
+
+import uvloop
+
+PAD = "x" * 130
+STRUCTURED = b"application/cloudevents+json"
+BATCH = b"application/cloudevents-batch+json"
+
+
+def event(number, key=0):
+    return (
+        b'{"specversion":"1.0","type":"com.example.bench","source":"//bench/load","id":"%012d",'
+        b'"time":"2026-01-01T00:00:00Z","data":{"key":%d,"user":"someone","amount":12.5,"pad":"%b"}}'
+        % (number, key, PAD.encode())
+    )
+
+
+def post(channel, body, kind=STRUCTURED):
+    return (
+        b"POST /channels/%b HTTP/1.1\r\nHost: bench\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b"
+        % (
+            channel,
+            kind,
+            len(body),
+            body,
+        )
+    )
+
+
+class Publisher(asyncio.Protocol):
+    """Sends the next request when the last is answered."""
+
+    def __init__(self, make, state):
+        self.make, self.state = make, state
+
+    def connection_made(self, transport):
+        self.transport = transport
+        self.send()
+
+    def send(self):
+        self.sent = time.perf_counter()
+        self.transport.write(self.make())
+
+    def data_received(self, data):
+        answers = data.count(b"HTTP/1.1 20")
+        if not answers:
+            return
+        state = self.state
+        state.answered += answers
+        state.latencies.append(time.perf_counter() - self.sent)
+        if time.perf_counter() < state.until:
+            self.send()
+
+
+class Listener(asyncio.Protocol):
+    """Counts the events it hears."""
+
+    def __init__(self, request, state, marker):
+        self.request, self.state, self.marker = request, state, marker
+
+    def connection_made(self, transport):
+        transport.write(self.request)
+
+    def data_received(self, data):
+        self.state.heard += data.count(self.marker)
+        if b"event: connect" in data or b" 101 " in data:
+            self.state.connected += 1
+
+
+class State:
+    def __init__(self, seconds):
+        self.answered = self.heard = self.connected = self.number = 0
+        self.latencies = []
+        self.until = time.perf_counter() + seconds
+
+
+async def listeners(state, port, requests, marker):
+    loop = asyncio.get_running_loop()
+    for first in range(0, len(requests), 200):
+        some = requests[first : first + 200]
+        await asyncio.gather(
+            *[
+                loop.create_connection(lambda r=r: Listener(r, state, marker), "127.0.0.1", port)
+                for r in some
+            ]
+        )
+    while state.connected < len(requests):  # noqa: ASYNC110 - counted by callbacks
+        await asyncio.sleep(0.01)
+
+
+async def publishers(state, port, seconds, connections, make):
+    loop = asyncio.get_running_loop()
+    print("{}", flush=True)  # consumers are connected: from here on it counts
+    state.until = time.perf_counter() + seconds
+    began = time.perf_counter()
+    for _ in range(connections):
+        await loop.create_connection(lambda: Publisher(make, state), "127.0.0.1", port)
+    while time.perf_counter() < state.until:  # noqa: ASYNC110 - a fixed time
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(0.2)
+    return time.perf_counter() - began - 0.2
+
+
+def get(path):
+    return b"GET %b HTTP/1.1\r\nHost: bench\r\nAccept: text/event-stream\r\n\r\n" % path.encode()
+
+
+def singles(state, channel, keys=1):
+    def make():
+        state.number += 1
+        return post(channel, event(state.number, state.number % keys))
+
+    return make
+
+
+def batches(state, channel, size, keys):
+    def make():
+        first = state.number
+        state.number += size
+        body = b"[%b]" % b",".join([event(n, n % keys) for n in range(first, first + size)])
+        return post(channel, body, BATCH)
+
+    return make
+
+
+async def run(scenario, port, seconds, number):
+    state = State(seconds)
+    state.number = int(time.time() * 1000) * 1000
+    report = {}
+    if scenario == "posts":
+        took = await publishers(state, port, seconds, 64, singles(state, b"posts"))
+        report = {"posts_s": state.answered / took}
+    elif scenario == "batches":
+        requests = [get(f"/channels/batches?key={n + 10_000_000}") for n in range(number)]
+        await listeners(state, port, requests, b"event: data")
+        took = await publishers(state, port, seconds, 8, batches(state, b"batches", 100, 1000))
+        report = {"events_s": 100 * state.answered / took}
+    elif scenario == "fanout":
+        await listeners(state, port, [get("/channels/fanout")] * number, b"event: data")
+        took = await publishers(state, port, seconds, 4, singles(state, b"fanout"))
+        report = {"deliveries_s": state.heard / took, "lost": state.answered * number - state.heard}
+    elif scenario == "selective":
+        requests = [get(f"/channels/selective?key={n // 5}") for n in range(number)]
+        await listeners(state, port, requests, b"event: data")
+        took = await publishers(state, port, seconds, 16, singles(state, b"selective", number // 5))
+        report = {"events_s": state.answered / took, "lost": state.answered * 5 - state.heard}
+    elif scenario == "idle":
+        requests = [get(f"/channels/idle?key={n}") for n in range(number)]
+        await listeners(state, port, requests, b"event: data")
+        print("{}", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+    elif scenario == "sockets":
+        request = (
+            b"GET /subscribe?streams=bench:&max_queued=250 HTTP/1.1\r\nHost: bench\r\nUpgrade: websocket\r\n"
+            b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+        )
+        await listeners(state, port, [request] * number, b"publish_to")
+        body = json.dumps([{"publish_to": "bench:a", "payload": PAD}]).encode()
+        message = b"POST /publish HTTP/1.1\r\nHost: bench\r\nContent-Length: %d\r\n\r\n%b" % (
+            len(body),
+            body,
+        )
+        took = await publishers(state, port, seconds, 4, lambda: message)
+        report = {"deliveries_s": state.heard / took, "lost": state.answered * number - state.heard}
+    if state.latencies:
+        ordered = sorted(state.latencies)
+        report["p50_ms"] = statistics.median(ordered) * 1000
+        report["p99_ms"] = ordered[int(len(ordered) * 0.99)] * 1000
+    print(json.dumps(report), flush=True)
+
+
+if __name__ == "__main__":
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    uvloop.run(
+        run(
+            sys.argv[1],
+            int(sys.argv[2]),
+            float(sys.argv[3]),
+            int(sys.argv[4] if len(sys.argv) > 4 else 0),
+        )
+    )

@@ -1,0 +1,36 @@
+"""`virta config`: every setting of the server, its value and where that came from."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import click
+
+from virta.cli.serve import server_options, settled
+
+
+@click.command()
+@server_options
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: name → value and origin.")
+def config(*, as_json: bool, **options: Any) -> None:
+    """
+    Show each setting's value and origin.
+
+    Takes the flags of `virta serve`; exits 2 when a value cannot be used.
+    """
+    values = settled(options, os.environ).values
+    if as_json:
+        report = {name: {"value": v.value, "origin": v.origin} for name, v in values.items()}
+        click.echo(json.dumps(report, indent=2))
+        return
+    width = max(map(len, values))
+    for name, held in values.items():
+        click.echo(f"{name:<{width}}  {_shown(held.value):<24}  {held.origin}")
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "-"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,374 @@
+"""
+`virta journal`: keys, values and jobs from the shell; one command per operation, human or `--json`.
+
+Exit codes: 0 done, 1 refused or out of reach, 2 wrong use, 3 nothing there (no such key, no job).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import click
+
+from virta.errors import VirtaError
+from virta.journal.client import Client
+from virta.journal.commands import Command, Plain, set_
+from virta.journal.commands import delete as delete_command
+from virta.journal.commands import push as push_command
+from virta.journal.messages import PORT, RefusedError, Type, Value
+from virta.journal.spool import Spool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+F = TypeVar("F", bound="Callable[..., Any]")
+EXIT_NOTHING = 3
+
+
+@click.group()
+def journal() -> None:
+    """Keys, values and jobs that are never lost."""
+
+
+# What all commands share.
+
+
+def connected(function: F) -> F:
+    """Options for the daemon's address and output; the client is the first argument."""
+
+    @click.option(
+        "--host", default="127.0.0.1", envvar="VIRTA_JOURNAL_HOST", help="The daemon's host."
+    )
+    @click.option(
+        "--port", default=PORT, envvar="VIRTA_JOURNAL_PORT", help="The daemon's port.", type=int
+    )
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+    @wraps(function)
+    def wrapper(host: str, port: int, as_json: bool, **arguments: Any) -> None:  # noqa: FBT001
+        with reported():
+            if arguments.get("spool") is not None:
+                function(None, as_json, **arguments)
+                return
+            with Client(host, port) as client:
+                function(client, as_json, **arguments)
+
+    return wrapper  # type: ignore[return-value]
+
+
+class reported:  # noqa: N801  (reads as a statement: `with reported():`)
+    """What went wrong as one line and exit code 1."""
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, RefusedError):
+            message = error.message
+        elif isinstance(error, VirtaError):
+            message = f"{error.code}: {error.message}"
+        elif isinstance(error, OSError):
+            message = str(error)
+        else:
+            return
+        click.echo(f"error: {message}", err=True)
+        sys.exit(1)
+
+
+def show(value: Any, as_json: bool, text: str | None = None) -> None:  # noqa: FBT001
+    """A result for programs or for people."""
+    if as_json:
+        click.echo(json.dumps(value, default=_bytes))
+    elif text is not None:
+        click.echo(text)
+    elif isinstance(value, bytes):
+        sys.stdout.buffer.write(value)
+    else:
+        click.echo("" if value is None else value)
+
+
+def nothing(as_json: bool, answer: Any, text: str) -> NoReturn:  # noqa: FBT001
+    if as_json:
+        click.echo(json.dumps(answer))
+    else:
+        click.echo(text, err=True)
+    sys.exit(EXIT_NOTHING)
+
+
+def _bytes(value: object) -> str:
+    assert isinstance(value, bytes)
+    return value.decode(errors="replace")
+
+
+def moment(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+# Values.
+
+TYPES = click.Choice(["string", "buffer", "integer", "float", "boolean", "void"])
+spool_option = click.option(
+    "--spool",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write to this spool directory instead; `virta journal forward` delivers it.",
+)
+
+
+def parse_value(text: str, kind: str) -> Plain:
+    try:
+        if kind == "integer":
+            return int(text)
+        if kind == "float":
+            return float(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is not of type {kind}") from error
+    if kind == "boolean":
+        if text not in ("true", "false", "1", "0"):
+            raise click.BadParameter(f"{text!r} is not true or false")
+        return text in ("true", "1")
+    if kind == "void":
+        return None
+    return text if kind == "string" else Value(Type.BUFFER, text.encode())
+
+
+def deliver(client: Client | None, command: Command[Any], spool: Path | None) -> Any:
+    """To the daemon, or into a spool; None for the latter."""
+    if spool is None:
+        assert client is not None
+        return client.call(command)
+    writer = Spool(spool)
+    try:
+        writer.put(command.request)
+    finally:
+        writer.close()
+    return None
+
+
+@journal.command("set")
+@click.argument("key")
+@click.argument("value", default="-")
+@click.option("--type", "kind", type=TYPES, default="string", help="How to store it.")
+@click.option("--expires-in", type=float, help="Seconds it lives.")
+@click.option("--ttl", type=float, help="Seconds a touch extends its life by.")
+@click.option("--memory", is_flag=True, help="Keep it in memory only: lost at a restart.")
+@click.option("--no-overwrite", is_flag=True, help="Refuse if the key exists.")
+@spool_option
+@connected
+def set_value(
+    client: Client | None,
+    as_json: bool,  # noqa: FBT001
+    key: str,
+    value: str,
+    kind: str,
+    expires_in: float | None,
+    ttl: float | None,
+    memory: bool,  # noqa: FBT001
+    no_overwrite: bool,  # noqa: FBT001
+    spool: Path | None,
+) -> None:
+    """Store VALUE (or standard input, as a buffer, if it is -) under KEY."""
+    plain = (
+        Value(Type.BUFFER, sys.stdin.buffer.read()) if value == "-" else parse_value(value, kind)
+    )
+    command = set_(
+        key,
+        plain,
+        overwrite=not no_overwrite,
+        persist=not memory,
+        expires=None if expires_in is None else time.time() + expires_in,
+        ttl=ttl,
+    )
+    timestamp = deliver(client, command, spool)
+    show({"key": key, "timestamp": timestamp}, as_json, "spooled" if spool else "ok")
+
+
+@journal.command()
+@click.argument("key")
+@click.option("--touch", is_flag=True, help="Extend its life by its ttl.")
+@click.option("--details", is_flag=True, help="Show times and state instead of the value.")
+@connected
+def get(client: Client, as_json: bool, key: str, touch: bool, details: bool) -> None:  # noqa: FBT001
+    """Print the value of KEY."""
+    known = client.details(key)
+    if known is None:
+        nothing(as_json, {"key": key, "found": False}, f"no such key: {key}")
+    if details:
+        view = {name: getattr(known, name) for name in known.__struct_fields__}
+        show(view, as_json, "\n".join(f"{name:12} {number}" for name, number in view.items()))
+        return
+    value = client.get(key, touch=touch)
+    show({"key": key, "value": value} if as_json else value, as_json)
+
+
+@journal.command()
+@click.argument("key")
+@click.option("--complete", is_flag=True, help="Leave no tombstone: an older SET may revive it.")
+@spool_option
+@connected
+def delete(
+    client: Client | None,
+    as_json: bool,  # noqa: FBT001
+    key: str,
+    complete: bool,  # noqa: FBT001
+    spool: Path | None,
+) -> None:
+    """Delete KEY: a value, or a job by its uri or key."""
+    deleted = deliver(client, delete_command(key, complete=complete), spool)
+    text = "spooled" if spool else "deleted" if deleted else "was not there"
+    show({"key": key, "deleted": deleted}, as_json, text)
+
+
+@journal.command()
+@click.argument("key")
+@click.argument("amount")
+@connected
+def add(client: Client, as_json: bool, key: str, amount: str) -> None:  # noqa: FBT001
+    """Add AMOUNT (an integer or a float) to the number under KEY and print the sum."""
+    number = parse_value(amount, "float" if "." in amount or "e" in amount else "integer")
+    assert isinstance(number, int | float)
+    total = client.add(key, number)
+    show({"key": key, "value": total} if as_json else total, as_json)
+
+
+@journal.command("not")
+@click.argument("key")
+@connected
+def invert(client: Client, as_json: bool, key: str) -> None:  # noqa: FBT001
+    """Flip the boolean under KEY and print it."""
+    flipped = client.invert(key)
+    show({"key": key, "value": flipped}, as_json, str(flipped).lower())
+
+
+@journal.command()
+@click.argument("key")
+@click.argument("size", type=int)
+@connected
+def truncate(client: Client, as_json: bool, key: str, size: int) -> None:  # noqa: FBT001
+    """Cut the string or buffer under KEY to SIZE bytes, or fill it up with zeros."""
+    client.truncate(key, size)
+    show({"key": key, "size": size}, as_json, "ok")
+
+
+@journal.command()
+@click.argument("key")
+@click.argument("new")
+@click.option("--overwrite", is_flag=True, help="Replace what is under NEW.")
+@connected
+def rename(client: Client, as_json: bool, key: str, new: str, overwrite: bool) -> None:  # noqa: FBT001
+    """Move the value under KEY to NEW."""
+    timestamp = client.rename(key, new, overwrite=overwrite)
+    show({"key": new, "timestamp": timestamp}, as_json, "ok")
+
+
+@journal.command()
+@click.argument("key")
+@click.argument("additional")
+@connected
+def link(client: Client, as_json: bool, key: str, additional: str) -> None:  # noqa: FBT001
+    """Let ADDITIONAL lead to the value under KEY, too."""
+    client.link(key, additional)
+    show({"key": key, "additional": additional}, as_json, "ok")
+
+
+@journal.command()
+@click.argument("prefix", default="")
+@click.option("--regex", help="Keys that this RE2 pattern is found in, instead of a prefix.")
+@click.option("--limit", default=1000, help="Print at most so many.")
+@connected
+def ls(client: Client, as_json: bool, prefix: str, regex: str | None, limit: int) -> None:  # noqa: FBT001
+    """List keys and values, all or those that start with PREFIX."""
+    start = prefix.encode()
+    page = client.search(regex) if regex else client.scan(start)
+    left = limit
+    while True:
+        for key, value in page.items:
+            if left <= 0 or not (regex or key.startswith(start)):
+                return
+            left -= 1
+            row = {"key": key, "value": value}
+            show(
+                row,
+                as_json,
+                f"{_bytes(key)}\t{_bytes(value) if isinstance(value, bytes) else value}",
+            )
+        if page.cursor is None:
+            return
+        page = client.more(page.cursor)
+
+
+# Jobs.
+
+
+@journal.command()
+@click.argument("uri")
+@click.option("--domain", default="", help="Where it waits; the uri's host by default.")
+@click.option("--priority", default=0, type=click.IntRange(0, 255), help="0 (first) to 255.")
+@click.option("--delay", default=0.0, help="Seconds until it is due.")
+@click.option("--payload", help="Data for the worker; - reads standard input.")
+@click.option("--memory", is_flag=True, help="Keep it in memory only: lost at a restart.")
+@spool_option
+@connected
+def push(
+    client: Client | None,
+    as_json: bool,  # noqa: FBT001
+    uri: str,
+    domain: str,
+    priority: int,
+    delay: float,
+    payload: str | None,
+    memory: bool,  # noqa: FBT001
+    spool: Path | None,
+) -> None:
+    """Ask for work on URI; asking again before it starts replaces the request."""
+    data: Plain = payload
+    if payload == "-":
+        data = sys.stdin.buffer.read()
+    command = push_command(
+        uri, domain=domain, priority=priority, delay=delay, payload=data, persist=not memory
+    )
+    timestamp = deliver(client, command, spool)
+    show({"uri": uri, "timestamp": timestamp}, as_json, "spooled" if spool else "ok")
+
+
+@journal.command("next")
+@click.argument("domain", default="")
+@click.option("--count", default=1, help="Take up to so many.")
+@click.option("--work-for", type=float, help="Seconds until they count as lapsed.")
+@click.option("--remove", is_flag=True, help="Count them as done at once.")
+@connected
+def take(
+    client: Client,
+    as_json: bool,  # noqa: FBT001
+    domain: str,
+    count: int,
+    work_for: float | None,
+    remove: bool,  # noqa: FBT001
+) -> None:
+    """Take due jobs, of DOMAIN or of all; acknowledge each with `done KEY`."""
+    found = client.next(domain, count=count, work_for=work_for, remove=remove)
+    if not found.jobs:
+        wake_up = found.wake_up
+        text = "nothing waits" if wake_up is None else f"nothing due before {moment(wake_up)}"
+        nothing(as_json, {"jobs": [], "wake_up": wake_up}, text)
+    rows = [job._asdict() for job in found.jobs]
+    if as_json:
+        show({"jobs": rows, "wake_up": None}, as_json)
+        return
+    for job in found.jobs:
+        click.echo(f"{_bytes(job.key)}\t{_bytes(job.uri)}")
+
+
+@journal.command()
+@click.argument("keys", nargs=-1, required=True)
+@connected
+def done(client: Client, as_json: bool, keys: tuple[str, ...]) -> None:  # noqa: FBT001
+    """Acknowledge the jobs with these KEYS, as `next` printed them."""
+    for key in keys:
+        client.done(key.encode())
+        show({"key": key, "done": True}, as_json, "ok")

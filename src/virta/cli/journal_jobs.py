@@ -1,0 +1,402 @@
+"""The rest of `virta journal`: looking after jobs, and the processes that serve, forward and work."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from virta.cli.journal import EXIT_NOTHING, connected, journal, moment, nothing, reported, show
+from virta.errors import JournalError
+from virta.journal.messages import PORT
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from virta.journal.client import Client
+    from virta.journal.commands import Lease
+
+STDERR_CHARS_MAX = 500
+
+
+# Looking after jobs.
+
+
+@journal.command()
+@click.argument("domain", default="")
+@connected
+def stats(client: Client, as_json: bool, domain: str) -> None:  # noqa: FBT001
+    """Figures of the journal, and of DOMAIN or the first domains."""
+    answer = client.admin("stats", domain=domain)
+    lines = [
+        f"{'keys':22} {answer['keys']}",
+        f"{'memory':22} {answer['memory_bytes']} of {answer['memory_bytes_max']} bytes",
+        f"{'values on disk only':22} {answer['values_spilled']}",
+        f"{'disk':22} {answer['disk_bytes']} bytes",
+        f"{'recurring jobs':22} {answer['recurring']}",
+        *(f"{'jobs ' + state:22} {count}" for state, count in answer["jobs"].items()),
+    ]
+    for place in answer["domains"]:
+        counts = " ".join(f"{s}={place[s]}" for s in answer["jobs"] if place[s])
+        paused = " (paused)" if place["settings"]["paused"] else ""
+        lines.append(f"  {place['domain']:20} {counts or 'empty'}{paused}")
+    show(answer, as_json, "\n".join(lines))
+
+
+@journal.command()
+@click.argument("domain", default="")
+@click.option(
+    "--state",
+    type=click.Choice(["delayed", "ready", "held", "working", "dead"]),
+    help="Only jobs in this state.",
+)
+@click.option("--limit", default=100, help="Print at most so many.")
+@connected
+def jobs(client: Client, as_json: bool, domain: str, state: str | None, limit: int) -> None:  # noqa: FBT001
+    """List jobs, of DOMAIN or of all."""
+    answer = client.admin("list", domain=domain, state=state or "", limit=limit)
+    for job in answer["jobs"]:
+        due = moment(job["start"] / 1e6)
+        text = f"{job['state']:8} {job['priority']:3} {due} {job['uri']} {job.get('reason', '')}"
+        show(job, as_json, text.rstrip())
+
+
+@journal.command()
+@click.argument("domain", default="")
+@click.option("--limit", default=100, help="At most so many.")
+@click.option("--requeue", is_flag=True, help="Send them back to work.")
+@click.option("--drop", is_flag=True, help="Forget them.")
+@click.option("--uri", default="", help="Only the job of this uri.")
+@connected
+def dead(
+    client: Client,
+    as_json: bool,  # noqa: FBT001
+    domain: str,
+    limit: int,
+    requeue: bool,  # noqa: FBT001
+    drop: bool,  # noqa: FBT001
+    uri: str,
+) -> None:
+    """Jobs that failed too often: list them with their reasons, requeue or drop them."""
+    if requeue and drop:
+        raise click.UsageError("--requeue and --drop exclude each other")
+    if requeue or drop:
+        do = "requeue" if requeue else "drop"
+        answer = client.admin(do, domain=domain, uri=uri, limit=limit)
+        show(answer, as_json, " ".join(f"{name} {count}" for name, count in answer.items()))
+        return
+    rows = client.admin("list", domain=domain, state="dead", limit=limit)["jobs"]
+    rows = [row for row in rows if not uri or row["uri"] == uri]
+    if not rows:
+        nothing(as_json, {"jobs": []}, "no dead jobs")
+    for job in rows:
+        text = (
+            f"{moment(job['died'] / 1e6)} {job['uri']} attempts={job['attempts']} {job['reason']}"
+        )
+        show(job, as_json, text)
+
+
+@journal.command()
+@click.argument("domain", default="")
+@click.option("--uri", default="", help="Only the job of this uri.")
+@click.option("--limit", default=100, help="At most so many.")
+@connected
+def kick(client: Client, as_json: bool, domain: str, uri: str, limit: int) -> None:  # noqa: FBT001
+    """Make delayed jobs of DOMAIN (or one uri) due at once."""
+    if not domain and not uri:
+        raise click.UsageError("name a DOMAIN or a --uri")
+    answer = client.admin("kick", domain=domain, uri=uri, limit=limit)
+    show(answer, as_json, f"kicked {answer['kicked']}")
+
+
+@journal.command()
+@click.argument("domain")
+@connected
+def pause(client: Client, as_json: bool, domain: str) -> None:  # noqa: FBT001
+    """Hand out no jobs of DOMAIN until it is resumed."""
+    answer = client.admin("configure", domain=domain, settings={"paused": True})
+    show(answer, as_json, "paused")
+
+
+@journal.command()
+@click.argument("domain")
+@connected
+def resume(client: Client, as_json: bool, domain: str) -> None:  # noqa: FBT001
+    """Hand out jobs of DOMAIN again."""
+    answer = client.admin("configure", domain=domain, settings={"paused": False})
+    show(answer, as_json, "resumed")
+
+
+@journal.command()
+@click.argument("domain")
+@click.option("--deadline", type=float, help="Seconds a job may be worked on by default.")
+@click.option("--max-attempts", type=int, help="Failed attempts until a job is dead; 0: never.")
+@click.option(
+    "--mode",
+    type=click.Choice(["debounce", "throttle"]),
+    help="What pushing again does to the start: put it off, or keep the earliest.",
+)
+@click.option(
+    "--retry-delay", type=float, help="Seconds before a failed job is tried again, doubled."
+)
+@connected
+def configure(client: Client, as_json: bool, domain: str, **settings: Any) -> None:  # noqa: FBT001
+    """Change or show the settings of DOMAIN."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    answer = client.admin("configure", domain=domain, settings=given)
+    show(answer, as_json, "\n".join(f"{name:14} {value}" for name, value in answer.items()))
+
+
+@journal.command()
+@click.argument("name")
+@click.argument("schedule", required=False)
+@click.argument("uri", required=False)
+@click.option("--domain", default="", help="Where it waits; the uri's host by default.")
+@click.option("--priority", default=0, type=click.IntRange(0, 255), help="0 (first) to 255.")
+@click.option("--payload", help="Data for the worker.")
+@click.option("--remove", is_flag=True, help="Let it no longer recur.")
+@connected
+def cron(
+    client: Client,
+    as_json: bool,  # noqa: FBT001
+    name: str,
+    schedule: str | None,
+    uri: str | None,
+    domain: str,
+    priority: int,
+    payload: str | None,
+    remove: bool,  # noqa: FBT001
+) -> None:
+    """Push URI by SCHEDULE ("*/5 * * * *", UTC, or "@every 30s"); with only NAME, show it."""
+    key = f"virta:cron:{name}"
+    if remove:
+        show({"name": name, "removed": client.delete(key)}, as_json, "ok")
+    elif schedule is None or uri is None:
+        stored = client.get(key)
+        if stored is None:
+            nothing(as_json, {"name": name, "found": False}, f"no recurring job {name}")
+        show(json.loads(stored), as_json, stored)
+    else:
+        fields = {"schedule": schedule, "uri": uri, "domain": domain, "priority": priority}
+        client.set(key, json.dumps({**fields, "payload": payload}))
+        show({"name": name, **fields}, as_json, "ok")
+
+
+# Locks.
+
+
+@journal.command(context_settings={"ignore_unknown_options": True})
+@click.argument("key")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("--seconds", default=3600.0, help="The lock ends after so long in any case.")
+@connected
+def lock(
+    client: Client,
+    as_json: bool,  # noqa: FBT001
+    key: str,
+    command: tuple[str, ...],
+    seconds: float,
+) -> None:
+    """Run COMMAND while nobody else can change KEY; exits with its code."""
+    client.lock(key, seconds=seconds)
+    code = subprocess.run(command, check=False).returncode  # noqa: S603  (the user's own command)
+    if as_json:
+        show({"key": key, "code": code}, as_json)
+    sys.exit(code)
+
+
+@journal.command()
+@click.argument("key")
+@connected
+def unlock(client: Client, as_json: bool, key: str) -> None:  # noqa: FBT001
+    """Release a lock of this connection; locks of others end with them or their time."""
+    client.unlock(key)
+    show({"key": key, "locked": False}, as_json, "ok")
+
+
+# Processes.
+
+
+def run_until_signal(main: Coroutine[Any, Any, None]) -> None:
+    """With uvloop where it is installed: it answers about a third more requests."""
+    try:
+        uvloop = import_module("uvloop")
+    except ImportError:
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
+
+
+def stop_on_signal() -> asyncio.Event:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+def talk(verbose: bool) -> None:  # noqa: FBT001
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(message)s",
+    )
+
+
+@journal.command()
+@click.option("--host", default="127.0.0.1", help="Where to listen; there is no authentication.")
+@click.option("--port", default=PORT, envvar="VIRTA_JOURNAL_PORT", help="Where to listen, 0: any.")
+@click.option(
+    "--data-dir",
+    default="virta-data",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The journal is in <data-dir>/journal.",
+)
+@click.option(
+    "--durability",
+    default="fsync",
+    type=click.Choice(["none", "interval", "fsync"]),
+    help="When a persist command is acknowledged.",
+)
+@click.option("--memory-bytes-max", default=1 << 30, help="Values beyond that are on disk only.")
+@click.option("--jobs-max", default=10_000_000, help="Jobs beyond that are refused.")
+@click.option("--name", default="", help="This daemon's name among its peers.")
+@click.option("--peer", "peers", multiple=True, help="name=host:port of another daemon; repeat.")
+@click.option("--copies", default=1, help="Daemons that have a change before it is acknowledged.")
+@click.option("--verbose", is_flag=True, help="Say what happens.")
+def serve(
+    host: str,
+    port: int,
+    data_dir: Path,
+    name: str,
+    peers: tuple[str, ...],
+    verbose: bool,  # noqa: FBT001
+    **options: Any,
+) -> None:
+    """Serve the journal until SIGINT or SIGTERM."""
+    talk(verbose)
+
+    async def main() -> None:
+        from virta.journal.daemon import JournalServer
+        from virta.journal.node import Node
+        from virta.journal.peers import Peer, Peers
+
+        copies = options.pop("copies")
+        node = Node(data_dir / "journal", **options)
+        if peers:
+            if not name:
+                raise JournalError("a daemon with peers needs a --name", code="bad-peer")
+            others = [Peer.parse(text) for text in peers]
+            node.peers = Peers(node.engine, data_dir / "peers", name, others, copies=copies)
+        server = JournalServer(host=host, port=port, node=node)
+        stop = stop_on_signal()
+        await server.start()
+        click.echo(f"journal ready on {server.address[0]}:{server.address[1]}")
+        sys.stdout.flush()
+        await stop.wait()
+        await server.stop()
+
+    with reported():
+        run_until_signal(main())
+
+
+@journal.command()
+@click.argument("spool", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--host", default="127.0.0.1", envvar="VIRTA_JOURNAL_HOST", help="The daemon's host.")
+@click.option("--port", default=PORT, envvar="VIRTA_JOURNAL_PORT", help="The daemon's port.")
+@click.option("--once", is_flag=True, help="Stop when nothing is pending.")
+@click.option("--verbose", is_flag=True, help="Say what happens.")
+def forward(spool: Path, host: str, port: int, once: bool, verbose: bool) -> None:  # noqa: FBT001
+    """Deliver what is in the SPOOL directory, now and as it comes."""
+    talk(verbose)
+
+    async def main() -> None:
+        from virta.journal.forwarder import Forwarder
+
+        stop = stop_on_signal()
+        sender = Forwarder(spool, host, port)
+        running = asyncio.create_task(sender.run(stop))
+        if once:
+            drained = asyncio.create_task(sender.drained.wait())
+            await asyncio.wait([running, drained], return_when=asyncio.FIRST_COMPLETED)
+            drained.cancel()
+            stop.set()
+        await running
+        click.echo(f"forwarded {sender.forwarded}, rejected {sender.rejected}")
+
+    with reported():
+        run_until_signal(main())
+
+
+@journal.command()
+@click.option("--exec", "command", required=True, help="Shell command; the payload is its input.")
+@click.option("--domain", "domains", multiple=True, help="Only jobs of this domain; repeat.")
+@click.option("--concurrency", default=4, help="Jobs at a time.")
+@click.option("--work-for", default=60.0, help="Seconds until a job lapses if this process dies.")
+@click.option("--grace", default=30.0, help="Seconds that running commands get at the end.")
+@click.option("--host", default="127.0.0.1", envvar="VIRTA_JOURNAL_HOST", help="The daemon's host.")
+@click.option("--port", default=PORT, envvar="VIRTA_JOURNAL_PORT", help="The daemon's port.")
+@click.option("--verbose", is_flag=True, help="Say what happens.")
+def work(
+    command: str,
+    domains: tuple[str, ...],
+    verbose: bool,  # noqa: FBT001
+    host: str,
+    port: int,
+    **options: Any,
+) -> None:
+    """
+    Do jobs by running a command for each: exit code 0 is done, anything else failed.
+
+    The command finds VIRTA_JOB_URI, VIRTA_JOB_KEY and VIRTA_JOB_ATTEMPTS in its environment.
+    """
+    from virta.journal.worker import Worker
+
+    talk(verbose)
+    worker = Worker(host, port, **options)
+
+    async def run(job: Lease) -> None:
+        await run_command(command, job)
+
+    for domain in domains or ("",):
+        worker.handle(domain)(run)
+    with reported():
+        worker.run()
+    if not worker.done and not worker.failed:
+        sys.exit(EXIT_NOTHING)
+
+
+async def run_command(command: str, job: Lease) -> None:
+    """Raise with the end of what the command had to say if it fails."""
+    process = await asyncio.create_subprocess_shell(
+        command,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={
+            **os.environ,
+            "VIRTA_JOB_URI": os.fsdecode(job.uri),
+            "VIRTA_JOB_KEY": os.fsdecode(job.key),
+            "VIRTA_JOB_ATTEMPTS": str(job.attempts),
+        },
+    )
+    payload = job.payload
+    data = (
+        payload if isinstance(payload, bytes) else b"" if payload is None else str(payload).encode()
+    )
+    try:
+        _, stderr = await process.communicate(data)
+    except asyncio.CancelledError:
+        process.terminate()
+        await process.wait()
+        raise
+    if process.returncode:
+        said = stderr.decode(errors="replace").strip()[-STDERR_CHARS_MAX:]
+        raise JournalError(f"exit code {process.returncode}: {said}", code="command-failed")

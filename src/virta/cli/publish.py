@@ -1,0 +1,104 @@
+"""`virta publish`: events from the command line or a pipe to a channel."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+# One request holds so many lines of a pipe.
+BATCH_LINES = 500
+EXIT_FAILURE = 1
+
+
+def client_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options by which every client command finds the server."""
+    token = click.option("--token", envvar="VIRTA_TOKEN", help="Bearer token of the server.")
+    url = click.option(
+        "--url",
+        envvar="VIRTA_URL",
+        default="http://127.0.0.1:8232",
+        show_default=True,
+        help="Address of the server.",
+    )
+    return url(token(command))
+
+
+@click.command()
+@click.argument("channel")
+@click.argument("file", type=click.File("r"), required=False)
+@client_options
+@click.option("--data", help="JSON data of a single event; nothing is read then.")
+@click.option(
+    "--type", "type_", default="virta.cli", show_default=True, help="Type of made events."
+)
+@click.option("--source", default="/virta/cli", show_default=True, help="Source of made events.")
+@click.option("--id", "id_", help="Id of the single event; random without it.")
+def publish(
+    channel: str,
+    file: TextIO | None,
+    url: str,
+    token: str | None,
+    data: str | None,
+    type_: str,
+    source: str,
+    id_: str | None,
+) -> None:
+    """
+    Publish events to CHANNEL: from FILE, from a pipe, or one with --data.
+
+    Each line is a CloudEvent as JSON; a line that is other JSON becomes the data of a new event.
+    Prints how many were accepted. Exit codes: 0 all accepted, 1 refused or unreachable, 2 bad input.
+    """
+    from virta.client import Client
+    from virta.errors import ClientError, EventError
+
+    def make(text: str, place: str) -> Any:
+        return _event(text, place, type_, source)
+
+    accepted = 0
+    try:
+        with Client(url, token=token) as client:
+            if data is not None:
+                event = make(data, "--data")
+                if id_ is not None:
+                    event = event.replace(id=id_)
+                client.publish(channel, event)
+                accepted = 1
+            else:
+                for batch in _batches(file or sys.stdin):
+                    client.publish(channel, *[make(t, f"line {n}") for n, t in batch])
+                    accepted += len(batch)
+    except (ClientError, EventError) as error:
+        click.echo(f"error: {error.message} ({accepted} events accepted before)", err=True)
+        sys.exit(EXIT_FAILURE)
+    click.echo(f"{accepted} accepted", err=True)
+
+
+def _batches(lines: TextIO) -> Iterator[list[tuple[int, str]]]:
+    batch: list[tuple[int, str]] = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            batch.append((number, line))
+        if len(batch) == BATCH_LINES:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _event(text: str, place: str, type_: str, source: str) -> Any:
+    from virta.event import Event
+
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise click.UsageError(f"{place} is not JSON: {error}") from None
+    if isinstance(value, dict) and "specversion" in value:
+        return Event.from_json(text)
+    return Event.new(type_, source, value)

@@ -1,0 +1,78 @@
+"""`virta serve`: the server as a command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from virta.errors import VirtaError
+from virta.server.settings import SETTINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from virta.server.config import Config
+
+EXIT_USAGE = 2
+EXIT_FAILURE = 1
+
+
+def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command one option per setting; ranges are checked later, where all origins meet."""
+    for setting in reversed(SETTINGS):
+        option = click.option(
+            *setting.flags,
+            setting.name,
+            default=None,
+            is_flag=setting.kind is bool,
+            type=None if setting.kind is bool else str,
+            metavar="" if setting.kind is bool else "N" if setting.kind is int else "TEXT",
+            help=_help(setting.help, setting.default),
+        )
+        command = option(command)
+    return click.option(
+        "--config", "config_file", type=click.Path(), help="TOML file instead of ./virta.toml."
+    )(command)
+
+
+def _help(text: str, default: object) -> str:
+    return text if default in (None, False) else f"{text}  [default: {default}]"
+
+
+def settled(options: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
+    """Merge flags, variables and file, or end with a usage error that lists what is wrong."""
+    from virta.errors import ConfigError
+    from virta.server.config import load
+
+    flags = {name: value for name, value in options.items() if name != "config_file"}
+    file = options.get("config_file") or environ.get("VIRTA_CONFIG")
+    try:
+        return load(flags, environ=environ, file=file)
+    except ConfigError as error:
+        click.echo(f"error: {error.message}", err=True)
+        sys.exit(EXIT_USAGE)
+
+
+@click.command()
+@server_options
+def serve(**options: Any) -> None:
+    """
+    Serve channels, streams and filters over HTTP.
+
+    Exit codes: 0 after a clean stop, 1 when the server cannot run, 2 for settings that cannot be
+    used.
+    """
+    config = settled(options, os.environ)
+    try:
+        from virta.server.run import run
+    except ModuleNotFoundError as error:
+        click.echo(f"error: {error.name} is missing: pip install 'virta[server]'", err=True)
+        sys.exit(EXIT_FAILURE)
+    try:
+        run(config)
+    except VirtaError as error:
+        click.echo(f"error: {error.message}", err=True)
+        sys.exit(EXIT_FAILURE)

@@ -1,0 +1,90 @@
+"""
+Server-sent events, read: bytes in, frames out; no I/O.
+
+`FrameReader` takes any pieces of a stream and gives whole frames, as the HTML standard describes
+(§9.2.6), with what Virta's clients need of it. A frame or line that grows past its limit is an error:
+a stream that never ends a frame must not fill the memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from virta.errors import ClientError
+
+if TYPE_CHECKING:
+    from virta.event import Event
+
+# The largest event is 10 MiB; a frame has little beside it.
+FRAME_BYTES_MAX = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One frame: `data` is its text, `id` is None when the frame had none."""
+
+    event: str
+    data: str
+    id: str | None = None
+    retry_ms: int | None = None
+
+    def json(self) -> Any:
+        return msgspec.json.decode(self.data)
+
+
+@dataclass(frozen=True)
+class Received:
+    """An event as a subscriber gets it; `id` is what to resume from."""
+
+    event: Event
+    id: str
+
+
+class FrameReader:
+    """Puts pieces together."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._held = b""
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """
+        Take bytes; give the frames they complete.
+
+        Raises:
+            ClientError: a frame is larger than any event can be.
+        """
+        data = self._held + data
+        # A carriage return at the very end may be the first half of a line end.
+        self._held = b"\r" if data.endswith(b"\r") else b""
+        self._buffer += data.removesuffix(b"\r").replace(b"\r\n", b"\n")
+        *whole, self._buffer = self._buffer.split(b"\n\n")
+        if len(self._buffer) > FRAME_BYTES_MAX:
+            raise ClientError(
+                f"a frame of over {FRAME_BYTES_MAX} bytes: this is no stream of events",
+                code="frame-too-large",
+            )
+        return [made for text in whole if (made := parse_frame(text)) is not None]
+
+
+def parse_frame(text: bytes) -> Frame | None:
+    """Read the lines of one frame; None when it only has comments."""
+    name, id_, retry = "message", None, None
+    data: list[str] = []
+    for line in text.decode("utf-8", "replace").split("\n"):
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "event":
+            name = value
+        elif field == "data":
+            data.append(value)
+        elif field == "id":
+            id_ = value
+        elif field == "retry" and value.isdigit():
+            retry = int(value)
+    if not data and retry is None:
+        return None
+    return Frame(name, "\n".join(data), id_, retry)

@@ -1,0 +1,150 @@
+"""
+What both clients say to the server: paths, bodies and the meaning of answers; no I/O.
+
+`Cursor` is the memory of a subscription: where to continue after a cut, and how long to wait before.
+"""
+
+from __future__ import annotations
+
+import random
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, quote_plus, urlencode, urlsplit
+
+import msgspec
+
+from virta.errors import ClientError
+from virta.event import BATCH_TYPE, STRUCTURED_TYPE, Event
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from virta.client.frames import Frame
+
+URL_DEFAULT = "http://127.0.0.1:8232"
+TIMEOUT_S = 30.0
+# Waits between attempts to reconnect: doubling, with jitter, up to this.
+BACKOFF_FIRST_S = 0.1
+BACKOFF_MAX_S = 5.0
+# A stream that is silent for longer than this is dead: the server pings every 30 s.
+SILENCE_S = 75.0
+
+Start = str | int | datetime
+
+
+class Address:
+    """Where the server is and what every request carries."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ClientError(f"{url!r} is no address: write http://HOST:PORT", code="bad-address")
+        self.tls = parts.scheme == "https"
+        self.host = parts.hostname
+        self.port = parts.port or (443 if self.tls else 80)
+        self.prefix = parts.path.rstrip("/")
+        self.headers = {"Authorization": f"Bearer {token}"} if token else {}
+
+    def websocket(self, path: str) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'wss' if self.tls else 'ws'}://{host}:{self.port}{self.prefix}{path}"
+
+
+def publication(
+    channel: str, events: Iterable[Event | Mapping[str, Any]]
+) -> tuple[str, str, bytes]:
+    """Path, content type and body of a publication."""
+    bodies = [_encoded(event) for event in events]
+    path = channel_path(channel)
+    if len(bodies) == 1:
+        return path, STRUCTURED_TYPE, bodies[0]
+    return path, BATCH_TYPE, b"[%b]" % b",".join(bodies)
+
+
+def _encoded(event: Event | Mapping[str, Any]) -> bytes:
+    return event.to_line() if isinstance(event, Event) else msgspec.json.encode(event)
+
+
+def channel_path(channel: str, start: Start | None = None, query: str = "") -> str:
+    path = f"/channels/{quote_plus(channel)}"
+    if start is not None:
+        text = start.isoformat() if isinstance(start, datetime) else str(start)
+        path += f"/from/{quote(text, safe='')}"
+    return f"{path}?{query}" if query else path
+
+
+def streams_query(streams: Iterable[str], max_queued: int) -> str:
+    pairs = [("streams", stream) for stream in streams] + [("max_queued", str(max_queued))]
+    return f"/subscribe?{urlencode(pairs)}"
+
+
+def messages_body(messages: Iterable[tuple[str, str]]) -> bytes:
+    return msgspec.json.encode([{"publish_to": to, "payload": text} for to, text in messages])
+
+
+def check(status: int, body: bytes) -> Any:
+    """
+    The JSON of a good answer.
+
+    Raises:
+        ClientError: the server refused, with its status, code and sentence.
+    """
+    if status < 300:
+        return msgspec.json.decode(body) if body.startswith((b"{", b"[")) else None
+    code, message = "refused", body.decode("utf-8", "replace")[:500]
+    if body.startswith(b"{"):
+        refusal = msgspec.json.decode(body)
+        code = refusal.get("code", code)
+        message = refusal.get("message") or code
+    raise ClientError(f"the server answered {status}: {message}", code=code, status=status)
+
+
+class Cursor:
+    """How a subscription goes on after it was cut."""
+
+    def __init__(
+        self,
+        path: Callable[[Start | None], str],
+        start: Start | None,
+        last_event_id: str | None,
+        on_gap: Callable[[dict[str, Any]], None] | None,
+    ) -> None:
+        self._path = path
+        self._start = start
+        self.last_event_id = last_event_id
+        self._on_gap = on_gap
+        self._attempts = 0
+        self._retry_s: float | None = None
+
+    def request(self) -> tuple[str, dict[str, str]]:
+        """Path and headers of the next attempt."""
+        headers = {"Accept": "text/event-stream"}
+        if self.last_event_id is not None:
+            headers["Last-Event-ID"] = self.last_event_id
+        return self._path(self._start), headers
+
+    def connected(self, position: str | None) -> None:
+        """The stream is open; without an event so far, its position is where to come back to."""
+        self._attempts = 0
+        if self._start is None and self.last_event_id is None and position is not None:
+            self._start = int(position)
+
+    def take(self, frame: Frame) -> Event | None:
+        """Note a frame; gives the event when it is one."""
+        if frame.retry_ms is not None:
+            self._retry_s = frame.retry_ms / 1000
+        if frame.event == "data" and frame.id is not None:
+            self.last_event_id = frame.id
+            return Event.from_json(frame.data, lenient=True)
+        if frame.event == "gap" and self._on_gap is not None:
+            self._on_gap(frame.json())
+        return None
+
+    def wait_s(self) -> float:
+        """How long to wait before the next attempt."""
+        if self._retry_s is not None:
+            wait, self._retry_s = self._retry_s, None
+            return wait
+        backoff = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * float(1 << self._attempts))
+        self._attempts = min(self._attempts + 1, 16)
+        return backoff * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret

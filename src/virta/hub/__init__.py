@@ -1,0 +1,1 @@
+"""The hub: follows the log, matches each batch once, and hands shared bytes to every hearer."""

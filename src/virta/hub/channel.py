@@ -1,0 +1,160 @@
+"""
+A channel: the subscriptions on one topic, grouped by filter, and the index that tells which hold.
+
+Subscriptions with equal filters share one entry, so an event is matched once per distinct filter and
+each payload is put together once per entry. Invariant: an entry lives exactly as long as it has a
+subscription, and every entry is in exactly one of: the everything entry, the index over events, the
+index over documents (Koncorde's filters speak of an event's data).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from virta.errors import EventError
+from virta.filters.tree import Everything
+from virta.hub.delivery import ENCODERS, Delivery
+from virta.match import Matcher
+
+if TYPE_CHECKING:
+    from virta.filters import Filter
+    from virta.hub.subscription import Subscription
+
+logger = logging.getLogger("virta.hub")
+
+EVENT, DOCUMENT = "event", "document"
+
+
+def root_of(filter_: Filter) -> str:
+    """Which object a filter of this dialect is asked about."""
+    if isinstance(filter_.tree, Everything):
+        return EVENT  # what holds for every object need not look at one
+    return DOCUMENT if filter_.dialect == "koncorde" else EVENT
+
+
+class Entry:
+    """One distinct filter and its subscriptions, by the encoding they want."""
+
+    __slots__ = ("filter", "hits", "indexed_as", "subscriptions")
+
+    def __init__(self, filter_: Filter) -> None:
+        self.filter = filter_
+        self.indexed_as = ""
+        self.subscriptions: tuple[dict[Subscription, None], ...] = tuple({} for _ in ENCODERS)
+        self.hits: list[Delivery] = []
+
+    def __bool__(self) -> bool:
+        return any(self.subscriptions)
+
+    def flush(self) -> int:
+        """Send what was hit to every subscription; the bytes are made once per encoding."""
+        hits, self.hits = self.hits, []
+        count = len(hits)
+        sent = 0
+        for encode, subscriptions in zip(ENCODERS, self.subscriptions, strict=True):
+            if subscriptions:
+                payload = encode(hits)
+                sent += count * len(subscriptions)
+                # A copy, since a send may end a subscription and so change the group.
+                for subscription in list(subscriptions):
+                    subscription.send(payload, count)
+        return sent
+
+
+class _Index:
+    """A matcher and the entries behind its ids."""
+
+    def __init__(self) -> None:
+        self.matcher = Matcher()
+        self.entries: dict[str, Entry] = {}
+
+    def add(self, entry: Entry) -> None:
+        entry.indexed_as = self.matcher.add(entry.filter)
+        self.entries[entry.indexed_as] = entry
+
+    def match(self, values: list[bytes]) -> list[list[str]]:
+        """Ids that hold for each value; what the matcher cannot read satisfies no filter."""
+        try:
+            # One buffer with an event a line: no value holds a line end.
+            return self.matcher.match_many(b"\n".join(values))
+        except EventError:
+            return [self._match_one(value) for value in values]
+
+    def _match_one(self, value: bytes) -> list[str]:
+        try:
+            return self.matcher.match(value)
+        except EventError as error:
+            logger.warning("event_unreadable: %s", error.message)
+            return []
+
+    def remove(self, entry: Entry) -> None:
+        self.matcher.remove(entry.indexed_as)
+        del self.entries[entry.indexed_as]
+
+
+class Channel:
+    """The subscriptions of one channel."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._entries: dict[tuple[str, str], Entry] = {}
+        self._everything: Entry | None = None
+        self._indexes: dict[str, _Index] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    def filters(self) -> list[Filter]:
+        """The distinct filters that stand on the channel."""
+        return [entry.filter for entry in self._entries.values()]
+
+    def add(self, subscription: Subscription) -> None:
+        filter_ = subscription.filter
+        root = root_of(filter_)
+        key = (root, filter_.id)
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = Entry(filter_)
+            if isinstance(filter_.tree, Everything):
+                self._everything = entry
+            else:
+                self._indexes.setdefault(root, _Index()).add(entry)
+        entry.subscriptions[subscription.encoding][subscription] = None
+
+    def remove(self, subscription: Subscription) -> bool:
+        """Take a subscription out; False when it was not in."""
+        root = root_of(subscription.filter)
+        key = (root, subscription.filter.id)
+        entry = self._entries.get(key)
+        if entry is None or subscription not in entry.subscriptions[subscription.encoding]:
+            return False
+        del entry.subscriptions[subscription.encoding][subscription]
+        if not entry:
+            del self._entries[key]
+            if entry is self._everything:
+                self._everything = None
+            else:
+                self._indexes[root].remove(entry)
+        return True
+
+    def deliver(self, deliveries: list[Delivery]) -> int:
+        """Match a run of events in order and send each to whoever asked; returns copies sent."""
+        hit: list[Entry] = []
+        if self._everything is not None:
+            self._everything.hits = list(deliveries)
+            hit.append(self._everything)
+        for root, index in self._indexes.items():
+            if not index.entries:
+                continue
+            if root == DOCUMENT:
+                values = [delivery.document() for delivery in deliveries]
+            else:
+                values = [delivery.value for delivery in deliveries]
+            for delivery, matched in zip(deliveries, index.match(values), strict=True):
+                for found in matched:
+                    entry = index.entries[found]
+                    if not entry.hits:
+                        hit.append(entry)
+                    entry.hits.append(delivery)
+        return sum([entry.flush() for entry in hit])

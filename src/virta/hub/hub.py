@@ -1,0 +1,226 @@
+"""
+The hub: whoever stands on a channel or a stream hears each event of it once, in the order of the log.
+
+`deliver` is called with runs of events in log order and never twice for one offset; `position` is the
+offset of the next event it expects. A subscription that is attached when `position` is p hears
+exactly the matching events from p on: that is the seam on which replay and live delivery meet without
+gap or duplicate. All methods are called from one thread (the event loop's); none blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import time
+from itertools import count
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from virta.errors import HubError
+from virta.hub.channel import Channel
+from virta.hub.delivery import Delivery
+from virta.hub.frames import timestamp_text, websocket_text
+from virta.hub.topics import META, STREAMS
+from virta.streams import StreamIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from virta.filters import Filter
+    from virta.hub.stream_consumer import StreamConsumer
+    from virta.hub.subscription import Subscription
+
+# More standing queries than this are refused: each costs memory and an index entry.
+SUBSCRIPTIONS_MAX = 1_000_000
+REGISTRATION = "name.djsweet.thorium.meta.query.registration"
+REMOVAL = "name.djsweet.thorium.meta.query.removal"
+
+
+def now_microseconds() -> int:
+    return time.time_ns() // 1000
+
+
+class Hub:
+    """Subscriptions, streams and the position in the log."""
+
+    def __init__(
+        self,
+        *,
+        position: int = 0,
+        source_name: str = "//name.djsweet.thorium",
+        clock_us: Callable[[], int] = now_microseconds,
+    ) -> None:
+        self.position = position
+        self.instance_id = base64.b64encode(os.urandom(15)).decode()
+        self.delivered = 0  # copies handed to subscriptions and streams
+        self.dropped = 0  # copies lost by consumers that are gone
+        self.slow_disconnects = 0
+        self.conjunctions = 0  # parts of standing queries, which is what Thorium counts
+        self.routed = 0
+        self.routing_seconds = 0.0
+        self._source_name = source_name
+        self._clock_us = clock_us
+        self._channels: dict[str, Channel] = {}
+        self._streams: StreamIndex[StreamConsumer] = StreamIndex()
+        self._subscriptions: set[Subscription] = set()
+        self._stream_consumers: set[StreamConsumer] = set()
+        self._numbers = count()
+        self._position_waiters: set[asyncio.Event] = set()
+
+    # Subscriptions.
+
+    def new_client_id(self) -> str:
+        """An id that is unique in this process, shaped like Thorium's."""
+        return f"{os.getpid()}-{next(self._numbers)}"
+
+    def attach(self, subscription: Subscription) -> None:
+        """Let a subscription hear everything from `position` on."""
+        if len(self._subscriptions) >= SUBSCRIPTIONS_MAX:
+            raise HubError(
+                f"{SUBSCRIPTIONS_MAX} subscriptions stand already: no more are taken",
+                code="too-many-subscriptions",
+            )
+        channel = self._channels.get(subscription.channel)
+        if channel is None:
+            channel = self._channels[subscription.channel] = Channel(subscription.channel)
+        channel.add(subscription)
+        self._subscriptions.add(subscription)
+        self.conjunctions += subscription.query.count(";") + 1
+
+    def detach(self, subscription: Subscription) -> None:
+        """Take a subscription away; fine when it never was attached."""
+        subscription.close()
+        if subscription not in self._subscriptions:
+            return
+        self._subscriptions.discard(subscription)
+        self.dropped += subscription.dropped
+        self.conjunctions -= subscription.query.count(";") + 1
+        channel = self._channels[subscription.channel]
+        channel.remove(subscription)
+        if not channel:
+            del self._channels[subscription.channel]
+
+    def attach_streams(self, consumer: StreamConsumer) -> None:
+        """Let a consumer hear its streams from now on."""
+        for segments in consumer.streams:
+            self._streams.add(segments, consumer)
+        self._stream_consumers.add(consumer)
+
+    def detach_streams(self, consumer: StreamConsumer) -> None:
+        if consumer not in self._stream_consumers:
+            return
+        self._stream_consumers.discard(consumer)
+        self.dropped += consumer.dropped
+        for segments in consumer.streams:
+            self._streams.remove(segments, consumer)
+
+    def has_hearers(self, channel: str) -> bool:
+        """Tell whether anyone would be asked about an event of this channel."""
+        if channel == STREAMS:
+            return bool(self._stream_consumers)
+        return channel in self._channels
+
+    def filters(self, channel: str) -> list[Filter]:
+        """The distinct filters that stand on a channel."""
+        found = self._channels.get(channel)
+        return found.filters() if found is not None else []
+
+    @property
+    def subscription_count(self) -> int:
+        return len(self._subscriptions)
+
+    @property
+    def stream_consumer_count(self) -> int:
+        return len(self._stream_consumers)
+
+    @property
+    def dropped_total(self) -> int:
+        """Copies lost to slow consumers, those of today's connections included."""
+        return (
+            self.dropped
+            + sum(subscription.dropped for subscription in self._subscriptions)
+            + sum(consumer.dropped for consumer in self._stream_consumers)
+        )
+
+    # The position.
+
+    def advance(self, position: int) -> None:
+        """Everything before this offset is (about to be) delivered."""
+        self.position = position
+        for waiter in self._position_waiters:
+            waiter.set()
+
+    async def wait_past(self, position: int) -> None:
+        """Wait until there is something at this offset."""
+        if self.position > position:
+            return
+        waiter = asyncio.Event()
+        self._position_waiters.add(waiter)
+        try:
+            while self.position <= position:
+                waiter.clear()
+                await waiter.wait()
+        finally:
+            self._position_waiters.discard(waiter)
+
+    # Events.
+
+    def deliver(self, deliveries: list[Delivery]) -> None:
+        """Hand a run of events, in log order, to whoever asked for them."""
+        runs: dict[str, list[Delivery]] = {}
+        for delivery in deliveries:
+            runs.setdefault(delivery.channel, []).append(delivery)
+        self.deliver_runs(runs)
+
+    def deliver_runs(self, runs: dict[str, list[Delivery]]) -> None:
+        """Hand out runs by channel; consumers hear one channel, so its order is the log's."""
+        began = time.perf_counter()
+        for name, run in runs.items():
+            self.routed += len(run)
+            if name == STREAMS:
+                self._deliver_streams(run)
+                continue
+            channel = self._channels.get(name)
+            if channel is not None:
+                self.delivered += channel.deliver(run)
+        self.routing_seconds += time.perf_counter() - began
+
+    def announce(self, subscription: Subscription, *, registered: bool) -> None:
+        """Tell the `meta` channel that a subscription came or went."""
+        if META not in self._channels:
+            return
+        sign = "+" if registered else "-"
+        now = self._clock_us()
+        data = {
+            "instanceID": self.instance_id,
+            "channel": subscription.channel,
+            "clientID": subscription.id,
+            "queryID": subscription.id,
+        }
+        if registered:
+            data["query"] = subscription.query
+        event = {
+            "source": self._source_name,
+            "id": f"{self.instance_id} {sign}{subscription.id} {subscription.id}",
+            "specversion": "1.0",
+            "type": REGISTRATION if registered else REMOVAL,
+            "time": timestamp_text(now),
+            "data": data,
+        }
+        value = msgspec.json.encode(event)
+        self.deliver([Delivery(META, self._source_name, str(event["id"]), value, -1, now)])
+
+    def _deliver_streams(self, messages: list[Delivery]) -> None:
+        """Route messages; each consumer is given all its copies of this run at once."""
+        copies: dict[StreamConsumer, list[bytes]] = {}
+        for message in messages:
+            hearers = self._streams.route(tuple(message.id.split(":")))
+            if hearers:
+                frame = websocket_text(message.value)
+                for hearer in hearers:
+                    copies.setdefault(hearer, []).append(frame)
+                self.delivered += len(hearers)
+        for hearer, frames in copies.items():
+            hearer.offer(frames)

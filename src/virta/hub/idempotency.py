@@ -1,0 +1,90 @@
+"""
+Which events were already taken: (channel, source, id) → offset in the log.
+
+A key is *claimed* when its event is accepted for writing, *settled* with its offset when the log has
+it, and forgotten when the write failed, when it is older than the horizon or when there are more
+keys than allowed (the oldest go first). A repeat does not renew anything. The same table answers
+where in the log an event stands, which is what `Last-Event-ID` asks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CLAIMED = -1  # accepted, not yet in the log
+
+
+def key_of(channel: str, source: str, id_: str) -> str:
+    """Join the three; no CloudEvents attribute and no channel needs a NUL."""
+    return f"{channel}\0{source}\0{id_}"
+
+
+class Idempotency:
+    """The table; times are seconds of one monotonic clock, passed in."""
+
+    def __init__(self, *, keys_max: int, horizon_s: float) -> None:
+        # Thorium remembers the last key even when told to remember none.
+        self._keys_max = max(1, keys_max)
+        self._horizon_s = horizon_s
+        self._offsets: dict[str, int] = {}
+        # Keys settled together, oldest group first: expiry is per group, eviction per key.
+        self._groups: deque[tuple[float, deque[str]]] = deque()
+        self._settled = 0
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def claim(self, key: str) -> bool:
+        """Take a key; False when it is held already."""
+        if key in self._offsets:
+            return False
+        self._offsets[key] = CLAIMED
+        return True
+
+    def claim_all(self, keys: Sequence[str]) -> bool:
+        """Take all these keys at once if none is held and none stands twice; else take none."""
+        if len(keys) != len(set(keys)) or not self._offsets.keys().isdisjoint(keys):
+            return False
+        self._offsets.update(dict.fromkeys(keys, CLAIMED))
+        return True
+
+    def release(self, keys: Sequence[str]) -> None:
+        """Give claimed keys back: their events are not in the log."""
+        for key in keys:
+            if self._offsets.get(key) == CLAIMED:
+                del self._offsets[key]
+
+    def settle(self, written: Sequence[tuple[str, int]], now: float) -> None:
+        """Note the offsets of claimed (or newly found) events; `now` is when they were written."""
+        if not written:
+            return
+        self._offsets.update(written)
+        self._groups.append((now, deque([key for key, _ in written])))
+        self._settled += len(written)
+        while self._settled > self._keys_max:
+            self._drop_oldest_key()
+
+    def expire(self, now: float) -> None:
+        """Forget what is older than the horizon."""
+        groups = self._groups
+        while groups and now - groups[0][0] >= self._horizon_s:
+            _, keys = groups.popleft()
+            self._settled -= len(keys)
+            for key in keys:
+                self._offsets.pop(key, None)
+
+    def offset(self, key: str) -> int | None:
+        """Where the event stands in the log, if that is still known."""
+        found = self._offsets.get(key)
+        return None if found is None or found == CLAIMED else found
+
+    def _drop_oldest_key(self) -> None:
+        _, keys = self._groups[0]
+        self._offsets.pop(keys.popleft(), None)
+        self._settled -= 1
+        if not keys:
+            self._groups.popleft()

@@ -1,0 +1,164 @@
+"""
+The keeper of the log: writes to it and follows it.
+
+Appends and the search for what other processes appended are made in one order, so runs of records
+reach the hub in the order of the log, each exactly once:
+
+    commit ──► append_many ──► (records of others before ours) ──► done, in the event loop
+    nothing to do ──► anything new in the log? ──► arrived, in the event loop
+
+Own records are not read back: whoever committed them still has them in memory. An append that does
+not wait for the disk is quicker than the way to another thread and back, so it is made where it is
+asked for; the lock keeps it in one order with what the thread finds.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from virta.errors import LogClosedError, LogError, LogSyncError
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Sequence
+
+    from virta.log import Log, Record
+    from virta.log.handle import Durability
+
+logger = logging.getLogger("virta.hub")
+
+# How often an idle keeper looks for records of other processes: the delay they may see.
+POLL_S = 0.005
+# A failing log is asked again after this long, so that an error does not become a busy loop.
+RETRY_S = 0.5
+# Records of others go to the loop in runs of about this many.
+FOREIGN_RUN_MAX = 4096
+
+
+@dataclass
+class Commit:
+    """Records to append together, and what is to happen then (called in the event loop)."""
+
+    records: Sequence[tuple[str, bytes, bytes]]
+    done: Callable[[Commit], None]
+    appended: Any = None
+    error: LogError | None = None
+    foreign: list[Record] = field(default_factory=list)
+
+
+class Keeper:
+    """Owns the writing side of a log and the position up to which it was followed."""
+
+    def __init__(
+        self,
+        log: Log,
+        loop: asyncio.AbstractEventLoop,
+        arrived: Callable[[list[Record]], None],
+        *,
+        durability: Durability,
+    ) -> None:
+        self._log = log
+        self._loop = loop
+        self._arrived = arrived
+        self._durability = durability
+        self._inline = durability == "none"
+        self._order = threading.Lock()
+        self._position = log.next_offset
+        self._commits: queue.SimpleQueue[Commit | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="virta-keeper", daemon=True)
+        self.failure: LogError | None = None  # the last error of following, None when all is well
+        # A sync has failed: what the disk holds is unknown, and only a new process may find out.
+        self.poisoned: LogSyncError | None = None
+
+    @property
+    def position(self) -> int:
+        """The offset after the last record that was passed on."""
+        return self._position
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def commit(self, commit: Commit) -> None:
+        """Append in order of calls; never waits for the disk."""
+        if self._inline:
+            with self._order:
+                self._append(commit)
+                self._loop.call_soon(commit.done, commit)
+        else:
+            self._commits.put(commit)
+
+    def stop(self) -> None:
+        """Finish what was handed in, then end the thread; blocks until it has."""
+        self._commits.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                commit = self._commits.get(timeout=POLL_S if self.failure is None else RETRY_S)
+            except queue.Empty:
+                if self._log.next_offset > self._position:
+                    with self._order:
+                        self._follow()
+                continue
+            if commit is None:
+                return
+            self._append(commit)
+            self._call(commit.done, commit)
+
+    def _append(self, commit: Commit) -> None:
+        try:
+            appended = self._log.append_many(commit.records, durability=self._durability)
+            commit.appended = appended
+            while self._position < appended.offset:
+                before = self._position
+                commit.foreign += self._read(appended.offset)
+                if self._position == before:
+                    break
+            self._position = appended.offset + appended.count
+        except LogError as error:
+            logger.warning("append_failed code=%s: %s", error.code, error.message)
+            commit.error = error
+            if isinstance(error, LogSyncError):
+                self.poisoned = error
+
+    def _follow(self) -> None:
+        try:
+            # Not `while`: what one round leaves is found by the next, and others get the lock.
+            if (end := self._log.next_offset) > self._position:
+                records = self._read(end)
+                if records:
+                    self._call(self._arrived, records)
+            self.failure = None
+        except LogClosedError:
+            return
+        except LogError as error:
+            if self.failure is None:
+                logger.warning("follow_failed code=%s: %s", error.code, error.message)
+            self.failure = error
+
+    def _read(self, end: int) -> list[Record]:
+        """Records from the position up to `end`, as far as they are visible."""
+        records: list[Record] = []
+        reader = self._log.read(start=self._position, end=end, on_gap="skip", on_corruption="skip")
+        try:
+            for batch in reader.batches():
+                records += batch
+                self._position = batch[-1].offset + 1
+                if len(records) >= FOREIGN_RUN_MAX:
+                    return records
+            self._position = max(self._position, min(end, reader.position))
+        finally:
+            reader.close()
+        return records
+
+    def _call(self, function: Callable[..., None], argument: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, argument)
+        except RuntimeError:
+            logger.debug("loop_closed: a result of the keeper came after the end")

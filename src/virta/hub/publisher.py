@@ -1,0 +1,248 @@
+"""
+The publisher: takes events from many requests, writes them together, then delivers and answers.
+
+Everything that arrives while a write is under way becomes the next write, so one sync serves all
+requests of a tick. An event is answered only after the log met its durability, and delivered at the
+same moment; repeats of an event are answered like the first and delivered to nobody. The number and
+the bytes of events that are accepted but not yet written are bounded: past that, publishing is
+refused (`full`), never queued.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from virta.hub.delivery import Delivery, from_record
+from virta.hub.idempotency import key_of
+from virta.hub.keeper import Commit
+from virta.hub.topics import DEAD_LETTERS, RESERVED_PREFIX, STREAMS
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Sequence
+
+    from virta.errors import LogError
+    from virta.hub.hub import Hub
+    from virta.hub.idempotency import Idempotency
+    from virta.hub.keeper import Keeper
+    from virta.log import Record
+
+    Answer = Callable[[LogError | None], None]
+
+# Whatever the count limit says, events that wait to be written hold no more memory than this.
+OUTSTANDING_BYTES_MAX = 256 * 1024 * 1024
+# One append holds no more than this; the rest goes into the next one.
+APPEND_RECORDS_MAX = 65536
+APPEND_BYTES_MAX = 32 * 1024 * 1024
+
+DUPLICATE = ""  # no key is empty
+STREAMS_TOPIC = STREAMS.encode()
+DEAD_LETTERS_TOPIC = DEAD_LETTERS.encode()
+
+
+class _Gathering:
+    """What will be written together, and whom to tell."""
+
+    __slots__ = ("answers", "bytes", "drafts", "marks")
+
+    def __init__(self) -> None:
+        self.drafts: list[Delivery] = []
+        self.marks: list[str | None] = []  # the drafts' idempotency keys; messages have none
+        self.answers: list[tuple[Answer, int]] = []
+        self.bytes = 0
+
+    @property
+    def full(self) -> bool:
+        return self.bytes >= APPEND_BYTES_MAX or len(self.drafts) >= APPEND_RECORDS_MAX
+
+
+class Publisher:
+    """Between the requests and the log."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        keeper: Keeper,
+        idempotency: Idempotency,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        outstanding_max: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.outstanding = 0
+        self.outstanding_bytes = 0
+        self.published = 0
+        self.duplicates = 0
+        self.commits = 0
+        self._hub = hub
+        self._keeper = keeper
+        self._idempotency = idempotency
+        self._loop = loop
+        self._outstanding_max = outstanding_max
+        self._clock = clock
+        self._waiting: deque[_Gathering] = deque()
+        self._writing: _Gathering | None = None
+        self._scheduled = False
+        self._idle: asyncio.Future[None] | None = None
+
+    @property
+    def full(self) -> bool:
+        """Refuse publications while this holds."""
+        return (
+            self.outstanding >= self._outstanding_max
+            or self.outstanding_bytes >= OUTSTANDING_BYTES_MAX
+        )
+
+    async def finished(self) -> None:
+        """Wait until everything that was taken is answered."""
+        while self._writing is not None or self._waiting:
+            self._idle = self._loop.create_future()
+            await self._idle
+
+    def submit(self, drafts: Sequence[Delivery], answer: Answer) -> None:
+        """
+        Take events; `answer` is called in the loop once they are durable (None) or lost (the error).
+
+        The caller asked `full` first.
+        """
+        self._idempotency.expire(self._clock())
+        number = len(drafts)
+        size = len(drafts[0].value) if number == 1 else sum([len(d.value) for d in drafts])
+        gathering = self._gathering(size)
+        marks = self._claim(drafts)
+        if DUPLICATE in marks:
+            kept = [(d, m) for d, m in zip(drafts, marks, strict=True) if m is not DUPLICATE]
+            drafts, marks = [d for d, _ in kept], [m for _, m in kept]
+            self.duplicates += number - len(drafts)
+        gathering.drafts += drafts
+        gathering.marks += marks
+        gathering.bytes += size
+        gathering.answers.append((answer, number))
+        self.outstanding += number
+        self.outstanding_bytes += size
+        if self._writing is None and not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._write)
+
+    def _claim(self, drafts: Sequence[Delivery]) -> Sequence[str | None]:
+        """The idempotency key of each draft, DUPLICATE for repeats, None for stream messages."""
+        if drafts and drafts[0].channel == STREAMS:
+            return [None] * len(drafts)
+        if len(drafts) == 1:
+            draft = drafts[0]
+            key = f"{draft.channel}\0{draft.source}\0{draft.id}"
+            return [key if self._idempotency.claim(key) else DUPLICATE]
+        keys = [f"{d.channel}\0{d.source}\0{d.id}" for d in drafts]
+        if self._idempotency.claim_all(keys):
+            return keys
+        return [key if self._idempotency.claim(key) else DUPLICATE for key in keys]
+
+    def arrived(self, records: list[Record]) -> None:
+        """Deliver what other processes appended (the keeper calls this in the loop)."""
+        now = self._clock()
+        written: list[tuple[str, int]] = []
+        deliveries: list[Delivery] = []
+        for record in records:
+            delivery = read_delivery(record)
+            if delivery is None:
+                continue
+            if delivery.channel != STREAMS:
+                mark = key_of(delivery.channel, delivery.source, delivery.id)
+                if not self._idempotency.claim(mark):
+                    self.duplicates += 1
+                    continue
+                written.append((mark, delivery.offset))
+            deliveries.append(delivery)
+        self._idempotency.settle(written, now)
+        self._hub.advance(records[-1].offset + 1)
+        self._hub.deliver(deliveries)
+
+    def _gathering(self, size: int) -> _Gathering:
+        """Where events of so many bytes go: the next write, unless they would make it too large."""
+        waiting = self._waiting
+        if not waiting or waiting[-1].full or waiting[-1].bytes + size > APPEND_BYTES_MAX:
+            waiting.append(_Gathering())
+        return waiting[-1]
+
+    def _write(self) -> None:
+        self._scheduled = False
+        gathering = self._writing = self._waiting.popleft()
+        self.commits += 1
+        if not gathering.drafts:
+            # Repeats only: what they repeat is written already, since writes are in order.
+            self._loop.call_soon(self._finish, gathering, None)
+            return
+        records = [(d.channel, d.key, d.value) for d in gathering.drafts]
+        self._keeper.commit(Commit(records, self._written))
+
+    def _written(self, commit: Commit) -> None:
+        gathering = self._writing
+        assert gathering is not None
+        if commit.foreign:
+            self.arrived(commit.foreign)
+        if commit.error is not None:
+            self._idempotency.release([mark for mark in gathering.marks if mark is not None])
+        else:
+            self._deliver(gathering, commit.appended.offset, commit.appended.timestamp)
+        self._finish(gathering, commit.error)
+
+    def _deliver(self, gathering: _Gathering, first: int, timestamp: int) -> None:
+        drafts, marks = gathering.drafts, gathering.marks
+        written = [(m, o) for o, m in enumerate(marks, first) if m is not None]
+        self._idempotency.settle(written, self._clock())
+        self.published += len(drafts)
+        self._hub.advance(first + len(drafts))
+        heard: dict[str, list[Delivery] | None] = {}
+        for offset, draft in enumerate(drafts, first):
+            channel = draft.channel
+            if channel not in heard:
+                heard[channel] = [] if self._hub.has_hearers(channel) else None
+            run = heard[channel]
+            if run is not None:
+                draft.offset = offset
+                draft.timestamp = timestamp
+                run.append(draft)
+        self._hub.deliver_runs({name: run for name, run in heard.items() if run})
+
+    def _finish(self, gathering: _Gathering, error: LogError | None) -> None:
+        self._writing = None
+        self.outstanding_bytes -= gathering.bytes
+        for answer, number in gathering.answers:
+            self.outstanding -= number
+            answer(error)
+        if self._waiting and not self._scheduled:
+            self._write()
+        elif self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+
+def read_delivery(record: Record) -> Delivery | None:
+    """What a record means to hearers: an event, a stream message, or (None) our own bookkeeping."""
+    topic = bytes(record.topic)
+    if topic == STREAMS_TOPIC:
+        stream = _stream_of(record)
+        if stream is None:
+            return None
+        return Delivery(STREAMS, "", stream, record.value, record.offset, record.timestamp)
+    if topic.startswith(RESERVED_PREFIX.encode()) and topic != DEAD_LETTERS_TOPIC:
+        return None
+    return from_record(record)
+
+
+class _Message(msgspec.Struct):
+    publish_to: str
+
+
+_decode_message = msgspec.json.Decoder(_Message).decode
+
+
+def _stream_of(record: Record) -> str | None:
+    """The stream a message was sent to; ids too long for a key are only in the value."""
+    try:
+        return bytes(record.key).decode() or _decode_message(record.value).publish_to
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None

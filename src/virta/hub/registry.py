@@ -1,0 +1,224 @@
+"""
+Registrations that outlive the process: filters by (index, collection), and subscriptions with a sink.
+
+They are kept in a small log of their own beside the events', so that retention of events never takes
+a registration and starting does not read history. A record's topic says what it is, its key is the
+id, its value the JSON of the registration; an empty value removes it.
+
+A filter on (index, collection) stands over the channel `index/collection`: Koncorde's filters are
+asked about an event's data, those of the other dialects about the event.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+import virta.log
+from virta.errors import FilterError, HubError, LogError
+from virta.filters import Filter, parse
+from virta.hub.channel import DOCUMENT, root_of
+from virta.hub.delivery import Delivery
+from virta.match import NamedMatchers
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+logger = logging.getLogger("virta.hub")
+
+FILTERS_TOPIC = b"filters"
+SUBSCRIPTIONS_TOPIC = b"subscriptions"  # a CloudEvents Subscription, as its owner gave it
+CURSORS_TOPIC = b"cursors"  # key: subscription id, value: the next offset it will look at
+REGISTERED_MAX = 1_000_000
+# When this many records are dead, the log is written anew at start.
+DEAD_RECORDS_MAX = 10_000
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A filter and where it stands."""
+
+    id: str
+    index: str
+    collection: str
+    dialect: str
+    source: Any  # the filter as it was given
+    filter: Filter
+
+    @property
+    def channel(self) -> str:
+        return f"{self.index}/{self.collection}"
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "index": self.index,
+            "collection": self.collection,
+            "dialect": self.dialect,
+            "filter": self.source,
+        }
+
+
+class Registry:
+    """Filters by place and by id. Writing methods block on the disk: call them in a thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._log = virta.log.open(path)
+        self._filters: dict[str, Registered] = {}
+        self._documents = NamedMatchers()
+        self._events = NamedMatchers()
+        self.subscriptions: dict[str, dict[str, Any]] = {}
+        self.cursors: dict[str, int] = {}
+        dead = 0
+        with self._log.read() as reader:
+            for record in reader:
+                dead += not self._repeat(record)
+        if dead > DEAD_RECORDS_MAX:
+            self._log.compact()
+
+    def close(self) -> None:
+        self._log.close()
+
+    # Filters.
+
+    def register(self, index: str, collection: str, source: Any, dialect: str) -> dict[str, Any]:
+        """
+        Register a filter; gives its id and what is new about it (False when it was there).
+
+        Raises:
+            FilterError: it is no filter, or a name that cannot be.
+            HubError: there are too many.
+        """
+        for name in (index, collection):
+            if "/" in name:
+                raise FilterError(
+                    f"{name!r} holds a slash: names of indexes have none", code="bad_name"
+                )
+        filter_ = parse(source, dialect)
+        if len(self._filters) >= REGISTERED_MAX:
+            raise HubError(
+                f"{REGISTERED_MAX} filters are registered: no more are taken",
+                code="too-many-filters",
+            )
+        answer = self._place(filter_).register(index, collection, filter_)
+        id_ = str(answer["id"])
+        if answer["diff"] is False:
+            return answer
+        registered = Registered(id_, index, collection, dialect, source, filter_)
+        value = msgspec.json.encode(registered.describe())
+        try:
+            self._log.append(FILTERS_TOPIC, id_, value)
+        except LogError:
+            self._place(filter_).remove(id_)
+            raise
+        self._filters[id_] = registered
+        return answer
+
+    def remove(self, id_: str) -> bool:
+        """Take a filter away; False when there is none."""
+        registered = self._filters.get(id_)
+        if registered is None:
+            return False
+        self._log.append(FILTERS_TOPIC, id_, b"")
+        self._forget(registered)
+        return True
+
+    def get(self, id_: str) -> Registered | None:
+        return self._filters.get(id_)
+
+    def exists(self, index: str, collection: str) -> bool:
+        return self._documents.exists(index, collection) or self._events.exists(index, collection)
+
+    def ids(self, index: str, collection: str) -> list[str]:
+        return [
+            *self._documents.get_filter_ids(index, collection),
+            *self._events.get_filter_ids(index, collection),
+        ]
+
+    def __len__(self) -> int:
+        return len(self._filters)
+
+    def test_document(
+        self, index: str, collection: str, document: Any, document_id: str | None
+    ) -> list[str]:
+        """Which filters a document satisfies; those over events see it as an event's data."""
+        found = self._documents.test(index, collection, document, document_id)
+        wrapped: dict[str, Any] = {"data": document}
+        if document_id:
+            wrapped["subject"] = document_id
+        return found + self._events.test(index, collection, wrapped)
+
+    def test_event(self, index: str, collection: str, event: dict[str, Any]) -> list[str]:
+        """Which filters an event satisfies, as if it came over the channel."""
+        value = msgspec.json.encode(event)
+        delivery = Delivery("", "", str(event.get("id", "")), value, 0, 0)
+        document = msgspec.json.decode(delivery.document())
+        found = self._documents.test(index, collection, document)
+        return found + self._events.test(index, collection, event)
+
+    # Subscriptions.
+
+    def keep_subscription(self, id_: str, subscription: dict[str, Any]) -> None:
+        """Make a subscription durable."""
+        self._log.append(SUBSCRIPTIONS_TOPIC, id_, msgspec.json.encode(subscription))
+        self.subscriptions[id_] = subscription
+
+    def drop_subscription(self, id_: str) -> None:
+        self._log.append_many([(SUBSCRIPTIONS_TOPIC, id_, b""), (CURSORS_TOPIC, id_, b"")])
+        self.subscriptions.pop(id_, None)
+        self.cursors.pop(id_, None)
+
+    def keep_cursor(self, id_: str, offset: int) -> None:
+        """Note how far a subscription has come; a repeat of little is fine, so nothing is synced."""
+        self._log.append(CURSORS_TOPIC, id_, b"%d" % offset, durability="none")
+        self.cursors[id_] = offset
+
+    # Starting.
+
+    def _repeat(self, record: virta.log.Record) -> bool:
+        """Do again what a record did; False for what later records undid or replaced."""
+        id_, value = str(record.key), bytes(record.value)
+        if record.topic == FILTERS_TOPIC:
+            return self._apply(value, id_)
+        if record.topic == SUBSCRIPTIONS_TOPIC:
+            self.subscriptions.pop(id_, None)
+            if value:
+                self.subscriptions[id_] = msgspec.json.decode(value)
+            return bool(value)
+        known = self.cursors.pop(id_, None)
+        if value:
+            self.cursors[id_] = int(value)
+        return known is None
+
+    def _apply(self, value: bytes, id_: str) -> bool:
+        """Repeat a record at start; False for what is gone again."""
+        if not value:
+            registered = self._filters.get(id_)
+            if registered is not None:
+                self._forget(registered)
+            return False
+        held = msgspec.json.decode(value)
+        try:
+            filter_ = parse(held["filter"], held["dialect"])
+        except FilterError as error:
+            # It was a filter once; the server starts all the same, and its record stays.
+            logger.warning("filter_unreadable id=%s: %s", id_, error.message)
+            return True
+        index, collection = held["index"], held["collection"]
+        answer = self._place(filter_).register(index, collection, filter_)
+        # The id given then is the one clients hold.
+        registered = Registered(
+            str(answer["id"]), index, collection, held["dialect"], held["filter"], filter_
+        )
+        self._filters[registered.id] = registered
+        return True
+
+    def _forget(self, registered: Registered) -> None:
+        del self._filters[registered.id]
+        self._place(registered.filter).remove(registered.id)
+
+    def _place(self, filter_: Filter) -> NamedMatchers:
+        return self._documents if root_of(filter_) == DOCUMENT else self._events

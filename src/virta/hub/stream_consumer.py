@@ -1,0 +1,61 @@
+"""
+A consumer of streams: Subtub's one bounded queue for all subscriptions of a connection.
+
+While the sink takes bytes, messages pass through. While it is full they wait, at most `max_queued`
+copies; a new one pushes the oldest out and is counted. Publishers never wait.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from virta.hub.frames import websocket_text
+
+if TYPE_CHECKING:
+    from virta.hub.subscription import Sink
+    from virta.streams import Segments
+
+QUEUED_MIN, QUEUED_MAX = 1, 250
+
+
+class StreamConsumer:
+    """One connection's subscriptions and its queue."""
+
+    __slots__ = ("_queue", "blocked", "dropped", "dropped_told", "sink", "streams", "tell_drops")
+
+    def __init__(
+        self, sink: Sink, streams: list[Segments], max_queued: int, *, tell_drops: bool = False
+    ) -> None:
+        assert QUEUED_MIN <= max_queued <= QUEUED_MAX
+        # Equal in canonical form counts once.
+        self.streams = list(dict.fromkeys(streams))
+        self.sink = sink
+        self.blocked = False
+        self.dropped = 0
+        self.dropped_told = 0
+        self.tell_drops = tell_drops
+        self._queue: deque[bytes] = deque(maxlen=max_queued)
+
+    def offer(self, frames: list[bytes]) -> None:
+        """Take copies of messages, in order."""
+        if not self.blocked:
+            self.sink.write(frames[0] if len(frames) == 1 else b"".join(frames))
+            return
+        room = (self._queue.maxlen or 0) - len(self._queue)
+        self.dropped += max(0, len(frames) - room)
+        self._queue.extend(frames)
+
+    def block(self) -> None:
+        """The sink is full."""
+        self.blocked = True
+
+    def unblock(self) -> None:
+        """The sink has room: hand over what waited until it is full again."""
+        self.blocked = False
+        if self.tell_drops and self.dropped > self.dropped_told:
+            lost = self.dropped - self.dropped_told
+            self.dropped_told = self.dropped
+            self.sink.write(websocket_text(b'{"dropped":%d}' % lost))
+        while self._queue and not self.blocked:
+            self.sink.write(self._queue.popleft())

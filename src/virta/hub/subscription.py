@@ -1,0 +1,165 @@
+"""
+A subscription: a filter on a channel with somewhere to deliver, and what happens when that is slow.
+
+    LIVE      payloads go straight to the sink
+    BLOCKED   the sink is full: payloads wait, at most `bytes_max` of them, then the policy speaks
+    CLOSED    nothing is taken any more
+
+`disconnect` ends the subscription when it is over its bytes or has taken nothing for too long;
+`drop-oldest` forgets the oldest waiting payloads, counts them and tells the consumer. Either way the
+memory of one slow consumer is bounded and nobody else waits for it. The sink is a transport's
+affair; here it is three methods.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from virta.hub.delivery import SSE_CHUNKED, WEBSOCKET
+from virta.hub.frames import chunk, named_frame
+
+if TYPE_CHECKING:
+    from virta.filters import Filter
+
+DISCONNECT = "disconnect"
+DROP_OLDEST = "drop-oldest"
+
+
+class Sink(Protocol):
+    """Where a subscription's bytes go."""
+
+    def write(self, payload: bytes) -> None:
+        """Take bytes; never blocks."""
+
+    def end(self, reason: str) -> None:
+        """Close the way out: the subscription is over."""
+
+
+@dataclass(frozen=True)
+class SlowPolicy:
+    """What a consumer may cost when it does not keep up."""
+
+    action: str = DISCONNECT
+    bytes_max: int = 8 * 1024 * 1024
+    seconds_max: float = 30.0
+
+
+class Subscription:
+    """One hearer of one channel."""
+
+    __slots__ = (
+        "_backlog",
+        "backlog_bytes",
+        "blocked_since",
+        "channel",
+        "closed",
+        "dropped",
+        "dropped_told",
+        "encoding",
+        "filter",
+        "id",
+        "policy",
+        "query",
+        "sent",
+        "sink",
+    )
+
+    def __init__(
+        self,
+        id_: str,
+        channel: str,
+        filter_: Filter,
+        sink: Sink,
+        *,
+        query: str = "",
+        encoding: int = SSE_CHUNKED,
+        policy: SlowPolicy | None = None,
+    ) -> None:
+        self.id = id_
+        self.channel = channel
+        self.filter = filter_
+        self.query = query
+        self.sink = sink
+        self.encoding = encoding
+        self.policy = policy or SlowPolicy()
+        self.closed = False
+        self.sent = 0
+        self.dropped = 0
+        self.dropped_told = 0
+        self.backlog_bytes = 0
+        self.blocked_since: float | None = None
+        # Made when first needed: an empty queue costs more than everything else here.
+        self._backlog: deque[tuple[bytes, int]] | None = None
+
+    # What the hub calls.
+
+    def send(self, payload: bytes, count: int) -> None:
+        """Deliver a payload of `count` events, or let it wait."""
+        if self.blocked_since is None:
+            self.sink.write(payload)
+            self.sent += count
+        elif not self.closed:
+            self._wait(payload, count)
+
+    # What the transport calls.
+
+    def block(self, now: float) -> None:
+        """The sink is full: from now on payloads wait."""
+        if self.blocked_since is None:
+            self.blocked_since = now
+
+    def unblock(self, now: float) -> None:
+        """The sink has room again: hand over what waited, until it is full once more."""
+        self.blocked_since = None
+        if self.dropped > self.dropped_told:
+            self._tell_dropped()
+        backlog = self._backlog
+        while backlog and self.blocked_since is None and not self.closed:
+            payload, count = backlog.popleft()
+            self.backlog_bytes -= len(payload)
+            self.sink.write(payload)
+            self.sent += count
+        if backlog and self.blocked_since is None:
+            self.blocked_since = now
+
+    def overdue(self, now: float) -> bool:
+        """Tell whether it has taken nothing for longer than its policy allows."""
+        return (
+            self.policy.action == DISCONNECT
+            and self.blocked_since is not None
+            and now - self.blocked_since >= self.policy.seconds_max
+        )
+
+    def close(self) -> None:
+        """Forget everything that waits."""
+        self.closed = True
+        self._backlog = None
+        self.backlog_bytes = 0
+
+    def _wait(self, payload: bytes, count: int) -> None:
+        if self._backlog is None:
+            self._backlog = deque()
+        backlog = self._backlog
+        backlog.append((payload, count))
+        self.backlog_bytes += len(payload)
+        if self.backlog_bytes <= self.policy.bytes_max:
+            return
+        if self.policy.action == DISCONNECT:
+            waiting = self.backlog_bytes
+            self.close()
+            self.sink.end(f"{waiting} bytes were waiting, {self.policy.bytes_max} are allowed")
+            return
+        while self.backlog_bytes > self.policy.bytes_max:
+            oldest, lost = backlog.popleft()
+            self.backlog_bytes -= len(oldest)
+            self.dropped += lost
+
+    def _tell_dropped(self) -> None:
+        lost = self.dropped - self.dropped_told
+        self.dropped_told = self.dropped
+        if self.encoding == WEBSOCKET:
+            return  # a CloudEvents socket carries events only; /metrics has the count
+        frame = named_frame("overflow", {"dropped": lost, "total": self.dropped})
+        self.sink.write(chunk(frame) if self.encoding == SSE_CHUNKED else frame)

@@ -1,0 +1,334 @@
+"""
+What the seed's protocol has no words for: domain settings, recurring jobs, dead letters, figures.
+
+Settings and recurring jobs are ordinary persistent values under `virta:domain:<domain>` and
+`virta:cron:<name>` (JSON), so they are logged, copied and listed like any value, and the largest
+timestamp wins. Everything else is a command: a SET of `virta:admin` whose value is a JSON object
+`{"do": ..., ...}`; the answer is the JSON value of the reply's pair. Nothing else lives under `virta:`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from virta.journal import images
+from virta.journal.cron import Cron, Schedule
+from virta.journal.domain import DEAD, STATE_NAMES, Job, Settings, host_of
+from virta.journal.jobs import LIST_MAX
+from virta.journal.messages import (
+    COMMAND_KEY,
+    DATA,
+    PERSIST,
+    Function,
+    Pair,
+    RefusedError,
+    Reply,
+    Request,
+    Type,
+    Value,
+)
+
+if TYPE_CHECKING:
+    from virta.journal.engine import Engine
+    from virta.journal.session import Session
+
+RESERVED = b"virta:"
+DOMAIN_PREFIX = b"virta:domain:"
+CRON_PREFIX = b"virta:cron:"
+CRONS_MAX = 10_000
+EXPORT_BYTES_MAX = 4 * 1024 * 1024
+Setting = TypeVar("Setting", Settings, Cron)
+
+
+class Command(msgspec.Struct, forbid_unknown_fields=True):
+    """One administrative command; which fields count depends on `do`."""
+
+    do: str
+    domain: str = ""
+    state: str = ""
+    uri: str = ""
+    key: str = ""
+    reason: str = ""
+    limit: int = 100
+    offset: int = 0
+    delay: float | None = None
+    settings: dict[str, Any] = {}
+
+
+class Admin:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._crons: dict[bytes, tuple[Cron, Schedule, int]] = {}
+        self._due: list[tuple[int, bytes]] = []
+
+    # Settings as values.
+
+    def is_command(self, key: bytes) -> bool:
+        return key == COMMAND_KEY
+
+    def refuse_reserved(self, key: bytes) -> None:
+        if key.startswith(RESERVED):
+            raise RefusedError("bad-settings", "keys under virta: are only set and deleted")
+
+    def check(self, request: Request) -> None:
+        """Refuse a setting that could not be obeyed."""
+        key, value = request.key, request.value
+        assert value is not None
+        if request.timeout is not None:
+            raise RefusedError("bad-flags", "settings do not expire")
+        if key.startswith(DOMAIN_PREFIX) and len(key) > len(DOMAIN_PREFIX):
+            problem = _decoded(value, Settings).problem()
+            if problem:
+                raise RefusedError("bad-settings", problem)
+        elif key.startswith(CRON_PREFIX) and len(key) > len(CRON_PREFIX):
+            cron = _decoded(value, Cron)
+            Schedule(cron.schedule)
+            if not 0 <= cron.priority <= 255:
+                raise RefusedError("bad-priority", f"{cron.priority} is not from 0 to 255")
+            if not cron.domain:
+                host_of(cron.uri.encode())
+            if key not in self._crons and len(self._crons) >= CRONS_MAX:
+                raise RefusedError("too-large", f"there are {CRONS_MAX} recurring jobs already")
+        else:
+            raise RefusedError(
+                "bad-settings", f"{key[:60]!r} is not virta:domain:… or virta:cron:…"
+            )
+
+    def applied(self, key: bytes, value: Value, now: int) -> None:
+        """A checked setting is stored: obey it."""
+        if key.startswith(DOMAIN_PREFIX):
+            name = key[len(DOMAIN_PREFIX) :].lower()
+            self._engine.jobs.configure(name, _decoded(value, Settings))
+        elif key.startswith(CRON_PREFIX):
+            cron = _decoded(value, Cron)
+            schedule = Schedule(cron.schedule)
+            due = schedule.after(now)
+            self._crons[key] = (cron, schedule, due)
+            heapq.heappush(self._due, (due, key))
+
+    def removed(self, keys: list[bytes]) -> None:
+        for key in keys:
+            if key.startswith(DOMAIN_PREFIX):
+                self._engine.jobs.configure(key[len(DOMAIN_PREFIX) :].lower(), Settings())
+            elif key.startswith(CRON_PREFIX):
+                self._crons.pop(key, None)
+
+    def restored(self, now: int) -> None:
+        """Obey the settings that came back with the store."""
+        store = self._engine.store
+        for key in list(store.scan(RESERVED, b"virta;")):
+            entry = store.live(key, now)
+            if entry is not None:
+                self.applied(key, store.value(entry), now)
+
+    # Recurring jobs.
+
+    def tick(self, now: int) -> None:
+        while self._due and self._due[0][0] <= now:
+            due, key = heapq.heappop(self._due)
+            cron, schedule, expected = self._crons.get(key, (None, None, None))
+            if cron is None or schedule is None or expected != due:
+                continue
+            following = schedule.after(now)
+            self._crons[key] = (cron, schedule, following)
+            heapq.heappush(self._due, (following, key))
+            if self._engine.primary:
+                self._push(cron, due, now)
+
+    def _push(self, cron: Cron, due: int, now: int) -> None:
+        """The moment it was due is the command's timestamp: every daemon would push the same."""
+        payload = None if cron.payload is None else Value(Type.STRING, cron.payload.encode())
+        try:
+            self._engine.jobs.push(
+                cron.uri.encode(),
+                cron.domain.encode(),
+                due,
+                now,
+                priority=cron.priority,
+                start=due,
+                payload=payload,
+                persist=True,
+            )
+        except RefusedError:
+            return  # the journal is full; the next time comes
+
+    def next_event(self) -> int | None:
+        return self._due[0][0] if self._due else None
+
+    # Commands.
+
+    def run(self, request: Request, session: Session, now: int) -> Reply:
+        assert request.value is not None
+        try:
+            command = msgspec.json.decode(request.value.data, type=Command)
+        except msgspec.DecodeError as error:
+            raise RefusedError("bad-settings", str(error)[:200]) from error
+        action = getattr(self, f"_do_{command.do}", None)
+        if action is None:
+            raise RefusedError("unknown-function", f"there is no command {command.do[:40]!r}")
+        answer = action(command, session, now)
+        flags = DATA | (PERSIST if self._engine.wants_log else 0)
+        if command.do == "export":
+            value = Value(Type.BUFFER, msgspec.msgpack.encode(answer))
+        else:
+            value = Value(Type.STRING, msgspec.json.encode(answer))
+        return Reply(request.identifier, flags, now, pair=Pair(b"", value))
+
+    def _do_stats(self, command: Command, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
+        jobs, store = self._engine.jobs, self._engine.store
+        jobs.tick(now)
+        places = list(jobs.schedule.domains.values())
+        totals = [sum(place.counts[state] for place in places) for state in range(DEAD + 1)]
+        shown = places if not command.domain else [_named(places, command.domain)]
+        return {
+            "keys": len(store),
+            "memory_bytes": store.memory_bytes,
+            "memory_bytes_max": store.memory_bytes_max,
+            "values_spilled": store.spilled,
+            "disk_bytes": self._engine.disk_bytes(),
+            "jobs": dict(zip(STATE_NAMES, totals, strict=False)),
+            "domains_count": len(places),
+            "domains": [_domain_stats(place) for place in shown[: min(command.limit, LIST_MAX)]],
+            "recurring": len(self._crons),
+            "requests": self._engine.handled,
+            "primary": self._engine.primary,
+        }
+
+    def _do_list(self, command: Command, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
+        if command.state and command.state not in STATE_NAMES[: DEAD + 1]:
+            raise RefusedError(
+                "bad-settings", f"state {command.state!r} is not one of {STATE_NAMES[:5]}"
+            )
+        self._engine.jobs.tick(now)
+        jobs = self._engine.jobs.listed(
+            domain=command.domain.encode(),
+            state=command.state,
+            limit=max(command.limit, 0),
+            offset=max(command.offset, 0),
+        )
+        return {"jobs": [_job_view(job) for job in jobs]}
+
+    def _do_show(self, command: Command, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
+        self._engine.jobs.tick(now)
+        name = (command.key or command.uri).encode()
+        job = self._engine.jobs.find(name) or self._engine.jobs.dead(name)
+        if job is None:
+            raise RefusedError("does-not-exist")
+        return _job_view(job)
+
+    def _do_export(self, command: Command, session: Session, now: int) -> list[Any]:  # noqa: ARG002
+        """Whole jobs in the order of their ids, those after `offset`, for another daemon."""
+        exported: list[Any] = []
+        size = 0
+        for job in self._engine.jobs.after(command.offset, LIST_MAX):
+            exported.append((job.id, job.uri, images.job_image(job)))
+            size += len(job.uri) + (len(job.payload.data) if job.payload else 0)
+            if size > EXPORT_BYTES_MAX:
+                break
+        return exported
+
+    def _do_fail(self, command: Command, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
+        self._engine.jobs.tick(now)
+        job = self._engine.jobs.find(command.key.encode())
+        if job is None:
+            raise RefusedError("does-not-exist", "that attempt is over")
+        delay = None if command.delay is None else int(max(command.delay, 0) * 1_000_000)
+        self._engine.jobs.fail(job, command.reason[:1000], now, delay=delay)
+        return _job_view(job)
+
+    def _do_kick(self, command: Command, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
+        jobs = self._engine.jobs
+        if not command.uri:
+            return {"kicked": jobs.kick(command.domain.encode(), command.limit, now)}
+        job = jobs.find(command.uri.encode())
+        if job is None:
+            raise RefusedError("does-not-exist")
+        jobs.kick_job(job, now)
+        return {"kicked": 1}
+
+    def _do_requeue(self, command: Command, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
+        chosen = self._dead(command)
+        for job in chosen:
+            self._engine.jobs.requeue(job, now)
+        return {"requeued": len(chosen)}
+
+    def _do_drop(self, command: Command, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
+        chosen = self._dead(command)
+        for job in chosen:
+            self._engine.jobs.drop(job, now)
+        return {"dropped": len(chosen)}
+
+    def _dead(self, command: Command) -> list[Job]:
+        if command.uri:
+            job = self._engine.jobs.dead(command.uri.encode())
+            if job is None:
+                raise RefusedError("does-not-exist", "no dead job of that uri")
+            return [job]
+        return self._engine.jobs.listed(
+            domain=command.domain.encode(), state="dead", limit=max(command.limit, 0)
+        )
+
+    def _do_configure(self, command: Command, session: Session, now: int) -> dict[str, Any]:
+        """Change some settings of a domain, keep the others."""
+        if not command.domain:
+            raise RefusedError("key-missing", "the domain")
+        key = DOMAIN_PREFIX + command.domain.lower().encode()
+        entry = self._engine.store.live(key, now)
+        current = (
+            Settings() if entry is None else _decoded(self._engine.store.value(entry), Settings)
+        )
+        merged = {**msgspec.to_builtins(current), **command.settings}
+        value = Value(Type.STRING, msgspec.json.encode(merged))
+        # Later than what is stored, even when that came from a clock ahead of ours.
+        timestamp = max(self._engine.stamp(now), entry.timestamp + 1 if entry else 0)
+        reply = self._engine.handle(
+            Request(Function.SET, 0, timestamp=timestamp, key=key, value=value), session
+        )
+        if reply.error:
+            raise RefusedError(reply.error.partition(":")[0], reply.error.partition(": ")[2])
+        return merged
+
+
+def _decoded(value: Value, kind: type[Setting]) -> Setting:
+    try:
+        return msgspec.json.decode(value.data, type=kind)
+    except msgspec.DecodeError as error:
+        raise RefusedError("bad-settings", str(error)[:200]) from error
+
+
+def _named(places: list[Any], domain: str) -> Any:
+    for place in places:
+        if place.name == domain.lower().encode():
+            return place
+    raise RefusedError("does-not-exist", f"no jobs and no settings in domain {domain[:60]!r}")
+
+
+def _domain_stats(place: Any) -> dict[str, Any]:
+    return {
+        "domain": place.name.decode(errors="replace"),
+        **dict(zip(STATE_NAMES, place.counts, strict=False)),
+        "settings": msgspec.to_builtins(place.settings),
+    }
+
+
+def _job_view(job: Job) -> dict[str, Any]:
+    view: dict[str, Any] = {
+        "uri": job.uri.decode(errors="replace"),
+        "key": job.key().decode(errors="replace"),
+        "domain": job.domain.name.decode(errors="replace"),
+        "state": STATE_NAMES[job.state],
+        "priority": job.priority,
+        "start": job.start,
+        "timestamp": job.timestamp,
+        "attempts": job.attempts,
+        "persist": job.persist,
+        "payload_bytes": len(job.payload.data) if job.payload else 0,
+    }
+    if job.reason:
+        view["reason"] = job.reason
+    if job.worked_until:
+        view["died" if job.state == DEAD else "worked_until"] = job.worked_until
+    return view

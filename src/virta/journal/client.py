@@ -1,0 +1,352 @@
+"""
+Clients of the daemon: `Client` blocks, `AsyncClient` awaits; the commands are the same.
+
+Invariant: an identifier is never reused while its reply is outstanding; 0 stays the server's.
+Messages the server sends by itself are kept, up to a bound, until they are asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+
+from virta.errors import JournalError
+from virta.journal import commands
+from virta.journal.messages import PORT
+from virta.journal.wire import ReplyParser, encode_request
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+    from types import TracebackType
+
+    from virta.journal.commands import Command
+    from virta.journal.messages import Reply, Request
+
+P = ParamSpec("P")
+T = TypeVar("T")
+# Notifications nobody asked for; the oldest are forgotten, as bursts may be merged.
+NOTIFICATIONS_MAX = 10_000
+IDENTIFIER_MAX = 65_535
+# Commands of one pipeline sent before the first reply is read: two full socket buffers.
+PIPELINE_MAX = 256
+
+
+def _lost(reason: object) -> JournalError:
+    return JournalError(
+        f"the connection to the journal is gone ({reason}); what was not answered is in doubt",
+        code="disconnected",
+    )
+
+
+def _sync(
+    build: Callable[P, Command[T]],
+) -> Callable[Concatenate[Calls, P], T]:
+    def method(self: Calls, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.call(build(*args, **kwargs))
+
+    method.__doc__ = build.__doc__
+    return method
+
+
+def _async(
+    build: Callable[P, Command[T]],
+) -> Callable[Concatenate[AsyncClient, P], Awaitable[T]]:
+    def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
+        return self.call(build(*args, **kwargs))
+
+    method.__doc__ = build.__doc__
+    return method
+
+
+class Calls:
+    """The commands as methods that block; subclasses say how one is carried out."""
+
+    def call(self, command: Command[T]) -> T:
+        """Carry out one command; its result, or RefusedError."""
+        raise NotImplementedError
+
+    set = _sync(commands.set_)
+    get = _sync(commands.get)
+    details = _sync(commands.details)
+    scan = _sync(commands.scan)
+    search = _sync(commands.search)
+    more = _sync(commands.more)
+    delete = _sync(commands.delete)
+    add = _sync(commands.add)
+    invert = _sync(commands.invert)
+    truncate = _sync(commands.truncate)
+    lock = _sync(commands.lock)
+    unlock = _sync(commands.unlock)
+    rename = _sync(commands.rename)
+    link = _sync(commands.link)
+    unlink = _sync(commands.unlink)
+    ping = _sync(commands.ping)
+    push = _sync(commands.push)
+    next = _sync(commands.next_)
+    done = _sync(commands.done)
+    extend = _sync(commands.extend)
+    give_back = _sync(commands.give_back)
+    fail = _sync(commands.fail)
+    admin = _sync(commands.admin)
+
+
+class Client(Calls):
+    """A blocking connection; not to be shared between threads without a lock."""
+
+    def __init__(
+        self, host: str = "127.0.0.1", port: int = PORT, *, timeout: float | None = 30.0
+    ) -> None:
+        try:
+            self._socket = socket.create_connection((host, port), timeout)
+        except OSError as error:
+            raise _unreachable(host, port, error) from error
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._parser = ReplyParser()
+        self._identifier = 0
+        self._heard: deque[Reply] = deque()
+        self.notifications: deque[Reply] = deque(maxlen=NOTIFICATIONS_MAX)
+
+    def call(self, command: Command[T]) -> T:
+        """Send one command and wait for its reply."""
+        identifier = self._send(command.request)
+        while True:
+            reply = self._receive()
+            if reply.identifier == identifier:
+                return command.result(reply)
+
+    def pipeline(self, batch: Iterable[Command[Any]]) -> list[Any]:
+        """
+        Send many commands without waiting for each; their results in order.
+
+        A refusal is returned in its place, not raised, as the others are carried out all the same.
+        """
+        todo = list(batch)
+        results: list[Any] = [None] * len(todo)
+        waiting: dict[int, int] = {}
+        at = 0
+        while at < len(todo) or waiting:
+            room = PIPELINE_MAX - len(waiting)
+            if at < len(todo) and room:
+                out = []
+                for index in range(at, min(at + room, len(todo))):
+                    waiting[self._next_identifier()] = index
+                    todo[index].request.identifier = self._identifier
+                    out.append(encode_request(todo[index].request))
+                at += len(out)
+                self._write(b"".join(out))
+            reply = self._receive()
+            index = waiting.pop(reply.identifier, -1)
+            if index >= 0:
+                try:
+                    results[index] = todo[index].result(reply)
+                except JournalError as error:
+                    results[index] = error
+        return results
+
+    def wait(self, timeout: float | None = None) -> Reply | None:
+        """The next message the server sends by itself, None after `timeout` seconds without."""
+        before = self._socket.gettimeout()
+        self._socket.settimeout(timeout)
+        try:
+            while not self.notifications:
+                self._take(self._read())
+        except TimeoutError:
+            return None
+        finally:
+            self._socket.settimeout(before)
+        return self.notifications.popleft()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _next_identifier(self) -> int:
+        self._identifier = self._identifier % IDENTIFIER_MAX + 1
+        return self._identifier
+
+    def _send(self, request: Request) -> int:
+        request.identifier = self._next_identifier()
+        self._write(encode_request(request))
+        return request.identifier
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._socket.sendall(data)
+        except OSError as error:
+            raise _lost(error) from error
+
+    def _receive(self) -> Reply:
+        while not self._heard:
+            try:
+                self._take(self._read())
+            except TimeoutError as error:
+                raise _lost("no reply in time") from error
+        return self._heard.popleft()
+
+    def _read(self) -> bytes:
+        try:
+            data = self._socket.recv(262_144)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise _lost(error) from error
+        if not data:
+            raise _lost("closed by the daemon")
+        return data
+
+    def _take(self, data: bytes) -> None:
+        for reply in self._parser.feed(data):
+            (self._heard if reply.identifier else self.notifications).append(reply)
+        if self._parser.error is not None:
+            raise self._parser.error
+
+
+class AsyncClient(asyncio.Protocol):
+    """Any number of commands at a time; make it with `await AsyncClient.connect(...)`."""
+
+    def __init__(self) -> None:
+        self._parser = ReplyParser()
+        self._transport: asyncio.Transport | None = None
+        self._identifier = 0
+        self._outstanding: dict[int, asyncio.Future[Reply]] = {}
+        self._out: list[bytes] = []
+        self._lost: JournalError | None = None
+        self._closed = asyncio.get_running_loop().create_future()
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self.notifications: asyncio.Queue[Reply] = asyncio.Queue(NOTIFICATIONS_MAX)
+
+    @classmethod
+    async def connect(cls, host: str = "127.0.0.1", port: int = PORT) -> AsyncClient:
+        loop = asyncio.get_running_loop()
+        try:
+            _, client = await loop.create_connection(cls, host, port)
+        except OSError as error:
+            raise _unreachable(host, port, error) from error
+        return client
+
+    async def call(self, command: Command[T]) -> T:
+        """Send one command and wait for its reply."""
+        return command.result(await self.request(command.request))
+
+    async def request(self, request: Request) -> Reply:
+        """The bare exchange; the identifier is chosen here."""
+        await self._writable.wait()
+        if self._lost is not None or self._transport is None:
+            raise self._lost or _lost("not connected")
+        if len(self._outstanding) >= IDENTIFIER_MAX:
+            raise JournalError(f"{IDENTIFIER_MAX} commands are unanswered", code="too-large")
+        while True:
+            self._identifier = self._identifier % IDENTIFIER_MAX + 1
+            if self._identifier not in self._outstanding:
+                break
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        request.identifier = self._identifier
+        self._outstanding[self._identifier] = future
+        if not self._out:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._out.append(encode_request(request))
+        return await future
+
+    def _flush(self) -> None:
+        """What was asked in one turn of the loop goes out in one write."""
+        out, self._out = self._out, []
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(out))
+
+    async def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+            await self._closed
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def connected(self) -> bool:
+        return self._lost is None
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are not instances of it
+
+    def data_received(self, data: bytes) -> None:
+        for reply in self._parser.feed(data):
+            if reply.identifier == 0:
+                if self.notifications.full():
+                    self.notifications.get_nowait()
+                self.notifications.put_nowait(reply)
+                continue
+            future = self._outstanding.pop(reply.identifier, None)
+            if future is not None and not future.done():
+                future.set_result(reply)
+        if self._parser.error is not None and self._transport is not None:
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = _lost(self._parser.error or exc or "closed")
+        self._transport = None
+        self._writable.set()
+        for future in self._outstanding.values():
+            if not future.done():
+                future.set_exception(self._lost)
+        self._outstanding.clear()
+        self._closed.set_result(None)
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    set = _async(commands.set_)
+    get = _async(commands.get)
+    details = _async(commands.details)
+    scan = _async(commands.scan)
+    search = _async(commands.search)
+    more = _async(commands.more)
+    delete = _async(commands.delete)
+    add = _async(commands.add)
+    invert = _async(commands.invert)
+    truncate = _async(commands.truncate)
+    lock = _async(commands.lock)
+    unlock = _async(commands.unlock)
+    rename = _async(commands.rename)
+    link = _async(commands.link)
+    unlink = _async(commands.unlink)
+    ping = _async(commands.ping)
+    push = _async(commands.push)
+    next = _async(commands.next_)
+    done = _async(commands.done)
+    extend = _async(commands.extend)
+    give_back = _async(commands.give_back)
+    fail = _async(commands.fail)
+    admin = _async(commands.admin)
+
+
+def _unreachable(host: str, port: int, error: OSError) -> JournalError:
+    return JournalError(
+        f"no journal at {host}:{port} ({error.strerror or error}); is `virta journal serve` running?",
+        code="disconnected",
+    )

@@ -1,0 +1,203 @@
+"""
+The journal on TCP: connections in, a Node behind.
+
+Invariant: what one connection can make the daemon hold is bounded: one unfinished request, so many
+requests that wait for the disk, so many bytes of replies it does not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, cast
+
+from virta.journal.messages import PORT, Function, Reply
+from virta.journal.node import Node
+from virta.journal.session import Session
+from virta.journal.wire import RequestParser, encode_reply
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+log = logging.getLogger("virta.journal")
+
+CONNECTIONS_MAX = 1_024
+# Requests of one connection that wait for the disk; beyond that it is not read from.
+UNANSWERED_MAX = 4_096
+# Replies and notifications a connection does not take; beyond that it is cut.
+UNREAD_BYTES_MAX = 64 * 1024 * 1024
+# Above this the connection is not read from until it reads.
+WRITE_HIGH_BYTES = 1024 * 1024
+
+
+class Connection(asyncio.Protocol):
+    def __init__(self, server: JournalServer) -> None:
+        self._server = server
+        self._node = server.node
+        self._session = Session(self._notify)
+        self._parser = RequestParser()
+        self._transport: asyncio.Transport | None = None
+        self._out: list[bytes] = []
+        self._unanswered = 0
+        self._quitting = False
+        self._full = False  # the other side does not read
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        stream = cast("asyncio.Transport", transport)  # uvloop's are not instances of it
+        if not self._server.admit(self):
+            stream.abort()
+            return
+        self._transport = stream
+        stream.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self._transport = None
+        self._server.dismiss(self)
+        self._node.engine.close(self._session)
+
+    def data_received(self, data: bytes) -> None:
+        if self._quitting:
+            return
+        for request in self._parser.feed(data):
+            self._unanswered += 1
+            self._quitting = request.function == Function.QUIT
+            self._node.handle(request, self._session, self._respond)
+            if self._quitting:
+                break
+        error = self._parser.error
+        if error is not None and not self._quitting:
+            self._quitting = True
+            if error.identifier is not None:
+                now = self._node.engine.clock()
+                text = f"{error.code}: {error.message}"
+                self._out.append(encode_reply(Reply(error.identifier, 0, now, error=text)))
+            log.info("journal_bad_message %s", error.message)
+        self.flush()
+        self._regulate()
+
+    def _respond(self, reply: Reply) -> None:
+        self._unanswered -= 1
+        self._out.append(encode_reply(reply))
+        self._server.touched.add(self)
+
+    def _notify(self, reply: Reply) -> None:
+        self._out.append(encode_reply(reply))
+        self._server.touched.add(self)
+
+    def flush(self) -> None:
+        """Send what has gathered; the last thing a quitting connection does is close."""
+        transport = self._transport
+        if transport is None:
+            self._out.clear()
+            return
+        if self._out:
+            transport.write(b"".join(self._out))
+            self._out.clear()
+            if transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
+                log.warning("journal_connection_cut: it does not read its replies")
+                transport.abort()
+                return
+        if self._quitting and not self._unanswered:
+            transport.close()
+
+    def pause_writing(self) -> None:
+        self._full = True
+        self._regulate()
+
+    def resume_writing(self) -> None:
+        self._full = False
+        self._regulate()
+
+    def _regulate(self) -> None:
+        """Read only as long as the other side reads and the disk keeps up."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        stop = self._full or self._unanswered > UNANSWERED_MAX
+        if stop and transport.is_reading():
+            transport.pause_reading()
+        elif not stop and not transport.is_reading():
+            transport.resume_reading()
+
+    def after_batch(self) -> None:
+        self.flush()
+        self._regulate()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class JournalServer:
+    """
+    `await start()`, `await stop()`; `address` says where it listens (port 0 picks one).
+
+    The node may be given (it is then started and stopped here all the same), so that other doors,
+    such as the HTTP handler, can share it.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        host: str = "127.0.0.1",
+        port: int = PORT,
+        node: Node | None = None,
+        connections_max: int = CONNECTIONS_MAX,
+    ) -> None:
+        self.node = node or Node(directory)
+        self.touched: set[Connection] = set()
+        self.address = (host, port)
+        self._connections: set[Connection] = set()
+        self._connections_max = connections_max
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        await self.node.start()
+        self.node.on_batch.append(self._after_batch)
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                lambda: Connection(self), *self.address, backlog=1024
+            )
+        except OSError:
+            await self.node.stop()
+            raise
+        host, port = self._server.sockets[0].getsockname()[:2]
+        self.address = (host, port)
+        log.info("journal_listening host=%s port=%d", *self.address)
+
+    async def stop(self) -> None:
+        """Take no more, answer what is waiting, keep a snapshot."""
+        if self._server is not None:
+            self._server.close()
+        await self.node.stop()
+        for connection in list(self._connections):
+            connection.flush()
+            connection.abort()
+        if self._server is not None:
+            await self._server.wait_closed()
+
+    async def serve(self, stopped: asyncio.Event) -> None:
+        """From start to stop."""
+        await self.start()
+        try:
+            await stopped.wait()
+        finally:
+            await self.stop()
+
+    def admit(self, connection: Connection) -> bool:
+        if len(self._connections) >= self._connections_max:
+            log.warning("journal_connection_refused: there are %d", self._connections_max)
+            return False
+        self._connections.add(connection)
+        return True
+
+    def dismiss(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        self.touched.discard(connection)
+
+    def _after_batch(self) -> None:
+        touched, self.touched = self.touched, set()
+        for connection in touched:
+            connection.after_batch()

@@ -1,0 +1,410 @@
+"""
+What each command means: requests in, replies out, no I/O; the clock is given.
+
+Invariants:
+- A request is carried out whole or not at all, in the order `handle` is called.
+- `wants_log` after a change says that its acknowledgement has to wait until `drain`ed images are on
+  disk; a reserve (NEXT) never asks for that.
+- What other daemons have to hear is in `outgoing`, with final timestamps, and nothing of it came
+  from a daemon.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from virta.journal import numbers, rules
+from virta.journal.admin import Admin
+from virta.journal.domain import parse_key
+from virta.journal.jobs import Jobs
+from virta.journal.messages import (
+    DATA,
+    DELETED,
+    DETAILS,
+    LISTEN,
+    LOCKED,
+    OVERWRITE,
+    PERSIST,
+    REPLY_BYTES_MAX,
+    WORKED_ON,
+    Details,
+    Function,
+    Pair,
+    RefusedError,
+    Reply,
+    Request,
+    Type,
+    Value,
+)
+from virta.journal.reading import Reading
+from virta.journal.session import Listeners, Session
+from virta.journal.store import LOCK_DEFAULT_US, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from virta.journal.entry import Entry
+
+NEXT_JOBS_MAX = 1_000
+PEER_PREFIX = b"peer:"
+DONE_PREFIX = b"virta:done:"  # on a link between daemons: the commands of a uri are finished
+
+
+class Engine:
+    def __init__(
+        self, clock: Callable[[], int], store: Store | None = None, jobs: Jobs | None = None
+    ) -> None:
+        self.clock = clock
+        self.store = store or Store()
+        self.jobs = jobs or Jobs()
+        self.listeners = Listeners()
+        self.admin = Admin(self)
+        self.disk_bytes: Callable[[], int] = lambda: 0  # for figures; set by whoever has a disk
+        self.primary = True  # only the primary hands out jobs
+        self.replicate = False
+        self.outgoing: list[Request] = []
+        self.handled = 0
+        self._reading = Reading(self)
+        self._last_stamp = 0
+        self._functions: dict[int, Callable[[Request, Session, int], Reply]] = {
+            Function.NOP: self._nop,
+            Function.QUIT: self._quit,
+            Function.SET: self._set,
+            Function.GET: self._reading.get,
+            Function.DELETE: self._delete,
+            Function.ADD: self._add,
+            Function.NOT: self._not,
+            Function.TRUNCATE: self._truncate,
+            Function.LOCK: self._lock,
+            Function.UNLOCK: self._unlock,
+            Function.RENAME: self._rename,
+            Function.NEXT: self._next,
+            Function.PUSH: self._push,
+            Function.LINK: self._link,
+            Function.UNLINK: self._unlink,
+        }
+
+    def handle(self, request: Request, session: Session) -> Reply:
+        """Carry out one request; the reply, which has to wait for the disk if `wants_log`."""
+        self.handled += 1
+        now = self.clock()
+        try:
+            rules.check(request, now)
+            if request.timestamp == 0:
+                request.timestamp = self.stamp(now)
+            return self._functions[request.function](request, session, now)
+        except RefusedError as refused:
+            return Reply(
+                request.identifier,
+                LOCKED if refused.code == "locked" else 0,
+                now if refused.timestamp is None else refused.timestamp,
+                refused.timeout,
+                error=refused.message,
+            )
+
+    @property
+    def wants_log(self) -> bool:
+        return self.store.wants_log or self.jobs.wants_log
+
+    def stamp(self, now: int) -> int:
+        """A timestamp of our own, later than every one before."""
+        self._last_stamp = max(now, self._last_stamp + 1)
+        return self._last_stamp
+
+    def tick(self) -> None:
+        """Let time pass: expiries, starts, lapses, recurring jobs, and who waits for them."""
+        now = self.clock()
+        gone = self.store.tick(now)
+        if gone:
+            self.listeners.changed(gone, None, now, None)
+        self.jobs.tick(now)
+        self.admin.tick(now)
+        self.listeners.work_due(self.jobs, now)
+
+    def next_event(self) -> int | None:
+        """When `tick` may have something to do; too early is possible, too late is not."""
+        times = (self.store.next_expiry(), self.jobs.schedule.next_alarm(), self.admin.next_event())
+        return min((time for time in times if time is not None), default=None)
+
+    def close(self, session: Session) -> None:
+        """The connection is gone: its locks and registrations with it."""
+        self.store.release_locks(session, session.locked)
+        self.listeners.forget(session)
+
+    # Connection.
+
+    def _nop(self, request: Request, session: Session, now: int) -> Reply:
+        if request.key.startswith(PEER_PREFIX):
+            session.peer = request.key[len(PEER_PREFIX) :].decode(errors="replace")
+        return Reply(request.identifier, 0, now)
+
+    def _quit(self, request: Request, session: Session, now: int) -> Reply:  # noqa: ARG002
+        return Reply(request.identifier, 0, now)
+
+    # Values.
+
+    def _set(self, request: Request, session: Session, now: int) -> Reply:
+        key, value = request.key, request.value
+        assert value is not None
+        flags = request.flags
+        if key.startswith(b"virta:"):
+            if self.admin.is_command(key):
+                return self.admin.run(request, session, now)
+            self.admin.check(request)
+            flags |= PERSIST | OVERWRITE
+        applied = self.store.set(
+            key,
+            value,
+            request.timestamp,
+            now,
+            owner=session,
+            overwrite=bool(flags & OVERWRITE),
+            persist=bool(flags & PERSIST),
+            expires=request.timeout or 0,
+            ttl=request.ttl or 0,
+        )
+        entry = self.store.stored(key)
+        assert entry is not None
+        if applied:
+            self._publish(entry, session)
+            if key.startswith(b"virta:"):
+                self.admin.applied(key, value, now)
+            self.tell_peers(session, request)
+        if flags & LISTEN:
+            self.listeners.listen(session, [key])
+        return self._about(request, entry, now)
+
+    def _delete(self, request: Request, session: Session, now: int) -> Reply:
+        key = request.key
+        complete = bool(request.flags & OVERWRITE)
+        if session.peer is not None and key.startswith(DONE_PREFIX):
+            self.jobs.finished_elsewhere(key[len(DONE_PREFIX) :], request.timestamp, now)
+            return Reply(request.identifier, 0, request.timestamp)
+        entry = self.store.live(key, now)
+        if entry is None:
+            reply = self._delete_job(request, session, now)
+            if reply is not None:
+                return reply
+        keys = [] if entry is None else list(entry.keys)
+        removed = self.store.delete(key, request.timestamp, now, owner=session, complete=complete)
+        if removed:
+            self.listeners.changed(keys, session, request.timestamp, None)
+            self.admin.removed(keys)
+        stored = self.store.stored(key)
+        timestamp = request.timestamp if stored is None else stored.timestamp
+        if timestamp <= request.timestamp:
+            self.tell_peers(session, request)
+        return Reply(request.identifier, DELETED if removed else 0, timestamp)
+
+    def _delete_job(self, request: Request, session: Session, now: int) -> Reply | None:
+        """Done, or cancelled; None if the key belongs to no job."""
+        key = request.key
+        job = self.jobs.find(key)
+        if job is None:
+            if parse_key(key) is not None and self.store.stored(key) is None:
+                raise RefusedError("does-not-exist", timestamp=now)
+            return None
+        if job.uri == key:
+            if request.timestamp < job.timestamp:
+                return Reply(request.identifier, 0, job.timestamp)
+            self.jobs.cancel(key, now)
+        else:
+            self.jobs.done(job, now)
+        self._tell_done(session, job.uri)
+        return Reply(request.identifier, DELETED, request.timestamp)
+
+    def _add(self, request: Request, session: Session, now: int) -> Reply:
+        assert request.value is not None
+        self.admin.refuse_reserved(request.key)
+        entry = self.store.add(request.key, request.value, request.timestamp, now, owner=session)
+        return self._result(request, entry, session, now)
+
+    def _not(self, request: Request, session: Session, now: int) -> Reply:
+        return self._changed_in_place(request, session, now, numbers.inverted)
+
+    def _truncate(self, request: Request, session: Session, now: int) -> Reply:
+        assert request.value is not None
+        size = numbers.integer_of(request.value)
+        reply = self._changed_in_place(
+            request, session, now, lambda stored: numbers.truncated(stored, size)
+        )
+        reply.pair = None
+        reply.flags &= ~DATA
+        return reply
+
+    def _changed_in_place(
+        self, request: Request, session: Session, now: int, change: Callable[[Value], Value]
+    ) -> Reply:
+        self.admin.refuse_reserved(request.key)
+        entry = self.store.live(request.key, now)
+        if entry is None:
+            raise RefusedError("does-not-exist")
+        value = change(self.store.value(entry))
+        entry = self.store.change(request.key, request.timestamp, now, value, owner=session)
+        return self._result(request, entry, session, now)
+
+    def _result(self, request: Request, entry: Entry, session: Session, now: int) -> Reply:
+        self._publish(entry, session)
+        value = self.store.value(entry)
+        self.tell_peers(session, self._as_set(request.key, entry, value))
+        reply = self._about(request, entry, now)
+        reply.flags |= DATA
+        reply.pair = Pair(b"", value)
+        return reply
+
+    def _lock(self, request: Request, session: Session, now: int) -> Reply:
+        until = now + LOCK_DEFAULT_US if request.timeout is None else request.timeout
+        entry = self.store.lock(request.key, session, until, now)
+        session.locked.update(entry.keys)
+        return self._about(request, entry, now)
+
+    def _unlock(self, request: Request, session: Session, now: int) -> Reply:
+        entry = self.store.unlock(request.key, session, now)
+        session.locked.difference_update(entry.keys)
+        return self._about(request, entry, now)
+
+    def _rename(self, request: Request, session: Session, now: int) -> Reply:
+        key, target = request.key, request.key2
+        if not target:
+            raise RefusedError("key-missing", "the new key")
+        self.admin.refuse_reserved(key)
+        self.admin.refuse_reserved(target)
+        overwrite = bool(request.flags & OVERWRITE)
+        moved = self.store.rename(
+            key, target, request.timestamp, now, owner=session, overwrite=overwrite
+        )
+        if not moved:
+            kept = self.store.stored(key)
+            return Reply(request.identifier, 0, now if kept is None else kept.timestamp)
+        entry = self.store.stored(target)
+        assert entry is not None
+        self.listeners.changed([key], session, entry.timestamp, None)
+        self._publish(entry, session)
+        self.tell_peers(
+            session,
+            self._as_set(target, entry, self.store.value(entry)),
+            Request(Function.DELETE, key=key, timestamp=entry.timestamp),
+        )
+        return self._about(request, entry, now)
+
+    def _link(self, request: Request, session: Session, now: int) -> Reply:
+        if not request.key2:
+            raise RefusedError("key-missing", "the additional key")
+        self.admin.refuse_reserved(request.key)
+        self.admin.refuse_reserved(request.key2)
+        if session.peer is not None and self.store.live(request.key, now) is None:
+            return self._link_early(request)
+        entry = self.store.link(request.key, request.key2, now, owner=session)
+        self.listeners.changed([request.key2], session, entry.timestamp, entry.type)
+        self.tell_peers(session, request)
+        return self._about(request, entry, now)
+
+    def _link_early(self, request: Request) -> Reply:
+        """Another daemon's LINK before the value it is about, which is on its way or gone again."""
+        buried = self.store.stored(request.key)
+        if buried is None:
+            raise RefusedError("not-yet", "the value has not arrived")
+        return Reply(request.identifier, 0, buried.timestamp)
+
+    def _unlink(self, request: Request, session: Session, now: int) -> Reply:
+        self.admin.refuse_reserved(request.key)
+        entry = self.store.live(request.key, now)
+        if entry is not None:
+            request.timestamp = max(request.timestamp, entry.timestamp + 1)
+        removed = self.store.unlink(request.key, request.timestamp, now, owner=session)
+        if entry is not None:
+            self.listeners.changed([request.key], session, request.timestamp, None)
+            self.tell_peers(session, request)
+        return Reply(request.identifier, DELETED if removed else 0, request.timestamp)
+
+    # Jobs.
+
+    def _push(self, request: Request, session: Session, now: int) -> Reply:
+        persist = bool(request.flags & PERSIST)
+        if request.timeout is None:
+            request.timeout = now
+        applied = self.jobs.push(
+            request.key,
+            request.key2,
+            request.timestamp,
+            now,
+            priority=request.count or 0,
+            start=request.timeout,
+            payload=request.value,
+            persist=persist,
+            tied=session.peer is not None,
+        )
+        timestamp = request.timestamp
+        if applied:
+            self.tell_peers(session, request)
+        else:
+            timestamp = self.jobs.last_command(request.key)
+        return Reply(request.identifier, PERSIST if persist else 0, timestamp)
+
+    def _next(self, request: Request, session: Session, now: int) -> Reply:
+        if not self.primary:
+            raise RefusedError("not-primary")
+        wanted = 1 if request.count is None else request.count or NEXT_JOBS_MAX
+        remove = bool(request.flags & OVERWRITE)
+        detailed = bool(request.flags & DETAILS)
+        pairs: list[Pair] = []
+        deadline: int | None = None
+        size = 0
+        for _ in range(min(wanted, NEXT_JOBS_MAX)):
+            taken = self.jobs.take(request.key, now, until=request.timeout, remove=remove)
+            if not taken:
+                break
+            job = taken[0]
+            details = job.details() if detailed else None
+            pairs.append(Pair(job.key(), Value(Type.STRING, job.uri), details))
+            if request.flags & DATA and job.payload is not None:
+                pairs.append(Pair(b"", job.payload, Details() if detailed else None))
+                size += len(job.payload.data)
+            if remove:
+                self._tell_done(session, job.uri)
+            elif deadline is None or job.worked_until < deadline:
+                deadline = job.worked_until
+            if size > REPLY_BYTES_MAX // 2:
+                break
+        if pairs:
+            flags = DATA if remove else DATA | WORKED_ON
+            return Reply(request.identifier, flags, now, deadline, pairs=pairs)
+        announced = self.jobs.wake_up(request.key, now)
+        if request.flags & LISTEN:
+            self.listeners.await_work(session, request.key.lower(), announced)
+        return Reply(request.identifier, 0, now, announced, pairs=[])
+
+    # Replies, listeners and peers.
+
+    def _about(self, request: Request, entry: Entry, now: int) -> Reply:
+        """A reply about one stored version."""
+        flags = PERSIST if entry.persist and request.function != Function.DELETE else 0
+        if entry.locked(now):
+            flags |= LOCKED
+        return Reply(request.identifier, flags, entry.timestamp)
+
+    def _publish(self, entry: Entry, session: Session) -> None:
+        self.listeners.changed(entry.keys, session, entry.timestamp, entry.type)
+
+    def _as_set(self, key: bytes, entry: Entry, value: Value) -> Request:
+        return Request(
+            Function.SET,
+            0,
+            OVERWRITE | (PERSIST if entry.persist else 0),
+            entry.timestamp,
+            entry.expires or None,
+            entry.ttl or None,
+            key=key,
+            value=value,
+        )
+
+    def tell_peers(self, session: Session, *requests: Request) -> None:
+        if self.replicate and session.peer is None:
+            self.outgoing.extend(requests)
+
+    def _tell_done(self, session: Session, uri: bytes) -> None:
+        if self.replicate and session.peer is None:
+            timestamp = self.jobs.finished.last(uri)
+            self.outgoing.append(
+                Request(Function.DELETE, key=DONE_PREFIX + uri, timestamp=timestamp)
+            )

@@ -1,0 +1,85 @@
+"""
+What the store holds: a value under its keys, or the tombstone of one key.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from virta.journal.messages import Details
+
+
+class Spill(Protocol):
+    """Where the data of values goes that memory has no room for."""
+
+    def put(self, data: bytes) -> int: ...
+
+    def get(self, handle: int) -> bytes: ...
+
+    def drop(self, handle: int) -> None: ...
+
+
+class Entry:
+    """One value under one or more keys, or the tombstone of one key."""
+
+    __slots__ = (
+        "accessed",
+        "created",
+        "data",
+        "expires",
+        "handle",
+        "keys",
+        "lock_owner",
+        "lock_until",
+        "logged",
+        "modified",
+        "persist",
+        "queued",
+        "size",
+        "timestamp",
+        "tombstone",
+        "ttl",
+        "type",
+        "worked_until",
+    )
+
+    def __init__(self, key: bytes, timestamp: int) -> None:
+        self.keys = [key]
+        self.type = 0
+        self.data: bytes | None = b""  # None: spilled, `handle` says where
+        self.handle = 0
+        self.size = 0
+        self.timestamp = timestamp
+        self.created = timestamp
+        self.modified = timestamp
+        self.accessed = 0
+        self.expires = 0
+        self.ttl = 0
+        self.worked_until = 0
+        self.persist = False
+        self.tombstone = False
+        self.logged = False  # an image of it is in the log
+        self.queued = 0  # when the expiry heap will look at it, 0: never
+        # In memory only: a lock never outlives its connection.
+        self.lock_owner: object = None
+        self.lock_until = 0
+
+    def __lt__(self, other: Entry) -> bool:  # entries of equal expiry in the heap: any order
+        return False
+
+    def locked(self, now: int) -> bool:
+        return self.lock_owner is not None and self.lock_until > now
+
+    def details(self, now: int) -> Details:
+        worked = self.worked_until > now
+        return Details(
+            self.expires,
+            self.ttl,
+            self.created,
+            self.modified,
+            self.accessed,
+            self.worked_until if worked else 0,
+            self.size,
+            0,
+            self.persist | self.locked(now) << 1 | worked << 2 | self.tombstone << 3,
+        )

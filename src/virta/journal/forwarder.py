@@ -1,0 +1,244 @@
+"""
+From a spool to a daemon: every record until it is acknowledged, then erased.
+
+Invariant: a record is erased only after a reply without error, or after it was copied to
+`rejected.fjs` because its error is permanent. So a record arrives at least once whatever is killed,
+and one bad record does not block the others. One forwarder per spool (flock on `forwarder.lock`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import fcntl
+import logging
+import os
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from virta.errors import JournalError
+from virta.journal.client import AsyncClient
+from virta.journal.messages import RETRY_CODES, Reply, Request
+from virta.journal.spool import PING_SOCKET, REJECTED, Spooled, SpoolFile, encode_record
+from virta.journal.wire import RequestParser
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+log = logging.getLogger("virta.journal")
+
+UNANSWERED_MAX = 256
+RETRY_S_MIN = 0.1
+RETRY_S_MAX = 30.0
+LOOK_S = 1.0  # PING and inotify are hints; this is the promise
+_IN_MODIFY_CREATE = 0x00000002 | 0x00000100
+
+
+class Forwarder:
+    """
+    `await run(stop)` until told to stop; `drained` is set whenever nothing is pending.
+
+    `hello` is sent first on every connection; `acknowledged(file name, end of record)` is called for
+    each record a daemon has taken.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        host: str,
+        port: int,
+        *,
+        hello: Request | None = None,
+        acknowledged: Callable[[str, int], None] | None = None,
+    ) -> None:
+        self.directory = directory
+        self.forwarded = 0
+        self.rejected = 0
+        self.connected = False
+        self.drained = asyncio.Event()
+        self._host = host
+        self._port = port
+        self._hello = hello
+        self._acknowledged = acknowledged
+        self._wake = asyncio.Event()
+        self._files: dict[str, SpoolFile] = {}
+        directory.mkdir(parents=True, exist_ok=True)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        lock = _claim(self.directory)
+        ping = _ping_socket(self.directory)
+        watch = _inotify(self.directory)
+        loop = asyncio.get_running_loop()
+        for descriptor in (ping.fileno() if ping else -1, watch):
+            if descriptor >= 0:
+                loop.add_reader(descriptor, self._woken, descriptor)
+        stopping = asyncio.create_task(self._stop(stop))
+        try:
+            await self._run(stop)
+        finally:
+            stopping.cancel()
+            if ping is not None:
+                loop.remove_reader(ping.fileno())
+                ping.close()
+                (self.directory / PING_SOCKET).unlink(missing_ok=True)
+            if watch >= 0:
+                loop.remove_reader(watch)
+                os.close(watch)
+            for file in self._files.values():
+                file.close()
+            self._files.clear()
+            os.close(lock)
+
+    async def _stop(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._wake.set()
+
+    def _woken(self, descriptor: int) -> None:
+        try:
+            os.read(descriptor, 65536)
+        except BlockingIOError:
+            return
+        self._wake.set()
+
+    async def _run(self, stop: asyncio.Event) -> None:
+        delay = RETRY_S_MIN
+        while not stop.is_set():
+            try:
+                async with await AsyncClient.connect(self._host, self._port) as client:
+                    if self._hello is not None:
+                        await client.request(self._hello)
+                    self.connected = True
+                    delay = await self._forward(client, stop, delay)
+            except JournalError as error:
+                log.info("journal_forwarder_waits seconds=%.1f %s", delay, error.message)
+            self.connected = False
+            self.drained.clear()
+            for file in self._files.values():
+                file.rewind()
+            await self._sleep(delay)
+            delay = min(delay * 2, RETRY_S_MAX)
+
+    async def _forward(self, client: AsyncClient, stop: asyncio.Event, delay: float) -> float:
+        """Send until stopped, refused for now, or cut off; the delay before the next connection."""
+        while not stop.is_set():
+            self._wake.clear()
+            batch = self._pending()
+            if not batch:
+                self._clean()
+                self.drained.set()
+                await self._sleep(LOOK_S)
+                if not client.connected:
+                    return delay
+                continue
+            self.drained.clear()
+            replies = await asyncio.gather(
+                *(client.request(_request(record)) for _, record in batch)
+            )
+            delay = RETRY_S_MIN
+            outcomes = [
+                self._settle(file, record, reply)
+                for (file, record), reply in zip(batch, replies, strict=True)
+            ]
+            if not all(outcomes):
+                return delay
+        return delay
+
+    def _pending(self) -> list[tuple[SpoolFile, Spooled]]:
+        """The oldest records not yet sent, in order."""
+        batch: list[tuple[SpoolFile, Spooled]] = []
+        for path in sorted(self.directory.glob("[0-9]*.fjs")):
+            file = self._files.get(path.name)
+            if file is None:
+                file = self._files[path.name] = SpoolFile(path)
+            batch += [(file, record) for record in file.read(UNANSWERED_MAX - len(batch))]
+            if len(batch) == UNANSWERED_MAX:
+                break
+        return batch
+
+    def _settle(self, file: SpoolFile, record: Spooled, reply: Reply) -> bool:
+        """Erase, reject or keep a record as its reply says; False if it has to be sent again."""
+        code = reply.error.partition(":")[0]
+        if code in RETRY_CODES:
+            log.info("journal_forwarder_refused code=%s", code)
+            return False
+        if code:
+            self._reject(record)
+            self.rejected += 1
+            log.warning("journal_record_rejected %s", reply.error)
+        else:
+            self.forwarded += 1
+        file.erase(record)
+        if self._acknowledged is not None:
+            self._acknowledged(file.path.name, record.end)
+        return True
+
+    def _reject(self, record: Spooled) -> None:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        descriptor = os.open(self.directory / REJECTED, flags, 0o600)
+        try:
+            os.write(descriptor, encode_record(record.message))
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _clean(self) -> None:
+        for name, file in list(self._files.items()):
+            if file.remove_if_done(time.time()):
+                file.close()
+                del self._files[name]
+
+    async def _sleep(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._wake.wait(), seconds)
+        except TimeoutError:
+            return
+
+
+def _request(record: Spooled) -> Request:
+    """The spooled message; one that does not parse is sent as what it is not: refused for good."""
+    messages = RequestParser().feed(record.message)
+    return messages[0] if len(messages) == 1 else Request(function=0xFFFF)
+
+
+def _claim(directory: Path) -> int:
+    path = directory / "forwarder.lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise JournalError(
+            f"another forwarder works on {directory}; one per spool is enough", code="spool-in-use"
+        ) from error
+    return descriptor
+
+
+def _ping_socket(directory: Path) -> socket.socket | None:
+    """None where the path is too long for a Unix socket: then looking every second has to do."""
+    path = directory / PING_SOCKET
+    path.unlink(missing_ok=True)
+    ping = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    try:
+        ping.bind(str(path))
+    except OSError:
+        ping.close()
+        return None
+    return ping
+
+
+def _inotify(directory: Path) -> int:
+    """A descriptor that becomes readable when a file in the directory changes, or -1."""
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        descriptor: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, AttributeError):
+        return -1
+    if (
+        descriptor >= 0
+        and libc.inotify_add_watch(descriptor, os.fsencode(directory), _IN_MODIFY_CREATE) < 0
+    ):
+        os.close(descriptor)
+        return -1
+    return descriptor

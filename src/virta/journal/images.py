@@ -1,0 +1,172 @@
+"""
+What the log and the snapshots hold: whole states of single entries, never deltas.
+
+Invariant: replaying images over any older or newer state of the same entries, in log order, ends in the
+state after the last image. That is what lets a snapshot be taken little by little while the journal
+works, and makes replaying a record twice harmless.
+
+    topic   value (MessagePack array)
+    value   keys, type, data, timestamp, created, modified, accessed, expires, ttl, worked until, tombstone
+    gone    key
+    mark    key, timestamp of the version, worked until, expires
+    job     uri, last finished command (-1: none known), when it finished, entry or nil
+    ids     the first id that was not handed out yet, for sure
+
+An entry of a job is: domain, id, priority, start, timestamp, created, payload type (-1: none), payload,
+attempts, reason, dead, worked until (if dead: when it died), lease.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from virta.journal.domain import DEAD, GONE, Job
+from virta.journal.entry import Entry
+from virta.journal.messages import Value
+from virta.log.limits import KEY_BYTES_MAX
+
+if TYPE_CHECKING:
+    from virta.journal.engine import Engine
+
+Record = tuple[str, bytes, bytes]
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+
+
+def value_image(entry: Entry, value: Value) -> tuple[Any, ...]:
+    return (
+        entry.keys,
+        value.type,
+        value.data,
+        entry.timestamp,
+        entry.created,
+        entry.modified,
+        entry.accessed,
+        entry.expires,
+        entry.ttl,
+        entry.worked_until,
+        entry.tombstone,
+    )
+
+
+def job_image(job: Job, *, lease: bool = False) -> tuple[Any, ...]:
+    """With `lease` also who works on it: only a snapshot says that."""
+    dead = job.state == DEAD
+    payload = job.payload
+    return (
+        job.domain.name,
+        job.id,
+        job.priority,
+        job.start,
+        job.timestamp,
+        job.created,
+        -1 if payload is None else payload.type,
+        b"" if payload is None else payload.data,
+        job.attempts,
+        job.reason,
+        dead,
+        job.worked_until if dead or lease else 0,
+        job.lease if lease else 0,
+    )
+
+
+def drain(engine: Engine, now: int) -> list[Record]:
+    """Every image the log has to learn, in the order it must learn them."""
+    gone, whole, marked = engine.store.drain()
+    records = [("gone", _short(key), _encode((key,))) for key in gone]
+    for entry in whole:
+        image = value_image(entry, engine.store.value(entry))
+        records.append(("value", _short(entry.keys[0]), _encode(image)))
+    for entry in marked:
+        key = entry.keys[0]
+        mark = (key, entry.timestamp, entry.worked_until, entry.expires)
+        records.append(("mark", _short(key), _encode(mark)))
+    for uri, finished, job in engine.jobs.drain():
+        kept = None if job is None else job_image(job)
+        records.append(("job", _short(uri), _encode((uri, finished, now, kept))))
+    return records
+
+
+def ids_record(first_free: int) -> Record:
+    return ("ids", b"", _encode((first_free,)))
+
+
+def apply(engine: Engine, topic: str, image: bytes, now: int) -> None:
+    """Take one record of the log into the state."""
+    fields = _decode(image)
+    if topic == "job":
+        uri, finished, finished_at, entry = fields
+        engine.jobs.restore_gone(uri, finished_at, finished)
+        if entry is not None:
+            restore_job(engine, uri, entry, now)
+    elif topic == "value":
+        restore_value(engine, fields, now)
+    elif topic == "gone":
+        engine.store.restore_gone(fields[0])
+    elif topic == "mark":
+        key, timestamp, worked_until, expires = fields
+        stored = engine.store.stored(key)
+        if stored is not None and stored.timestamp == timestamp and not stored.tombstone:
+            engine.store.restore_mark(stored, worked_until, expires)
+    elif topic == "ids":
+        engine.jobs.next_id = max(engine.jobs.next_id, fields[0])
+
+
+def restore_value(engine: Engine, image: list[Any], now: int) -> None:
+    keys, kind, data, timestamp, created, modified, accessed, expires, ttl, worked, tombstone = (
+        image
+    )
+    entry = Entry(keys[0], timestamp)
+    entry.keys = keys
+    entry.created = created
+    entry.modified = modified
+    entry.accessed = accessed
+    entry.expires = expires
+    entry.ttl = ttl
+    entry.worked_until = worked
+    entry.tombstone = tombstone
+    entry.persist = True
+    engine.store.restore(entry, Value(kind, data), now)
+
+
+def restore_job(engine: Engine, uri: bytes, image: list[Any], now: int) -> None:
+    (
+        domain,
+        job_id,
+        priority,
+        start,
+        timestamp,
+        created,
+        payload_type,
+        payload,
+        attempts,
+        reason,
+        dead,
+        worked_until,
+        lease,
+    ) = image
+    job = Job(
+        uri,
+        engine.jobs.schedule.domain(domain),
+        job_id,
+        priority,
+        start,
+        timestamp,
+        created,
+        Value(payload_type, payload) if payload_type >= 0 else None,
+        True,
+        attempts,
+        reason,
+        True,
+        GONE,
+        lease,
+        worked_until,
+    )
+    engine.jobs.restore(job, now, dead=dead)
+
+
+def _short(key: bytes) -> bytes:
+    """For people who read the log: the image has the whole key."""
+    return key[:KEY_BYTES_MAX]

@@ -1,0 +1,500 @@
+"""
+The jobs: a plain state machine, no I/O, time comes in as an argument.
+
+Invariants:
+- One waiting entry per uri; while a uri is worked on, a newer push waits behind it (HELD).
+- A command not newer than the last one of its uri, waiting, worked on or finished, changes nothing:
+  a spool may send it again.
+- `_by_id` finds exactly the live entries: by their own id while they wait, by the id of the attempt
+  while they are worked on. A key of an attempt that is over finds nothing (fencing).
+- `next_id` never goes back, also not over a restart (see `persistence`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from itertools import chain, islice
+from typing import TYPE_CHECKING
+
+from virta.journal.domain import (
+    ATTEMPTS_MAX,
+    DEAD,
+    DELAYED,
+    GONE,
+    HELD,
+    READY,
+    STATE_NAMES,
+    WORK_DEADLINE_US,
+    WORKING,
+    Job,
+    Settings,
+    host_of,
+    parse_key,
+)
+from virta.journal.finished import Finished
+from virta.journal.messages import RefusedError, Value
+from virta.journal.schedule import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PRIORITY_MAX = 255
+JOBS_MAX = 10_000_000
+LIST_MAX = 1_000
+
+
+class Jobs:
+    def __init__(self, *, jobs_max: int = JOBS_MAX) -> None:
+        self.jobs_max = jobs_max
+        self.next_id = 1
+        self.schedule = Schedule()
+        self.finished = Finished()
+        self.wants_log = False  # an acknowledgement of the last changes has to wait for the log
+        self._waiting: dict[bytes, Job] = {}
+        self._working: dict[bytes, Job] = {}
+        self._dead: dict[bytes, Job] = {}
+        self._by_id: dict[int, Job] = {}
+        self._dirty: dict[bytes, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._working) + len(self._dead)
+
+    # What producers do.
+
+    def push(
+        self,
+        uri: bytes,
+        domain: bytes,
+        timestamp: int,
+        now: int,
+        *,
+        priority: int = 0,
+        start: int = 0,
+        payload: Value | None = None,
+        persist: bool = False,
+        tied: bool = False,
+    ) -> bool:
+        """
+        Ask for work; False if a command as new as this one is known already.
+
+        Two daemons may have taken different commands of the same moment: with `tied` the larger one
+        of those wins, so that both end up with it.
+        """
+        if priority > PRIORITY_MAX:
+            raise RefusedError("bad-priority", f"{priority} is over {PRIORITY_MAX}")
+        name = domain.lower() or host_of(uri)
+        last = self.last_command(uri)
+        if last > timestamp or (last == timestamp and not tied):
+            return False
+        if last == timestamp and not self._wins_tie(uri, timestamp, (priority, start, payload)):
+            return False
+        self._drop_dead(uri)
+        job = self._waiting.get(uri)
+        if job is None:
+            if len(self) >= self.jobs_max:
+                raise RefusedError("out-of-memory", f"the journal holds {self.jobs_max} jobs")
+            job = self._new_job(uri, name)
+            job.created = timestamp
+        else:
+            start = self._throttled(job, start)
+            self._unschedule(job, name)
+        job.priority = priority
+        job.start = start
+        job.timestamp = timestamp
+        job.payload = payload
+        job.attempts = 0
+        job.reason = ""
+        if persist or job.logged:
+            self._changed(uri)
+        job.persist = persist
+        self._schedule(job, now)
+        return True
+
+    def last_command(self, uri: bytes) -> int:
+        """The newest command known of a uri, however it went; -1 if none is."""
+        last = self.finished.last(uri)
+        for table in (self._waiting, self._working, self._dead):
+            job = table.get(uri)
+            if job is not None and job.timestamp > last:
+                last = job.timestamp
+        return last
+
+    # What workers do.
+
+    def take(
+        self,
+        domain: bytes,
+        now: int,
+        *,
+        until: int | None = None,
+        count: int = 1,
+        remove: bool = False,
+    ) -> list[Job]:
+        """Hand out up to `count` due jobs, best first; an empty domain means all of them."""
+        self.tick(now)
+        taken: list[Job] = []
+        while len(taken) < count:
+            job = self.schedule.head(domain.lower())
+            if job is None:
+                break
+            if remove:
+                self._finish(job, now)
+            else:
+                self._reserve(job, self._deadline(job, until, now))
+            taken.append(job)
+        return taken
+
+    def wake_up(self, domain: bytes, now: int) -> int | None:
+        """When something will be due by itself; None if nothing is ever."""
+        self.tick(now)
+        return self.schedule.wake_up(domain.lower())
+
+    def has_due(self, domain: bytes, now: int) -> bool:
+        self.tick(now)
+        return self.schedule.head(domain.lower()) is not None
+
+    def find(self, key: bytes) -> Job | None:
+        """The job of a sort key, else the waiting or else the worked-on job of a uri."""
+        job_id = parse_key(key)
+        if job_id is not None:
+            job = self._by_id.get(job_id)
+            if job is not None and job.key() == key:
+                return job
+        return self._waiting.get(key) or self._working.get(key)
+
+    def done(self, job: Job, now: int) -> None:
+        """The work is done, or no longer wanted."""
+        self._finish(job, now)
+
+    def cancel(self, uri: bytes, now: int) -> bool:
+        """Whatever waits or is worked on under a uri is no longer wanted; False if nothing was."""
+        found = [job for job in (self._waiting.get(uri), self._working.get(uri)) if job]
+        for job in found:
+            self._finish(job, now)
+        return bool(found)
+
+    def mark(self, job: Job, until: int, now: int) -> None:
+        """Work on it until then: longer, or from now on; a time that is over gives it back."""
+        if until <= now:
+            if job.state == WORKING:
+                self._give_back(job, now)
+        elif job.state == WORKING:
+            job.worked_until = until
+            job.domain.move(job, WORKING)
+            self.schedule.arm(job.domain)
+        elif job.state == HELD:
+            raise RefusedError("worked-on", timestamp=job.timestamp)
+        else:
+            self._reserve(job, until, lease=job.id)
+
+    def fail(self, job: Job, reason: str, now: int, *, delay: int | None = None) -> None:
+        """The attempt failed: again after `delay` µs, or dead if it was the last one allowed."""
+        if job.state != WORKING:
+            raise RefusedError("does-not-exist", "nobody works on that job")
+        pause = job.domain.settings.retry_delay * 2 ** min(job.attempts, 30)
+        wait = delay if delay is not None else int(min(pause, 86_400) * 1_000_000)
+        self._attempt_over(job, reason, now, start=now + wait if wait else None)
+
+    # What operators do.
+
+    def configure(self, name: bytes, settings: Settings) -> None:
+        place = self.schedule.domain(name)
+        place.settings = settings
+        self.schedule.offer(place)
+        self.schedule.sweep(place)
+
+    def kick(self, domain: bytes, count: int, now: int) -> int:
+        """Make delayed jobs due at once, the earliest first; how many."""
+        kicked = 0
+        place = self.schedule.domains.get(domain.lower())
+        while place is not None and kicked < count and (job := place.first_delayed()) is not None:
+            self.kick_job(job, now)
+            kicked += 1
+        return kicked
+
+    def kick_job(self, job: Job, now: int) -> None:
+        if job.state not in (DELAYED, HELD):
+            return
+        self._unschedule(job, job.domain.name)
+        job.start = min(job.start, now)
+        self._schedule(job, now)
+        if job.persist:
+            self._changed(job.uri)
+
+    def bury(self, job: Job, reason: str, now: int) -> None:
+        """To the dead letters: kept, not handed out, until requeued or dropped."""
+        self._unlease(job)
+        self._by_id.pop(job.id, None)
+        self._waiting.pop(job.uri, None)
+        if job.state != DEAD:
+            job.domain.move(job, DEAD)
+        job.reason = reason
+        job.worked_until = now
+        self._dead[job.uri] = job
+        if job.persist or job.logged:
+            self._changed(job.uri)
+
+    def dead(self, uri: bytes) -> Job | None:
+        return self._dead.get(uri)
+
+    def requeue(self, job: Job, now: int) -> None:
+        """From the dead letters back to work, with all its attempts again."""
+        del self._dead[job.uri]
+        job.attempts = 0
+        job.worked_until = 0
+        job.start = min(job.start, now)
+        self._waiting[job.uri] = job
+        self._by_id[job.id] = job
+        self._schedule(job, now)
+        if job.persist or job.logged:
+            self._changed(job.uri)
+
+    def drop(self, job: Job, now: int) -> None:
+        """Out of the dead letters for good."""
+        self.finished.remember(job.uri, job.timestamp, now)
+        self._drop_dead(job.uri)
+
+    def listed(
+        self, *, domain: bytes = b"", state: str = "", limit: int = 100, offset: int = 0
+    ) -> list[Job]:
+        """Jobs in no particular order, for people to look at."""
+        everything: Iterable[Job] = chain(
+            self._working.values(), self._waiting.values(), self._dead.values()
+        )
+        wanted = (
+            job
+            for job in everything
+            if (not domain or job.domain.name == domain.lower())
+            and (not state or STATE_NAMES[job.state] == state)
+        )
+        return list(islice(wanted, offset, offset + min(limit, LIST_MAX)))
+
+    def after(self, job_id: int, limit: int) -> list[Job]:
+        """Jobs with a larger id that are to be done, in the order of their ids."""
+        alive = chain(self._working.values(), self._waiting.values())
+        later = (job for job in alive if job.id > job_id)
+        return heapq.nsmallest(limit, later, key=lambda job: job.id)
+
+    # What another daemon tells.
+
+    def finished_elsewhere(self, uri: bytes, timestamp: int, now: int) -> None:
+        """All commands of a uri up to `timestamp` are done."""
+        for job in (self._waiting.get(uri), self._working.get(uri), self._dead.get(uri)):
+            if job is not None and job.timestamp <= timestamp:
+                self._finish(job, now)
+        if self.finished.last(uri) < timestamp:
+            self.finished.remember(uri, timestamp, now)
+            self._changed(uri)
+
+    # Time.
+
+    def tick(self, now: int) -> None:
+        """Starts that have come, work windows that are over, finished commands to forget."""
+        for place in self.schedule.due(now):
+            while (job := place.due_lapse(now)) is not None:
+                self._attempt_over(job, "the work deadline passed", now)
+            while (job := place.due_start(now)) is not None:
+                place.move(job, READY)
+            self.schedule.offer(place)
+            self.schedule.arm(place)
+        self.finished.tick(now)
+
+    # Persistence.
+
+    def drain(self) -> list[tuple[bytes, int, Job | None]]:
+        """Per uri that changed: the last finished command (-1: none known) and the entry to keep."""
+        self.wants_log = False
+        changes: list[tuple[bytes, int, Job | None]] = []
+        for uri in self._dirty:
+            job = self._waiting.get(uri) or self._working.get(uri) or self._dead.get(uri)
+            if job is not None:
+                job.logged = job.persist
+            changes.append((uri, self.finished.last(uri), job if job and job.persist else None))
+        self._dirty.clear()
+        return changes
+
+    def all(self) -> list[Job]:
+        return [*self._working.values(), *self._waiting.values(), *self._dead.values()]
+
+    def restore(self, job: Job, now: int, *, dead: bool = False) -> None:
+        """Take an entry from the log or a snapshot; `restored` has to follow."""
+        job.logged = True
+        if dead:
+            self._dead[job.uri] = job
+            job.domain.restore(job, DEAD)
+        elif job.lease:
+            self._working[job.uri] = job
+            self._by_id[job.lease] = job
+            job.domain.restore(job, WORKING)
+            self.next_id = max(self.next_id, job.lease + 1)
+        else:
+            self._waiting[job.uri] = job
+            self._by_id[job.id] = job
+            held = job.uri in self._working
+            job.domain.restore(job, HELD if held else READY if job.start <= now else DELAYED)
+        if job.id >= self.next_id:
+            self.next_id = job.id + 1
+
+    def restore_gone(self, uri: bytes, now: int, finished: int) -> None:
+        """Nothing is left of a uri but perhaps the memory of its last finished command."""
+        for table in (self._waiting, self._working, self._dead):
+            job = table.pop(uri, None)
+            if job is not None:
+                self._by_id.pop(job.lease or job.id, None)
+                job.domain.move(job, GONE)
+        if finished >= 0:
+            self.finished.remember(uri, finished, now)
+
+    def restored(self) -> None:
+        """All is taken in, and the log knows everything up to here."""
+        for place in list(self.schedule.domains.values()):
+            place.settle()
+            self.schedule.sweep(place)
+            self.schedule.offer(place)
+            self.schedule.arm(place)
+        self._dirty.clear()
+        self.wants_log = False
+
+    # Inner workings.
+
+    def _changed(self, uri: bytes) -> None:
+        self._dirty[uri] = None
+        self.wants_log = True
+
+    def _new_job(self, uri: bytes, domain: bytes) -> Job:
+        job = Job(uri, self.schedule.domain(domain), self.next_id)
+        self.next_id += 1
+        self._waiting[uri] = job
+        self._by_id[job.id] = job
+        return job
+
+    def _wins_tie(self, uri: bytes, timestamp: int, command: tuple[int, int, Value | None]) -> bool:
+        """Only against an entry that still waits; what is worked on or done stays as it is."""
+        job = self._waiting.get(uri)
+        if job is None or job.timestamp != timestamp or self.finished.last(uri) == timestamp:
+            return False
+        return _order(command) > _order((job.priority, job.start, job.payload))
+
+    def _throttled(self, job: Job, start: int) -> int:
+        return min(job.start, start) if job.domain.settings.mode == "throttle" else start
+
+    def _unschedule(self, job: Job, domain: bytes) -> None:
+        """Out of its place, before what orders it changes; perhaps into another domain."""
+        place = job.domain
+        place.move(job, GONE)
+        if place.name != domain:
+            job.domain = self.schedule.domain(domain)
+            self.schedule.sweep(place)
+
+    def _schedule(self, job: Job, now: int) -> None:
+        place = job.domain
+        if job.uri in self._working:
+            place.move(job, HELD)
+        elif job.start <= now:
+            place.move(job, READY)
+            self.schedule.offer(place)
+        else:
+            place.move(job, DELAYED)
+            self.schedule.arm(place)
+
+    def _deadline(self, job: Job, until: int | None, now: int) -> int:
+        if until is not None:
+            return until
+        seconds = job.domain.settings.deadline
+        return now + (int(seconds * 1_000_000) if seconds else WORK_DEADLINE_US)
+
+    def _reserve(self, job: Job, until: int, *, lease: int = 0) -> None:
+        if not lease:
+            lease = self.next_id
+            self.next_id += 1
+        del self._waiting[job.uri]
+        del self._by_id[job.id]
+        self._working[job.uri] = job
+        self._by_id[lease] = job
+        job.lease = lease
+        job.worked_until = until
+        job.domain.move(job, WORKING)
+        self.schedule.arm(job.domain)
+
+    def _unlease(self, job: Job) -> None:
+        """The attempt is over; its key finds nothing any more."""
+        if job.lease:
+            self._by_id.pop(job.lease, None)
+            del self._working[job.uri]
+            job.lease = 0
+            job.worked_until = 0
+
+    def _attempt_over(self, job: Job, reason: str, now: int, *, start: int | None = None) -> None:
+        """An attempt came to nothing: count it, and decide what becomes of the job."""
+        newer = self._waiting.get(job.uri)
+        if newer is not None:
+            self._unlease(job)
+            job.domain.move(job, GONE)
+            self.schedule.sweep(job.domain)
+            newer.domain.move(newer, GONE)
+            self._schedule(newer, now)
+            if job.logged:
+                self._changed(job.uri)
+            return
+        job.attempts = min(job.attempts + 1, ATTEMPTS_MAX)
+        job.reason = reason
+        if job.persist:
+            self._changed(job.uri)
+        limit = job.domain.settings.max_attempts
+        if limit and job.attempts >= limit:
+            self.bury(job, reason, now)
+            return
+        if start is not None:
+            job.start = start
+        self._back_to_waiting(job, now)
+
+    def _give_back(self, job: Job, now: int) -> None:
+        newer = self._waiting.get(job.uri)
+        if newer is not None:
+            self._attempt_over(job, "", now)
+        else:
+            self._back_to_waiting(job, now)
+
+    def _back_to_waiting(self, job: Job, now: int) -> None:
+        self._unlease(job)
+        job.domain.move(job, GONE)
+        self._waiting[job.uri] = job
+        self._by_id[job.id] = job
+        self._schedule(job, now)
+
+    def _finish(self, job: Job, now: int) -> None:
+        if job.state == WORKING:
+            self._unlease(job)
+        elif job.state == DEAD:
+            del self._dead[job.uri]
+        else:
+            del self._waiting[job.uri]
+            del self._by_id[job.id]
+        place = job.domain
+        place.move(job, GONE)
+        self.finished.remember(job.uri, job.timestamp, now)
+        newer = self._waiting.get(job.uri)
+        if newer is not None and newer.state == HELD:
+            newer.domain.move(newer, GONE)
+            self._schedule(newer, now)
+        self.schedule.sweep(place)
+        if job.persist or job.logged:
+            self._changed(job.uri)
+
+    def _drop_dead(self, uri: bytes) -> None:
+        job = self._dead.pop(uri, None)
+        if job is not None:
+            job.domain.move(job, GONE)
+            self.schedule.sweep(job.domain)
+            if job.persist or job.logged:
+                self._changed(uri)
+
+
+def _order(command: tuple[int, int, Value | None]) -> tuple[int, int, int, bytes]:
+    priority, start, payload = command
+    return (
+        priority,
+        start,
+        -1 if payload is None else payload.type,
+        payload.data if payload else b"",
+    )

@@ -1,0 +1,355 @@
+"""
+A running journal without a transport: the engine, its log, and time that passes.
+
+Invariant: a reply to a change that must survive leaves only after the log has it on disk; everything
+that waits at that moment shares one append and one fsync. After a failed fsync nothing that must
+survive is accepted any more; after a full disk it is refused for a moment and then tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from virta.errors import JournalError, LogError, LogWriteError
+from virta.journal import images
+from virta.journal.engine import Engine
+from virta.journal.jobs import JOBS_MAX, Jobs
+from virta.journal.messages import (
+    OVERWRITE,
+    PERSIST,
+    TOUCH,
+    Function,
+    Reply,
+    Request,
+    system_clock,
+)
+from virta.journal.persistence import Durability, Persistence
+from virta.journal.session import Session
+from virta.journal.store import MEMORY_BYTES_MAX, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from virta.journal.peers import Peers, Ticket
+
+    Respond = Callable[[Reply], None]
+
+    # Whom to tell, what, and whether other daemons must have it first.
+    Waiting = tuple[Respond, Reply, bool]
+
+log = logging.getLogger("virta.journal")
+
+# Handing a commit to a thread costs more than waiting for a disk that syncs in less than this.
+INLINE_COMMIT_S_MAX = 0.004
+RETRY_AFTER_WRITE_ERROR_S = 1.0
+ROTATION_PAUSE_S = 0.002
+TICK_S_MAX = 1.0
+TICK_S_MIN = 0.0005
+# Commands that are refused while the disk is, unless they are only about memory.
+_LASTING = frozenset(
+    {Function.DELETE, Function.RENAME, Function.LINK, Function.UNLINK, Function.ADD}
+    | {Function.NOT, Function.TRUNCATE}
+)
+
+
+class Node:
+    """
+    Embeddable: `start` it in a running event loop, give it requests, `stop` it.
+
+    Without a directory everything lives in memory and dies with the process.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        clock: Callable[[], int] = system_clock,
+        durability: Durability = "fsync",
+        memory_bytes_max: int = MEMORY_BYTES_MAX,
+        jobs_max: int = JOBS_MAX,
+    ) -> None:
+        self._persistence = (
+            None if directory is None else Persistence(directory, durability=durability)
+        )
+        spill = None if self._persistence is None else self._persistence.spill
+        self.engine = Engine(
+            clock, Store(spill, memory_bytes_max=memory_bytes_max), Jobs(jobs_max=jobs_max)
+        )
+        if self._persistence is not None:
+            self.engine.disk_bytes = self._persistence.disk_bytes
+        self.on_batch: list[Callable[[], None]] = []  # called when replies of a batch were given
+        self.failure: LogError | None = None
+        self._retry_at = 0.0
+        self._backlog: list[images.Record] = []
+        self.peers: Peers | None = None  # set by whoever wants copies, before `start`
+        self._waiting: list[Waiting] = []
+        self._ticket: Ticket | None = None  # of the last changes other daemons have to hear
+        self._scheduled = False
+        self._committing = False
+        self._commit_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._rotation_task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = False
+
+    # Life.
+
+    async def start(self) -> None:
+        """Restore the state (blocking: nothing can be answered before) and let time pass."""
+        self._loop = asyncio.get_running_loop()
+        if self._persistence is not None:
+            began = time.perf_counter()
+            self._persistence.restore(self.engine)
+            log.info(
+                "journal_restored jobs=%d keys=%d seconds=%.2f",
+                len(self.engine.jobs),
+                len(self.engine.store),
+                time.perf_counter() - began,
+            )
+        if self.peers is not None:
+            await self.peers.start()
+            self._schedule()
+        self._arm()
+
+    async def stop(self) -> None:
+        """Answer what is waiting, take a snapshot, release the directory; once is enough."""
+        if self._stopping:
+            return
+        self._stopping = True
+        if self._timer is not None:
+            self._timer.cancel()
+        while self._waiting or self._committing:
+            self._schedule()
+            await asyncio.sleep(0.001)
+        if self.peers is not None:
+            await self.peers.stop()
+        if self._rotation_task is not None:
+            self._rotation_task.cancel()
+            await asyncio.gather(self._rotation_task, return_exceptions=True)
+        if self._persistence is not None:
+            if self.failure is None:
+                self._snapshot()
+            self._persistence.close()
+
+    def _snapshot(self) -> None:
+        assert self._persistence is not None
+        try:
+            self._persistence.commit(self._backlog + images.drain(self.engine, self.engine.clock()))
+            self._persistence.snapshot(self.engine)
+        except (LogError, OSError):
+            log.exception("journal_snapshot_failed")  # the log has everything that was acknowledged
+
+    # Requests.
+
+    def handle(self, request: Request, session: Session, respond: Respond) -> None:
+        """Carry out a request now; `respond` is called when its effect is as lasting as it must be."""
+        function = request.function
+        lasting = bool(request.flags & PERSIST) or function in _LASTING
+        if lasting and self._refuses():
+            error = "shutting-down" if self._stopping else "disk"
+            respond(Reply(request.identifier, 0, self.engine.clock(), error=error))
+            return
+        reply = self.engine.handle(request, session)
+        changed = function not in (Function.GET, Function.NOP) and (
+            function != Function.NEXT or bool(request.flags & OVERWRITE)
+        )
+        copied = self.peers is not None and self._wants_copies(request, reply, session)
+        if changed and not reply.error and (copied or self._must_wait(reply, function)):
+            self._waiting.append((respond, reply, copied))
+        else:
+            respond(reply)
+        if changed or not self._can_wait(request, reply):
+            self._schedule()
+
+    def _wants_copies(self, request: Request, reply: Reply, session: Session) -> bool:
+        return (
+            self.peers is not None
+            and self.peers.copies > 1
+            and request.function in (Function.SET, Function.PUSH)
+            and bool(reply.flags & PERSIST)
+            and session.peer is None
+        )
+
+    def _can_wait(self, request: Request, reply: Reply) -> bool:
+        """Whether the next turn of the timer is early enough for what a request may have left to do."""
+        if request.function == Function.GET:
+            return request.timeout is None and not request.flags & TOUCH
+        if request.function == Function.NEXT and reply.timeout is not None:
+            return reply.timeout > self.engine.clock() + TICK_S_MAX * 1_000_000
+        return False
+
+    async def submit(self, request: Request, session: Session | None = None) -> Reply:
+        """The same for callers that can await."""
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+        def respond(reply: Reply) -> None:
+            if not future.done():
+                future.set_result(reply)
+
+        self.handle(request, session or Session(), respond)
+        return await future
+
+    def _refuses(self) -> bool:
+        if self._stopping or self.failure is not None:
+            return True
+        return bool(self._retry_at) and time.monotonic() < self._retry_at
+
+    def _must_wait(self, reply: Reply, function: int) -> bool:
+        if self._persistence is None:
+            return False
+        if self.engine.wants_log:
+            return True
+        # Said to be on disk because of a change that is on its way there just now.
+        lasting = bool(reply.flags & PERSIST) or function in _LASTING or function == Function.QUIT
+        return self._committing and lasting
+
+    # Batches.
+
+    def _schedule(self) -> None:
+        """Once per turn of the loop, so that all connections that were ready share a batch."""
+        if not self._scheduled:
+            assert self._loop is not None
+            self._scheduled = True
+            self._loop.call_soon(self._batch)
+
+    def _batch(self) -> None:
+        self._scheduled = False
+        if self._committing:
+            return  # what waits goes with the next one, which follows at once
+        self.engine.tick()
+        if self.peers is not None and self.engine.outgoing:
+            try:
+                self._ticket = self.peers.spool(self.engine.outgoing)
+            except (OSError, JournalError) as error:
+                self._settle(LogWriteError(f"a peer's spool: {error}"))
+                return
+            self.engine.outgoing = []
+        persistence = self._persistence
+        if persistence is None:
+            self.engine.store.drain()
+            self.engine.jobs.drain()
+        elif self.failure is None:
+            records = self._backlog + images.drain(self.engine, self.engine.clock())
+            records += persistence.id_records(self.engine.jobs.next_id)
+            self._backlog = []
+            if records:
+                self._commit(records)
+                return
+        self._settle(None)
+
+    def _commit(self, records: list[images.Record]) -> None:
+        assert self._persistence is not None
+        assert self._loop is not None
+        if self._commit_s > INLINE_COMMIT_S_MAX:
+            self._committing = True
+            waiting, self._waiting = self._waiting, []
+            future = self._loop.run_in_executor(None, self._append, records)
+            future.add_done_callback(lambda done: self._committed(done.result(), waiting))
+        else:
+            self._settle(self._append(records))
+
+    def _append(self, records: list[images.Record]) -> LogError | None:
+        """In a thread or not; the error is for whoever waits."""
+        assert self._persistence is not None
+        began = time.perf_counter()
+        try:
+            self._persistence.commit(records)
+        except LogError as error:
+            if isinstance(error, LogWriteError):
+                self._backlog = records
+            return error
+        except OSError as error:
+            return LogError(f"the journal's log: {error}")
+        took = time.perf_counter() - began
+        self._commit_s = 0.8 * self._commit_s + 0.2 * took
+        return None
+
+    def _committed(self, error: LogError | None, waiting: list[Waiting]) -> None:
+        self._committing = False
+        later, self._waiting = self._waiting, waiting
+        self._settle(error)
+        self._waiting = later
+        if later or self.engine.wants_log:
+            self._schedule()
+
+    def _settle(self, error: LogError | None) -> None:
+        """Give the replies that waited for this batch."""
+        if error is not None:
+            self._failed(error)
+        waiting, self._waiting = self._waiting, []
+        for respond, reply, copied in waiting:
+            if error is not None:
+                respond(Reply(reply.identifier, 0, self.engine.clock(), error="disk"))
+            elif copied and self.peers is not None and self._ticket is not None:
+                self._ticket.when(self.peers.copies - 1, partial(self._copied, respond, reply))
+            else:
+                respond(reply)
+        for callback in self.on_batch:
+            callback()
+        self._arm()
+        self._consider_rotation()
+
+    def _copied(self, respond: Respond, reply: Reply) -> None:
+        respond(reply)
+        for callback in self.on_batch:
+            callback()
+
+    def _failed(self, error: LogError) -> None:
+        log.error("journal_commit_failed code=%s %s", error.code, error.message)
+        if isinstance(error, LogWriteError):
+            self._retry_at = time.monotonic() + RETRY_AFTER_WRITE_ERROR_S
+        else:
+            self.failure = error
+
+    # Time and housekeeping.
+
+    def _arm(self) -> None:
+        """Look again when something is due by itself, and now and then anyway: clocks are set."""
+        if self._stopping:
+            return
+        assert self._loop is not None
+        moment = self._loop.time()
+        due = moment + TICK_S_MAX
+        event = self.engine.next_event()
+        if event is not None:
+            wait = max((event - self.engine.clock()) / 1e6, TICK_S_MIN)
+            due = min(moment + wait, due)
+        if self._timer is not None:
+            if moment < self._timer.when() <= due:
+                return  # early enough
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._schedule)
+
+    def _consider_rotation(self) -> None:
+        persistence = self._persistence
+        if (
+            persistence is not None
+            and self._rotation_task is None
+            and self.failure is None
+            and not self._backlog
+            and not self._stopping
+            and persistence.wants_rotation(self.engine)
+        ):
+            assert self._loop is not None
+            self._rotation_task = self._loop.create_task(self._rotate(persistence))
+
+    async def _rotate(self, persistence: Persistence) -> None:
+        try:
+            while self._committing:  # noqa: ASYNC110  (microseconds, rarely)
+                await asyncio.sleep(ROTATION_PAUSE_S)
+            persistence.rotate(self.engine)
+            while True:
+                if persistence.rotation_step():
+                    break
+                await asyncio.sleep(ROTATION_PAUSE_S)
+            await asyncio.to_thread(persistence.finish_rotation)
+        except (LogError, OSError):
+            log.exception("journal_rotation_failed")
+            persistence.abandon_rotation()
+        finally:
+            self._rotation_task = None

@@ -1,0 +1,159 @@
+"""
+GET in all its forms: one key, a range, a regular expression, a cursor.
+
+Invariant: reading and marking is one step; a reply never exceeds PAIRS_MAX pairs or, but for a single
+pair, REPLY_BYTES_MAX bytes, and passes over no more than SCAN_KEYS_MAX keys. What is left out can be
+asked for with the cursor of the reply.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from virta.journal.messages import (
+    DATA,
+    DETAILS,
+    LISTEN,
+    LOCKED,
+    PAIRS_MAX,
+    PERSIST,
+    QUERY_CURSOR,
+    QUERY_KEY,
+    QUERY_RANGE,
+    REPLY_BYTES_MAX,
+    TOUCH,
+    WORKED_ON,
+    Function,
+    Pair,
+    RefusedError,
+    Reply,
+    Request,
+    Type,
+    Value,
+)
+from virta.journal.query import SCAN_KEYS_MAX, Query, parse_cursor
+
+if TYPE_CHECKING:
+    from virta.journal.domain import Job
+    from virta.journal.engine import Engine
+    from virta.journal.entry import Entry
+    from virta.journal.session import Session
+
+PAIR_OVERHEAD_BYTES = 64  # sizes, type and details
+
+
+class Reading:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._store = engine.store
+        self._jobs = engine.jobs
+
+    def get(self, request: Request, session: Session, now: int) -> Reply:
+        if request.query != QUERY_KEY:
+            return self._get_many(request, session, now)
+        entry = self._store.live(request.key, now)
+        if entry is not None:
+            return self._get_one(entry, request, session, now)
+        self._jobs.tick(now)
+        job = self._jobs.find(request.key)
+        if job is None:
+            raise RefusedError("does-not-exist")
+        return self._get_job(job, request, now)
+
+    def _get_one(self, entry: Entry, request: Request, session: Session, now: int) -> Reply:
+        if request.flags & WORKED_ON and entry.worked_until > now:
+            raise RefusedError("worked-on", timestamp=entry.timestamp, timeout=entry.worked_until)
+        self._mark_and_touch(entry, request, session, now)
+        if request.flags & LISTEN:
+            self._engine.listeners.listen(session, [request.key])
+        pair = self._pair(b"", entry, request.flags, now)
+        flags = (PERSIST if entry.persist else 0) | (request.flags & DATA)
+        flags |= WORKED_ON if entry.worked_until > now else 0
+        flags |= LOCKED if entry.locked(now) else 0
+        return Reply(request.identifier, flags, entry.timestamp, entry.expires or None, pair=pair)
+
+    def _get_job(self, job: Job, request: Request, now: int) -> Reply:
+        """A job is the value `uri` under its two keys; a timeout extends, gives back or claims it."""
+        if request.flags & WORKED_ON and job.lease:
+            raise RefusedError("worked-on", timestamp=job.timestamp, timeout=job.worked_until)
+        if request.timeout is not None:
+            self._jobs.mark(job, request.timeout, now)
+        data = job.uri if request.flags & DATA else b""
+        details = job.details() if request.flags & DETAILS else None
+        flags = (PERSIST if job.persist else 0) | (request.flags & DATA)
+        flags |= WORKED_ON if job.lease else 0
+        pair = Pair(b"", Value(Type.STRING, data), details)
+        return Reply(request.identifier, flags, job.timestamp, pair=pair)
+
+    def _get_many(self, request: Request, session: Session, now: int) -> Reply:
+        query = self._query(request)
+        flags = request.flags | query.flags
+        limit = min(query.count or PAIRS_MAX, PAIRS_MAX)
+        entries: list[tuple[bytes, Entry]] = []
+        size = looked = 0
+        last = query.last
+        cursor: bytes | None = None
+        for key, wanted in query.keys(self._store):
+            entry = self._readable(key, flags, now) if wanted else None
+            if entry is None:
+                last = key
+                looked += 1
+                if looked == SCAN_KEYS_MAX:
+                    cursor = query.cursor(last)
+                    break
+                continue
+            cost = len(key) + PAIR_OVERHEAD_BYTES + (entry.size if flags & DATA else 0)
+            if len(entries) == limit or (entries and size + cost > REPLY_BYTES_MAX):
+                cursor = query.cursor(last)
+                break
+            size += cost
+            last = key
+            entries.append((key, entry))
+        for _, entry in entries:
+            self._mark_and_touch(entry, request, session, now)
+        if flags & LISTEN:
+            self._engine.listeners.listen(session, [key for key, _ in entries])
+        marked = request.timeout is not None and request.timeout > now and entries
+        return Reply(
+            request.identifier,
+            (flags & DATA) | (WORKED_ON if marked else 0),
+            now,
+            query=request.query,
+            pairs=[self._pair(key, entry, flags, now) for key, entry in entries],
+            cursor=cursor,
+        )
+
+    def _readable(self, key: bytes, flags: int, now: int) -> Entry | None:
+        """The entry if it is to be in the reply; never one whose time is over, without burying it
+        here, as the keys are being walked."""
+        entry = self._store.stored(key)
+        if entry is None or entry.tombstone or (entry.expires and entry.expires <= now):
+            return None
+        if flags & WORKED_ON and entry.worked_until > now:
+            return None
+        return entry
+
+    def _query(self, request: Request) -> Query:
+        flags = request.flags & (DATA | WORKED_ON | DETAILS | TOUCH)
+        if request.query == QUERY_CURSOR:
+            query = parse_cursor(request.key)
+            if request.count is not None:
+                query.count = request.count
+            return query
+        lower, bound = (
+            (request.key, request.key2) if request.query == QUERY_RANGE else (b"", request.key)
+        )
+        return Query(request.query, bound, lower, request.count or 0, flags, after=False)
+
+    def _mark_and_touch(self, entry: Entry, request: Request, session: Session, now: int) -> None:
+        entry.accessed = now
+        if request.timeout is not None:
+            self._store.mark(entry, request.timeout, now)
+            mark = Request(Function.GET, key=entry.keys[0], timeout=request.timeout)
+            self._engine.tell_peers(session, mark)
+        if request.flags & TOUCH:
+            self._store.touch(entry, entry.ttl if request.ttl is None else request.ttl, now)
+
+    def _pair(self, key: bytes, entry: Entry, flags: int, now: int) -> Pair:
+        value = self._store.value(entry) if flags & DATA else Value(entry.type, b"")
+        return Pair(key, value, entry.details(now) if flags & DETAILS else None)

@@ -1,0 +1,97 @@
+"""
+Which flags, fields and keys each function may carry; a bit without meaning must be 0.
+
+Checked before anything is done, so that bits stay free for later and a client with a wrong idea of
+the protocol is told instead of half obeyed.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from virta.journal.messages import (
+    DATA,
+    DETAILS,
+    KEY_BYTES_MAX,
+    LISTEN,
+    OVERWRITE,
+    PERSIST,
+    QUERY_KEY,
+    QUERY_RANGE,
+    TOUCH,
+    VALUE_DATA_BYTES_MAX,
+    WORKED_ON,
+    Function,
+    RefusedError,
+    Request,
+)
+
+# One bad clock would otherwise freeze a key until that time comes.
+CLOCK_SKEW_US_MAX = 300 * 1_000_000
+
+
+class Rule(Struct, frozen=True):
+    flags: int = 0
+    queries: tuple[int, ...] = (QUERY_KEY,)
+    timeout: bool = False
+    ttl: bool = False
+    count: bool = False
+    key: bool = True  # required
+    value: bool | None = None  # True: required, False: optional, None: none
+
+
+_TWO_KEYS = (QUERY_RANGE,)
+RULES: dict[int, Rule] = {
+    Function.NOP: Rule(key=False),
+    Function.QUIT: Rule(key=False),
+    Function.SET: Rule(OVERWRITE | PERSIST | LISTEN, timeout=True, ttl=True, value=True),
+    Function.GET: Rule(
+        TOUCH | WORKED_ON | DATA | LISTEN | DETAILS,
+        (0, 1, 2, 3),
+        timeout=True,
+        ttl=True,
+        count=True,
+    ),
+    Function.DELETE: Rule(OVERWRITE),
+    Function.ADD: Rule(value=True),
+    Function.NOT: Rule(),
+    Function.TRUNCATE: Rule(value=True),
+    Function.LOCK: Rule(timeout=True),
+    Function.UNLOCK: Rule(),
+    Function.RENAME: Rule(OVERWRITE, _TWO_KEYS),
+    Function.NEXT: Rule(OVERWRITE | DATA | LISTEN | DETAILS, timeout=True, count=True, key=False),
+    Function.PUSH: Rule(PERSIST, _TWO_KEYS, timeout=True, count=True, value=False),
+    Function.LINK: Rule(queries=_TWO_KEYS),
+    Function.UNLINK: Rule(),
+}
+
+
+def check(request: Request, now: int) -> None:
+    """Refuse what the function does not know."""
+    rule = RULES.get(request.function)
+    if rule is None:
+        raise RefusedError("unknown-function")
+    if request.flags & ~rule.flags:
+        raise RefusedError("bad-flags", f"0x{request.flags & ~rule.flags:04x} has no meaning here")
+    if request.query not in rule.queries:
+        raise RefusedError("bad-query", f"query {request.query} has no meaning here")
+    if (
+        (request.timeout is not None and not rule.timeout)
+        or (request.ttl is not None and not rule.ttl)
+        or (request.value is not None and rule.value is None)
+        or (request.count is not None and not rule.count and request.query != QUERY_RANGE)
+    ):
+        raise RefusedError("bad-flags", "a field that has no meaning here")
+    if request.query == QUERY_RANGE and request.count and not rule.count:
+        raise RefusedError("bad-query", "the count of two keys is 0")
+    if rule.key and not request.key and not (rule.count and request.query == QUERY_RANGE):
+        raise RefusedError("key-missing")
+    if rule.value and request.value is None:
+        raise RefusedError("value-missing")
+    if request.value is not None and len(request.value.data) > VALUE_DATA_BYTES_MAX:
+        raise RefusedError("too-large", f"a value has at most {VALUE_DATA_BYTES_MAX} bytes")
+    if len(request.key) > KEY_BYTES_MAX or len(request.key2) > KEY_BYTES_MAX:
+        raise RefusedError("too-large", f"a key has at most {KEY_BYTES_MAX} bytes")
+    if request.timestamp > now + CLOCK_SKEW_US_MAX:
+        ahead = (request.timestamp - now) // 1_000_000
+        raise RefusedError("clock-skew", f"the timestamp is {ahead} s ahead of this daemon")

@@ -1,0 +1,100 @@
+"""
+All domains together: which job is best across them, and when something happens next.
+
+Two heaps over domains, cleaned lazily like those inside a domain. Invariants: a domain with a start
+or a deadline ahead has an alarm no later than that; a domain with a job to hand out has an offer no
+worse than it. An alarm or offer that no longer holds is replaced when it comes to the top.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+from virta.journal.domain import Domain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from virta.journal.domain import Job, Rank
+
+
+class Schedule:
+    def __init__(self) -> None:
+        self.domains: dict[bytes, Domain] = {}
+        self._alarms: list[tuple[int, int, Domain]] = []
+        self._offers: list[tuple[int, int, int, int, Domain]] = []
+        self._tie = 0  # keeps domains out of comparisons
+
+    def domain(self, name: bytes) -> Domain:
+        """The domain of that name, made if need be."""
+        place = self.domains.get(name)
+        if place is None:
+            place = self.domains[name] = Domain(name)
+        return place
+
+    def sweep(self, place: Domain) -> None:
+        """A domain nobody needs any more is forgotten; hosts come and go without bound."""
+        if place.empty and self.domains.get(place.name) is place:
+            del self.domains[place.name]
+
+    def arm(self, place: Domain) -> None:
+        """See to it that the domain is looked at when its next start or deadline comes."""
+        time = place.earliest()
+        if time is not None and (place.armed is None or time < place.armed):
+            place.armed = time
+            self._tie += 1
+            heapq.heappush(self._alarms, (time, self._tie, place))
+
+    def offer(self, place: Domain) -> None:
+        """Let the choice across domains know of a better head."""
+        rank = None if place.settings.paused else place.rank()
+        if rank is not None and (place.offered is None or rank < place.offered):
+            place.offered = rank
+            self._tie += 1
+            heapq.heappush(self._offers, (*rank, self._tie, place))
+
+    def head(self, domain: bytes) -> Job | None:
+        """The best job of a domain, or of all of them; left where it is."""
+        if domain:
+            named = self.domains.get(domain)
+            return None if named is None or named.settings.paused else named.head()
+        while self._offers:
+            item = self._offers[0]
+            place = item[4]
+            offered: Rank = item[:3]
+            job = None if place.settings.paused else place.head()
+            if job is not None and place.offered == offered and place.rank() == offered:
+                return job
+            heapq.heappop(self._offers)
+            if place.offered == offered:
+                place.offered = None
+                self.offer(place)
+        return None
+
+    def wake_up(self, domain: bytes) -> int | None:
+        """The earliest start or deadline of a domain, or of all of them."""
+        if domain:
+            named = self.domains.get(domain)
+            return None if named is None else named.earliest()
+        while self._alarms:
+            time, _, place = self._alarms[0]
+            if place.armed == time and place.earliest() == time:
+                return time
+            heapq.heappop(self._alarms)
+            if place.armed == time:
+                place.armed = None
+                self.arm(place)
+        return None
+
+    def next_alarm(self) -> int | None:
+        """The first alarm, which may be one that no longer holds."""
+        return self._alarms[0][0] if self._alarms else None
+
+    def due(self, now: int) -> Iterator[Domain]:
+        """Domains whose alarm has come; each must be armed again by whoever looks at it."""
+        while self._alarms and self._alarms[0][0] <= now:
+            time, _, place = heapq.heappop(self._alarms)
+            if place.armed == time:
+                place.armed = None
+                yield place

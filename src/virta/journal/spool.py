@@ -1,0 +1,238 @@
+"""
+Requests kept in files until a daemon has them: nothing is lost while it is away.
+
+A directory with one append-only file per hour, `YYYYMMDDHH.fjs` (UTC), of records:
+
+    at   bytes
+    0    1     "+" pending, "-" erased
+    1    8     size of the message, lower-case hex
+    9    8     CRC-32 of the message, lower-case hex
+    17   1     space
+    18   n     the complete request
+    18+n 1     newline
+
+Writers only append, one write() per record, under a shared flock that keeps the file from being deleted
+meanwhile; they do not exclude each other. A record is erased by overwriting its first byte. Damaged
+bytes (a writer died) are skipped to the next record whose size, newline and CRC all fit; an incomplete
+tail is waited for.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import socket
+import time
+import zlib
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+from virta.journal.messages import (
+    COMMAND_KEY,
+    KEY_BYTES_MAX,
+    PERSIST,
+    VALUE_DATA_BYTES_MAX,
+    Function,
+    RefusedError,
+    Request,
+    system_clock,
+)
+from virta.journal.wire import encode_request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+HEAD_BYTES = 18
+MESSAGE_BYTES_MAX = VALUE_DATA_BYTES_MAX + 2 * KEY_BYTES_MAX + 64
+RECORD_BYTES_MAX = HEAD_BYTES + MESSAGE_BYTES_MAX + 1
+REJECTED = "rejected.fjs"
+PING_SOCKET = "ping.sock"
+# A clock that lags a little must not find its file gone.
+DELETE_AFTER_HOUR_S = 300
+# Those whose repetition is harmless: a resent RENAME would report a missing key.
+SPOOLED = frozenset({Function.SET, Function.DELETE, Function.PUSH})
+_HEAD = re.compile(rb"[+\-][0-9a-f]{16} ")
+
+
+class Spooled(NamedTuple):
+    """A record found: `at` and `end` are positions in the file."""
+
+    at: int
+    end: int
+    pending: bool
+    message: bytes
+
+
+def encode_record(message: bytes) -> bytes:
+    if len(message) > MESSAGE_BYTES_MAX:
+        raise RefusedError("too-large", f"{len(message)} bytes, at most {MESSAGE_BYTES_MAX}")
+    return b"+%08x%08x %s\n" % (len(message), zlib.crc32(message), message)
+
+
+def scan(data: bytes, base: int = 0) -> Iterator[Spooled]:
+    """Whole records in `data`, which starts at position `base` of its file."""
+    at = 0
+    while at < len(data):
+        record = _record_at(data, at, base)
+        if record is None:
+            following = _HEAD.search(data, at + 1)
+            if following is None:
+                return
+            at = following.start()
+            continue
+        yield record
+        at = record.end - base
+
+
+def _record_at(data: bytes, at: int, base: int) -> Spooled | None:
+    if _HEAD.match(data, at) is None:
+        return None
+    size = int(data[at + 1 : at + 9], 16)
+    end = at + HEAD_BYTES + size + 1
+    if size > MESSAGE_BYTES_MAX or end > len(data) or data[end - 1] != 0x0A:
+        return None
+    message = data[at + HEAD_BYTES : end - 1]
+    if zlib.crc32(message) != int(data[at + 9 : at + 17], 16):
+        return None
+    return Spooled(base + at, base + end, data[at] == 0x2B, message)
+
+
+class Spool:
+    """The writing side: `put` returns when the request is as safe as it asks to be."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        self._last_stamp = 0
+        self._ping = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+
+    def put(self, request: Request) -> None:
+        """
+        Keep a SET, DELETE or PUSH for the forwarder.
+
+        Raises:
+            RefusedError: a command whose repetition would not be harmless.
+        """
+        if request.function not in SPOOLED or request.key == COMMAND_KEY:
+            raise RefusedError("bad-query", "only SET, DELETE and PUSH can be spooled")
+        if not request.timestamp:
+            self._last_stamp = max(system_clock(), self._last_stamp + 1)
+            request.timestamp = self._last_stamp
+        self.append(encode_request(request), sync=bool(request.flags & PERSIST))
+
+    def append(self, *messages: bytes, sync: bool) -> tuple[str, list[int]]:
+        """Add records with one write; the file's name and the end of each record in it."""
+        records = [encode_record(message) for message in messages]
+        while True:
+            path = self.directory / time.strftime("%Y%m%d%H.fjs", time.gmtime())
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+                if not _names(path, descriptor):
+                    continue  # deleted between open and lock
+                self._write(descriptor, b"".join(records), path)
+                if sync:
+                    os.fdatasync(descriptor)
+                end = os.lseek(descriptor, 0, os.SEEK_CUR)
+            finally:
+                os.close(descriptor)
+            self._wake()
+            start = end - sum(map(len, records))
+            return path.name, [start + total for total in accumulate(map(len, records))]
+
+    def _write(self, descriptor: int, record: bytes, path: Path) -> None:
+        written = os.write(descriptor, record)
+        if written != len(record):
+            # What is there is skipped by readers: its size or CRC does not fit.
+            raise RefusedError("disk", f"{path} took {written} of {len(record)} bytes")
+
+    def _wake(self) -> None:
+        """A hint: the forwarder looks by itself, too."""
+        try:
+            self._ping.sendto(b"PING", str(self.directory / PING_SOCKET))
+        except OSError:
+            return
+
+    def close(self) -> None:
+        self._ping.close()
+
+
+class SpoolFile:
+    """The reading side of one file, for the one forwarder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._position = 0  # everything before was handed out
+
+    def read(self, count: int) -> list[Spooled]:
+        """Up to `count` further pending records; few bytes are looked at, however long the file."""
+        found: list[Spooled] = []
+        while len(found) < count:
+            window = 256 * 1024
+            data = os.pread(self._descriptor, window, self._position)
+            records = list(scan(data, self._position))
+            if not records and len(data) == window:
+                data = os.pread(self._descriptor, 2 * RECORD_BYTES_MAX, self._position)
+                records = list(scan(data, self._position))
+                if not records and len(data) == 2 * RECORD_BYTES_MAX:
+                    self._position += RECORD_BYTES_MAX  # damage larger than any record
+                    continue
+            if not records:
+                break
+            for record in records:
+                if len(found) == count:
+                    break
+                self._position = record.end
+                if record.pending:
+                    found.append(record)
+        return found
+
+    def erase(self, record: Spooled) -> None:
+        os.pwrite(self._descriptor, b"-", record.at)
+
+    def rewind(self) -> None:
+        """Hand out again what is still pending."""
+        self._position = 0
+
+    def remove_if_done(self, now: float) -> bool:
+        """Delete the file if its hour is over and nothing in it is pending; True if it is gone."""
+        try:
+            hour = time.strptime(self.path.name, "%Y%m%d%H.fjs")
+        except ValueError:
+            return False
+        if now < _utc(hour) + 3600 + DELETE_AFTER_HOUR_S:
+            return False
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        try:
+            if self._position < os.fstat(self._descriptor).st_size and self.read(1):
+                self.rewind()
+                return False
+            self.path.unlink()
+            return True
+        finally:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def _names(path: Path, descriptor: int) -> bool:
+    """Whether the path still leads to the opened file."""
+    try:
+        named = path.stat()
+    except FileNotFoundError:
+        return False
+    opened = os.fstat(descriptor)
+    return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
+
+
+def _utc(moment: time.struct_time) -> float:
+    import calendar  # noqa: PLC0415  (only for files that are an hour old)
+
+    return calendar.timegm(moment)

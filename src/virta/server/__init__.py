@@ -1,0 +1,1 @@
+"""The server: HTTP channels, live queries, streams and filters over one log."""

@@ -1,0 +1,267 @@
+"""
+The application behind the hot routes: health, metrics, filters and documents.
+
+Everything here is conventional Starlette; errors have the same JSON and headers as on the hot routes.
+`/livez` says that the process runs (it fails only when it should be restarted), `/readyz` that
+requests are served right now (it fails at once when draining or when the log cannot be written).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from virta.errors import RequestError
+from virta.filters.tree import conditions
+from virta.journal.http import BODY_BYTES_MAX, Handler
+from virta.server import responses
+from virta.server.filters_api import FiltersApi
+from virta.server.metrics import CONTENT_TYPE, Metrics
+from virta.server.openapi import asyncapi, openapi
+from virta.server.paths import form_decode
+from virta.server.subscriptions_api import SubscriptionsApi
+from virta.server.websocket import check_subscribe
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from virta.journal.node import Node
+    from virta.server.service import Service
+
+SUBSCRIBE_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+JOURNAL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
+OPEN_PATHS = frozenset({"/livez", "/readyz"})
+
+
+def build_app(service: Service) -> ASGIApp:
+    """Put the routes together."""
+    endpoints = Endpoints(service)
+    routes: list[BaseRoute] = [
+        Route("/livez", endpoints.livez, methods=["GET"]),
+        Route("/readyz", endpoints.readyz, methods=["GET"]),
+        Route("/metrics", endpoints.metrics, methods=["GET"]),
+        Route("/metrics/", endpoints.metrics, methods=["GET"]),
+        Route("/metrics/keycounts/{name:path}", endpoints.keycounts, methods=["GET"]),
+        Route("/subscribe", endpoints.subscribe, methods=SUBSCRIBE_METHODS),
+        Route("/openapi.json", endpoints.openapi, methods=["GET"]),
+        Route("/asyncapi.json", endpoints.asyncapi, methods=["GET"]),
+        *FiltersApi(service).routes(),
+        *SubscriptionsApi(service).routes(),
+    ]
+    if service.journal is not None:
+        routes.append(
+            Route(
+                "/journal/{rest:path}",
+                JournalApi(service.journal.node).handle,
+                methods=JOURNAL_METHODS,
+            )
+        )
+    app = Starlette(
+        routes=routes,
+        exception_handlers={
+            RequestError: endpoints.refused,
+            HTTPException: endpoints.http_error,
+            Exception: endpoints.failed,
+        },
+    )
+    app.router.redirect_slashes = False
+    return Doorkeeper(app, service)
+
+
+class Doorkeeper:
+    """Asks for the token and answers preflights, before any route."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            response = self._stop(scope)
+            if response is not None:
+                await response(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _stop(self, scope: Scope) -> Response | None:
+        if scope["method"] == "OPTIONS":
+            wanted = dict(scope["headers"]).get(b"access-control-request-headers", b"")
+            return _preflight(wanted.decode("latin-1"))
+        if scope["path"] in OPEN_PATHS:
+            return None
+        try:
+            scope["query_string"] = self._service.door.admit(
+                scope["headers"], scope["query_string"]
+            )
+        except RequestError as error:
+            return refusal(self._service, error)
+        return None
+
+
+def refusal(
+    service: Service, error: RequestError, more: Mapping[str, str] | None = None
+) -> Response:
+    """An error as a response of the framework."""
+    service.count_refusal(error)
+    headers = service.responder.event_headers() | dict(more or {})
+    if error.status == 401:
+        headers["WWW-Authenticate"] = 'Bearer realm="virta"'
+    return Response(responses.refusal_body(error), error.status, headers)
+
+
+def json_response(service: Service, body: bytes, status: int = 200) -> Response:
+    return Response(body, status, service.responder.event_headers())
+
+
+class JournalApi:
+    """The journal's own handler, behind our door."""
+
+    def __init__(self, node: Node) -> None:
+        self._handler = Handler(node)
+
+    async def handle(self, request: Request) -> Response:
+        body = bytearray()
+        async for piece in request.stream():
+            body += piece
+            if len(body) > BODY_BYTES_MAX:
+                raise RequestError(413, "body-too-large", maxBytes=BODY_BYTES_MAX)
+        answer = await self._handler.handle(
+            request.method,
+            request.scope["raw_path"].decode("latin-1"),
+            request.scope["query_string"].decode("latin-1"),
+            bytes(body),
+            request.headers.get("content-type", "application/json"),
+        )
+        headers = {
+            "Content-Type": answer.content_type,
+            "Cache-Control": "no-store",
+            "Access-Control-Allow-Origin": "*",
+        }
+        return Response(answer.body, answer.status, headers)
+
+
+class Endpoints:
+    """The handlers."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._metrics = Metrics(service)
+
+    async def livez(self, request: Request) -> Response:  # noqa: ARG002
+        headers = {"Cache-Control": "no-store"}
+        if self._service.keeper.poisoned is not None:
+            text = f"restart me: {self._service.keeper.poisoned.message}\n"
+            return PlainTextResponse(text, 503, headers=headers)
+        return PlainTextResponse("ok\n", headers=headers)
+
+    async def readyz(self, request: Request) -> Response:  # noqa: ARG002
+        service = self._service
+        why = None
+        if service.draining:
+            why = "draining"
+        elif not service.ready:
+            why = "starting"
+        else:
+            failure = service.keeper.poisoned or service.keeper.failure
+            why = f"log: {failure.message}" if failure is not None else None
+        headers = {"Cache-Control": "no-store"}
+        if why is None:
+            return PlainTextResponse("ok\n", headers=headers)
+        return PlainTextResponse(f"not ready: {why}\n", 503, headers=headers)
+
+    async def metrics(self, request: Request) -> Response:
+        if "content-length" in request.headers or "transfer-encoding" in request.headers:
+            raise RequestError(400, "unexpected-body")
+        headers = {
+            "Content-Type": CONTENT_TYPE,
+            "Cache-Control": "no-store",
+            "Access-Control-Allow-Origin": "*",
+        }
+        return Response(self._metrics.text(), headers=headers)
+
+    async def keycounts(self, request: Request) -> Response:
+        """How many terms of standing queries name each path of a channel."""
+        raw = request.scope["raw_path"].removeprefix(b"/metrics/keycounts/")
+        channel = form_decode(raw.removesuffix(b"/"), code="not-found")
+        counts: dict[str, Any] = {}
+        for filter_ in self._service.hub.filters(channel):
+            for condition in conditions(filter_.tree):
+                _count(counts, [str(step) for step in condition.path])
+        if not counts:
+            raise RequestError(404, "not-found")
+        return json_response(self._service, _encode(counts))
+
+    async def openapi(self, request: Request) -> Response:  # noqa: ARG002
+        return json_response(self._service, _encode(openapi()))
+
+    async def asyncapi(self, request: Request) -> Response:  # noqa: ARG002
+        return json_response(self._service, _encode(asyncapi()))
+
+    async def subscribe(self, request: Request) -> Response:
+        """What a request without an upgrade hears at Subtub's socket; other methods find nothing."""
+        if request.method != "GET":
+            return PlainTextResponse("Not found", 404)
+        try:
+            check_subscribe(request.scope["query_string"])
+        except RequestError as error:
+            self._service.count_refusal(error)
+            return PlainTextResponse(error.message, error.status)
+        text = "Upgrade required for WebSocket communication."
+        headers = {"Upgrade": "websocket", "Connection": "upgrade"}
+        return PlainTextResponse(text, 426, headers=headers)
+
+    async def refused(self, request: Request, error: Exception) -> Response:  # noqa: ARG002
+        assert isinstance(error, RequestError)
+        return refusal(self._service, error)
+
+    async def http_error(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        strange = request.method != "GET" and request.url.path.startswith("/metrics")
+        if error.status_code == 405 or strange:
+            refused = RequestError(405, "invalid-method", method=request.method)
+        elif error.status_code == 404:
+            refused = RequestError(404, "not-found")
+        else:
+            refused = RequestError(error.status_code, "invalid-request", str(error.detail))
+        return refusal(self._service, refused, error.headers)
+
+    async def failed(self, request: Request, error: Exception) -> Response:
+        self._service.logger.error("request_failed", path=request.url.path, exc_info=error)
+        return refusal(self._service, RequestError(500, "internal-failure"))
+
+
+def _preflight(wanted: str) -> Response:
+    headers = {
+        "Cache-Control": "no-store",
+        "Access-Control-Allow-Origin": "*",
+        "Access-Control-Allow-Methods": responses.PREFLIGHT_METHODS.decode(),
+        "Access-Control-Allow-Headers": responses.header_safe(wanted) or "*",
+        "Access-Control-Max-Age": str(responses.PREFLIGHT_MAX_AGE_S),
+    }
+    return Response(None, 204, headers)
+
+
+def _count(counts: dict[str, Any], path: list[str]) -> None:
+    """Count one path in the nested object; a node with children shows only the children."""
+    node = counts
+    for step in path[:-1]:
+        child = node.get(step)
+        if not isinstance(child, dict):
+            child = node[step] = {}
+        node = child
+    leaf = path[-1] if path else ""
+    if not isinstance(node.get(leaf), dict):
+        node[leaf] = node.get(leaf, 0) + 1
+
+
+def _encode(value: object) -> bytes:
+
+    return msgspec.json.encode(value)

@@ -1,0 +1,127 @@
+"""
+The door: who may talk to the server at all.
+
+Loopback is open. Anything else needs a file of bearer tokens or the word `--insecure`; without either
+the server does not start. Tokens are kept as hashes and compared in constant time. A token comes in
+the `Authorization` header or, for EventSource, which cannot set headers, as `access_token` in the
+query.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import re
+from pathlib import Path
+from urllib.parse import unquote_plus
+
+from virta.errors import ConfigError, RequestError
+
+HASH_PREFIX = "sha256:"
+TOKENS_MAX = 10_000
+TOKEN_CHARS_MIN = 16  # shorter ones can be guessed
+
+_IN_QUERY = re.compile(rb"(?:^|(?<=[&;]))access_token=([^&;]*)(?:&|$)?")
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def check_exposure(host: str, token_file: str | None, *, insecure: bool) -> None:
+    """Refuse to listen where everyone is without asking who they are."""
+    if is_loopback(host) or token_file is not None or insecure:
+        return
+    raise ConfigError(
+        f"host {host!r} can be reached from other machines: give --token-file FILE to ask for a "
+        "bearer token, or --insecure to let everyone in",
+        setting="host",
+    )
+
+
+def read_tokens(path: str) -> list[bytes]:
+    """Read a token file: one token or `sha256:<hex>` a line; `#` starts a comment."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"cannot read token file {path}: {error}", setting="token_file"
+        ) from error
+    digests = []
+    for number, line in enumerate(lines, 1):
+        text = line.split("#", 1)[0].strip()
+        if not text:
+            continue
+        digests.append(_digest(text, f"{path}, line {number}"))
+    if not 1 <= len(digests) <= TOKENS_MAX:
+        raise ConfigError(
+            f"{path} has {len(digests)} tokens: 1 to {TOKENS_MAX} are allowed", setting="token_file"
+        )
+    return digests
+
+
+def _digest(text: str, place: str) -> bytes:
+    if text.startswith(HASH_PREFIX):
+        try:
+            digest = bytes.fromhex(text.removeprefix(HASH_PREFIX))
+        except ValueError:
+            digest = b""
+        if len(digest) != hashlib.sha256().digest_size:
+            raise ConfigError(f"{place}: after `sha256:` come 64 hex digits", setting="token_file")
+        return digest
+    if len(text) < TOKEN_CHARS_MIN:
+        raise ConfigError(
+            f"{place}: a token of {len(text)} characters: at least {TOKEN_CHARS_MIN}",
+            setting="token_file",
+        )
+    return hashlib.sha256(text.encode()).digest()
+
+
+class Door:
+    """Lets requests in or not."""
+
+    def __init__(self, digests: list[bytes] | None = None) -> None:
+        self._digests = digests or []
+        self.open = not self._digests  # nobody is asked
+
+    def admit(self, headers: list[tuple[bytes, bytes]], query: bytes) -> bytes:
+        """
+        Check a request; give back its query without the token.
+
+        Raises:
+            RequestError: 401, saying which check failed.
+        """
+        if not self._digests:
+            return query
+        found = _IN_QUERY.search(query)
+        rest = query if found is None else query[: found.start()] + query[found.end() :]
+        if rest != query:
+            rest = rest.removesuffix(b"&")
+        authorization = next((v for n, v in headers if n == b"authorization"), None)
+        if authorization is not None:
+            scheme, _, credential = authorization.partition(b" ")
+            if scheme.lower() != b"bearer":
+                raise _unauthorized("the Authorization header is not of the Bearer scheme")
+            token = credential.strip()
+        elif found is not None:
+            token = unquote_plus(found.group(1).decode("latin-1")).encode("utf-8", "replace")
+        else:
+            raise _unauthorized(
+                "no token: send `Authorization: Bearer …` or the parameter access_token"
+            )
+        digest = hashlib.sha256(token).digest()
+        # Every token is compared, so that time does not tell which one came close.
+        if not sum([hmac.compare_digest(digest, known) for known in self._digests]):
+            raise _unauthorized("the token is not known")
+        return rest
+
+
+def _unauthorized(message: str) -> RequestError:
+    return RequestError(401, "unauthorized", message)

@@ -1,0 +1,345 @@
+"""
+What publishers send: CloudEvents in binary, structured and batch mode, and Subtub's messages.
+
+Events are kept as they came: the bytes of a structured event are stored and delivered unchanged (on
+one line), only `source` and `id` are decoded. The first thing wrong refuses the whole request, with
+Thorium's codes. Members that Thorium demands and CloudEvents does not (an object as `data`) are not
+demanded here.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+import msgspec
+
+from virta.errors import RequestError, StreamIdError
+from virta.hub.delivery import Delivery, one_line
+from virta.hub.topics import META, STREAMS, is_reserved
+from virta.streams import canonical_stream_id, parse_stream_id
+
+BINARY = b"application/json"
+STRUCTURED = b"application/cloudevents+json"
+BATCH = b"application/cloudevents-batch+json"
+MODES = frozenset({STRUCTURED, BATCH})
+# The log takes no value larger than this.
+EVENT_BYTES_MAX = 10 * 1024 * 1024
+# Keys of the log; a longer partition key cannot be one.
+KEY_BYTES_MAX = 1024
+# Channel, source and id together; Thorium measures its budget at start, ours is fixed at its most.
+BYTE_BUDGET = 65536
+# Fewer characters than this are within the budget in any alphabet, whatever the channel.
+SHORT_CHARS = (BYTE_BUDGET - 1025) // 4
+BATCH_EVENTS_MAX = 500_000
+# How much of a refused body an answer quotes.
+QUOTED_BYTES_MAX = 4096
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class _Head(msgspec.Struct):
+    source: Any = None
+    id: Any = None
+    partitionkey: Any = None
+
+
+class _Message(msgspec.Struct):
+    publish_to: str
+    payload: str
+
+
+_decode_head = msgspec.json.Decoder(_Head).decode
+_decode_heads = msgspec.json.Decoder(list[_Head]).decode
+_decode_raws = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_messages = msgspec.json.Decoder(list[_Message]).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def check_channel(channel: str) -> None:
+    """Refuse channels that only the server itself writes to."""
+    if channel == META:
+        raise RequestError(403, "disallowed-meta-channel-send")
+    if is_reserved(channel):
+        raise RequestError(403, "reserved-channel", f"{channel!r} is the server's own channel")
+
+
+def content_mode(head: dict[bytes, bytes]) -> tuple[bytes, bytes]:
+    """The content type's header and which of the three modes it asks for, checked (§4, 3 to 5)."""
+    content_type = head.get(b"content-type")
+    if content_type in MODES:
+        return content_type, content_type
+    if content_type is None:
+        raise RequestError(400, "missing-content-type")
+    mode = content_type.split(b";", 1)[0]
+    if mode == BINARY:
+        if b"ce-source" not in head:
+            raise RequestError(400, "missing-event-source")
+        if b"ce-id" not in head:
+            raise RequestError(400, "missing-event-id")
+        if head.get(b"ce-datacontenttype", content_type) != content_type:
+            raise RequestError(400, "conflicting-data-type-headers")
+    elif mode not in MODES:
+        raise RequestError(400, "invalid-content-type", contentType=_text(content_type))
+    return content_type, mode
+
+
+def read_events(
+    channel: str, headers: Headers, content_type: bytes, mode: bytes, body: bytes
+) -> list[Delivery]:
+    """Turn a body into events, or refuse it (§4, 8, 9 and 11)."""
+    if not body.isascii():
+        try:
+            body.decode()
+        except UnicodeDecodeError as error:
+            raise _not_json(f"the body is not UTF-8: {error.reason}") from None
+    if mode == STRUCTURED:
+        draft = _quickly(channel, body)
+        if draft is not None:
+            return [draft]
+        drafts = [_structured(channel, body, None)]
+    elif mode == BATCH:
+        drafts = _batch(channel, body)
+    else:
+        drafts = [_binary(channel, headers, content_type, body)]
+    for draft in drafts:
+        if len(draft.value) > EVENT_BYTES_MAX or len(draft.source) + len(draft.id) > SHORT_CHARS:
+            _check_size(draft)
+    return drafts
+
+
+def _quickly(channel: str, body: bytes) -> Delivery | None:
+    """The event of a body that is as most are; None when it needs a closer look."""
+    try:
+        head = _decode_head(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+    source, id_ = head.source, head.id
+    if (
+        type(source) is str
+        and type(id_) is str
+        and head.partitionkey is None
+        and len(source) + len(id_) <= SHORT_CHARS
+        and len(body) <= EVENT_BYTES_MAX
+        and b"\n" not in body
+        and b"\r" not in body
+    ):
+        return Delivery(channel, source, id_, body)
+    return None
+
+
+def _structured(channel: str, raw: bytes, offset: int | None) -> Delivery:
+    place: dict[str, Any] = {} if offset is None else {"offset": offset}
+    try:
+        head = _decode_head(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        head, raw = _second_reading(raw, error, place)
+    return _draft(channel, head, raw, place)
+
+
+def _draft(channel: str, head: _Head, raw: bytes, place: dict[str, Any]) -> Delivery:
+    source, id_ = head.source, head.id
+    if type(source) is not str:
+        raise RequestError(400, "missing-event-source", **place)
+    if type(id_) is not str:
+        if type(id_) not in {int, float}:
+            raise RequestError(400, "missing-event-id", **place)
+        # A number becomes the text it was written as.
+        members = _decode_members(raw)
+        id_ = bytes(members["id"]).decode().strip()
+        raw = _encode(members | {"id": msgspec.Raw(_encode(id_))})
+    key = head.partitionkey
+    if type(key) is not str:
+        return Delivery(channel, source, id_, one_line(raw))
+    return Delivery(channel, source, id_, one_line(raw), key=_key(key))
+
+
+def _second_reading(raw: bytes, error: Exception, place: dict[str, Any]) -> tuple[_Head, bytes]:
+    """
+    Read what the fast decoder refuses and JSON allows: lone surrogates, numbers beyond a double.
+
+    Such an event is written out anew, with every escape that a UTF-8 text cannot hold kept.
+    """
+    members = _read_slowly(raw, error, place)
+    if not isinstance(members, dict):
+        raise _not_json("a JSON object is expected", **place) from None
+    head = _Head(members.get("source"), members.get("id"), members.get("partitionkey"))
+    for name, value in (("source", head.source), ("id", head.id)):
+        if isinstance(value, str) and not value.isascii():
+            cleaned = value.encode("utf-8", "replace").decode()
+            setattr(head, name, cleaned)
+    return head, raw.strip()
+
+
+def _read_slowly(raw: bytes, error: Exception, place: dict[str, Any]) -> Any:
+    if isinstance(error, RecursionError):
+        raise _not_json("the body is nested too deeply", **place) from None
+    try:
+        return json.loads(raw, parse_constant=_no_constant)
+    except RecursionError:
+        raise _not_json("the body is nested too deeply", **place) from None
+    except ValueError:
+        raise _not_json(str(error), **place) from None
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _batch(channel: str, body: bytes) -> list[Delivery]:
+    try:
+        raws = _decode_raws(body)
+    except msgspec.ValidationError:
+        raise _not_json("a JSON array is expected") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raws = _batch_slowly(body, error)
+    if len(raws) > BATCH_EVENTS_MAX:
+        raise RequestError(
+            413,
+            "batch-too-large",
+            f"{len(raws)} events in one batch: at most {BATCH_EVENTS_MAX}",
+            maxEvents=BATCH_EVENTS_MAX,
+        )
+    try:
+        heads = _decode_heads(body)
+    except (msgspec.DecodeError, RecursionError):
+        # Something is wrong with one of them: one by one, the first tells its place.
+        return [_structured(channel, bytes(raw), at) for at, raw in enumerate(raws)]
+    # Elements have a line end only if the body has; most bodies have none.
+    plain = b"\n" not in body and b"\r" not in body
+    drafts = []
+    for at, (head, raw) in enumerate(zip(heads, raws, strict=True)):
+        source, id_ = head.source, head.id
+        if plain and type(source) is str and type(id_) is str and head.partitionkey is None:
+            drafts.append(Delivery(channel, source, id_, bytes(raw)))
+        else:
+            drafts.append(_draft(channel, head, bytes(raw), {"offset": at}))
+    return drafts
+
+
+def _batch_slowly(body: bytes, error: Exception) -> list[msgspec.Raw]:
+    elements = _read_slowly(body, error, {})
+    if not isinstance(elements, list):
+        raise _not_json("a JSON array is expected")
+    return [msgspec.Raw(json.dumps(e, separators=(",", ":")).encode()) for e in elements]
+
+
+def _binary(channel: str, headers: Headers, content_type: bytes, body: bytes) -> Delivery:
+    try:
+        msgspec.json.decode(body, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        _read_slowly(body, error, {})
+    members: dict[str, object] = {}
+    source = id_ = None
+    for name, value in headers:
+        if name.startswith(b"ce-"):
+            text = _text(value)
+            members[_text(name[3:])] = text
+            # The first of repeated headers identifies the event, the last is what is delivered.
+            if name == b"ce-source" and source is None:
+                source = text
+            elif name == b"ce-id" and id_ is None:
+                id_ = text
+    assert source is not None
+    assert id_ is not None
+    members["datacontenttype"] = _text(content_type)
+    members.pop("data", None)
+    value = b'%b,"data":%b}' % (_encode(members)[:-1], one_line(body.strip()))
+    key = members.get("partitionkey")
+    return Delivery(channel, source, id_, value, key=_key(key) if isinstance(key, str) else b"")
+
+
+def _check_size(draft: Delivery) -> None:
+    if len(draft.value) > EVENT_BYTES_MAX:
+        raise RequestError(
+            413,
+            "body-too-large",
+            f"an event of {len(draft.value)} bytes: at most {EVENT_BYTES_MAX}",
+            maxBytes=EVENT_BYTES_MAX,
+        )
+    joined = f"{draft.source} {draft.id}"
+    size = len(joined.encode("utf-8", "replace")) + len(draft.channel.encode())
+    if size > BYTE_BUDGET:
+        raise RequestError(
+            413, "channel-idempotency-too-large", maxByteSize=BYTE_BUDGET, eventID=joined
+        )
+
+
+def read_messages(body: bytes) -> list[Delivery]:
+    """
+    Turn the body of `POST /publish` into stream messages.
+
+    Raises:
+        RequestError: 400, whose message is the whole answer (Subtub answers in plain text).
+    """
+    if not body.strip():
+        raise _bad_messages("Malformed message body: Invalid JSON: empty body")
+    try:
+        messages = _decode_messages(body)
+        # Eight quotes a message: no member beside the two, so no name can stand twice.
+        if body.count(b'"') != 8 * len(messages):
+            body.decode()
+            json.loads(body, object_pairs_hook=_unique)
+    except msgspec.ValidationError:
+        raise _wrong_shape(body) from None
+    except (ValueError, RecursionError):
+        raise _bad_messages("Malformed message body: Invalid JSON") from None
+    drafts = []
+    for message in messages:
+        try:
+            stream = canonical_stream_id(parse_stream_id(message.publish_to))
+        except StreamIdError:
+            raise _wrong_shape(body) from None
+        value = _encode_message(stream, message.payload)
+        if len(value) > EVENT_BYTES_MAX:
+            raise RequestError(413, "body-too-large", "Message too large")
+        drafts.append(Delivery(STREAMS, "", stream, value, key=_key(stream)))
+    return drafts
+
+
+def _encode_message(stream: str, payload: str) -> bytes:
+    """The message as receivers see it: keys in this order, control characters escaped."""
+    value = _encode({"publish_to": stream, "payload": payload})
+    if value.isascii() and b"\x7f" not in value:
+        return value
+    text = value.decode()
+    return "".join(f"\\u{ord(c):04x}" if "\x7f" <= c <= "\x9f" else c for c in text).encode()
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ValueError("a name stands twice")
+    return members
+
+
+def _wrong_shape(body: bytes) -> RequestError:
+    try:
+        shown = json.dumps(
+            json.loads(body, object_pairs_hook=_unique), indent=2, ensure_ascii=False
+        )
+    except (ValueError, RecursionError):
+        return _bad_messages("Malformed message body: Invalid JSON")
+    return _bad_messages(f"Invalid message body: Could not decode JSON: {shown[:QUOTED_BYTES_MAX]}")
+
+
+def _bad_messages(text: str) -> RequestError:
+    return RequestError(400, "invalid-message-body", text)
+
+
+def _not_json(message: str, **members: object) -> RequestError:
+    return RequestError(400, "invalid-json-body", message, **members)
+
+
+def _text(raw: bytes) -> str:
+    """A header's text: UTF-8 when it is, else byte for byte."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw.decode("latin-1")
+
+
+def _key(text: str) -> bytes:
+    key = text.encode("utf-8", "replace")
+    return key if len(key) <= KEY_BYTES_MAX else b""

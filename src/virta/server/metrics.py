@@ -1,0 +1,119 @@
+"""
+`/metrics`: Prometheus text, Thorium's names beside ours.
+
+Numbers are read when asked for; nothing is counted twice for the sake of a library. Labels are bounded:
+a router, a translator, an HTTP status, never a channel or a stream.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+
+from virta.server.intake import BYTE_BUDGET
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from virta.server.service import Service
+
+CONTENT_TYPE = "text/plain; version=0.0.4"
+
+
+class Metrics:
+    """Reads the service's numbers."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def describe(self) -> list[Metric]:
+        """Nothing is known before the first scrape; this keeps registration from collecting."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._thorium()
+        yield from self._gauges()
+        yield from self._counters()
+
+    def _thorium(self) -> Iterator[Metric]:
+        service = self._service
+        yield GaugeMetricFamily(
+            "thorium_data_byte_budget", "Bytes of channel, source and id", value=BYTE_BUDGET
+        )
+        yield GaugeMetricFamily(
+            "thorium_outstanding_events",
+            "Events accepted, not yet durable and matched",
+            value=service.publisher.outstanding,
+        )
+        for name, text, value in (
+            ("thorium_active_queries", "Parts of standing queries", service.hub.conjunctions),
+            (
+                "thorium_idempotency_key_cache_size",
+                "Events that are remembered",
+                len(service.idempotency),
+            ),
+        ):
+            gauge = GaugeMetricFamily(name, text, labels=["router"])
+            gauge.add_metric(["0"], value)
+            yield gauge
+        routing = SummaryMetricFamily(
+            "thorium_event_routing_seconds", "Matching and fan-out", labels=["router"]
+        )
+        routing.add_metric(["0"], service.hub.routed, service.hub.routing_seconds)
+        yield routing
+        translation = SummaryMetricFamily(
+            "thorium_json_translation_seconds", "Reading bodies", labels=["translator"]
+        )
+        translation.add_metric(["0"], service.translations, service.translation_seconds)
+        yield translation
+
+    def _gauges(self) -> Iterator[Metric]:
+        service = self._service
+        log = service.log
+        for name, text, value in (
+            ("virta_consumers", "Subscriptions on channels", service.hub.subscription_count),
+            (
+                "virta_stream_consumers",
+                "Open /subscribe sockets",
+                service.hub.stream_consumer_count,
+            ),
+            ("virta_webhooks", "Subscriptions with a sink", len(service.webhooks.hooks)),
+            ("virta_filters", "Registered filters", len(service.registry)),
+            ("virta_replays", "Consumers still in history", service.replayer.running),
+            ("virta_log_first_offset", "Oldest offset kept", log.first_offset),
+            ("virta_log_next_offset", "Offset of the next record", log.next_offset),
+            ("virta_log_bytes", "Size of the log", log.bytes),
+            ("virta_ready", "1 when requests are served", int(service.ready)),
+        ):
+            yield GaugeMetricFamily(name, text, value=value)
+
+    def _counters(self) -> Iterator[Metric]:
+        service = self._service
+        hub, publisher = service.hub, service.publisher
+        for name, text, value in (
+            ("virta_requests", "Requests", service.requests),
+            ("virta_connections", "Connections opened", service.connections_opened),
+            ("virta_events_published", "Events written by this server", publisher.published),
+            ("virta_events_duplicate", "Repeats that were dropped", publisher.duplicates),
+            ("virta_commits", "Writes to the log", publisher.commits),
+            ("virta_deliveries", "Copies handed to consumers", hub.delivered),
+            ("virta_deliveries_dropped", "Copies slow consumers lost", hub.dropped_total),
+            ("virta_slow_disconnects", "Consumers ended for slowness", hub.slow_disconnects),
+        ):
+            yield CounterMetricFamily(name, text, value=value)
+        refusals = CounterMetricFamily("virta_refusals", "Refused requests", labels=["status"])
+        for status, number in sorted(service.refusals.items()):
+            refusals.add_metric([str(status)], number)
+        yield refusals

@@ -1,0 +1,427 @@
+"""
+The machine-readable description of the HTTP routes, served at `/openapi.json`.
+
+A test compares it with what the server really answers; an answer that is not described here fails it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from virta import __version__
+from virta.server.settings import BY_NAME
+
+JSON = "application/json"
+EVENT_STREAM = "text/event-stream"
+Schema = dict[str, Any]
+
+HEX_ID = "^[0-9a-f]{64}$"
+
+
+def ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def refusal(text: str) -> Schema:
+    return {"description": text, "content": {JSON: {"schema": ref("Refusal")}}}
+
+
+def answer(text: str, schema: Schema) -> Schema:
+    return {"description": text, "content": {JSON: {"schema": schema}}}
+
+
+def plain(text: str) -> Schema:
+    return {"description": text, "content": {"text/plain": {"schema": {"type": "string"}}}}
+
+
+def parameter(name: str, place: str, schema: Schema, text: str, *, required: bool = True) -> Schema:
+    return {
+        "name": name,
+        "in": place,
+        "required": required or place == "path",
+        "schema": schema,
+        "description": text,
+    }
+
+
+def body(kinds: dict[str, Schema]) -> Schema:
+    return {
+        "required": True,
+        "content": {kind: {"schema": schema} for kind, schema in kinds.items()},
+    }
+
+
+# What any route may answer, whatever it does.
+COMMON = {
+    "400": refusal("The request cannot be understood; `code` says why."),
+    "401": refusal("A token is needed, or the one sent is not known."),
+    "500": refusal("The server failed; the request may be repeated."),
+}
+CHANNEL = parameter(
+    "name", "path", {"type": "string", "minLength": 1}, "The channel, at most 1024 bytes."
+)
+QUERY = parameter(
+    "query",
+    "query",
+    {"type": "object", "additionalProperties": {"type": "string"}},
+    "Terms of the query-string dialect.",
+    required=False,
+)
+LAST_ID = parameter(
+    "Last-Event-ID",
+    "header",
+    {"type": "string"},
+    "Continue behind this event.",
+    required=False,
+)
+NAME = {"type": "string", "minLength": 1, "maxLength": 256, "pattern": "^[^/]+$"}
+INDEX = parameter("index", "path", NAME, "The index.")
+COLLECTION = parameter("collection", "path", NAME, "The collection.")
+FILTER_ID = parameter("id", "path", {"type": "string", "pattern": HEX_ID}, "A filter's id.")
+
+SCHEMAS: dict[str, Schema] = {
+    "Refusal": {
+        "type": "object",
+        "required": ["code"],
+        "properties": {"code": {"type": "string"}, "message": {"type": "string"}},
+    },
+    "Accepted": {
+        "type": "object",
+        "required": ["code"],
+        "properties": {"code": {"const": "accepted"}},
+    },
+    "Event": {
+        "type": "object",
+        "required": ["source", "id"],
+        "properties": {
+            "specversion": {"type": "string"},
+            "source": {"type": "string"},
+            "id": {"type": ["string", "number"]},
+            "type": {"type": "string"},
+            "data": {},
+        },
+    },
+    "Message": {
+        "type": "object",
+        "required": ["publish_to", "payload"],
+        "properties": {
+            "publish_to": {"type": "string", "pattern": ":"},
+            "payload": {"type": "string"},
+        },
+    },
+    "Filter": {
+        "type": "object",
+        "description": "A Koncorde filter, or `filter` and `dialect`.",
+        "properties": {
+            "filter": {},
+            "dialect": {"enum": ["koncorde", "query-string", "cesql", "cloudevents"]},
+        },
+    },
+    "Registered": {
+        "type": "object",
+        "required": ["id", "diff"],
+        "properties": {"id": {"type": "string"}, "diff": {"type": ["object", "boolean"]}},
+    },
+    "Ids": {
+        "type": "object",
+        "required": ["ids"],
+        "properties": {"ids": {"type": "array", "items": {"type": "string"}}},
+    },
+    "Valid": {
+        "type": "object",
+        "required": ["valid", "id", "canonical"],
+        "properties": {"valid": {"const": True}, "id": {"type": "string"}, "canonical": {}},
+    },
+    "Description": {
+        "type": "object",
+        "required": ["id", "index", "collection", "dialect", "filter"],
+    },
+    "Subscription": {
+        "type": "object",
+        "required": ["sink", "config"],
+        "properties": {
+            "sink": {"type": "string"},
+            "protocol": {"const": "HTTP"},
+            "config": {
+                "type": "object",
+                "required": ["channel"],
+                "properties": {
+                    "channel": {"type": "string"},
+                    "from": {"type": ["string", "integer"]},
+                },
+            },
+            "filters": {"type": "array", "items": {"type": "object"}},
+            "types": {"type": "array", "items": {"type": "string"}},
+            "source": {"type": "string"},
+        },
+    },
+    "Test": {
+        "type": "object",
+        "properties": {
+            "document": {},
+            "documentId": {"type": "string"},
+            "event": {"type": "object"},
+        },
+    },
+}
+
+
+def _publish(operation: str) -> Schema:
+    kinds = {
+        "application/cloudevents+json": ref("Event"),
+        "application/cloudevents-batch+json": {"type": "array", "items": ref("Event")},
+    }
+    return {
+        "operationId": operation,
+        "summary": "Publish one event or a batch.",
+        "parameters": [CHANNEL],
+        "requestBody": body(kinds),
+        "responses": COMMON
+        | {
+            "202": answer(
+                "The events are in the log, as durable as `Virta-Durability` says.", ref("Accepted")
+            ),
+            "403": refusal("The channel belongs to the server."),
+            "408": refusal("The body took too long."),
+            "413": refusal("The body, the batch, or an event's identity is too large."),
+            "429": refusal("Too many events are on their way; see `Retry-After`."),
+        },
+    }
+
+
+def _consume(operation: str, parameters: list[Schema]) -> Schema:
+    stream = {"description": "A stream of server-sent events.", "content": {EVENT_STREAM: {}}}
+    return {
+        "operationId": operation,
+        "summary": "Hear events, from now on or from a place in the log.",
+        "parameters": parameters,
+        "responses": COMMON | {"200": stream, "404": refusal("No such filter.")},
+    }
+
+
+def _channels() -> dict[str, Schema]:
+    start = parameter("start", "path", {"type": "string"}, "earliest, latest, an offset or a time.")
+    return {
+        "/channels/{name}": {
+            "post": _publish("publish"),
+            "put": _publish("publishByPut"),
+            "get": _consume("consume", [CHANNEL, QUERY, LAST_ID]),
+        },
+        "/channels/{name}/from/{start}": {
+            "get": _consume("consumeFrom", [CHANNEL, start, QUERY, LAST_ID])
+        },
+        "/publish": {
+            "post": {
+                "operationId": "publishMessages",
+                "summary": "Send messages to streams.",
+                "requestBody": body({JSON: {"type": "array", "items": ref("Message")}}),
+                "responses": COMMON
+                | {
+                    "200": {"description": "The messages are in the log."},
+                    "400": plain("What is wrong with the body."),
+                    "408": refusal("The body took too long."),
+                    "413": refusal("The body is too large."),
+                    "429": refusal("Too many messages are on their way."),
+                },
+            }
+        },
+        "/subscribe": {
+            "get": {
+                "operationId": "subscribe",
+                "summary": "Hear streams over a WebSocket; see /asyncapi.json.",
+                "parameters": [
+                    parameter("streams", "query", {"type": "array", "items": {"type": "string"}}, "Stream ids."),
+                    parameter("max_queued", "query", {"type": "integer", "minimum": 1, "maximum": 250}, "Copies that wait."),
+                ],
+                "responses": {
+                    "101": {"description": "The socket is open."},
+                    "400": plain("What is wrong with the parameters."),
+                    "401": refusal("A token is needed."),
+                    "404": plain("No streams were named."),
+                    "426": plain("The request did not ask for a WebSocket."),
+                },
+            }
+        },
+    }  # fmt: skip
+
+
+def _filters() -> dict[str, Schema]:
+    place = [INDEX, COLLECTION]
+    writing = COMMON | {
+        "413": refusal("The body is too large."),
+        "507": refusal("No more filters are taken."),
+    }
+    return {
+        "/filters/{index}/{collection}": {
+            "post": {
+                "operationId": "registerFilter",
+                "parameters": place,
+                "requestBody": body({JSON: ref("Filter")}),
+                "responses": writing
+                | {
+                    "200": answer("An equal filter was there.", ref("Registered")),
+                    "201": answer("The filter is new.", ref("Registered")),
+                },
+            },
+            "get": {
+                "operationId": "filterIds",
+                "parameters": place,
+                "responses": COMMON | {"200": answer("Ids of the filters there.", ref("Ids"))},
+            },
+            "head": {
+                "operationId": "filtersExist",
+                "parameters": place,
+                "responses": {
+                    "200": {"description": "There are filters."},
+                    "401": {"description": "A token is needed."},
+                    "404": {"description": "There are none."},
+                },
+            },
+        },
+        "/filters/{index}/{collection}/test": {
+            "post": {
+                "operationId": "testFilters",
+                "parameters": place,
+                "requestBody": body({JSON: ref("Test")}),
+                "responses": writing | {"200": answer("Filters that hold.", ref("Ids"))},
+            }
+        },
+        "/filters/validate": {
+            "post": {
+                "operationId": "validateFilter",
+                "requestBody": body({JSON: ref("Filter")}),
+                "responses": writing | {"200": answer("It is a filter.", ref("Valid"))},
+            }
+        },
+        "/filters/{id}": {
+            "get": {
+                "operationId": "showFilter",
+                "parameters": [FILTER_ID],
+                "responses": COMMON
+                | {
+                    "200": answer("The registration.", ref("Description")),
+                    "404": refusal("No filter has this id."),
+                },
+            },
+            "delete": {
+                "operationId": "removeFilter",
+                "parameters": [FILTER_ID],
+                "responses": COMMON | {"204": {"description": "It is not there any more."}},
+            },
+        },
+        "/filters/{id}/events": {"get": _consume("filterEvents", [FILTER_ID, LAST_ID])},
+    }
+
+
+def _subscriptions() -> dict[str, Schema]:
+    id_ = parameter("id", "path", {"type": "string", "minLength": 1}, "A subscription's id.")
+    missing = {"404": refusal("No subscription has this id.")}
+    return {
+        "/subscriptions": {
+            "post": {
+                "operationId": "createSubscription",
+                "summary": "Deliver matching events to a webhook, which must agree first.",
+                "requestBody": body({JSON: ref("Subscription")}),
+                "responses": COMMON
+                | {
+                    "201": answer("It delivers.", ref("Subscription")),
+                    "403": refusal("The channel belongs to the server."),
+                    "413": refusal("The body is too large."),
+                },
+            },
+            "get": {
+                "operationId": "listSubscriptions",
+                "responses": COMMON
+                | {"200": answer("All of them.", {"type": "array", "items": ref("Subscription")})},
+            },
+        },
+        "/subscriptions/{id}": {
+            "get": {
+                "operationId": "showSubscription",
+                "parameters": [id_],
+                "responses": COMMON | missing | {"200": answer("This one.", ref("Subscription"))},
+            },
+            "delete": {
+                "operationId": "deleteSubscription",
+                "parameters": [id_],
+                "responses": COMMON | missing | {"204": {"description": "It is over."}},
+            },
+        },
+    }
+
+
+def _operating() -> dict[str, Schema]:
+    def get(operation: str, responses: Schema) -> Schema:
+        return {"get": {"operationId": operation, "responses": responses}}
+
+    document = {"200": answer("The document.", {"type": "object"}), "401": COMMON["401"]}
+    return {
+        "/livez": get("livez", {"200": plain("The process works.")}),
+        "/readyz": get("readyz", {"200": plain("Serving."), "503": plain("Not serving; why.")}),
+        "/metrics": get(
+            "metrics",
+            {"200": plain("Prometheus text."), "400": COMMON["400"], "401": COMMON["401"]},
+        ),
+        "/openapi.json": get("openapi", document),
+        "/asyncapi.json": get("asyncapi", document),
+    }
+
+
+def openapi() -> Schema:
+    """The whole document."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Virta",
+            "version": __version__,
+            "description": "Publish once, and every live query hears it.",
+            "license": {"name": "MIT", "identifier": "MIT"},
+        },
+        "servers": [{"url": f"http://127.0.0.1:{BY_NAME['server_port'].default}"}],
+        "paths": _channels() | _filters() | _subscriptions() | _operating(),
+        "components": {
+            "schemas": SCHEMAS,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"token": []}],
+    }
+
+
+def asyncapi() -> Schema:
+    """What is sent without being asked each time: server-sent events and WebSockets."""
+    message = {"payload": {"$ref": "#/components/schemas/Message"}}
+    event = {
+        "contentType": "application/cloudevents+json",
+        "payload": {"$ref": "#/components/schemas/Event"},
+    }
+    channels = {
+        "channel": {
+            "address": "/channels/{name}",
+            "parameters": {"name": {"description": "The channel."}},
+            "messages": {"event": {"$ref": "#/components/messages/event"}},
+        },
+        "streams": {
+            "address": "/subscribe",
+            "messages": {"message": {"$ref": "#/components/messages/message"}},
+            "bindings": {"ws": {"method": "GET"}},
+        },
+    }
+
+    def operation(action: str, channel: str, text: str) -> Schema:
+        return {"action": action, "channel": {"$ref": f"#/channels/{channel}"}, "summary": text}
+
+    return {
+        "asyncapi": "3.0.0",
+        "info": {"title": "Virta", "version": __version__},
+        "servers": {
+            "http": {"host": "127.0.0.1:8232", "protocol": "http"},
+            "ws": {"host": "127.0.0.1:8232", "protocol": "ws"},
+        },
+        "channels": channels,
+        "operations": {
+            "hearChannel": operation("send", "channel", "Events, by SSE or WebSocket."),
+            "publishToChannel": operation("receive", "channel", "Events over a WebSocket."),
+            "hearStreams": operation("send", "streams", "Messages of matching streams."),
+        },
+        "components": {"schemas": SCHEMAS, "messages": {"event": event, "message": message}},
+    }

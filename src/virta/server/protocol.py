@@ -1,0 +1,387 @@
+"""
+The HTTP protocol: hot routes served here, everything else handed to the ASGI application.
+
+uvicorn hosts this class (sockets, TLS, signals). A connection is in one of these states:
+
+    HEAD      a request's head is arriving; too long is 414 or 431, too slow ends the connection
+    BODY      a body is arriving; counted as it comes: 413 at the limit, 408 when it takes too long
+    WAITING   requests are being worked on; answers leave in the order of the requests
+    STREAM    the connection is a consumer (server-sent events) or a WebSocket; no more requests
+    ENDED     the last answer is written; what still arrives is thrown away until the peer closes
+
+Hot routes are `/channels/…`, `POST /publish` and `/filters/ID/events`. Nothing here matches, frames or stores anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from virta.errors import FilterError, HubError, RequestError
+from virta.server import responses
+from virta.server.exchange import Exchange, ExchangeQueue
+from virta.server.paths import CHANNELS
+from virta.server.requests import ChannelRequest, FilterEventsRequest, HotRequest, MessagesRequest
+from virta.server.websocket import WebSocket
+from virta.server.wheel import NEVER
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from virta.server.service import Service
+    from virta.server.sse import SseConsumer
+
+PUBLISH = b"/publish"
+FILTERS = b"/filters/"
+# Ids of registered filters are 64 hexadecimal digits; an index of such a name is not likely.
+FILTER_STREAM = re.compile(rb"/filters/[0-9a-f]{64}(?:,[0-9a-f]{64})*/events(?:$|\?)")
+SUBSCRIBE = b"/subscribe"
+# Subtub's head limit, which bounds how many streams one socket can name.
+SUBSCRIBE_LINE_BYTES_MAX = 40 * 1024
+# What HTTP demands beside a status; 405 is only met on channels.
+MORE_HEADERS = {
+    401: b'WWW-Authenticate: Bearer realm="virta"\r\n',
+    405: b"Allow: GET, POST, PUT, OPTIONS\r\n",
+}
+# Method, blanks and version around a path.
+REQUEST_LINE_REST_BYTES = 32
+# Requests of one connection under way at once; a client that sends more has to wait.
+PIPELINE_MAX = 64
+# After the last answer the peer has this long to read it and close.
+LINGER_S = 2.0
+
+# Streams take no requests: thousands of them share these.
+NO_EXCHANGES = ExchangeQueue(lambda _: None, lambda: None)
+NO_PIPELINE: deque[Any] = deque()
+
+
+class HotProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    service: ClassVar[Service]
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.deadline = NEVER
+        self.slot = -1
+        self.exchanges = ExchangeQueue(self._write, self.end)
+        self.request: HotRequest | None = None
+        self.consumer: SseConsumer | None = None
+        self.socket: WebSocket | None = None
+        self.ended = False
+        self.url = b""
+        self.headers = []
+        self._in_head = False
+        self._arriving = 0
+        self._unfinished = 0
+        self._line_max = self.service.line_bytes_max
+        self._cold: Exchange | None = None
+        self._abort: int | None = None
+        self._reading_paused = False
+        self._method = b""
+        self._eof = False
+
+    # The connection.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        service = self.service
+        service.connections_opened += 1
+        if len(self.connections) > service.config.max_connections:
+            transport.write(responses.empty(503))
+            self.end()
+            return
+        service.wheel.set(self, self.loop.time() + service.idle_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.deadline = NEVER
+        self.ended = True
+        self.exchanges.clear()
+        if self.consumer is not None:
+            self.consumer.gone()
+        if self.socket is not None:
+            self.socket.gone()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.ended or self.consumer is not None:
+            return
+        if self.socket is not None:
+            self.socket.data_received(data)
+            return
+        if self.timeout_keep_alive_task is not None:
+            self._unset_keepalive_if_required()
+        self._arriving = len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._upgrade(data[upgrade.args[0] :])
+            return
+        except httptools.HttpParserError as error:
+            self._unreadable(error)
+            return
+        if self.ended or self.consumer is not None:
+            return  # type: ignore[unreachable]  # feeding the parser changes both
+        now = self.service.wheel.now
+        if self._in_head:
+            # A header is only seen when it is complete: what is under way is counted here.
+            self._unfinished += len(data)
+            line = len(self.url) + REQUEST_LINE_REST_BYTES
+            if self._unfinished > line + self.service.head_bytes_max:
+                self._abort = 431
+                self._unreadable(httptools.HttpParserError())
+                return
+        if self._in_head or self.request is not None:
+            # A request has to arrive in time, from its first byte.
+            if self.deadline > now + self.service.body_s:
+                self.service.wheel.set(self, now + self.service.body_s)
+        else:
+            self.deadline = now + self.service.idle_s
+        if len(self.exchanges) >= PIPELINE_MAX and not self._reading_paused:
+            self._reading_paused = True
+            self.transport.pause_reading()
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's own contract
+        """The peer sends no more; answers that it waits for are still written."""
+        if self.consumer is not None or self.socket is not None or self.ended:
+            return False
+        if self.request is not None:
+            error = RequestError(400, "partial-content", "the body ended before it was complete")
+            self.request.refuse(error, close=True)
+        self._eof = True
+        return len(self.exchanges) > 0
+
+    def expired(self, now: float) -> None:
+        """The wheel: the deadline of whatever state this connection is in has passed."""
+        if self.consumer is not None:
+            self.consumer.expired(now)
+        elif self.socket is not None:
+            self.socket.expired(now)
+        elif self.request is not None:
+            self.request.refuse(RequestError(408, "body-timeout"), close=True)
+        elif len(self.exchanges) and not self.ended:
+            self.service.wheel.set(self, now + self.service.idle_s)
+        else:
+            self.transport.close()
+
+    def end(self) -> None:
+        """Nothing more will be written; the peer may finish reading."""
+        if self.ended:
+            return
+        self.ended = True
+        self.request = None
+        if self.transport.can_write_eof() and not self.transport.is_closing():
+            # Closing at once would reset the connection under a peer that is still sending,
+            # and the reset would overtake the answer.
+            self.transport.write_eof()
+            self.service.wheel.set(self, self.loop.time() + LINGER_S)
+        else:
+            self.transport.close()
+
+    def shutdown(self) -> None:
+        """uvicorn's sign that the server drains."""
+        if self.consumer is not None:
+            self.consumer.drain()
+        elif self.socket is not None:
+            self.socket.drain()
+        elif len(self.exchanges) == 0:
+            self.transport.close()
+        # Else the answers of a draining server close the connection behind them.
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.consumer is not None:
+            self.consumer.full()
+        elif self.socket is not None:
+            self.socket.full()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.consumer is not None:
+            self.consumer.room()
+        elif self.socket is not None:
+            self.socket.room()
+
+    def _write(self, data: bytes) -> None:
+        if data and not self.transport.is_closing():
+            self.transport.write(data)
+        if self._reading_paused and len(self.exchanges) < PIPELINE_MAX // 2:
+            self._reading_paused = False
+            self.transport.resume_reading()
+        if self._eof and not len(self.exchanges):
+            self.transport.close()
+
+    # The parser's callbacks.
+
+    def on_message_begin(self) -> None:
+        self.url = b""
+        self.headers = []
+        self._unfinished = 0
+        self._in_head = True
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+        limit = self._line_max
+        if self.url.startswith(SUBSCRIBE):
+            limit = max(limit, SUBSCRIBE_LINE_BYTES_MAX)
+        if len(self.url) > limit:
+            self._abort = 414
+            raise ValueError("the request line is too long")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        if self.ended or self.consumer is not None:
+            return
+        if self._unfinished + self._arriving > self.service.head_bytes_max:
+            self._check_head_size()
+        self._cold = None
+        if self.parser.should_upgrade():
+            self._method = self.parser.get_method()
+            return  # the parser stops behind this head and says so
+        self.service.requests += 1
+        url = self.url
+        if url.startswith(CHANNELS):
+            self._hot(ChannelRequest)
+        elif url.startswith(PUBLISH) and (len(url) == 8 or url[8:9] == b"?"):
+            self._hot(MessagesRequest)
+        elif url.startswith(FILTERS) and self._is_filter_stream():
+            self._hot(FilterEventsRequest)
+        else:
+            self._hand_over()
+
+    def _check_head_size(self) -> None:
+        """Count the head; only worth it when what arrived could hold one that is too large."""
+        size = sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > self.service.head_bytes_max:
+            self._abort = 431
+            raise ValueError("the request head is too large")
+
+    def _is_filter_stream(self) -> bool:
+        return self.parser.get_method() == b"GET" and FILTER_STREAM.match(self.url) is not None
+
+    def on_body(self, body: bytes) -> None:
+        if self.request is not None:
+            self.request.on_body(body)
+        elif self._cold is not None:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self.request is not None:
+            request, self.request = self.request, None
+            request.on_complete()
+        elif self._cold is not None:
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """The framework has written its answer."""
+        if not self.ended:
+            self.service.wheel.set(self, self.loop.time() + self.service.idle_s)
+        self.flow.resume_reading()
+        self.exchanges.finish_head()
+        if self.service.draining or (self._eof and not len(self.exchanges)):
+            self.end()
+
+    # Requests.
+
+    def _hot(self, kind: type[HotRequest]) -> None:
+        parser = self.parser
+        request = kind(self, parser.get_method(), keep=parser.should_keep_alive())
+        self.request = request
+        request.on_head()
+
+    def become(self, consumer: SseConsumer) -> None:
+        """Turn into a stream: no more requests are read, so what reads them is let go."""
+        self.exchanges.clear()
+        self.exchanges = NO_EXCHANGES
+        self.pipeline = NO_PIPELINE
+        self.consumer = consumer
+        self.parser = None  # type: ignore[assignment]
+        self.headers = []
+        self.url = b""
+        try:
+            consumer.begin()
+        except (FilterError, HubError) as error:
+            # The index or the hub will not take it; nothing is written yet.
+            self.consumer = None
+            self.exchanges = ExchangeQueue(self._write, self.end)
+            status = 400 if isinstance(error, FilterError) else 503
+            refusal = RequestError(status, error.code, error.message)
+            self._write(self.service.responder.refused(refusal, close=True))
+            self.end()
+
+    def refuse(
+        self, exchange: Exchange, error: RequestError, *, close: bool, more: bytes = b""
+    ) -> None:
+        """Answer with an error."""
+        self.service.count_refusal(error)
+        more += MORE_HEADERS.get(error.status, b"")
+        response = self.service.responder.refused(error, close=close, more=more)
+        self.exchanges.answer(exchange, response, close=close)
+
+    def _enter(self) -> Exchange:
+        exchange = Exchange()
+        self.exchanges.add(exchange)
+        return exchange
+
+    def _hand_over(self) -> None:
+        """Give a request to the ASGI application when its turn comes."""
+        headers, url = self.headers, self.url
+        HttpToolsProtocol.on_message_begin(self)
+        self.url = url
+        self.headers[:] = headers
+        self.expect_100_continue = (b"expect", b"100-continue") in headers
+        try:
+            httptools.parse_url(url).path.decode("ascii")
+        except (httptools.HttpParserInvalidURLError, UnicodeDecodeError, AttributeError):
+            error = RequestError(400, "invalid-request", "the request's path cannot be read")
+            self.refuse(self._enter(), error, close=True)
+            return
+        self.cycle = None  # type: ignore[assignment]
+        self._starting: list[Any] = []
+        super().on_headers_complete()
+        started = self._starting
+        start = super()._start_asgi_task
+        self._cold = Exchange(lambda: start(*started))
+        self.exchanges.add(self._cold)
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._starting = [cycle, app]
+
+    def _upgrade(self, rest: bytes) -> None:
+        """The parser met an Upgrade header: WebSocket is taken up, anything else is ignored."""
+        if self._get_upgrade() == b"websocket":
+            self.socket = WebSocket(self, self._method)
+            self.socket.open(rest)
+            return
+        # RFC 9110 §7.8: a server may ignore Upgrade. This parser cannot, so it reads again
+        # without it; a body may already have followed.
+        kept = [(n, v) for n, v in self.headers if n not in {b"upgrade", b"connection"}]
+        head = b"".join(b"%b: %b\r\n" % pair for pair in kept)
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(b"%b %b HTTP/1.1\r\n%b\r\n%b" % (self._method, self.url, head, rest))
+
+    def _unreadable(self, error: httptools.HttpParserError) -> None:
+        """Not HTTP, or beyond its limits; the parser is of no more use."""
+        if self._abort is not None:
+            self._write(responses.empty(self._abort))
+            self.end()
+            return
+        if isinstance(error, httptools.HttpParserCallbackError):
+            cause = error.__context__
+            self.service.logger.error("request_failed", exc_info=cause)
+            refusal = RequestError(500, "internal-failure")
+        elif "Content-Length" in str(error):
+            refusal = RequestError(400, "invalid-content-length")
+        else:
+            refusal = RequestError(400, "invalid-request", f"not readable as HTTP/1.1: {error}")
+        if self.request is not None:
+            self.request.refuse(refusal, close=True)
+        else:
+            self.refuse(self._enter(), refusal, close=True)

@@ -1,0 +1,281 @@
+"""
+Requests of the hot routes, from head to answer.
+
+    head ──► checks that need no body ──► body, counted ──► checks that do ──► publish ──► 202
+
+The order of the checks is Thorium's: the first that fails answers. A request that is refused while
+its body is still to come ends the connection behind the answer; one that is refused later keeps it.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from virta.errors import LogError, LogLimitError, RequestError
+from virta.server import responses
+from virta.server.exchange import Exchange
+from virta.server.intake import check_channel, content_mode, read_events, read_messages
+from virta.server.paths import ChannelPath, parse_channel_path
+from virta.server.sse import open_filter_stream, open_stream
+
+if TYPE_CHECKING:
+    from virta.hub.delivery import Delivery
+    from virta.server.protocol import HotProtocol
+
+WRITING = frozenset({b"POST", b"PUT"})
+# Paths repeat: a publisher sends to few channels.
+PATH_CACHE_MAX = 4096
+
+_paths: dict[bytes, ChannelPath] = {}
+
+
+def channel_path(path: bytes) -> ChannelPath:
+    """Read a channel's path, remembering the last few thousand."""
+    found = _paths.get(path)
+    if found is None:
+        found = parse_channel_path(path)
+        if len(_paths) >= PATH_CACHE_MAX:
+            _paths.clear()
+        _paths[path] = found
+    return found
+
+
+class HotRequest(Exchange):
+    """What the hot routes have in common: a body that is counted as it arrives."""
+
+    __slots__ = (
+        "_chunks",
+        "_keep",
+        "_parse_ms",
+        "_read_ms",
+        "_size",
+        "_started",
+        "announced",
+        "head",
+        "method",
+        "protocol",
+    )
+
+    def __init__(self, protocol: HotProtocol, method: bytes, *, keep: bool) -> None:
+        self.start = None
+        self.response = None
+        self.close = False
+        self.protocol = protocol
+        self.method = method
+        self.announced = False  # the head announced a body
+        self._keep = keep
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._started = perf_counter()
+        self._read_ms = self._parse_ms = -1  # not known yet
+        protocol.exchanges.add(self)
+
+    def on_head(self) -> None:
+        """Check what can be checked without the body."""
+        # The last of repeated headers.
+        head = self.head = dict(self.protocol.headers)
+        try:
+            self.announced = b"content-length" in head or b"transfer-encoding" in head
+            self.check_head()
+        except RequestError as error:
+            self.refuse(error, close=self.announced)
+
+    def check_head(self) -> None:
+        raise NotImplementedError
+
+    def complete(self, body: bytes) -> None:
+        raise NotImplementedError
+
+    def on_body(self, body: bytes) -> None:
+        self._size += len(body)
+        if self._size > self.protocol.service.body_bytes_max:
+            self.refuse(self._too_large(), close=True)
+            return
+        self._chunks.append(body)
+
+    def on_complete(self) -> None:
+        if self.response is not None:
+            return  # refused without a body to wait for
+        body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        try:
+            self.complete(body)
+        except RequestError as error:
+            self.refuse(error, close=False)
+
+    def refuse(self, error: RequestError, *, close: bool) -> None:
+        shut = close or not self._keep
+        more = b""
+        if self._read_ms >= 0:
+            more = b"Thorium-Body-Read-Time: %d ms\r\n" % self._read_ms
+        if self._parse_ms >= 0:
+            more += b"Thorium-JSON-Parse-Time: %d ms\r\n" % self._parse_ms
+        self.protocol.refuse(self, error, close=shut, more=more)
+        if close:
+            self.protocol.request = None
+
+    def check_length(self) -> None:
+        """Refuse a length that cannot be; a chunked body has none and is counted instead."""
+        head = self.head
+        length = head.get(b"content-length")
+        if length is not None:
+            # The parser has seen to it that it is a number.
+            size = int(length)
+            if size == 0:
+                raise RequestError(400, "invalid-content-length")
+            if size > self.protocol.service.body_bytes_max:
+                raise self._too_large()
+        elif b"transfer-encoding" not in head:
+            raise RequestError(400, "missing-content-length")
+        if b"expect" in head and head[b"expect"].lower() == b"100-continue":
+            self.protocol.transport.write(responses.CONTINUE)
+
+    def publish(self, drafts: list[Delivery]) -> None:
+        """Hand events to the publisher, which answers when they are durable."""
+        service = self.protocol.service
+        if service.publisher.full:
+            raise service.overloaded(len(drafts))
+        self._started = perf_counter()
+        service.publisher.submit(drafts, self.published)
+
+    def published(self, error: LogError | None) -> None:
+        """The events are as durable as promised, or lost."""
+        if error is not None:
+            self.refuse(_log_refusal(error), close=False)
+            return
+        protocol = self.protocol
+        response = self.success()
+        close = not self._keep or protocol.service.draining
+        if close:
+            response = response.replace(responses.KEEP, responses.CLOSE, 1)
+        protocol.exchanges.answer(self, response, close=close)
+
+    def success(self) -> bytes:
+        encode_ms = int((perf_counter() - self._started) * 1000)
+        responder = self.protocol.service.responder
+        return responder.accepted(self._read_ms, self._parse_ms, encode_ms)
+
+    def _too_large(self) -> RequestError:
+        limit = self.protocol.service.body_bytes_max
+        return RequestError(413, "body-too-large", maxBytes=limit)
+
+
+class ChannelRequest(HotRequest):
+    """`/channels/NAME`: publish with POST or PUT, consume with GET."""
+
+    __slots__ = ("_content_type", "_mode", "_path", "_query")
+
+    def check_head(self) -> None:
+        protocol = self.protocol
+        if self.method == b"OPTIONS":
+            self._answer_preflight()
+            return
+        path, _, query = protocol.url.partition(b"?")
+        door = protocol.service.door
+        self._query = query if door.open else door.admit(protocol.headers, query)
+        self._path = channel_path(path)
+        if self.method in WRITING and self._path.start is None:
+            if self._path.reserved:
+                check_channel(self._path.channel)
+            self._content_type, self._mode = content_mode(self.head)
+            self.check_length()
+        elif self.method == b"GET":
+            if self.announced:
+                raise RequestError(400, "unexpected-body")
+        else:
+            raise RequestError(405, "invalid-method", method=self.method.decode("ascii"))
+
+    def complete(self, body: bytes) -> None:
+        if self.method == b"GET":
+            self._consume()
+            return
+        protocol = self.protocol
+        service = protocol.service
+        read = perf_counter()
+        self._read_ms = int((read - self._started) * 1000)
+        drafts = read_events(
+            self._path.channel, protocol.headers, self._content_type, self._mode, body
+        )
+        took = perf_counter() - read
+        service.translation_seconds += took
+        service.translations += 1
+        self._parse_ms = int(took * 1000)
+        self.publish(drafts)
+
+    def _consume(self) -> None:
+        """Turn the connection into a consumer once all earlier answers are out."""
+        protocol = self.protocol
+        stream = open_stream(
+            protocol,
+            channel=self._path.channel,
+            start=self._path.start,
+            query=self._query,
+        )
+        self.start = lambda: protocol.become(stream)
+        protocol.exchanges.advance()
+
+    def _answer_preflight(self) -> None:
+        wanted = self.head.get(b"access-control-request-headers", b"")
+        response = responses.preflight(wanted, close=self.announced or not self._keep)
+        close = self.announced or not self._keep
+        self.protocol.exchanges.answer(self, response, close=close)
+
+
+class FilterEventsRequest(HotRequest):
+    """`GET /filters/ID[,ID…]/events`: what registered filters let through."""
+
+    __slots__ = ("_query",)
+
+    def check_head(self) -> None:
+        protocol = self.protocol
+        query = protocol.url.partition(b"?")[2]
+        self._query = protocol.service.door.admit(protocol.headers, query)
+        if self.announced:
+            raise RequestError(400, "unexpected-body")
+
+    def complete(self, body: bytes) -> None:  # noqa: ARG002
+        protocol = self.protocol
+        ids = protocol.url.split(b"/")[2].decode("ascii").split(",")
+        stream = open_filter_stream(protocol, ids, self._query)
+        self.start = lambda: protocol.become(stream)
+        protocol.exchanges.advance()
+
+
+class MessagesRequest(HotRequest):
+    """`POST /publish`: messages for streams; answers are plain text, as Subtub's."""
+
+    __slots__ = ()
+
+    def check_head(self) -> None:
+        protocol = self.protocol
+        if self.method == b"OPTIONS":
+            response = responses.preflight(b"", close=self.announced or not self._keep)
+            protocol.exchanges.answer(self, response, close=not self._keep)
+            return
+        protocol.service.door.admit(protocol.headers, protocol.url.partition(b"?")[2])
+        if self.method != b"POST":
+            raise RequestError(404, "not-found", "Not found")
+        if self.announced and (b"content-length", b"0") not in protocol.headers:
+            self.check_length()
+
+    def complete(self, body: bytes) -> None:
+        self.publish(read_messages(body))
+
+    def refuse(self, error: RequestError, *, close: bool) -> None:
+        if error.status in {400, 404} and error.message:
+            shut = close or not self._keep
+            response = responses.plain_text(error.status, error.message, close=shut)
+            self.protocol.exchanges.answer(self, response, close=shut)
+            if close:
+                self.protocol.request = None
+        else:
+            HotRequest.refuse(self, error, close=close)
+
+    def success(self) -> bytes:
+        return self.protocol.service.streams_accepted
+
+
+def _log_refusal(error: LogError) -> RequestError:
+    if isinstance(error, LogLimitError):
+        return RequestError(413, "body-too-large", error.message)
+    return RequestError(500, "internal-failure", f"the log refused the write: {error.message}")

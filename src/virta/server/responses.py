@@ -1,0 +1,168 @@
+"""
+Responses of the hot routes, as bytes.
+
+Every response carries Thorium's common headers; JSON ones also the `ce-` headers that make the answer
+itself an event. Heads are put together from prepared pieces, since a publisher's answer is the most
+frequent thing the server writes.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import time
+from http import HTTPStatus
+from itertools import count
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from virta.hub.frames import timestamp_text
+
+if TYPE_CHECKING:
+    from virta.errors import RequestError
+
+JSON_TYPE = "application/json; charset=utf-8"
+RESPONSE_TYPE = "name.djsweet.thorium.channel.send.response"
+RETRY_AFTER_S = 1
+ACCEPTED_BODY = b'{"code":"accepted"}'
+# The clock text in headers is renewed this often; its users do not need more.
+CLOCK_S = 0.001
+
+COMMON = b"Cache-Control: no-store\r\nAccess-Control-Allow-Origin: *\r\n"
+KEEP = b"Connection: keep-alive\r\n"
+CLOSE = b"Connection: close\r\n"
+SSE_HEAD = (
+    b"HTTP/1.1 200 OK\r\n" + COMMON + KEEP + b"Content-Type: text/event-stream; charset=utf-8\r\n"
+    b"X-Accel-Buffering: no\r\n"
+)
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+PREFLIGHT_METHODS = b"GET, HEAD, POST, PUT, DELETE, OPTIONS"
+PREFLIGHT_MAX_AGE_S = 86400
+
+
+def status_line(status: int) -> bytes:
+    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode()
+
+
+def empty(status: int, *, close: bool = True) -> bytes:
+    """Say only a status: what a client that breaks the limits of HTTP gets."""
+    return status_line(status) + COMMON + (CLOSE if close else KEEP) + b"Content-Length: 0\r\n\r\n"
+
+
+def preflight(requested_headers: bytes, *, close: bool) -> bytes:
+    """Answer OPTIONS: everything the server offers may be asked for from anywhere."""
+    allowed = requested_headers or b"Authorization, Content-Type, Last-Event-ID"
+    return (
+        b"%b%b%bAccess-Control-Allow-Methods: %b\r\nAccess-Control-Allow-Headers: %b\r\nAccess-Control-Max-Age: %d\r\nContent-Length: 0\r\n\r\n"
+        % (
+            status_line(204),
+            COMMON,
+            CLOSE if close else KEEP,
+            PREFLIGHT_METHODS,
+            allowed,
+            PREFLIGHT_MAX_AGE_S,
+        )
+    )
+
+
+def plain_text(status: int, text: str, *, close: bool, more: bytes = b"") -> bytes:
+    """Subtub's kind of answer."""
+    body = text.encode("utf-8", "replace")
+    head = b"%b%b%bContent-Type: text/plain; charset=UTF-8\r\n%bContent-Length: %d\r\n\r\n" % (
+        status_line(status),
+        COMMON,
+        CLOSE if close else KEEP,
+        more,
+        len(body),
+    )
+    return head + body
+
+
+class Responder:
+    """Makes JSON responses; knows the server's name and counts its answers."""
+
+    def __init__(self, source_name: str, durability: str) -> None:
+        # Ids look like 15 random bytes in base64; 9 of them are, and number the answers for the rest.
+        self._prefix = base64.b64encode(os.urandom(9))
+        self._numbers = count(int.from_bytes(os.urandom(2), "big"))
+        self._clock_until = 0.0
+        self._clock = b""
+        self._events_headers = (
+            f"Content-Type: {JSON_TYPE}\r\nce-specversion: 1.0\r\nce-datacontenttype: {JSON_TYPE}\r\n"
+            f"ce-type: {RESPONSE_TYPE}\r\nce-source: {header_safe(source_name)}\r\n"
+        ).encode()
+        self._accepted = (
+            status_line(202)
+            + COMMON
+            + KEEP
+            + self._events_headers
+            + f"Virta-Durability: {durability}\r\nContent-Length: {len(ACCEPTED_BODY)}\r\n".encode()
+        )
+
+    def accepted(self, read_ms: int, parse_ms: int, encode_ms: int) -> bytes:
+        """The 202 of a publication."""
+        return (
+            b"%bce-time: %b\r\nce-id: %b\r\nThorium-Body-Read-Time: %d ms\r\nThorium-JSON-Parse-Time: %d ms\r\nThorium-Encode-Time: %d ms\r\n\r\n%b"
+            % (
+                self._accepted,
+                self._time(),
+                self._id(),
+                read_ms,
+                parse_ms,
+                encode_ms,
+                ACCEPTED_BODY,
+            )
+        )
+
+    def refused(self, error: RequestError, *, close: bool, more: bytes = b"") -> bytes:
+        """A refusal: `code`, often a message, and what the code promises beside them."""
+        return self.json(error.status, refusal_body(error), close=close, more=more)
+
+    def json(self, status: int, body: bytes, *, close: bool, more: bytes = b"") -> bytes:
+        if status == HTTPStatus.TOO_MANY_REQUESTS:
+            more += b"Retry-After: %d\r\n" % RETRY_AFTER_S
+        return b"%b%b%b%bce-time: %b\r\nce-id: %b\r\n%bContent-Length: %d\r\n\r\n%b" % (
+            status_line(status),
+            COMMON,
+            CLOSE if close else KEEP,
+            self._events_headers,
+            self._time(),
+            self._id(),
+            more,
+            len(body),
+            body,
+        )
+
+    def event_headers(self) -> dict[str, str]:
+        """The same headers for responses that the framework writes."""
+        lines = self._events_headers.decode().split("\r\n")
+        headers = dict(line.split(": ", 1) for line in lines if line)
+        return headers | {
+            "Cache-Control": "no-store",
+            "Access-Control-Allow-Origin": "*",
+            "ce-time": self._time().decode(),
+            "ce-id": self._id().decode(),
+        }
+
+    def _id(self) -> bytes:
+        return b"%b%08x" % (self._prefix, next(self._numbers) & 0xFFFFFFFF)
+
+    def _time(self) -> bytes:
+        now = time.monotonic()
+        if now >= self._clock_until:
+            self._clock_until = now + CLOCK_S
+            self._clock = timestamp_text(time.time_ns() // 1000).encode()
+        return self._clock
+
+
+def refusal_body(error: RequestError) -> bytes:
+    body: dict[str, object] = {"code": error.code}
+    if error.message:
+        body["message"] = error.message
+    return msgspec.json.encode(body | error.members)
+
+
+def header_safe(text: str) -> str:
+    """A text that cannot break out of its header."""
+    return "".join(c if " " <= c <= "~" else "?" for c in text)

@@ -1,0 +1,189 @@
+"""
+Running the server: sockets, logging, uvicorn, and the way out.
+
+On SIGTERM or SIGINT: stop accepting, tell consumers to come back later and end their streams, answer
+what was accepted, sync and close the log; all within the drain timeout. A second signal ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import socket
+import ssl
+import sys
+from typing import TYPE_CHECKING, Any
+
+import structlog
+import uvicorn
+import uvloop
+
+from virta.errors import ConfigError
+from virta.server.app import build_app
+from virta.server.door import check_exposure
+from virta.server.protocol import HotProtocol
+from virta.server.service import Service
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from virta.server.config import Config
+
+BACKLOG = 4096
+# The thread that has just synced the log waits at most this long for a busy event loop.
+SWITCH_S = 0.0005
+# Allocations before the collector looks at young objects, and how rarely it looks at old ones.
+COLLECTOR = (20_000, 20, 50)
+LEVELS = {"trace": 10, "debug": 10, "info": 20, "warn": 30, "error": 40}
+
+
+def run(config: Config) -> None:
+    """
+    Serve until a signal says stop.
+
+    Raises:
+        VirtaError: the server cannot start: exposure, directory, port, certificate, log.
+    """
+    check_exposure(config.host, config.token_file, insecure=config.insecure)
+    _check_tls(config)
+    configure_logging(config.log_level)
+    sys.setswitchinterval(SWITCH_S)
+    # What was imported stays; of what comes and goes with requests little refers in circles.
+    gc.freeze()
+    gc.set_threshold(*COLLECTOR)
+    listener = _bind(config.host, config.server_port)
+    try:
+        uvloop.run(serve(config, listener))
+    finally:
+        listener.close()
+
+
+async def serve(config: Config, listener: socket.socket) -> None:
+    """Run one server on a bound socket, from opening the log to closing it."""
+    service = Service(config)
+    await service.start()
+    protocol = type("ServiceProtocol", (HotProtocol,), {"service": service})
+    settings = uvicorn.Config(
+        build_app(service),
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        ssl_certfile=config.tls_cert,
+        ssl_keyfile=config.tls_key,
+        timeout_keep_alive=max(1, config.tcp_idle_timeout_ms // 1000),
+        timeout_graceful_shutdown=max(1, config.drain_timeout_ms // 1000),
+        backlog=BACKLOG,
+    )
+    server = _Server(settings, service)
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if config.tls_cert else "http"
+    shown = f"[{host}]" if ":" in host else host
+    service.logger.info(
+        "listening",
+        url=f"{scheme}://{shown}:{port}",
+        log=str(config.log_path),
+        durability=config.durability,
+        next_offset=service.log.next_offset,
+        journal=service.journal.address[1] if service.journal is not None else None,
+    )
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        await service.stop()
+        service.logger.info("stopped")
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which tells the service when it begins to drain."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """
+        Drain on the first signal, give up waiting on a second SIGINT.
+
+        uvicorn's own version raises the signal again at the end, before the log is closed.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._service.draining = True
+        await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        await asyncio.sleep(0)  # connections that were cut say goodbye to the hub
+
+
+def configure_logging(level: str) -> None:
+    """One line per event on standard output: for people on a terminal, JSON otherwise."""
+    renderer: Any = (
+        structlog.dev.ConsoleRenderer()
+        if sys.stdout.isatty()
+        else structlog.processors.JSONRenderer()
+    )
+    shared: list[Any] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.EventRenamer("message"),
+        structlog.processors.format_exc_info,
+    ]
+    structlog.configure(
+        processors=[*shared, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        cache_logger_on_first_use=True,
+    )
+    # Rooms that do not know of structlog speak through the standard library: the same lines.
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    logging.basicConfig(level=LEVELS[level], handlers=[handler])
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "websockets"):
+        logging.getLogger(name).setLevel(max(LEVELS[level], logging.WARNING))
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}", setting="server_port"
+        ) from error
+    listener.set_inheritable(False)
+    return listener
+
+
+def _check_tls(config: Config) -> None:
+    if (config.tls_cert is None) != (config.tls_key is None):
+        raise ConfigError("--tls-cert and --tls-key go together: give both or none")
+    if config.tls_cert is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+            config.tls_cert, config.tls_key
+        )
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"cannot use certificate {config.tls_cert}: {error}", setting="tls_cert"
+        ) from error

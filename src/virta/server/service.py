@@ -1,0 +1,218 @@
+"""
+The service: everything behind the connections, put together once and taken apart in order.
+
+    log ── keeper ── publisher ── hub ── subscriptions
+              └────── idempotency (rebuilt from the log's tail) ── replayer
+
+`start` is complete when every event of the log's tail is known again: only then does the server
+listen, so a repeat of something accepted before a crash is recognised by the first request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+import virta.log
+from virta.errors import ConfigError, RequestError
+from virta.hub.hub import Hub
+from virta.hub.idempotency import Idempotency, key_of
+from virta.hub.keeper import Keeper
+from virta.hub.publisher import Publisher, read_delivery
+from virta.hub.registry import Registry
+from virta.hub.replay import Replayer
+from virta.hub.subscription import SlowPolicy
+from virta.hub.topics import STREAMS
+from virta.journal.daemon import JournalServer
+from virta.server.door import Door, is_loopback, read_tokens
+from virta.server.responses import COMMON, KEEP, Responder
+from virta.server.webhooks import Webhooks
+from virta.server.wheel import Wheel
+
+if TYPE_CHECKING:
+    from virta.log.handle import Visibility
+    from virta.server.config import Config
+    from virta.server.sse import SseConsumer
+
+# Threads that read history; more would only fight for the disk.
+READERS_MAX = 4
+LOCK_NAME = "serve.lock"
+REGISTRY_NAME = "registry"
+JOURNAL_NAME = "journal"
+
+
+class Service:
+    """What the protocol and the application share."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.logger: Any = structlog.get_logger("virta.server")
+        self.door = Door(read_tokens(config.token_file) if config.token_file else None)
+        self.responder = Responder(config.source_name, config.durability)
+        self.streams_accepted = (
+            b"HTTP/1.1 200 OK\r\n" + COMMON + KEEP + b"Content-Length: 0\r\n\r\n"
+        )
+        self.idle_s = config.tcp_idle_timeout_ms / 1000
+        self.body_s = config.body_timeout_ms / 1000
+        self.ping_s = config.ping_interval_ms / 1000
+        # Looked up for every request: plain attributes are quicker than the settings' origins.
+        self.body_bytes_max: int = config.max_body_size_bytes
+        self.line_bytes_max: int = config.max_request_line_bytes
+        self.head_bytes_max: int = config.max_header_bytes
+        self.slow_policy = SlowPolicy(
+            config.slow_consumer,
+            config.slow_consumer_bytes_max,
+            config.slow_consumer_ms_max / 1000,
+        )
+        self.draining = False
+        self.ready = False
+        self.started_at = time.time()
+        # Counters for /metrics; labels stay bounded: statuses, never names.
+        self.requests = 0
+        self.connections_opened = 0
+        self.refusals: dict[int, int] = {}
+        self.translations = 0
+        self.translation_seconds = 0.0
+        self.journal: JournalServer | None = None
+        self.filter_streams: dict[str, set[SseConsumer]] = {}
+
+    async def start(self) -> None:
+        """Open the log, learn its tail, begin to follow it."""
+        config = self.config
+        loop = asyncio.get_running_loop()
+        self._lock = _lock_directory(config.data_dir)
+        visibility: Visibility | None = "committed" if config.durability == "none" else None
+        self.log = await asyncio.to_thread(
+            virta.log.open, config.log_path, durability=config.durability, visibility=visibility
+        )
+        self.executor = ThreadPoolExecutor(READERS_MAX, thread_name_prefix="virta-reader")
+        self.idempotency = Idempotency(
+            keys_max=config.max_idempotency_keys,
+            horizon_s=config.idempotency_expiration_ms / 1000,
+        )
+        self.registry = await asyncio.to_thread(Registry, Path(config.data_dir) / REGISTRY_NAME)
+        self.hub = Hub(source_name=config.source_name)
+        self.keeper = Keeper(self.log, loop, self._arrived, durability=config.durability)
+        self.hub.position = self.keeper.position
+        await asyncio.to_thread(self._learn_tail, self.keeper.position)
+        self.publisher = Publisher(
+            self.hub,
+            self.keeper,
+            self.idempotency,
+            loop,
+            outstanding_max=config.max_outstanding_events_per_router_thread,
+        )
+        self.replayer = Replayer(self.hub, self.log, self.idempotency, self.executor)
+        self.wheel = Wheel(loop)
+        await self._start_journal()
+        self.webhooks = Webhooks(self)
+        self.wheel.start()
+        self.keeper.start()
+        self.webhooks.start()
+        self.ready = True
+
+    async def stop(self) -> None:
+        """Finish what was accepted, then let go of the log."""
+        self.ready = False
+        self.wheel.stop()
+        await self.webhooks.stop()
+        if self.journal is not None:
+            await self.journal.stop()
+        await self.publisher.finished()
+        await asyncio.to_thread(self.keeper.stop)
+        await asyncio.to_thread(self.executor.shutdown)
+        await asyncio.to_thread(self.registry.close)
+        await asyncio.to_thread(self.log.close)
+        os.close(self._lock)
+
+    async def _start_journal(self) -> None:
+        """Serve the journal beside; its protocol has no tokens, so its door is loopback."""
+        config = self.config
+        if config.journal_port is None:
+            return
+        host = config.host if is_loopback(config.host) or config.insecure else "127.0.0.1"
+        self.journal = JournalServer(
+            Path(config.data_dir) / JOURNAL_NAME, host=host, port=config.journal_port
+        )
+        try:
+            await self.journal.start()
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {host}:{config.journal_port} for the journal: {error.strerror}; "
+                "choose another --journal-port, or none",
+                setting="journal_port",
+            ) from error
+
+    def overloaded(self, refused: int) -> RequestError:
+        """The 429 for a publication of so many events."""
+        routers = self.config.router_threads
+        limit = self.config.max_outstanding_events_per_router_thread
+        return RequestError(
+            429,
+            "exceeded-outstanding-event-limit",
+            count=(self.publisher.outstanding + refused) * routers,
+            limit=limit * routers,
+        )
+
+    def end_filter_streams(self, id_: str) -> None:
+        """A filter is gone: those who listen to it are told and let go."""
+        for consumer in list(self.filter_streams.get(id_, ())):
+            consumer.finish("filter-removed")
+
+    def count_refusal(self, error: RequestError) -> None:
+        self.refusals[error.status] = self.refusals.get(error.status, 0) + 1
+
+    def _arrived(self, records: list[virta.log.Record]) -> None:
+        self.publisher.arrived(records)
+
+    def _learn_tail(self, end: int) -> None:
+        """Read what the horizon still covers, so that repeats are known after a restart."""
+        horizon = timedelta(milliseconds=self.config.idempotency_expiration_ms)
+        if end == self.log.first_offset or not horizon:
+            return
+        since = datetime.now(UTC) - horizon
+        age = time.monotonic() - time.time()
+        reader = self.log.read(start=since, end=end, on_gap="skip", on_corruption="skip")
+        try:
+            for records in reader.batches():
+                found: list[tuple[str, int]] = []
+                for record in records:
+                    delivery = read_delivery(record)
+                    if delivery is None or delivery.channel == STREAMS:
+                        continue
+                    key = key_of(delivery.channel, delivery.source, delivery.id)
+                    if self.idempotency.claim(key):
+                        found.append((key, delivery.offset))
+                written = records[-1].timestamp / 1_000_000 + age if records else 0.0
+                self.idempotency.settle(found, written)
+        finally:
+            reader.close()
+
+
+def _lock_directory(data_dir: str) -> int:
+    """Take the data directory for this process; two servers would not know each other's repeats."""
+    path = os.path.join(data_dir, LOCK_NAME)
+    try:
+        os.makedirs(data_dir, exist_ok=True)
+        handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot use data directory {data_dir}: {error.strerror}", setting="data_dir"
+        ) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise ConfigError(
+            f"another server uses data directory {data_dir}: stop it, or choose another --data-dir",
+            setting="data_dir",
+        ) from None
+    return handle

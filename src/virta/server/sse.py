@@ -1,0 +1,292 @@
+"""
+A consumer over server-sent events: a connection that a GET has turned into a subscription.
+
+    begin ──► head, connect ──► [gap] ──► [replay] ──► attached: events as they come, pings in silence
+
+The consumer's bytes come ready-made from the hub; here they only meet the transport. When it is full
+the subscription waits and its policy decides (`virta.hub.subscription`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl
+
+from virta.errors import FilterError, HubError, LogError, RequestError
+from virta.filters import Filter
+from virta.filters.query_string import parse
+from virta.filters.tree import any_of
+from virta.hub.delivery import SSE_CHUNKED, SSE_PLAIN
+from virta.hub.frames import LAST_CHUNK, chunk, named_frame, timestamp_text
+from virta.hub.hub import now_microseconds
+from virta.hub.subscription import DISCONNECT, DROP_OLDEST, SlowPolicy, Subscription
+from virta.server.paths import parse_start
+from virta.server.responses import SSE_HEAD
+
+if TYPE_CHECKING:
+    from virta.hub.replay import Start
+    from virta.server.paths import Moment
+    from virta.server.protocol import HotProtocol
+    from virta.server.service import Service
+
+POLICY_HEADER = b"virta-slow-consumer"
+# What a client waits before it comes back to a server that drains.
+RETRY_MS = 2000
+
+
+def open_stream(
+    protocol: HotProtocol, *, channel: str, start: Moment | None, query: bytes
+) -> SseConsumer:
+    """
+    Check everything a consumer asks for.
+
+    Raises:
+        RequestError: 400 with the query's own code.
+    """
+    service = protocol.service
+    headers = dict(protocol.headers)
+    text = query.decode("latin-1")
+    filter_ = parse_query(text, service.config.max_query_terms)
+    last_event_id = headers.get(b"last-event-id", b"").decode("utf-8", "replace")
+    return SseConsumer(
+        protocol,
+        channel,
+        filter_,
+        query=text,
+        start=start,
+        last_event_id=last_event_id,
+        policy=read_policy(service, headers.get(POLICY_HEADER)),
+        chunked=protocol.parser.get_http_version() == "1.1",
+    )
+
+
+def open_filter_stream(protocol: HotProtocol, ids: list[str], query: bytes) -> SseConsumer:
+    """
+    Check a request for the events of registered filters, which all stand on one channel.
+
+    Raises:
+        RequestError: 404 for an id that is not registered, 400 for filters that do not go together.
+    """
+    service = protocol.service
+    found = [service.registry.get(id_) for id_ in ids]
+    registered = [one for one in found if one is not None]
+    if len(registered) < len(ids):
+        missing = ids[found.index(None)]
+        raise RequestError(404, "not-found", f"no filter has the id {missing}")
+    first = registered[0]
+    if any((r.channel, r.dialect) != (first.channel, first.dialect) for r in registered):
+        raise RequestError(
+            400, "mixed-filters", "filters on one stream share their collection and dialect"
+        )
+    filter_ = first.filter
+    if len(registered) > 1:
+        filter_ = Filter(any_of([r.filter.tree for r in registered]), dialect=first.dialect)
+    headers = dict(protocol.headers)
+    parameters = dict(parse_qsl(query.decode("latin-1")))
+    start = parse_start(parameters["from"]) if "from" in parameters else None
+    return SseConsumer(
+        protocol,
+        first.channel,
+        filter_,
+        query=",".join(ids),
+        start=start,
+        last_event_id=headers.get(b"last-event-id", b"").decode("utf-8", "replace"),
+        policy=read_policy(service, headers.get(POLICY_HEADER)),
+        chunked=protocol.parser.get_http_version() == "1.1",
+        filter_ids=tuple(ids),
+    )
+
+
+def parse_query(text: str, terms_max: int) -> Filter:
+    """Parse a channel's query; the error is Thorium's 400."""
+    try:
+        return parse(text, terms_max=terms_max)
+    except FilterError as error:
+        raise filter_refusal(error) from error
+
+
+def filter_refusal(error: FilterError) -> RequestError:
+    return RequestError(400, error.code, error.message, **error.members)
+
+
+def read_policy(service: Service, asked: bytes | None) -> SlowPolicy:
+    """The server's policy, or the one a consumer chose by header."""
+    if asked is None:
+        return service.slow_policy
+    action = asked.decode("latin-1")
+    if action not in {DISCONNECT, DROP_OLDEST}:
+        raise RequestError(
+            400,
+            "invalid-slow-consumer",
+            f"{action!r} is no policy: write {DISCONNECT} or {DROP_OLDEST}",
+        )
+    held = service.slow_policy
+    return SlowPolicy(action, held.bytes_max, held.seconds_max)
+
+
+class SseConsumer:
+    """The sink of one subscription."""
+
+    def __init__(
+        self,
+        protocol: HotProtocol,
+        channel: str,
+        filter_: Filter,
+        *,
+        query: str,
+        start: Moment | None,
+        last_event_id: str,
+        policy: SlowPolicy,
+        chunked: bool,
+        filter_ids: tuple[str, ...] = (),
+    ) -> None:
+        self._protocol = protocol
+        self._service = protocol.service
+        self._wheel = protocol.service.wheel
+        self._put = protocol.transport.write
+        self._start = start
+        self._last_event_id = last_event_id
+        self._chunked = chunked
+        self._last_write = 0.0
+        self._room: asyncio.Future[None] | None = None
+        self._replay: asyncio.Task[None] | None = None
+        self._announced = False
+        self._filter_ids = filter_ids
+        self.subscription = Subscription(
+            self._service.hub.new_client_id(),
+            channel,
+            filter_,
+            self,
+            query=query,
+            encoding=SSE_CHUNKED if chunked else SSE_PLAIN,
+            policy=policy,
+        )
+
+    # The stream's life.
+
+    def begin(self) -> None:
+        """Write the head and `connect`, and start delivering."""
+        service, subscription = self._service, self.subscription
+        live = self._start is None and not self._last_event_id
+        if live:
+            service.hub.attach(subscription)
+        # Where a client that has heard nothing yet may come back to.
+        place = b"Virta-Position: %d\r\n" % service.hub.position
+        framing = place + (b"Transfer-Encoding: chunked\r\n\r\n" if self._chunked else b"\r\n")
+        data = {"timestamp": timestamp_text(now_microseconds()), "clientID": subscription.id}
+        self.write(SSE_HEAD + framing + self._framed(named_frame("connect", data)))
+        service.hub.announce(subscription, registered=True)
+        self._announced = True
+        for id_ in self._filter_ids:
+            service.filter_streams.setdefault(id_, set()).add(self)
+        if not live:
+            self._replay = asyncio.ensure_future(self._catch_up())
+        service.wheel.set(self._protocol, self._last_write + service.ping_s)
+
+    def write(self, payload: bytes) -> None:
+        """Take bytes from the hub."""
+        self._last_write = self._wheel.now
+        self._put(payload)
+
+    def end(self, reason: str) -> None:
+        """Drop a consumer that does not keep up; it cannot be told, since it does not read."""
+        self._service.hub.detach(self.subscription)
+        self._service.hub.slow_disconnects += 1
+        self._service.logger.info("consumer_dropped", client=self.subscription.id, reason=reason)
+        self._protocol.transport.abort()
+
+    def drain(self) -> None:
+        """Say when to come back."""
+        self.finish("shutdown", retry_ms=RETRY_MS)
+
+    def finish(self, reason: str, *, retry_ms: int | None = None) -> None:
+        """Say why, and end the body properly: nothing may follow its last chunk."""
+        if self.subscription.closed:
+            return
+        self._service.hub.detach(self.subscription)
+        data = {"timestamp": timestamp_text(now_microseconds()), "reason": reason}
+        frame = self._framed(named_frame("disconnect", data, retry_ms=retry_ms))
+        self.write(frame + (LAST_CHUNK if self._chunked else b""))
+        self._protocol.transport.close()
+
+    def gone(self) -> None:
+        """The connection is lost."""
+        if self._replay is not None:
+            self._replay.cancel()
+        self._service.hub.detach(self.subscription)
+        for id_ in self._filter_ids:
+            streams = self._service.filter_streams.get(id_, set())
+            streams.discard(self)
+            if not streams:
+                self._service.filter_streams.pop(id_, None)
+        if self._announced:
+            self._service.hub.announce(self.subscription, registered=False)
+
+    # The transport's signs.
+
+    def full(self) -> None:
+        now = self._protocol.loop.time()
+        self.subscription.block(now)
+        self._service.wheel.set(self._protocol, now + self.subscription.policy.seconds_max)
+
+    def room(self) -> None:
+        self.subscription.unblock(self._protocol.loop.time())
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+        self._room = None
+
+    def expired(self, now: float) -> None:
+        """Time for a ping, or too long without taking anything."""
+        if self.subscription.overdue(now):
+            self.end(f"nothing was taken for {self.subscription.policy.seconds_max} s")
+            return
+        if (
+            self.subscription.blocked_since is None
+            and now - self._last_write >= self._service.ping_s
+        ):
+            data = {"timestamp": timestamp_text(now_microseconds())}
+            self.write(self._framed(named_frame("ping", data)))
+        deadline = self._last_write + self._service.ping_s
+        if self.subscription.blocked_since is not None:
+            deadline = self.subscription.blocked_since + self.subscription.policy.seconds_max
+        self._service.wheel.set(self._protocol, max(deadline, now))
+
+    # History.
+
+    async def _catch_up(self) -> None:
+        replayer = self._service.replayer
+        try:
+            start = await self._find_start()
+            if start.gap is not None:
+                self._tell_gap(start.gap)
+            await replayer.run(
+                self.subscription, start, drained=self._drained, tell_gap=self._tell_gap
+            )
+        except (LogError, HubError, FilterError) as error:
+            self._service.logger.warning("replay_failed", code=error.code, reason=error.message)
+            self.finish(error.code)
+
+    async def _find_start(self) -> Start:
+        replayer = self._service.replayer
+        if self._last_event_id:
+            return await replayer.find(self.subscription.channel, self._last_event_id)
+        assert self._start is not None
+        if isinstance(self._start, str | int):
+            return replayer.at(self._start)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._service.executor, replayer.at, self._start)
+
+    def _drained(self) -> asyncio.Future[None] | None:
+        if self.subscription.blocked_since is None:
+            return None
+        if self._room is None:
+            self._room = self._protocol.loop.create_future()
+        return self._room
+
+    def _tell_gap(self, gap: dict[str, object]) -> None:
+        data = {"timestamp": timestamp_text(now_microseconds())} | gap
+        self.write(self._framed(named_frame("gap", data)))
+
+    def _framed(self, frame: bytes) -> bytes:
+        return chunk(frame) if self._chunked else frame

@@ -1,0 +1,123 @@
+"""
+CloudEvents Subscriptions: `/subscriptions`, where a subscriber leaves a filter and a sink.
+
+The object is that of the Subscriptions API (version 1.0-wip): `sink`, `protocol` (HTTP), `filters`,
+`types`, `source`, `protocolsettings.headers`; `config.channel` names the channel and
+`config.from` where to begin (`latest` without it).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.routing import Route
+
+from virta.errors import FilterError, HubError, LogError, RequestError
+from virta.server.filters_api import FILTER_BODY_BYTES_MAX, read_json, refused_filter
+from virta.server.intake import check_channel
+from virta.server.paths import parse_start
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from virta.server.service import Service
+
+MEMBERS = frozenset(
+    {"id", "sink", "protocol", "protocolsettings", "config", "filters", "types", "source"}
+)
+
+
+class SubscriptionsApi:
+    """Handlers under `/subscriptions`."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/subscriptions", self.create, methods=["POST"]),
+            Route("/subscriptions", self.list, methods=["GET"]),
+            Route("/subscriptions/{id}", self.show, methods=["GET"]),
+            Route("/subscriptions/{id}", self.delete, methods=["DELETE"]),
+        ]
+
+    async def create(self, request: Request) -> Response:
+        description = _checked(await read_json(request, FILTER_BODY_BYTES_MAX))
+        start = parse_start(str(description["config"].get("from", "latest")))
+        id_ = str(uuid.uuid4())
+        webhooks = self._service.webhooks
+        try:
+            found = await asyncio.to_thread(self._service.replayer.at, start)
+            hook = await webhooks.subscribe(id_, description, found.offset)
+        except FilterError as error:
+            raise refused_filter(error) from error
+        except HubError as error:
+            raise RequestError(400, error.code, error.message) from error
+        except LogError as error:
+            raise RequestError(500, "internal-failure", error.message) from error
+        response = self._json(hook.status(), 201)
+        response.headers["Location"] = f"/subscriptions/{id_}"
+        return response
+
+    async def list(self, request: Request) -> Response:  # noqa: ARG002
+        return self._json([hook.status() for hook in self._service.webhooks.hooks.values()])
+
+    async def show(self, request: Request) -> Response:
+        hook = self._service.webhooks.hooks.get(request.path_params["id"])
+        if hook is None:
+            raise RequestError(404, "not-found", "no subscription has this id")
+        return self._json(hook.status())
+
+    async def delete(self, request: Request) -> Response:
+        if not await self._service.webhooks.unsubscribe(request.path_params["id"]):
+            raise RequestError(404, "not-found", "no subscription has this id")
+        headers = self._service.responder.event_headers()
+        return Response(None, 204, {k: v for k, v in headers.items() if k != "Content-Type"})
+
+    def _json(self, value: Any, status: int = 200) -> Response:
+        headers = self._service.responder.event_headers()
+        return Response(msgspec.json.encode(value), status, headers)
+
+
+def _checked(body: Any) -> dict[str, Any]:
+    """The shape of a subscription; what its filters mean is checked when they are parsed."""
+    if not isinstance(body, dict):
+        raise _invalid("the body is a JSON object")
+    unknown = set(body) - MEMBERS
+    if unknown:
+        raise _invalid(f"{min(unknown)!r} is no member: {', '.join(sorted(MEMBERS))}")
+    if not isinstance(body.get("sink"), str):
+        raise _invalid("`sink` is the address of a webhook")
+    if body.get("protocol", "HTTP") != "HTTP":
+        raise _invalid(f"`protocol` is HTTP, got {body['protocol']!r}")
+    config = body.get("config")
+    if not isinstance(config, dict) or not isinstance(config.get("channel"), str):
+        raise _invalid("`config.channel` names the channel")
+    if set(config) - {"channel", "from"}:
+        raise _invalid("`config` has `channel` and `from`, nothing else")
+    check_channel(config["channel"])
+    if not isinstance(body.get("filters", []), list):
+        raise _invalid("`filters` is an array of filters, which all have to hold")
+    if not _texts(body.get("types", [])):
+        raise _invalid("`types` is an array of texts")
+    if not isinstance(body.get("source", ""), str):
+        raise _invalid("`source` is a text")
+    settings = body.get("protocolsettings", {})
+    headers = settings.get("headers", {}) if isinstance(settings, dict) else None
+    if not isinstance(headers, dict) or not _texts([*headers, *headers.values()]):
+        raise _invalid("`protocolsettings.headers` is an object of texts")
+    if any(c < " " or c > "~" for text in (*headers, *headers.values()) for c in text):
+        raise _invalid("headers are printable ASCII")
+    return {name: value for name, value in body.items() if name != "id"}
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+def _invalid(message: str) -> RequestError:
+    return RequestError(400, "invalid-subscription", message)

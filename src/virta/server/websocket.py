@@ -1,0 +1,285 @@
+"""
+WebSockets: Subtub's `/subscribe`, and CloudEvents on `/channels/NAME` (subprotocol cloudevents.json).
+
+The protocol itself is `websockets`' sans-I/O core; outgoing events are frames the hub made once for
+everyone. A consumer is registered before the handshake is answered, so nothing published after a
+client has seen the 101 can pass it by.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl
+
+from websockets.exceptions import ProtocolError
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.http11 import Request
+from websockets.protocol import State
+from websockets.server import ServerProtocol
+from websockets.typing import Subprotocol
+
+from virta.errors import LogError, RequestError, StreamIdError
+from virta.hub.delivery import WEBSOCKET
+from virta.hub.stream_consumer import QUEUED_MAX, QUEUED_MIN, StreamConsumer
+from virta.hub.subscription import Subscription
+from virta.server import responses
+from virta.server.intake import EVENT_BYTES_MAX, STRUCTURED, check_channel, read_events
+from virta.server.paths import CHANNELS, parse_channel_path
+from virta.server.sse import parse_query
+from virta.streams import Segments, parse_stream_id
+
+if TYPE_CHECKING:
+    from virta.server.protocol import HotProtocol
+
+SUBSCRIBE = b"/subscribe"
+CLOUDEVENTS = Subprotocol("cloudevents.json")
+PING = b"\x89\x00"
+# A client that sends nothing for this long, not even pongs, is gone.
+SILENCE_S = 60.0
+STREAMS_MAX = 10_000
+REASON_BYTES_MAX = 123  # of a close frame, RFC 6455 §5.5
+
+
+def check_subscribe(query: bytes) -> tuple[list[Segments], int, bool]:
+    """
+    Read the parameters of `/subscribe`: streams, queue length, whether drops are told.
+
+    Raises:
+        RequestError: with the sentence that is the whole answer.
+    """
+    names = [part.partition(b"=")[0] for part in query.split(b"&")]
+    pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=STREAMS_MAX)
+    values: dict[str, list[str]] = {}
+    for name, value in pairs:
+        values.setdefault(name, []).append(value)
+    if b"streams" not in names and "streams" not in values:
+        raise RequestError(404, "not-found", "Not found")
+    queued = values.get("max_queued", [""])[0]
+    if not queued.lstrip("+-").isdigit() or not queued.isascii():
+        raise RequestError(
+            400,
+            "invalid-max-queued",
+            f"max_queued must be an integer from 1 to 250, got {queued!r}",
+        )
+    if not QUEUED_MIN <= int(queued) <= QUEUED_MAX:
+        raise RequestError(
+            400, "invalid-max-queued", f"max_queued must be from 1 to 250, got {queued}"
+        )
+    # A name without `=` asks for no stream at all; `streams=` asks for the empty id.
+    asked = [part for part in query.split(b"&") if part.startswith(b"streams=")]
+    if not asked:
+        raise RequestError(400, "no-streams", "No streams requested")
+    try:
+        streams = [parse_stream_id(text) for text in values["streams"] if text or asked]
+    except StreamIdError:
+        raise RequestError(400, "malformed-stream-id", "Malformed stream id") from None
+    return streams, int(queued), values.get("drops") == ["1"]
+
+
+class WebSocket:
+    """One upgraded connection."""
+
+    def __init__(self, connection: HotProtocol, method: bytes) -> None:
+        self._connection = connection
+        self._service = connection.service
+        self._method = method
+        self._protocol = ServerProtocol(
+            subprotocols=[CLOUDEVENTS],
+            select_subprotocol=lambda _, offered: CLOUDEVENTS if CLOUDEVENTS in offered else None,
+            max_size=EVENT_BYTES_MAX,
+        )
+        self._streams: StreamConsumer | None = None
+        self._subscription: Subscription | None = None
+        self._channel: str | None = None
+        self._message: list[bytes] = []
+        self._last_heard = connection.loop.time()
+        self._open = False
+
+    # The handshake.
+
+    def open(self, rest: bytes) -> None:
+        """Check, register, answer; `rest` is what already came behind the head."""
+        connection = self._connection
+        path, _, query = connection.url.partition(b"?")
+        try:
+            query = self._service.door.admit(connection.headers, query)
+            if path == SUBSCRIBE and self._method == b"GET":
+                streams, queued, tell = check_subscribe(query)
+                _check_handshake(dict(connection.headers))
+                self._streams = StreamConsumer(self, streams, queued, tell_drops=tell)
+                self._service.hub.attach_streams(self._streams)
+            else:
+                self._open_channel(path, query)
+        except RequestError as error:
+            self._refuse(error)
+            return
+        self._answer(rest)
+
+    def _open_channel(self, path: bytes, query: bytes) -> None:
+        if not path.startswith(CHANNELS):
+            raise RequestError(404, "not-found", "Not found")
+        channel = parse_channel_path(path).channel
+        text = query.decode("latin-1")
+        filter_ = parse_query(text, self._service.config.max_query_terms)
+        headers = dict(self._connection.headers)
+        offered = headers.get(b"sec-websocket-protocol", b"").decode("latin-1")
+        if CLOUDEVENTS not in [name.strip() for name in offered.split(",")]:
+            raise RequestError(
+                400, "missing-subprotocol", f"offer the subprotocol {CLOUDEVENTS}, got {offered!r}"
+            )
+        _check_handshake(headers)
+        self._channel = channel
+        self._subscription = Subscription(
+            self._service.hub.new_client_id(),
+            channel,
+            filter_,
+            self,
+            query=text,
+            encoding=WEBSOCKET,
+            policy=self._service.slow_policy,
+        )
+        self._service.hub.attach(self._subscription)
+        self._service.hub.announce(self._subscription, registered=True)
+
+    def _answer(self, rest: bytes) -> None:
+        connection, protocol = self._connection, self._protocol
+        head = b"".join(b"%b: %b\r\n" % pair for pair in connection.headers)
+        protocol.receive_data(b"GET %b HTTP/1.1\r\n%b\r\n" % (connection.url, head))
+        for request in protocol.events_received():
+            if isinstance(request, Request):
+                response = protocol.accept(request)
+                protocol.send_response(response)
+        self._flush()
+        if protocol.state is not State.OPEN:
+            connection.end()
+            return
+        self._open = True
+        self._service.wheel.set(connection, connection.loop.time() + self._service.ping_s)
+        if rest:
+            self.data_received(rest)
+
+    def _refuse(self, error: RequestError) -> None:
+        self._service.count_refusal(error)
+        if self._connection.url.startswith(SUBSCRIBE) and error.message and error.status != 401:
+            response = responses.plain_text(error.status, error.message, close=True)
+        else:
+            response = self._service.responder.refused(error, close=True)
+        self._connection.transport.write(response)
+        self._connection.end()
+
+    # The hub's side.
+
+    def write(self, payload: bytes) -> None:
+        """Take ready-made frames."""
+        if self._protocol.state is State.OPEN:
+            self._connection.transport.write(payload)
+
+    def end(self, reason: str) -> None:
+        """Drop a consumer that does not keep up."""
+        self._service.hub.slow_disconnects += 1
+        self._service.logger.info("socket_dropped", reason=reason)
+        self._connection.transport.abort()
+
+    # The connection's side.
+
+    def data_received(self, data: bytes) -> None:
+        self._last_heard = self._connection.loop.time()
+        self._protocol.receive_data(data)
+        for event in self._protocol.events_received():
+            if isinstance(event, Frame):
+                self._on_frame(event)
+        self._flush()
+        if self._protocol.close_expected():
+            self._connection.end()
+
+    def expired(self, now: float) -> None:
+        """Time for a ping, or nobody there."""
+        overdue = self._subscription is not None and self._subscription.overdue(now)
+        if overdue or now - self._last_heard >= SILENCE_S:
+            self._connection.transport.abort()
+            return
+        if self._protocol.state is State.OPEN:
+            self._connection.transport.write(PING)
+        self._service.wheel.set(self._connection, now + self._service.ping_s)
+
+    def drain(self) -> None:
+        """Say goodbye: the server goes away."""
+        if self._protocol.state is State.OPEN:
+            self._close(CloseCode.GOING_AWAY, "the server is stopping")
+        self._connection.transport.close()
+
+    def gone(self) -> None:
+        hub = self._service.hub
+        if self._streams is not None:
+            hub.detach_streams(self._streams)
+        if self._subscription is not None:
+            hub.detach(self._subscription)
+            hub.announce(self._subscription, registered=False)
+
+    def full(self) -> None:
+        if self._streams is not None:
+            self._streams.block()
+        if self._subscription is not None:
+            self._subscription.block(self._connection.loop.time())
+
+    def room(self) -> None:
+        if self._streams is not None:
+            self._streams.unblock()
+        if self._subscription is not None:
+            self._subscription.unblock(self._connection.loop.time())
+
+    # Frames from the client.
+
+    def _on_frame(self, frame: Frame) -> None:
+        if frame.opcode not in {Opcode.TEXT, Opcode.BINARY, Opcode.CONT}:
+            return  # pings are answered and closes echoed by the protocol itself
+        if self._channel is None:
+            return  # Subtub's subscribers only listen
+        self._message.append(bytes(frame.data))
+        if not frame.fin:
+            return
+        body, self._message = b"".join(self._message), []
+        try:
+            self._publish(self._channel, body)
+        except RequestError as error:
+            self._service.count_refusal(error)
+            again = CloseCode.TRY_AGAIN_LATER if error.status == 429 else CloseCode.INVALID_DATA
+            self._close(again, error.code)
+
+    def _publish(self, channel: str, body: bytes) -> None:
+        """Take one structured event; a socket has no answers, so a refusal closes it."""
+        check_channel(channel)
+        if self._service.publisher.full:
+            raise self._service.overloaded(1)
+        drafts = read_events(channel, [], STRUCTURED, STRUCTURED, body)
+        self._service.publisher.submit(drafts, self._published)
+
+    def _published(self, error: LogError | None) -> None:
+        if error is not None and self._protocol.state is State.OPEN:
+            self._close(CloseCode.INTERNAL_ERROR, error.code)
+
+    def _close(self, code: CloseCode, reason: str) -> None:
+        if self._protocol.state is State.OPEN:
+            try:
+                self._protocol.send_close(code, reason[:REASON_BYTES_MAX])
+            except ProtocolError as error:
+                self._service.logger.debug("close_failed", reason=str(error))
+            self._flush()
+
+    def _flush(self) -> None:
+        for data in self._protocol.data_to_send():
+            if data:
+                self._connection.transport.write(data)
+            elif self._connection.transport.can_write_eof():
+                self._connection.end()
+
+
+def _check_handshake(headers: dict[bytes, bytes]) -> None:
+    """Subtub's sentences for what a handshake lacks."""
+    version = headers.get(b"sec-websocket-version")
+    if version is None:
+        raise RequestError(400, "bad-handshake", "Sec-WebSocket-Version header not present.")
+    if version.strip() != b"13":
+        raise RequestError(426, "bad-handshake", "This server only supports WebSocket version 13.")
+    if b"sec-websocket-key" not in headers:
+        raise RequestError(400, "bad-handshake", "Sec-WebSocket-Key header not present.")

@@ -1,0 +1,70 @@
+"""
+One timer for all deadlines: a wheel of slots instead of a timer per connection.
+
+Whoever is on the wheel has a `deadline` (seconds of the loop's clock) and is called with `expired`
+once that has passed, at most one slot late. Moving a deadline later costs one assignment: the wheel
+looks at it when the old slot comes round.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import asyncio
+
+SLOT_S = 0.05
+NEVER = float("inf")
+
+
+class Timed(Protocol):
+    """Something with a deadline."""
+
+    deadline: float
+    slot: int  # where it stands on the wheel; -1 when it is not on it
+
+    def expired(self, now: float) -> None:
+        """The deadline has passed; set a new one and come back on the wheel if there is one."""
+
+
+class Wheel:
+    """Deadlines of everything that waits."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._slots: dict[int, list[Timed]] = {}
+        self.now = loop.time()  # as of the last turn: good enough for whoever counts in slots
+        self._done = int(self.now / SLOT_S)
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self._handle = self._loop.call_later(SLOT_S, self._turn)
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        self._slots.clear()
+
+    def set(self, timed: Timed, deadline: float) -> None:
+        """Give something a deadline, earlier or later than the one it has."""
+        timed.deadline = deadline
+        if deadline == NEVER:
+            return
+        slot = max(int(deadline / SLOT_S) + 1, self._done + 1)
+        if timed.slot < 0 or slot < timed.slot:
+            timed.slot = slot
+            self._slots.setdefault(slot, []).append(timed)
+
+    def _turn(self) -> None:
+        self._handle = self._loop.call_later(SLOT_S, self._turn)
+        now = self.now = self._loop.time()
+        while self._done < int(now / SLOT_S):
+            self._done += 1
+            for timed in self._slots.pop(self._done, ()):
+                if timed.slot != self._done:
+                    continue  # it was moved to an earlier slot and has been seen there
+                timed.slot = -1
+                if timed.deadline <= now:
+                    timed.expired(now)
+                else:
+                    self.set(timed, timed.deadline)

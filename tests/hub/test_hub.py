@@ -1,0 +1,278 @@
+"""The hub over a real log: publishing, following, matching once, replaying into live."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import virta
+from virta.errors import LogWriteError
+from virta.filters import parse
+from virta.hub.delivery import SSE_PLAIN, Delivery, from_record
+from virta.hub.hub import Hub
+from virta.hub.idempotency import Idempotency
+from virta.hub.keeper import Keeper
+from virta.hub.publisher import Publisher
+from virta.hub.registry import Registry
+from virta.hub.replay import Replayer, Start
+from virta.hub.subscription import Subscription
+from virta.log.record import Name, Record
+
+
+class Ear:
+    """A sink that keeps what it hears."""
+
+    def __init__(self):
+        self.heard = []
+        self.changed = asyncio.Event()
+
+    def write(self, payload):
+        for line in payload.decode().splitlines():
+            if line.startswith("data: "):
+                self.heard.append(json.loads(line[6:]))
+        self.changed.set()
+
+    def end(self, reason):
+        raise AssertionError(reason)
+
+    async def ids(self, count):
+        async with asyncio.timeout(10):
+            while len(self.heard) < count:
+                self.changed.clear()
+                await self.changed.wait()
+        return [event["id"] for event in self.heard]
+
+
+class House:
+    """A hub with everything behind it, on a log in a directory."""
+
+    def __init__(self, path, durability="none", log=None):
+        loop = asyncio.get_running_loop()
+        self.log = log or virta.open(path, visibility="committed")
+        self.table = Idempotency(keys_max=1000, horizon_s=1000.0)
+        self.hub = Hub()
+        self.keeper = Keeper(self.log, loop, self.arrived, durability=durability)
+        self.hub.position = self.keeper.position
+        self.publisher = Publisher(self.hub, self.keeper, self.table, loop, outstanding_max=10)
+        self.executor = ThreadPoolExecutor(2)
+        self.replayer = Replayer(self.hub, self.log, self.table, self.executor)
+        self.keeper.start()
+
+    def arrived(self, records):
+        self.publisher.arrived(records)
+
+    def listen(self, channel, query="", dialect="query-string"):
+        ear = Ear()
+        subscription = Subscription("1-0", channel, parse(query, dialect), ear, encoding=SSE_PLAIN)
+        return ear, subscription
+
+    def attach(self, *arguments):
+        ear, subscription = self.listen(*arguments)
+        self.hub.attach(subscription)
+        return ear
+
+    async def publish(self, channel, *ids, data=None):
+        done = asyncio.get_running_loop().create_future()
+        drafts = [draft(channel, id_, data) for id_ in ids]
+        self.publisher.submit(drafts, done.set_result)
+        return await asyncio.wait_for(done, 10)
+
+    async def close(self):
+        await self.publisher.finished()
+        await asyncio.to_thread(self.keeper.stop)
+        self.executor.shutdown()
+        self.log.close()
+
+
+def draft(channel, id_, data=None):
+    event = {"source": "s", "id": id_, "data": data or {}}
+    return Delivery(channel, "s", id_, json.dumps(event).encode())
+
+
+def run(scenario, tmp_path, **options):
+    async def whole():
+        house = House(tmp_path / "log", **options)
+        try:
+            return await scenario(house)
+        finally:
+            await house.close()
+
+    return asyncio.run(whole())
+
+
+@pytest.mark.parametrize("durability", ["none", "group"])
+def test_published_means_stored_and_heard(tmp_path, durability):
+    """When the answer comes, the log has the events and the hearers have been given them."""
+
+    async def scenario(house):
+        ear = house.attach("c")
+        error = await house.publish("c", "1", "2", "1")
+        return error, [e["id"] for e in ear.heard], [r.offset for r in house.log.read()]
+
+    assert run(scenario, tmp_path, durability=durability) == (None, ["1", "2"], [0, 1])
+
+
+@pytest.mark.parametrize("durability", ["none", "group"])
+def test_order_is_that_of_the_log_among_all_writers(tmp_path, durability):
+    """Records of another handle and our own reach hearers in log order, each once."""
+
+    async def scenario(house):
+        ear = house.attach("c")
+        with virta.open(tmp_path / "log") as other:
+            for n in range(50):
+                value = json.dumps({"source": "o", "id": f"o{n}"}).encode()
+                await asyncio.to_thread(other.append, "c", b"", value, durability="none")
+                await house.publish("c", f"h{n}")
+        heard = await ear.ids(100)
+        stored = [json.loads(r.value)["id"] for r in house.log.read()]
+        return heard, stored
+
+    heard, stored = run(scenario, tmp_path, durability=durability)
+
+    assert heard == stored
+
+
+def test_failed_writes_are_answered_and_forgotten(tmp_path):
+    """When the log refuses, the publisher hears of it and may try again."""
+
+    async def scenario(house):
+        real = house.log.append_many
+
+        def refuse(*arguments, **named):
+            house.log.append_many = real
+            raise LogWriteError("disk full")
+
+        house.log.append_many = refuse
+        first = await house.publish("c", "1")
+        second = await house.publish("c", "1")
+        return first, second, house.publisher.duplicates, house.publisher.outstanding
+
+    first, second, duplicates, outstanding = run(scenario, tmp_path, durability="group")
+
+    assert first.code == "log_write_failed"
+    assert (second, duplicates, outstanding) == (None, 0, 0)
+
+
+def test_full_counts_what_is_not_answered(tmp_path):
+    """The limit is on events under way; answered ones make room."""
+
+    async def scenario(house):
+        done = asyncio.get_running_loop().create_future()
+        house.publisher.submit([draft("c", str(n)) for n in range(10)], done.set_result)
+        during = house.publisher.full
+        await done
+        return during, house.publisher.full
+
+    assert run(scenario, tmp_path) == (True, False)
+
+
+def test_filters_of_all_dialects_share_a_channel(tmp_path):
+    """Events meet queries and SQL whole, Koncorde's filters by their data."""
+
+    async def scenario(house):
+        ears = [
+            house.attach("c", "x=1"),
+            house.attach("c", "source = 's'", "cesql"),
+            house.attach("c", {"equals": {"x": 1}}, "koncorde"),
+            house.attach("c", {"ids": {"values": ["a"]}}, "koncorde"),
+            house.attach("c", {}, "koncorde"),
+            house.attach("other"),
+        ]
+        await house.publish("c", "a", data={"x": 1})
+        await house.publish("c", "b", data={"x": 2})
+        return [[e["id"] for e in ear.heard] for ear in ears]
+
+    assert run(scenario, tmp_path) == [["a"], ["a", "b"], ["a"], ["a"], ["a", "b"], []]
+
+
+def test_replay_goes_live_in_one_step(tmp_path):
+    """A replay that runs while events are published ends attached, with each event once."""
+
+    async def scenario(house):
+        await house.publish("c", *[str(n) for n in range(5)], data={"x": 1})
+        ear, subscription = house.listen("c", "x=1")
+        replay = house.replayer.run(subscription, Start(0), drained=lambda: None, tell_gap=print)
+        running = asyncio.ensure_future(replay)
+        for n in range(5, 50):
+            await house.publish("c", str(n), data={"x": 1})
+        await running
+        await house.publish("c", "live", data={"x": 1})
+        return await ear.ids(51)
+
+    assert run(scenario, tmp_path) == [*[str(n) for n in range(50)], "live"]
+
+
+def test_detached_subscriptions_leave_nothing(tmp_path):
+    """A hub that many consumers came to and left is as empty as before."""
+
+    async def scenario(house):
+        subscriptions = [house.listen("c", f"x={n % 3}")[1] for n in range(9)]
+        for subscription in subscriptions:
+            house.hub.attach(subscription)
+        count = house.hub.subscription_count
+        for subscription in subscriptions:
+            house.hub.detach(subscription)
+            house.hub.detach(subscription)
+        return count, house.hub.subscription_count, house.hub._channels, house.hub.conjunctions
+
+    assert run(scenario, tmp_path) == (9, 0, {}, 0)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (b'{"source":"s","id":"1"}', {"source": "s", "id": "1"}),
+        (b'{"source":"s",\n"id":"1"}', {"source": "s", "id": "1"}),
+        (b'{"id":"1"}', {"type": "virta.record", "data": {"id": "1"}}),
+        (b"[1]", {"type": "virta.record", "data": [1]}),
+        (b"\xff", {"type": "virta.record", "data_base64": "/w=="}),
+        (b"", {"type": "virta.record", "data_base64": ""}),
+    ],
+)
+def test_records_as_events(value, expected):
+    """Every record is an event to hearers; what is none is wrapped in one."""
+    delivery = from_record(Record(Name(b"t"), Name(b""), value, 7, 1_000_000))
+
+    event = json.loads(delivery.value)
+    assert event | expected == event
+    assert b"\n" not in delivery.value
+
+
+@pytest.mark.parametrize(
+    ("event", "document"),
+    [
+        ({"id": "i", "data": {"a": 1}}, {"_id": "i", "a": 1}),
+        ({"id": "i", "subject": "s", "data": {}}, {"_id": "s"}),
+        ({"id": "i", "data": {"_id": "own"}}, {"_id": "own"}),
+        ({"id": "i", "data": [1]}, {"_id": "i"}),
+        ({"id": "i"}, {"_id": "i"}),
+    ],
+)
+def test_documents_of_events(event, document):
+    """Koncorde's document is the event's data with its subject or id as `_id`."""
+    delivery = Delivery("c", "s", "i", json.dumps(event).encode(), 0, 0)
+
+    assert json.loads(delivery.document()) == document
+
+
+def test_registry_is_rewritten_when_mostly_dead(tmp_path, monkeypatch):
+    """A registry whose records are mostly undone shrinks at start and means the same."""
+    from virta.hub import registry as module
+
+    monkeypatch.setattr(module, "DEAD_RECORDS_MAX", 5)
+    first = Registry(tmp_path)
+    kept = first.register("i", "c", {"equals": {"a": 1}}, "koncorde")["id"]
+    for n in range(10):
+        first.remove(first.register("i", "c", {"equals": {"b": n}}, "koncorde")["id"])
+        first.keep_cursor("hook", n)
+    first.close()
+    Registry(tmp_path).close()
+
+    again = Registry(tmp_path)
+
+    assert again.ids("i", "c") == [kept]
+    assert again.cursors == {"hook": 9}
+    again.close()

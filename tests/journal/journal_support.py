@@ -1,0 +1,123 @@
+"""A daemon on a real port inside the test's event loop, a clock to set, and a bare connection."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import asynccontextmanager, contextmanager
+
+from virta.journal.daemon import JournalServer
+from virta.journal.messages import Function, Request
+from virta.journal.node import Node
+from virta.journal.wire import ReplyParser, encode_request
+
+REPLY_WAIT_S = 10
+
+
+class Clock:
+    """Time as the test says."""
+
+    def __init__(self, now=0):
+        self.now = now
+
+    def __call__(self):
+        return self.now
+
+
+class Wire:
+    """One connection that sends requests and hears everything."""
+
+    def __init__(self, reader, writer):
+        self.reader = reader
+        self.writer = writer
+        self.parser = ReplyParser()
+        self.heard = []
+        self.identifier = 0
+
+    @classmethod
+    async def open(cls, address):
+        return cls(*await asyncio.open_connection(*address))
+
+    def send(self, request):
+        if not request.identifier:
+            self.identifier = self.identifier % 0xFFFF + 1
+            request.identifier = self.identifier
+        self.writer.write(encode_request(request))
+        return request.identifier
+
+    async def hear(self, wanted=lambda _: True):
+        """The next message that is wanted; others are kept."""
+        while True:
+            for message in self.heard:
+                if wanted(message):
+                    self.heard.remove(message)
+                    return message
+            data = await asyncio.wait_for(self.reader.read(65536), REPLY_WAIT_S)
+            if not data:
+                raise EOFError
+            self.heard += self.parser.feed(data)
+
+    async def ask(self, request):
+        identifier = self.send(request)
+        return await self.hear(lambda reply: reply.identifier == identifier)
+
+    async def close(self):
+        self.writer.close()
+        await self.writer.wait_closed()
+
+
+@asynccontextmanager
+async def daemon(directory=None, **options):
+    """A started server; `options` are the node's."""
+    server = JournalServer(port=0, node=Node(directory, **options))
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def connected(server):
+    wire = await Wire.open(server.address)
+    try:
+        yield wire
+    finally:
+        await wire.close()
+
+
+def nop():
+    return Request(Function.NOP)
+
+
+@contextmanager
+def daemon_thread(directory=None, **options):
+    """A daemon in a thread of its own, for code that blocks."""
+    started = threading.Event()
+    box = {}
+
+    async def main():
+        stop = asyncio.Event()
+        async with daemon(directory, **options) as server:
+            box["server"] = server
+            box["stop"] = lambda: box["loop"].call_soon_threadsafe(stop.set)
+            box["loop"] = asyncio.get_running_loop()
+            started.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
+    thread.start()
+    assert started.wait(REPLY_WAIT_S)
+    try:
+        yield box["server"]
+    finally:
+        box["stop"]()
+        thread.join(REPLY_WAIT_S)
+        assert not thread.is_alive()
+
+
+async def until(condition, seconds=10):
+    """Wait for a condition of this process, with a deadline."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110  (conditions are plain state, nobody sets events for them)
+            await asyncio.sleep(0.002)

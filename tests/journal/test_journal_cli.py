@@ -1,0 +1,213 @@
+"""`virta journal`: every command does what it says, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from journal_support import daemon_thread
+
+from virta.cli.journal_jobs import journal
+from virta.journal import Client
+
+VIRTA = Path(sys.executable).with_name("virta")
+
+
+class Shell:
+    def __init__(self, port):
+        self.port = port
+        self.runner = CliRunner()
+
+    def __call__(self, *words, code=0, **options):
+        command, *rest = words
+        result = self.runner.invoke(journal, [command, "--port", str(self.port), *rest], **options)
+        assert code == result.exit_code, result.output
+        return result.output.strip()
+
+    def json(self, *words, **options):
+        command, *rest = words
+        return [json.loads(line) for line in self(command, "--json", *rest, **options).splitlines()]
+
+
+@pytest.fixture
+def shell(tmp_path):
+    with daemon_thread(tmp_path / "journal") as server:
+        yield Shell(server.address[1])
+
+
+def test_values(shell):
+    """Set, get, add, not, truncate, rename, link, ls and delete."""
+    assert shell("set", "color", "blue") == "ok"
+    assert shell("get", "color") == "blue"
+    assert shell.json("get", "color") == [{"key": "color", "value": "blue"}]
+    assert "no such key" in shell("get", "none", code=3)
+    shell("set", "n", "40", "--type", "integer")
+    assert shell("add", "n", "2") == "42"
+    assert shell("add", "f", "1.5") == "1.5"
+    shell("set", "flag", "false", "--type", "boolean", "--memory")
+    assert shell("not", "flag") == "true"
+    shell("truncate", "color", "2")
+    assert shell("rename", "color", "hue") == "ok"
+    shell("link", "hue", "alias")
+    assert shell("ls", "h") == "hue\tbl"
+    assert [row["key"] for row in shell.json("ls", "--regex", "^[ah]")] == ["alias", "hue"]
+    assert len(shell.json("ls", "--limit", "2")) == 2
+    assert "persist" not in shell("get", "hue", "--details").split()
+    assert shell("delete", "hue") == "deleted"
+    assert shell("delete", "hue") == "was not there"
+    assert "already-exists" in shell("set", "n", "1", "--no-overwrite", code=1)
+    shell("set", "in", "-", input="from stdin")
+    assert shell("get", "in") == "from stdin"
+    shell("set", "x", "abc", "--type", "integer", code=2)
+
+
+def test_jobs(shell):
+    """Push, next, done, jobs, stats, dead, kick, pause, resume, configure and cron."""
+    shell("push", "http://h/1", "--payload", "p", "--priority", "3")
+    shell("push", "http://h/2", "--delay", "60")
+    (found,) = shell.json("next", "h")
+    assert [job["uri"] for job in found["jobs"]] == ["http://h/1"]
+    assert shell("done", found["jobs"][0]["key"]) == "ok"
+    assert "does-not-exist" in shell("done", found["jobs"][0]["key"], code=1)
+    assert "nothing due before" in shell("next", "h", code=3)
+    assert shell("kick", "h") == "kicked 1"
+    assert shell("pause", "h") == "paused"
+    shell("next", "h", code=3)
+    assert "(paused)" in shell("stats")
+    shell("resume", "h")
+    shell("configure", "h", "--max-attempts", "1", "--deadline", "0.001", "--mode", "throttle")
+    _key, uri = shell("next", "h").split("\t")
+    assert uri == "http://h/2"
+    while not (rows := shell.json("jobs", "h", "--state", "dead")):
+        pass
+    assert rows[0]["reason"] == "the work deadline passed"
+    assert "http://h/2" in shell("dead")
+    assert shell("dead", "--requeue") == "requeued 1"
+    assert "no dead jobs" in shell("dead", code=3)
+    assert shell.json("stats", "h")[0]["domains"][0]["ready"] == 1
+    assert shell("next", "h", "--remove", "--count", "5")
+    shell("cron", "tick", "*/5 * * * *", "http://h/tick", "--payload", "x")
+    assert json.loads(shell("cron", "tick"))["schedule"] == "*/5 * * * *"
+    assert shell("cron", "tick", "--remove") == "ok"
+    shell("cron", "tick", code=3)
+    assert "bad-settings" in shell("cron", "bad", "* *", "http://h/", code=1)
+
+
+def test_lock(shell):
+    """A command runs while the key is locked, and its exit code is passed on."""
+    shell("set", "k", "v")
+    script = (
+        "import sys; from virta.journal import Client; from virta.errors import JournalError\n"
+        "try: Client(port=int(sys.argv[1])).set('k', 'x')\n"
+        "except JournalError as e: sys.exit(7 if e.code == 'locked' else 1)"
+    )
+    shell("lock", "k", "--", sys.executable, "-W", "ignore", "-c", script, str(shell.port), code=7)
+    assert "not-owner" in shell("unlock", "k", code=1)
+
+
+def test_spool_and_forward(shell, tmp_path):
+    """What is spooled arrives with `forward --once`."""
+    spool = str(tmp_path / "spool")
+    assert shell("set", "late", "v", "--spool", spool) == "spooled"
+    shell("push", "http://h/1", "--spool", spool)
+    shell("delete", "other", "--spool", spool)
+    assert shell("forward", spool, "--once") == "forwarded 3, rejected 0"
+    assert shell("get", "late") == "v"
+
+
+def test_out_of_reach():
+    """Without a daemon the error says so, with exit code 1."""
+    result = CliRunner().invoke(journal, ["get", "k", "--port", "1"])
+
+    assert result.exit_code == 1
+    assert "virta journal serve" in result.output
+
+
+def start(*words):
+    return subprocess.Popen(
+        [VIRTA, "journal", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_serve_and_work(tmp_path):
+    """The real processes: a daemon that keeps its data over SIGTERM, and a worker that runs commands."""
+    out = tmp_path / "out"
+    for round_ in range(2):
+        with start("serve", "--port", "0", "--data-dir", str(tmp_path)) as daemon:
+            port = daemon.stdout.readline().rpartition(":")[2].strip()
+            with Client(port=int(port)) as client:
+                if round_ == 0:
+                    client.set("kept", "yes")
+                client.push(f"http://h/{round_}", payload="hello")
+                client.push("http://h/bad")
+                client.admin("configure", domain="h", settings={"max_attempts": 1})
+                command = f'cat >> {out}; echo " $VIRTA_JOB_URI" >> {out}; case $VIRTA_JOB_URI in *bad) echo why >&2; exit 3;; esac'
+                with start("work", "--port", port, "--exec", command) as worker:
+                    while (
+                        len(client.admin("list")["jobs"]) > 1
+                        or not client.admin("list", state="dead")["jobs"]
+                    ):
+                        pass
+                    worker.send_signal(signal.SIGTERM)
+                    worker.communicate(timeout=20)
+                    assert worker.returncode == 0
+                (dead,) = client.admin("list", state="dead")["jobs"]
+                assert dead["reason"].endswith("exit code 3: why")
+                assert client.get("kept") == "yes"
+            daemon.send_signal(signal.SIGTERM)
+            _, errors = daemon.communicate(timeout=20)
+            assert (daemon.returncode, errors) == (0, "")
+    assert sorted(line for line in out.read_text().splitlines() if "hello" in line) == [
+        "hello http://h/0",
+        "hello http://h/1",
+    ]
+
+
+def test_serve_says_what_is_wrong(tmp_path):
+    """A taken port, a journal in use and damaged files end the daemon with one line, not a trace."""
+
+    def fails(*words):
+        with start("serve", "--data-dir", str(tmp_path), *words) as process:
+            _, errors = process.communicate(timeout=20)
+        assert process.returncode == 1
+        assert errors.startswith("error: ")
+        assert errors.count("\n") == 1
+        return errors
+
+    with start("serve", "--port", "0", "--data-dir", str(tmp_path)) as daemon:
+        port = daemon.stdout.readline().rpartition(":")[2].strip()
+        assert "in use" in fails("--port", "0")
+        with start("serve", "--port", port, "--data-dir", str(tmp_path / "other")) as second:
+            assert "address already in use" in second.communicate(timeout=20)[1]
+        assert second.returncode == 1
+        with Client(port=int(port)) as client:
+            for i in range(20):
+                client.set(f"k{i}", "v" * 100)
+        daemon.kill()
+        daemon.communicate(timeout=20)
+    assert "--name" in fails("--peer", "b=127.0.0.1:1")
+    assert "name=host:port" in fails("--name", "a", "--peer", "b")
+    (segment,) = (tmp_path / "journal").glob("*.log/*.puro")
+    raw = bytearray(segment.read_bytes())
+    raw[600] ^= 1
+    segment.write_bytes(raw)
+    assert "corrupt" in fails("--port", "0")
+
+
+def test_help_is_quick():
+    """`virta journal --help` does not load the daemon."""
+    code = (
+        "import sys; from virta.cli.journal_jobs import journal; "
+        "print([m for m in ('virta.journal.engine', 'virta.log') if m in sys.modules])"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
+    )
+
+    assert out.stdout.strip() == "[]"

@@ -1,0 +1,182 @@
+"""The clients speak Python: values, jobs and errors, blocking or awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+
+import pytest
+from journal_support import daemon, daemon_thread
+
+from virta.errors import JournalError
+from virta.journal import AsyncClient, Client, commands
+from virta.journal.messages import RefusedError, Type, Value
+
+
+def test_values_round_trip():
+    """What is set comes back with its type; a missing key is the default."""
+    with daemon_thread() as server, Client(*server.address) as client:
+        for plain in (None, True, False, 0, -5, 2**62, 1.5, "text", "", b"\0\xff"):
+            client.set("k", plain)
+            got = client.get("k")
+            assert (type(plain), plain) == (type(got), got)
+        client.set("odd", Value(Type.INTEGER, b""))
+
+        assert client.get("odd") == b""
+        assert client.get("none") is None
+        assert client.get("none", default=7) == 7
+        with pytest.raises(RefusedError, match="overflow"):
+            client.set("k", 2**63)
+
+
+def test_commands_on_values():
+    """Every command of the protocol has its method."""
+    with daemon_thread() as server, Client(*server.address) as client:
+        assert client.ping() > 0
+        assert client.add("n", 5) == 5
+        assert client.add("n", -7) == -2
+        client.set("flag", False)
+        assert client.invert("flag") is True
+        client.set("text", "abcdef")
+        client.truncate("text", 2)
+        assert client.get("text") == "ab"
+        client.lock("text", seconds=5)
+        client.unlock("text")
+        client.rename("text", "renamed")
+        client.link("renamed", "alias")
+        assert client.get("alias") == "ab"
+        assert client.unlink("alias") is False
+        assert client.delete("renamed") is True
+        assert client.delete("renamed") is False
+        with pytest.raises(RefusedError) as refused:
+            client.set("n", 1, overwrite=False)
+        assert refused.value.code == "already-exists"
+        client.set("gone", 1, expires=time.time() - 1)
+        assert client.get("gone") is None
+        client.set("short", 1, expires=time.time() + 50)
+        client.get("short", touch=100)
+        assert client.details("short").expires > (time.time() + 90) * 1e6
+        assert client.details("nope") is None
+
+
+def test_pages():
+    """Ranges and patterns come in pages that follow each other."""
+    with daemon_thread() as server, Client(*server.address) as client:
+        client.pipeline(commands.set_(f"k{i}", i, persist=False) for i in range(9))
+        page = client.scan("k2", "k8", count=4)
+
+        assert page.items == [(b"k2", 2), (b"k3", 3), (b"k4", 4), (b"k5", 5)]
+        assert client.more(page.cursor).items == [(b"k6", 6), (b"k7", 7)]
+        assert client.search("[13]$").items == [(b"k1", 1), (b"k3", 3)]
+
+
+def test_jobs():
+    """Push, take, extend, give back, fail and finish."""
+    with daemon_thread() as server, Client(*server.address) as client:
+        client.push("http://example.com/a", payload={"x": 1}.__repr__(), priority=3)
+        client.push("task:b", domain="media", delay=60)
+        (job,) = client.next("example.com", work_for=30).jobs
+
+        assert (job.uri, job.payload, job.attempts) == (b"http://example.com/a", "{'x': 1}", 0)
+        assert client.extend(job.key, 60) is True
+        assert client.next("example.com").jobs == []
+        client.give_back(job.key)
+        (job,) = client.next("example.com").jobs
+        assert client.fail(job.key, "boom")["attempts"] == 1
+        (job,) = client.next("example.com").jobs
+        assert job.attempts == 1
+        assert client.done(job.key) is True
+        with pytest.raises(RefusedError, match="does-not-exist"):
+            client.done(job.key)
+        wake_up = client.next("media").wake_up
+        assert 50 < wake_up - time.time() <= 60
+        assert client.admin("kick", uri="task:b") == {"kicked": 1}
+        assert [j.uri for j in client.next(remove=True, count=5).jobs] == [b"task:b"]
+        assert client.next() == ([], None)
+
+
+def test_pipeline_keeps_order_and_errors():
+    """A thousand commands at once: results in order, a refusal in its place."""
+    with daemon_thread() as server, Client(*server.address) as client:
+        batch = [commands.set_(f"k{i}", i) for i in range(1000)]
+        batch[500] = commands.unlock("k1")
+        batch += [commands.get(f"k{i}") for i in range(1000)]
+        results = client.pipeline(batch)
+
+    assert results[500].code == "not-owner"
+    assert results[1000:] == [i if i != 500 else None for i in range(1000)]
+
+
+def test_listening():
+    """A listening client hears of other people's changes."""
+    with (
+        daemon_thread() as server,
+        Client(*server.address) as ear,
+        Client(*server.address) as mouth,
+    ):
+        ear.set("k", 1, listen=True)
+        assert ear.wait(0.01) is None
+        mouth.set("k", 2)
+
+        assert ear.wait(5).pair.key == b"k"
+
+
+def test_the_daemon_goes_away():
+    """A lost or missing daemon is a coded error for both clients."""
+    with daemon_thread() as server:
+        address = server.address
+        client = Client(*address)
+        client.ping()
+    with pytest.raises(JournalError) as lost:
+        client.ping()
+    client.close()
+    assert lost.value.code == "disconnected"
+    with pytest.raises(JournalError, match="virta journal serve"):
+        Client(*address)
+
+    async def run():
+        async with daemon() as server:
+            client = await AsyncClient.connect(*server.address)
+            await client.ping()
+        with pytest.raises(JournalError) as lost:
+            await client.ping()
+        await client.close()
+        with pytest.raises(JournalError, match="virta journal serve"):
+            await AsyncClient.connect(*server.address)
+        return lost.value.code
+
+    assert asyncio.run(run()) == "disconnected"
+
+
+def test_async_client_runs_many_at_once(tmp_path):
+    """Five hundred awaited commands share few commits and all succeed."""
+
+    async def run():
+        async with (
+            daemon(tmp_path) as server,
+            await AsyncClient.connect(*server.address) as client,
+        ):
+            await asyncio.gather(*(client.set(f"k{i}", i) for i in range(500)))
+            values = await asyncio.gather(*(client.get(f"k{i}") for i in range(500)))
+            page = await client.scan("k1", "k11")
+            return values, page
+
+    values, page = asyncio.run(run())
+    assert list(range(500)) == values
+    assert [k for k, _ in page.items] == sorted(
+        b"k%d" % i for i in range(500) if b"k1" <= b"k%d" % i < b"k11"
+    )
+
+
+def test_a_daemon_that_lies_is_a_coded_error():
+    """Bytes that are no reply end the client's connection with an error, not a hang."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    client = Client(*listener.getsockname())
+    peer, _ = listener.accept()
+    peer.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+
+    with pytest.raises(JournalError, match="starts with"):
+        client.ping()
+    for each in (client, peer, listener):
+        each.close()

@@ -1,0 +1,576 @@
+"""The daemon on a real socket: job scenarios, worked exchanges, listeners, bad input."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+import tracemalloc
+from pathlib import Path
+
+import msgspec
+import pytest
+from journal_support import Clock, Wire, connected, daemon, nop
+from test_journal_wire import VECTORS as WIRE_VECTORS
+from test_journal_wire import reply_of, request_of
+
+from virta.journal import messages as m
+from virta.journal.daemon import JournalServer
+from virta.journal.domain import WORKING
+from virta.journal.jobs import Jobs
+from virta.journal.messages import Function, Request, Type, Value
+from virta.journal.wire import encode_reply, encode_request
+
+SCENARIOS = [
+    json.loads(line)
+    for line in (Path(__file__).parent.parent / "vectors" / "fastjournal-job-vectors.jsonl")
+    .read_text()
+    .splitlines()
+]
+T0 = 1_700_000_000_000_000
+
+
+def text(data):
+    return Value(Type.STRING, data)
+
+
+def set_(key, data=b"v", flags=m.OVERWRITE, **fields):
+    return Request(Function.SET, flags=flags, key=key, value=text(data), **fields)
+
+
+def get(key, flags=m.DATA, **fields):
+    return Request(Function.GET, flags=flags, key=key, **fields)
+
+
+def delete(key, **fields):
+    return Request(Function.DELETE, key=key, **fields)
+
+
+def push(uri, domain=b"d", priority=0, flags=m.PERSIST, **fields):
+    return Request(
+        Function.PUSH,
+        flags=flags,
+        key=uri,
+        key2=domain,
+        count=priority,
+        query=m.QUERY_RANGE,
+        **fields,
+    )
+
+
+def next_(domain=b"d", **fields):
+    return Request(Function.NEXT, key=domain, **fields)
+
+
+async def play(step, wire, clock, results):
+    """Send one step of a scenario; what it came to, in the scenario's own words."""
+    clock.now = step.get("now", clock.now)
+    if step["op"] == "push":
+        request = push(
+            step["uri"].encode(),
+            step.get("domain", "").encode(),
+            step["prio"],
+            timestamp=step["ts"],
+            timeout=step["start"],
+        )
+    elif step["op"] == "next":
+        request = next_(
+            step.get("domain", "").encode(),
+            count=step.get("count"),
+            timeout=step.get("until"),
+            flags=m.OVERWRITE if step.get("delete") else 0,
+        )
+    else:
+        earlier, index = step["key"][1:].split(".")
+        key = results[int(earlier)][int(index)][0].encode()
+        request = delete(key) if step["op"] == "delete" else get(key, timeout=step["until"])
+    reply = await wire.ask(request)
+    if reply.error:
+        return reply.error.partition(":")[0]
+    if step["op"] != "next":
+        return "ok"
+    if reply.pairs:
+        return [[pair.key.decode(), pair.value.data.decode()] for pair in reply.pairs]
+    return "nothing" if reply.timeout is None else ["at", reply.timeout]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s["scenario"])
+def test_job_scenarios(scenario, tmp_path):
+    """Every scenario gives its results through the real daemon, with its log on disk."""
+
+    async def run():
+        clock = Clock()
+        results = []
+        async with daemon(tmp_path, clock=clock) as server, connected(server) as wire:
+            for step in scenario["steps"]:
+                results.append(await play(step, wire, clock, results))
+        return results
+
+    assert [step["result"] for step in scenario["steps"]] == asyncio.run(run())
+
+
+async def stage(name, server, clock):
+    """What the worked exchange takes for granted."""
+    engine = server.node.engine
+    now = clock.now
+
+    def put(key, value, ts, **options):
+        engine.store.set(key, value, ts, now, **options)
+
+    if name == "SET without overwrite on an existing key" or name in (
+        "GET color",
+        "GET with details",
+        "DELETE with tombstone",
+    ):
+        put(b"color", text(b"blue"), T0 + 1, persist=True)
+    elif name in ("GET probe (no data) with touch", "DELETE immediate and complete"):
+        ttl = 60_000_000
+        put(b"sess:7", Value(1, b"\0\xff"), T0 + 2, expires=T0 + ttl, ttl=ttl)
+    elif name.startswith(("GET range", "GET cursor", "GET regex")):
+        put(b"a", Value(3, (1).to_bytes(8)), T0)
+        put(b"b", Value(3, (-2).to_bytes(8, signed=True)), T0)
+        put(b"c", Value(0, b""), T0)
+    elif name == "ADD 5 to counter":
+        put(b"hits", Value(3, (42).to_bytes(8)), T0)
+    elif name == "LOCK held by somebody else":
+        put(b"hits", Value(3, (47).to_bytes(8)), T0 + 12)
+        engine.store.lock(b"hits", object(), T0 + 12_000_000, now)
+    elif name == "NOT on a boolean":
+        put(b"on", Value(5, b"\0"), T0)
+    elif name == "RENAME old to new":
+        put(b"old", text(b"x"), T0)
+    elif name.startswith(("NEXT: not yet", "NEXT: a job", "job finished")):
+        engine.jobs.push(
+            b"http://example.com/page", b"", T0 + 16, T0, priority=20, start=T0 + 10_000_000
+        )
+        if name.startswith("job finished"):
+            engine.jobs.take(b"example.com", T0 + 10_000_001)
+
+
+@pytest.mark.parametrize(
+    "vector", [v for v in WIRE_VECTORS if v["request"] is not None], ids=lambda v: v["name"]
+)
+def test_worked_exchanges(vector):
+    """Each worked request, sent to a daemon in the state it assumes, gets its reply to the byte."""
+    name = vector["name"]
+    expected = reply_of(vector["reply"])
+    request = request_of(vector["request"])
+
+    async def run():
+        clock = Clock(expected.timestamp)
+        if "touch" in name:
+            clock.now = T0 + 3
+        if "details" in name:
+            clock.now = T0 + 5
+        async with daemon(clock=clock) as server, connected(server) as wire:
+            await stage(name, server, clock)
+            if name.startswith("GET cursor"):
+                first = await wire.ask(
+                    Request(Function.GET, 77, m.DATA, T0, count=2, key=b"a", key2=b"d", query=1)
+                )
+                request.key = first.cursor
+            return await wire.ask(request)
+
+    reply = asyncio.run(run())
+    if name.startswith("GET range"):
+        assert reply.cursor is not None
+        reply.cursor = expected.cursor  # opaque: ours says more
+    assert encode_reply(expected) == encode_reply(reply)
+
+
+def test_listeners_hear_others_only():
+    """A listener is told of every change and of the end of a key, but not of its own changes."""
+
+    async def run():
+        clock = Clock(T0)
+        async with (
+            daemon(clock=clock) as server,
+            connected(server) as ear,
+            connected(server) as mouth,
+        ):
+            await ear.ask(set_(b"sess:7", flags=m.OVERWRITE | m.LISTEN, timestamp=T0 - 9))
+            await ear.ask(set_(b"sess:7", timestamp=T0 - 8))
+            await mouth.ask(
+                Request(
+                    Function.SET,
+                    flags=m.OVERWRITE,
+                    key=b"sess:7",
+                    value=Value(1, b"x"),
+                    timestamp=T0 - 7,
+                )
+            )
+            await mouth.ask(delete(b"sess:7", timestamp=T0 - 6))
+            await mouth.ask(set_(b"sess:7", timestamp=T0 - 5, timeout=T0 + 5))
+            clock.now = T0 + 5
+            await mouth.ask(nop())
+            return [await ear.hear() for _ in range(4)]
+
+    heard = asyncio.run(run())
+    assert {(0, True)} == {(h.identifier, bool(h.flags & m.NOTIFICATION)) for h in heard}
+    assert [(h.timestamp, h.flags & m.DELETED, h.pair.value.type) for h in heard] == [
+        (T0 - 7, 0, 1),
+        (T0 - 6, m.DELETED, 0),
+        (T0 - 5, 0, 2),
+        (T0 + 5, m.DELETED, 0),
+    ]
+
+
+def test_next_listens_for_work_earlier_than_announced():
+    """A worker told to wait is woken once when something becomes due before that."""
+
+    async def run():
+        clock = Clock(T0)
+        async with daemon(clock=clock) as server, connected(server) as ear:
+            await ear.ask(push(b"late", timeout=T0 + 1000, flags=0))
+            reply = await ear.ask(next_(flags=m.LISTEN))
+            assert (reply.timeout, reply.pairs) == (T0 + 1000, [])
+            await ear.ask(push(b"soon", timeout=T0 + 10, flags=0))
+            clock.now = T0 + 10
+            await ear.ask(nop())
+            woken = await ear.hear()
+            got = await ear.ask(next_())
+            return woken, got
+
+    woken, got = asyncio.run(run())
+    assert (woken.identifier, woken.pair.key) == (0, b"d")
+    assert got.pairs[0].value.data == b"soon"
+
+
+def test_lapse_wakes_a_listener_on_time():
+    """With the real clock: a work deadline that passes is announced within a fraction of a second."""
+
+    async def run():
+        async with daemon() as server, connected(server) as wire:
+            await wire.ask(push(b"x", flags=0))
+            now = server.node.engine.clock()
+            await wire.ask(next_(timeout=now + 150_000))
+            reply = await wire.ask(next_(flags=m.LISTEN))
+            assert reply.timeout == now + 150_000
+            # Announced for then, so nothing is sent; the timer must have handled the lapse.
+            while True:
+                job = server.node.engine.jobs.find(b"x")
+                if job.attempts:
+                    return server.node.engine.clock() - reply.timeout
+                await wire.ask(nop())
+
+    assert asyncio.run(run()) < 3_000_000
+
+
+def test_deadlines_on_time_with_a_set_clock():
+    """Ten thousand deadlines at random times: each lapse is counted at its time, none before."""
+    rng = random.Random(3)
+    jobs = Jobs()
+    now = 1_000
+    for i in range(10_000):
+        jobs.push(b"http://h%d/%d" % (i % 50, i), b"", 1, now, start=now)
+    deadlines = {}
+    while taken := jobs.take(b"", now, until=now + rng.randrange(1, 10_000)):
+        deadlines[taken[0].uri] = (taken[0], taken[0].worked_until)
+    for _ in range(200):
+        now += rng.randrange(100)
+        jobs.tick(now)
+
+        assert all(job.attempts == (until <= now) for job, until in deadlines.values())
+
+
+def test_deadlines_on_time_under_load():
+    """With the real clock and a busy daemon, a thousand lapses are handled soon after their time."""
+
+    async def run():
+        async with daemon() as server, connected(server) as wire:
+            for i in range(1_000):
+                wire.send(push(b"http://h/%d" % i, b"", flags=0))
+            await wire.ask(nop())
+            until = server.node.engine.clock() + 300_000
+            taken = await wire.ask(next_(b"h", timeout=until, count=1_000))
+            late = 0
+            while server.node.engine.jobs.schedule.domains[b"h"].counts[WORKING]:
+                for i in range(100):
+                    wire.send(set_(b"load%d" % i))
+                await wire.ask(nop())
+                late = server.node.engine.clock() - until
+            return len(taken.pairs), late
+
+    taken, late = asyncio.run(run())
+    assert taken == 1_000
+    assert late < 3_000_000
+
+
+def test_removed_on_delivery_is_on_disk(tmp_path):
+    """A job that counts as done when handed out is gone from the log before the reply."""
+
+    async def run():
+        async with daemon(tmp_path) as server, connected(server) as wire:
+            await wire.ask(push(b"x"))
+            await wire.ask(next_(flags=m.OVERWRITE))
+            server.node._persistence._log.flush()
+            records = [(str(r.topic), r.value) for r in server.node._persistence._log.read()]
+            return [msgspec.msgpack.decode(value)[3] for topic, value in records if topic == "job"]
+
+    entries = asyncio.run(run())
+    assert (len(entries), entries[-1]) == (2, None)
+
+
+def test_a_pattern_that_matches_little_comes_in_pages():
+    """A search passes over a bounded number of keys per reply, and still finds what is at the end."""
+
+    async def run():
+        async with daemon() as server, connected(server) as wire:
+            store, now = server.node.engine.store, server.node.engine.clock()
+            for i in range(45_000):
+                store.set(b"k%06d" % i, text(b""), now, now)
+            reply = await wire.ask(get(b"44999", query=m.QUERY_REGEX))
+            pages = [reply]
+            while reply.cursor is not None:
+                reply = await wire.ask(get(reply.cursor, query=m.QUERY_CURSOR))
+                pages.append(reply)
+            return [len(page.pairs) for page in pages]
+
+    assert asyncio.run(run()) == [0, 0, 1]
+
+
+def test_patterns_that_hang_others_are_quick_here():
+    """Nested repetition over a long key takes linear time."""
+
+    async def run():
+        async with daemon() as server, connected(server) as wire:
+            await wire.ask(set_(b"a" * 60_000 + b"b"))
+            began = time.perf_counter()
+            for pattern in (b"(a+)+$", b"(a|a)*c", b"(a*)*c", b"(.*a){12}c"):
+                reply = await wire.ask(get(pattern, query=m.QUERY_REGEX))
+                assert (reply.error, reply.pairs) == ("", [])
+            return time.perf_counter() - began
+
+    assert asyncio.run(run()) < 5
+
+
+def test_a_taken_port_releases_the_journal(tmp_path):
+    """A daemon that cannot listen gives its directory back."""
+
+    async def run():
+        async with daemon() as first:
+            second = JournalServer(tmp_path, port=first.address[1])
+            with pytest.raises(OSError, match="in use"):
+                await second.start()
+            await second.stop()
+            async with daemon(tmp_path) as third, connected(third) as wire:
+                return (await wire.ask(nop())).error
+
+    assert asyncio.run(run()) == ""
+
+
+def test_locks_end_with_their_connection():
+    """A lock binds other connections and vanishes with its own."""
+
+    async def run():
+        async with daemon() as server, connected(server) as other:
+            owner = await Wire.open(server.address)
+            await owner.ask(set_(b"k"))
+            locked = await owner.ask(Request(Function.LOCK, key=b"k"))
+            refused = await other.ask(set_(b"k", b"new"))
+            seen = await other.ask(get(b"k"))
+            await owner.close()
+            while (reply := await other.ask(set_(b"k", b"new"))).error:
+                pass
+            return locked, refused, seen, reply
+
+    locked, refused, seen, reply = asyncio.run(run())
+    assert locked.flags & m.LOCKED
+    assert refused.error == "locked"
+    assert refused.timeout > 0
+    assert seen.flags & m.LOCKED
+    assert reply.error == ""
+
+
+@pytest.mark.parametrize(
+    ("request_", "token"),
+    [
+        (Request(15), "unknown-function"),
+        (set_(b"k", flags=m.TOUCH), "bad-flags"),
+        (Request(Function.SET, key=b"k"), "value-missing"),
+        (Request(Function.SET, value=text(b"")), "key-missing"),
+        (Request(Function.GET), "key-missing"),
+        (Request(Function.DELETE, key=b"a", key2=b"b", count=0, query=1), "bad-query"),
+        (Request(Function.LOCK, key=b"a", ttl=5), "bad-flags"),
+        (Request(Function.NOT, key=b"a", value=text(b"")), "bad-flags"),
+        (Request(Function.RENAME, key=b"a", key2=b"b", count=3, query=1), "bad-query"),
+        (Request(Function.RENAME, key=b"a"), "bad-query"),
+        (Request(Function.RENAME, key=b"a", key2=b"b", count=0, query=1), "does-not-exist"),
+        (Request(Function.LINK, key=b"a", key2=b"b", count=0, query=1), "does-not-exist"),
+        (Request(Function.UNLOCK, key=b"a"), "not-owner"),
+        (Request(Function.TRUNCATE, key=b"a", value=Value(3, b"\1")), "does-not-exist"),
+        (Request(Function.ADD, key=b"a", value=text(b"1")), "type-mismatch"),
+        (get(b"(a", query=m.QUERY_REGEX), "bad-regex"),
+        (get(rb"(a)\1", query=m.QUERY_REGEX), "bad-regex"),
+        (get(rb"(?=a)", query=m.QUERY_REGEX), "bad-regex"),
+        (get(b"((a{0,100}){0,100}){0,100}", query=m.QUERY_REGEX), "bad-regex"),
+        (get(b"a" * 1025, query=m.QUERY_REGEX), "bad-regex"),
+        (get(b"c1:nonsense", query=m.QUERY_CURSOR), "bad-cursor"),
+        (get(b"other", query=m.QUERY_CURSOR), "bad-cursor"),
+        (push(b"http://x/", priority=256), "bad-priority"),
+        (push(b"no-host", b""), "bad-uri"),
+        (set_(b"k", timestamp=T0 + 300_000_001), "clock-skew"),
+        (set_(b"virta:nonsense"), "bad-settings"),
+        (set_(b"virta:domain:d", b"{}x"), "bad-settings"),
+        (set_(b"virta:domain:d", b'{"max_attempts": -1}'), "bad-settings"),
+        (set_(b"virta:cron:c", b'{"schedule": "61 * * * *", "uri": "http://x/"}'), "bad-settings"),
+        (set_(b"virta:cron:c", b'{"schedule": "0 0 31 2 *", "uri": "http://x/"}'), "bad-settings"),
+        (set_(b"virta:admin", b'{"do": "__class__"}'), "unknown-function"),
+    ],
+)
+def test_refusals(request_, token):
+    """Every wrong argument has its coded error, and the connection goes on."""
+
+    async def run():
+        async with daemon(clock=Clock(T0)) as server, connected(server) as wire:
+            reply = await wire.ask(request_)
+            return reply, await wire.ask(nop())
+
+    reply, after = asyncio.run(run())
+    assert token == reply.error.partition(":")[0]
+    assert after.error == ""
+
+
+def test_clock_skew_edge():
+    """A timestamp exactly 300 s ahead is taken."""
+
+    async def run():
+        async with daemon(clock=Clock(T0)) as server, connected(server) as wire:
+            return await wire.ask(set_(b"k", timestamp=T0 + 300_000_000))
+
+    assert asyncio.run(run()).error == ""
+
+
+@pytest.mark.parametrize(
+    ("raw", "error"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", None),
+        (encode_request(set_(b"k"))[:-2] + b"\x09x", None),
+        (encode_request(nop())[:2] + b"\0\2" + encode_request(nop())[4:], "version"),
+        (b"FJ\0\1\0\2\0\1\0\6" + bytes(8) + b"\1k\xff\xff\xff\xff", "too-large"),
+    ],
+)
+def test_untrustworthy_bytes_end_the_connection(raw, error):
+    """Wrong magic, types, versions and 4 GB announced: at most one error, then the end; others live on."""
+
+    async def run():
+        async with daemon() as server, connected(server) as other:
+            reader, writer = await asyncio.open_connection(*server.address)
+            writer.write(encode_request(nop()) + raw)
+            wire = Wire(reader, writer)
+            heard = []
+            try:
+                while True:
+                    heard.append(await wire.hear())
+            except EOFError:
+                pass
+            await wire.close()
+            assert (await other.ask(nop())).error == ""
+            return heard
+
+    _, *rest = asyncio.run(run())
+    assert ([] if error is None else [error]) == [r.error.partition(":")[0] for r in rest]
+
+
+def test_quit_answers_everything_before(tmp_path):
+    """QUIT is answered after the requests before it, and nothing after it is carried out."""
+
+    async def run():
+        async with daemon(tmp_path) as server, connected(server) as wire:
+            for i in range(50):
+                wire.send(set_(b"k%d" % i, flags=m.PERSIST))
+            last = wire.send(Request(Function.QUIT))
+            wire.send(set_(b"after"))
+            replies = []
+            try:
+                while True:
+                    replies.append(await wire.hear())
+            except EOFError:
+                pass
+            assert server.node.engine.store.live(b"after", 0) is None
+            return last, replies
+
+    last, replies = asyncio.run(run())
+    assert last == replies[-1].identifier
+    assert list(range(1, 52)) == sorted(r.identifier for r in replies)
+    assert {""} == {r.error for r in replies}
+
+
+def test_many_slow_messages_cost_no_memory():
+    """Connections that announce the largest value and send nothing hold next to nothing."""
+
+    async def run():
+        async with daemon() as server:
+            head = b"FJ\0\1\0\2\0\1\0\6" + bytes(8) + b"\1k" + m.VALUE_DATA_BYTES_MAX.to_bytes(4)
+            tracemalloc.start()
+            connections = [await asyncio.open_connection(*server.address) for _ in range(50)]
+            for _, writer in connections:
+                writer.write(head)
+            async with connected(server) as wire:
+                await wire.ask(nop())
+            used = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            for _, writer in connections:
+                writer.close()
+                await writer.wait_closed()
+            return used
+
+    assert asyncio.run(run()) < 32 * 1024 * 1024
+
+
+def test_range_regex_and_cursor_walk_everything_once():
+    """Pages of any size, by range or by pattern, give every live key once and in order."""
+
+    async def run():
+        keys = sorted(b"key:%03d" % i for i in range(120))
+        async with daemon() as server, connected(server) as wire:
+            for key in keys:
+                await wire.ask(set_(key, key))
+
+            async def pages(first):
+                got = []
+                reply = await wire.ask(first)
+                while True:
+                    got += [pair.key for pair in reply.pairs]
+                    if reply.cursor is None:
+                        return got
+                    reply = await wire.ask(get(reply.cursor, query=m.QUERY_CURSOR))
+
+            whole = await pages(get(b"", key2=b"", count=7, query=m.QUERY_RANGE))
+            part = await pages(get(b"key:010", key2=b"key:020", count=3, query=m.QUERY_RANGE))
+            fives = await pages(get(b"5$", count=4, query=m.QUERY_REGEX))
+            return keys, whole, part, fives
+
+    keys, whole, part, fives = asyncio.run(run())
+    assert keys == whole
+    assert keys[10:20] == part
+    assert [key for key in keys if key.endswith(b"5")] == fives
+
+
+def test_marking_in_a_range_is_atomic():
+    """Two workers that mark what they read never get the same value."""
+
+    async def run():
+        async with daemon() as server, connected(server) as one, connected(server) as two:
+            for i in range(40):
+                await one.ask(set_(b"w%02d" % i))
+            until = server.node.engine.clock() + 10**9
+            flags = m.WORKED_ON
+            for _ in range(4):
+                for wire in (one, two):
+                    wire.send(
+                        get(b"w", flags, key2=b"x", count=5, timeout=until, query=m.QUERY_RANGE)
+                    )
+            for wire in (one, two):
+                for _ in range(4):
+                    taken.extend(pair.key for pair in (await wire.hear()).pairs)
+            last = await one.ask(get(b"w", flags, key2=b"x", count=0, query=m.QUERY_RANGE))
+            single = await one.ask(get(b"w00", flags))
+            return last, single
+
+    taken = []
+    last, single = asyncio.run(run())
+    assert len(taken) == len(set(taken)) == 40
+    assert last.pairs == []
+    assert single.error == "worked-on"

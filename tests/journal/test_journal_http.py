@@ -1,0 +1,207 @@
+"""The HTTP handler: the same journal, in JSON, with problem documents instead of exceptions."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from virta.journal.http import Handler
+from virta.journal.node import Node
+
+
+class Api:
+    def __init__(self, node):
+        self.handler = Handler(node)
+
+    async def __call__(self, method, path, body=None, query="", content_type="application/json"):
+        raw = (
+            body
+            if isinstance(body, bytes)
+            else json.dumps(body).encode()
+            if body is not None
+            else b""
+        )
+        response = await self.handler.handle(method, f"/journal{path}", query, raw, content_type)
+        if "json" in response.content_type:
+            return response.status, json.loads(response.body)
+        return response.status, response.body
+
+
+def with_api(tmp_path, use):
+    async def run():
+        node = Node(tmp_path)
+        await node.start()
+        try:
+            return await use(Api(node))
+        finally:
+            await node.stop()
+
+    return asyncio.run(run())
+
+
+def test_keys(tmp_path):
+    """Values are put, read, changed, listed and deleted by key; keys may hold slashes and any bytes."""
+
+    async def use(api):
+        for key, value in [
+            ("color", "blue"),
+            ("a/b", 5),
+            ("a%2Fb%20c", 1.5),
+            ("flag", False),
+            ("void", None),
+            ("%ff", {"base64": base64.b64encode(b"\0\xff").decode()}),
+        ]:
+            status, _ = await api("PUT", f"/keys/{key}", {"value": value})
+            assert status == 200
+            status, got = await api("GET", f"/keys/{key}")
+            assert (status, got["value"], got["persist"]) == (200, value, True)
+        assert (await api("POST", "/keys/a/b/add", {"amount": 7}))[1]["result"] == 12
+        assert (await api("POST", "/keys/flag/not"))[1]["result"] is True
+        await api("POST", "/keys/color/truncate", {"size": 2})
+        assert await api("GET", "/keys/color", query="raw=1") == (200, b"bl")
+        assert (await api("POST", "/keys/color/rename", {"to": "hue"}))[0] == 200
+        assert (await api("POST", "/keys/hue/link", {"to": "alias"}))[0] == 200
+        assert (await api("GET", "/keys/alias"))[1]["value"] == "bl"
+        assert (await api("POST", "/keys/alias/unlink"))[1]["result"] is False
+        _, page = await api("GET", "/keys", query="prefix=a&count=1")
+        assert [item["key"] for item in page["keys"]] == ["a/b"]
+        _, page = await api("GET", "/keys", query={"cursor": page["cursor"]})
+        assert [item["key"] for item in page["keys"]] == ["a/b c"]
+        _, page = await api("GET", "/keys", query="regex=%5Eh")
+        assert [item["key"] for item in page["keys"]] == ["hue"]
+        assert (await api("DELETE", "/keys/hue"))[1]["deleted"] is True
+        assert (await api("GET", "/keys/hue"))[0] == 404
+        await api("PUT", "/keys/raw", b"\0\1", "ttl=5&persist=0", "application/octet-stream")
+        _, got = await api("GET", "/keys/raw")
+        assert (got["type"], got["persist"], got["ttl"]) == ("buffer", False, 5.0)
+        assert (await api("PUT", "/keys/raw", {"value": 1, "overwrite": False}))[0] == 409
+
+    with_api(tmp_path, use)
+
+
+def test_jobs(tmp_path):
+    """A job's whole life over HTTP, dead letters and settings included."""
+
+    async def use(api):
+        status, _ = await api(
+            "POST", "/jobs", {"uri": "http://h/1", "payload": {"n": 1}, "priority": 3}
+        )
+        assert status == 201
+        await api("POST", "/jobs", {"uri": "http://h/2", "delay": 60})
+        _, found = await api("POST", "/jobs/next", {"domain": "h", "work_for": 5, "count": 9})
+        (job,) = found["jobs"]
+        assert (job["uri"], job["payload"], job["attempts"]) == ("http://h/1", '{"n":1}', 0)
+        assert (await api("POST", "/jobs/extend", {"key": job["key"], "seconds": 9}))[0] == 200
+        assert (await api("POST", "/jobs/give-back", {"key": job["key"]}))[0] == 200
+        await api("PUT", "/jobs/domains/h", {"max_attempts": 1})
+        assert (await api("GET", "/jobs/domains/h"))[1] == {"max_attempts": 1}
+        _, found = await api("POST", "/jobs/next", {})
+        await api("POST", "/jobs/fail", {"key": found["jobs"][0]["key"], "reason": "boom"})
+        _, dead = await api("GET", "/jobs", query="state=dead")
+        assert [(j["uri"], j["reason"]) for j in dead["jobs"]] == [("http://h/1", "boom")]
+        assert (await api("POST", "/jobs/requeue", {"uri": "http://h/1"}))[1] == {"requeued": 1}
+        assert (await api("POST", "/jobs/kick", {"domain": "h"}))[1] == {"kicked": 1}
+        _, found = await api("POST", "/jobs/next", {"count": 5})
+        for job in found["jobs"]:
+            assert (await api("POST", "/jobs/done", {"key": job["key"]}))[0] == 200
+        assert (await api("POST", "/jobs/done", {"key": job["key"]}))[0] == 404
+        _, stats = await api("GET", "/stats")
+        assert sum(stats["jobs"].values()) == 0
+        assert (await api("GET", "/jobs/show", query="uri=http://h/1"))[0] == 404
+
+    with_api(tmp_path, use)
+
+
+def test_next_waits(tmp_path):
+    """A waiting NEXT is answered when work arrives, or empty when its time is over."""
+
+    async def use(api):
+        began = time.monotonic()
+        waiting = asyncio.create_task(api("POST", "/jobs/next", {"domain": "h", "wait": 20}))
+        await asyncio.sleep(0)
+        await api("POST", "/jobs", {"uri": "http://h/1"})
+        _, found = await waiting
+        assert len(found["jobs"]) == 1
+        assert time.monotonic() - began < 10
+        _, found = await api("POST", "/jobs/next", {"domain": "none", "wait": 0.05})
+        assert found == {"jobs": [], "wake_up": None}
+
+    with_api(tmp_path, use)
+
+
+def test_recurring(tmp_path):
+    """A recurring job is set, runs, is listed under its name and removed."""
+
+    async def use(api):
+        cron = {"schedule": "@every 1s", "uri": "http://h/tick"}
+        assert (await api("PUT", "/jobs/recurring/tick", cron))[0] == 200
+        _, found = await api("POST", "/jobs/next", {"domain": "h", "wait": 10})
+        assert [job["uri"] for job in found["jobs"]] == ["http://h/tick"]
+        assert (await api("GET", "/jobs/recurring/tick"))[1] == cron
+        assert (await api("DELETE", "/jobs/recurring/tick"))[1] == {"deleted": True}
+        assert (await api("GET", "/stats"))[1]["recurring"] == 0
+
+    with_api(tmp_path, use)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code"),
+    [
+        ("GET", "/nothing", None, 404, "unknown-function"),
+        ("PATCH", "/keys/k", None, 405, "method-not-allowed"),
+        ("GET", "/keys/none", None, 404, "does-not-exist"),
+        ("PUT", "/keys/k", b"{", 400, "bad-request"),
+        ("PUT", "/keys/k", {"value": 1, "typo": 1}, 400, "bad-request"),
+        ("PUT", "/keys/k", {"value": 2**70}, 400, "overflow"),
+        ("PUT", "/keys/k", {"value": {"base64": "!"}}, 400, "bad-request"),
+        ("PUT", "/keys/k", {"value": "x" * (8 * 1024 * 1024 + 1)}, 413, "too-large"),
+        ("PUT", "/keys/k", b"x" * (12 * 1024 * 1024 + 1), 413, "too-large"),
+        ("PUT", "/keys/" + "k" * 70_000, {"value": 1}, 413, "too-large"),
+        ("POST", "/keys/k/explode", None, 404, "unknown-function"),
+        ("POST", "/keys/k/not", None, 404, "does-not-exist"),
+        ("POST", "/jobs", {"uri": "nohost"}, 400, "bad-uri"),
+        ("POST", "/jobs", {"uri": "http://h/", "priority": 256}, 400, "bad-priority"),
+        ("POST", "/jobs", {"uri": "http://h/", "priority": -1}, 400, "bad-priority"),
+        ("POST", "/jobs/fly", None, 404, "unknown-function"),
+        ("POST", "/jobs/done", {"key": f"h:000:{0:020}:{9:016x}"}, 404, "does-not-exist"),
+        ("GET", "/jobs/next", None, 405, "method-not-allowed"),
+        ("PUT", "/jobs/domains/d", {"paused": 7}, 400, "bad-settings"),
+        ("PUT", "/jobs/recurring/r", {"schedule": "* *", "uri": "http://h/"}, 400, "bad-settings"),
+    ],
+)
+def test_problems(tmp_path, method, path, body, status, code):
+    """Wrong requests get their status and code as a problem document."""
+
+    async def use(api):
+        return await api(method, path, body)
+
+    got, problem = with_api(tmp_path, use)
+    assert (status, code) == (got, problem["code"])
+    assert problem["status"] == status
+
+
+@given(
+    st.sampled_from(["GET", "PUT", "POST", "DELETE"]),
+    st.text(max_size=30),
+    st.text(max_size=30),
+    st.binary(max_size=60),
+)
+def test_any_request_is_answered(method, path, query, body):
+    """Whatever is asked, the answer is a response."""
+
+    async def run():
+        node = Node()
+        await node.start()
+        handler = Handler(node)
+        for base in ("", "/journal/", "/journal/keys/", "/journal/jobs/", "/journal/jobs/domains/"):
+            response = await handler.handle(method, base + path, query, body)
+            assert 200 <= response.status < 600
+        await node.stop()
+
+    asyncio.run(run())

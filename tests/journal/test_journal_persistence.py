@@ -1,0 +1,376 @@
+"""What was committed is there after any restart, with snapshots taken at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+
+import pytest
+from journal_support import Clock, connected, daemon, nop
+
+from virta.errors import JournalError, LogSyncError, LogWriteError
+from virta.journal import images, persistence
+from virta.journal import messages as m
+from virta.journal.engine import Engine
+from virta.journal.messages import Function, Request, Type, Value
+from virta.journal.persistence import Persistence
+from virta.journal.session import Session
+from virta.journal.spill import PIECE_BYTES_MIN, FileSpill
+from virta.journal.store import Store
+
+KEYS = [b"k%d" % i for i in range(6)]
+URIS = [b"http://h%d/x" % i for i in range(6)]
+
+
+def state(engine):
+    """Everything that must survive."""
+    values = {}
+    for entry in engine.store.entries():
+        if entry.persist:
+            for key in entry.keys:
+                values[key] = (
+                    sorted(entry.keys),
+                    None if entry.tombstone else engine.store.value(entry),
+                    entry.timestamp,
+                    entry.expires,
+                    entry.ttl,
+                    entry.worked_until,
+                )
+    jobs = {
+        job.uri: (
+            job.domain.name,
+            job.id,
+            job.priority,
+            job.start,
+            job.timestamp,
+            job.payload,
+            job.attempts,
+            job.reason,
+            job in engine.jobs._dead.values(),
+        )
+        for job in engine.jobs.all()
+        if job.persist and (job.uri not in engine.jobs._waiting or not job.lease)
+    }
+    return values, jobs, dict(engine.jobs.finished.commands)
+
+
+def random_request(rng, now):
+    key, other = rng.choice(KEYS), rng.choice(KEYS)
+    value = Value(Type.STRING, rng.randbytes(rng.choice([0, 3, 400])))
+    uri = rng.choice(URIS)
+    two = {"query": m.QUERY_RANGE, "count": 0}
+    return rng.choice(
+        [
+            Request(Function.SET, 1, m.OVERWRITE | m.PERSIST, key=key, value=value),
+            Request(
+                Function.SET, 1, m.OVERWRITE | m.PERSIST, key=key, value=value, timeout=now + 9
+            ),
+            Request(Function.SET, 1, m.OVERWRITE, key=key, value=value),
+            Request(Function.GET, 1, m.TOUCH, key=key, ttl=30),
+            Request(Function.GET, 1, 0, key=key, timeout=now + rng.randrange(-5, 50)),
+            Request(Function.DELETE, 1, rng.choice([0, m.OVERWRITE]), key=rng.choice([key, uri])),
+            Request(Function.RENAME, 1, m.OVERWRITE, key=key, key2=other, **two),
+            Request(Function.LINK, 1, key=key, key2=other, **two),
+            Request(Function.UNLINK, 1, key=key),
+            *[
+                Request(
+                    Function.PUSH,
+                    1,
+                    m.PERSIST,
+                    key=uri,
+                    key2=b"",
+                    query=m.QUERY_RANGE,
+                    count=rng.randrange(5),
+                    timeout=now + rng.randrange(-9, 9),
+                    value=rng.choice([None, value]),
+                )
+            ]
+            * 3,
+            Request(Function.NEXT, 1, rng.choice([0, 0, m.OVERWRITE]), timeout=now + 5),
+            Request(Function.NEXT, 1, 0, timeout=now + 5),
+            Request(
+                Function.SET,
+                1,
+                key=b"virta:domain:h1",
+                value=Value(Type.STRING, b'{"max_attempts": %d}' % rng.randrange(3)),
+            ),
+        ]
+    )
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_restart_equals_the_state_that_was_committed(seed, tmp_path):
+    """Random commands, rotations that are interrupted or finished, and restarts: nothing differs."""
+    rng = random.Random(seed)
+    clock = Clock(1_000_000)
+    session = Session()
+    leases = []
+
+    def opened():
+        disk = Persistence(tmp_path, durability="none")
+        engine = Engine(clock, Store(disk.spill, memory_bytes_max=8_000))
+        disk.restore(engine)
+        return disk, engine
+
+    disk, engine = opened()
+    for _ in range(300):
+        clock.now += rng.randrange(4)
+        request = random_request(rng, clock.now)
+        if request.function == Function.DELETE and leases and rng.random() < 0.7:
+            request.key = leases.pop()
+        reply = engine.handle(request, session)
+        if request.function == Function.NEXT and reply.pairs:
+            leases.append(reply.pairs[0].key)
+        engine.tick()
+        if rng.random() < 0.5:
+            disk.commit(images.drain(engine, clock.now))
+        if disk.rotating:
+            if disk.rotation_step():
+                disk.finish_rotation()
+        elif rng.random() < 0.05:
+            disk.rotate(engine)
+        if rng.random() < 0.04:
+            disk.commit(images.drain(engine, clock.now))
+            # A crash forgets who works on what; a lapse at the same moment would count an attempt.
+            clock.now += 10
+            engine.tick()
+            disk.commit(images.drain(engine, clock.now))
+            before = state(engine)
+            next_id = engine.jobs.next_id
+            disk.close()
+            disk, engine = opened()
+            assert before == state(engine)
+            assert engine.jobs.next_id >= next_id
+    disk.close()
+
+
+def test_an_entry_only_a_snapshot_knows_is_forgotten(tmp_path):
+    """What a snapshot wrote before the log did is taken back when it becomes a matter of memory."""
+    clock = Clock(100)
+    disk = Persistence(tmp_path, durability="none")
+    engine = Engine(clock)
+    disk.restore(engine)
+    disk.rotate(engine)
+    engine.store.set(b"k", Value(Type.STRING, b"kept"), 1, 100, persist=True)
+    engine.jobs.push(b"x", b"d", 1, 100, persist=True)
+    while not disk.rotation_step():
+        pass
+    disk.finish_rotation()
+    engine.store.set(b"k", Value(Type.STRING, b"memory"), 2, 100)
+    engine.jobs.push(b"x", b"d", 2, 100)
+    disk.commit(images.drain(engine, 100))
+    disk.close()
+    disk = Persistence(tmp_path, durability="none")
+    engine = Engine(clock)
+    disk.restore(engine)
+    disk.close()
+
+    assert (len(engine.store), len(engine.jobs)) == (0, 0)
+
+
+def test_graceful_stop_keeps_marks(tmp_path):
+    """After an orderly stop a worked-on job is still worked on, and its key still acknowledges."""
+
+    async def run():
+        async with daemon(tmp_path) as server, connected(server) as wire:
+            await wire.ask(
+                Request(
+                    Function.PUSH, flags=m.PERSIST, key=b"http://a/", count=0, query=m.QUERY_RANGE
+                )
+            )
+            taken = await wire.ask(Request(Function.NEXT))
+        async with daemon(tmp_path) as server, connected(server) as wire:
+            nothing = await wire.ask(Request(Function.NEXT))
+            done = await wire.ask(Request(Function.DELETE, key=taken.pairs[0].key))
+        return taken, nothing, done
+
+    taken, nothing, done = asyncio.run(run())
+    assert (nothing.pairs, nothing.timeout) == ([], taken.timeout)
+    assert done.flags & m.DELETED
+
+
+def test_an_attempt_from_before_a_crash_acknowledges_nothing(tmp_path):
+    """Reserves are not logged: after a crash the job is due again, under a key never given before."""
+    clock = Clock(1_000)
+    keys = []
+    for _ in range(3):
+        disk = Persistence(tmp_path, durability="none")
+        engine = Engine(clock)
+        disk.restore(engine)
+        engine.jobs.push(b"x", b"d", 1, clock.now, persist=True)
+        disk.commit(images.drain(engine, clock.now) + disk.id_records(engine.jobs.next_id))
+        assert all(engine.jobs.find(key) is None for key in keys)
+        (job,) = engine.jobs.take(b"d", clock.now)
+        keys.append(job.key())
+        disk.close()
+
+    assert len(set(keys)) == 3
+
+
+def test_disk_use_follows_live_data(tmp_path, monkeypatch):
+    """A hundred times the live data goes through; the directory stays within a small multiple of it."""
+    monkeypatch.setattr(persistence, "ROTATE_BYTES_MIN", 64 * 1024)
+
+    async def run():
+        async with daemon(tmp_path, durability="none") as server, connected(server) as wire:
+            for round_ in range(100):
+                for i in range(20):
+                    value = Value(Type.BUFFER, bytes([round_]) * 2_000)
+                    wire.send(
+                        Request(
+                            Function.SET, flags=m.OVERWRITE | m.PERSIST, key=b"%d" % i, value=value
+                        )
+                    )
+                for _ in range(20):
+                    await wire.hear()
+                if server.node._rotation_task is not None:
+                    await server.node._rotation_task
+            return sum(p.stat().st_size for p in tmp_path.rglob("*") if p.is_file())
+
+    assert asyncio.run(run()) < 10 * 20 * 2_000
+
+
+def test_one_owner(tmp_path):
+    """A second process is told that the journal is in use."""
+    first = Persistence(tmp_path)
+    code = (
+        "import sys, pathlib; from virta.journal.persistence import Persistence\n"
+        "from virta.errors import JournalError\n"
+        "try: Persistence(pathlib.Path(sys.argv[1]))\n"
+        "except JournalError as e: print(e.code)"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True
+    )
+    first.close()
+
+    assert out.stdout.strip() == "journal-in-use"
+
+
+def test_damaged_snapshot_is_refused(tmp_path):
+    """A flipped byte in a snapshot stops the start with file and position, never a wrong state."""
+    disk = Persistence(tmp_path)
+    engine = Engine(Clock(5))
+    disk.restore(engine)
+    engine.store.set(b"k", Value(Type.STRING, b"v" * 100), 1, 5, persist=True)
+    disk.snapshot(engine)
+    disk.close()
+    (path,) = tmp_path.glob("*.snap")
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+
+    disk = Persistence(tmp_path)
+    with pytest.raises(JournalError, match="damaged at byte"):
+        disk.restore(Engine(Clock(5)))
+    disk.close()
+
+
+def test_missing_generation_is_refused(tmp_path):
+    """A log that is missing in between stops the start."""
+    disk = Persistence(tmp_path)
+    disk.restore(Engine(Clock(5)))
+    disk.close()
+    (path,) = tmp_path.glob("*.log")
+    path.rename(tmp_path / f"{3:020d}.log")
+
+    disk = Persistence(tmp_path)
+    with pytest.raises(JournalError, match="missing"):
+        disk.restore(Engine(Clock(5)))
+    disk.close()
+
+
+def failing(disk, error, times):
+    """Let the next appends fail, as a full or broken disk does."""
+    original = disk._log.append_many
+    left = [times]
+
+    def append_many(*args, **kwargs):
+        if left[0]:
+            left[0] -= 1
+            raise error
+        return original(*args, **kwargs)
+
+    disk._log.append_many = append_many
+
+
+def test_full_disk_is_refused_and_then_retried(tmp_path, monkeypatch):
+    """While the disk is full persist commands get `disk`; when there is room again all is as it was."""
+    monkeypatch.setattr("virta.journal.node.RETRY_AFTER_WRITE_ERROR_S", 0.05)
+
+    def set_(key):
+        return Request(
+            Function.SET, flags=m.OVERWRITE | m.PERSIST, key=key, value=Value(Type.STRING, b"")
+        )
+
+    async def run():
+        async with daemon(tmp_path) as server, connected(server) as wire:
+            failing(server.node._persistence, LogWriteError("no space left"), 1)
+            first = await wire.ask(set_(b"a"))
+            second = await wire.ask(set_(b"b"))
+            memory = await wire.ask(
+                Request(Function.SET, key=b"ram", value=Value(Type.STRING, b""))
+            )
+            while (third := await wire.ask(set_(b"c"))).error:
+                assert third.error == "disk"
+        async with daemon(tmp_path) as server, connected(server) as wire:
+            kept = await wire.ask(Request(Function.GET, key=b"c"))
+        return first, second, memory, kept
+
+    first, second, memory, kept = asyncio.run(run())
+    assert (first.error, second.error, memory.error, kept.error) == ("disk", "disk", "", "")
+
+
+def test_failed_fsync_is_final(tmp_path):
+    """After a failed fsync nothing that must survive is accepted; reading and memory go on."""
+
+    async def run():
+        async with daemon(tmp_path) as server, connected(server) as wire:
+            failing(server.node._persistence, LogSyncError("EIO"), 1)
+            request = Request(
+                Function.SET, flags=m.PERSIST, key=b"a", value=Value(Type.STRING, b"")
+            )
+            errors = [(await wire.ask(request)).error for _ in range(3)]
+            return errors, (await wire.ask(nop())).error
+
+    assert asyncio.run(run()) == (["disk"] * 3, "")
+
+
+def test_slow_disk_does_not_block_reading(tmp_path):
+    """Once the disk is slow, commits go to a thread: a GET overtakes a SET that waits for it."""
+
+    async def run():
+        async with (
+            daemon(tmp_path) as server,
+            connected(server) as wire,
+            connected(server) as other,
+        ):
+            server.node._commit_s = 10.0
+            for i in range(20):
+                wire.send(
+                    Request(
+                        Function.SET, flags=m.PERSIST, key=b"%d" % i, value=Value(Type.STRING, b"")
+                    )
+                )
+            first = await other.ask(Request(Function.GET, key=b"none"))
+            replies = [await wire.hear() for _ in range(20)]
+            return first, replies
+
+    first, replies = asyncio.run(run())
+    assert first.error == "does-not-exist"
+    assert {("", m.PERSIST)} == {(r.error, r.flags) for r in replies}
+
+
+def test_spill_reuses_its_space(tmp_path):
+    """Freed pieces are used again, so the file stays as large as its fullest moment."""
+    spill = FileSpill(tmp_path)
+    for _ in range(50):
+        handles = {spill.put(bytes([i]) * (i * 7 + 1)): i for i in range(40)}
+        for handle, i in handles.items():
+            assert spill.get(handle) == bytes([i]) * (i * 7 + 1)
+            spill.drop(handle)
+
+    assert spill._end <= 80 * PIECE_BYTES_MIN
+    spill.close()

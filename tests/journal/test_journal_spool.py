@@ -1,0 +1,280 @@
+"""Spool and forwarder: every record arrives, whatever dies, and one bad record blocks nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from journal_support import connected, daemon, until
+from test_journal_wire import VECTORS
+
+from virta.errors import JournalError
+from virta.journal import commands, forwarder
+from virta.journal import messages as m
+from virta.journal.daemon import JournalServer
+from virta.journal.forwarder import Forwarder
+from virta.journal.messages import Function, RefusedError, Request, Type, Value
+from virta.journal.node import Node
+from virta.journal.spool import PING_SOCKET, REJECTED, Spool, SpoolFile, encode_record, scan
+
+
+def request(key=b"k", data=b"v"):
+    return commands.set_(key, Value(Type.STRING, data)).request
+
+
+def test_worked_record():
+    """The PUSH of the worked messages, as a spool record."""
+    raw = next(bytes.fromhex(v["request_hex"]) for v in VECTORS if v["name"].startswith("PUSH"))
+
+    record = encode_record(raw)
+
+    assert (
+        record
+        == bytes.fromhex("2b303030303030333532663133343264662 0".replace(" ", "")) + raw + b"\n"
+    )
+    assert [r.message for r in scan(record)] == [raw]
+
+
+@given(
+    st.lists(st.binary(max_size=60), max_size=8),
+    st.lists(st.tuples(st.integers(0, 8), st.binary(max_size=30)), max_size=4),
+)
+def test_damage_between_records_is_skipped(messages, damage):
+    """Whatever a dead writer left between records, the others are found, and only they."""
+    parts = [encode_record(message) for message in messages]
+    for at, junk in sorted(damage, reverse=True):
+        parts.insert(min(at, len(parts)), encode_record(junk)[:-2] if len(junk) % 2 else junk)
+    whole = b"".join(parts)
+
+    found = [record.message for record in scan(whole)]
+
+    remaining = iter(found)
+    assert all(message in remaining for message in messages)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_scanned(data):
+    """Scanning never fails and never finds a record whose checksum does not fit."""
+    for record in scan(data):
+        assert encode_record(record.message)[1:] == data[record.at + 1 : record.end]
+
+
+def test_incomplete_tail_is_waited_for(tmp_path):
+    """Half a record is not handed out; once the rest is there, it is."""
+    path = tmp_path / "2026010100.fjs"
+    whole = encode_record(b"one") + encode_record(b"two")
+    path.write_bytes(whole[:-4])
+    file = SpoolFile(path)
+
+    assert [r.message for r in file.read(10)] == [b"one"]
+    with path.open("ab") as more:
+        more.write(whole[-4:])
+    assert [r.message for r in file.read(10)] == [b"two"]
+    file.close()
+
+
+def test_only_harmless_commands(tmp_path):
+    """What must not be repeated is refused by the spool."""
+    spool = Spool(tmp_path)
+    for bad in (
+        commands.add("n", 1),
+        commands.rename("a", "b"),
+        commands.admin("stats"),
+        commands.next_(),
+    ):
+        with pytest.raises(RefusedError, match="SET, DELETE and PUSH"):
+            spool.put(bad.request)
+    spool.close()
+
+
+def test_erase_and_delete(tmp_path):
+    """An erased record stays erased; a file goes when its hour is over and nothing in it is pending."""
+    path = tmp_path / "2026010100.fjs"
+    path.write_bytes(encode_record(b"one") + encode_record(b"two"))
+    file = SpoolFile(path)
+    one, two = file.read(10)
+    later = time.time() + 10**9
+    file.erase(one)
+    file.rewind()
+
+    assert [r.message for r in file.read(10)] == [b"two"]
+    file.rewind()
+    assert file.remove_if_done(later) is False
+    file.erase(two)
+    assert file.remove_if_done(0) is False
+    assert file.remove_if_done(later) is True
+    assert not path.exists()
+    file.close()
+
+
+def test_writer_notices_a_deleted_file(tmp_path, monkeypatch):
+    """A record never lands in a file that was deleted between open and lock."""
+    spool = Spool(tmp_path)
+    real = os.open
+    deleted = []
+
+    def open_and_delete(path, *args, **kwargs):
+        descriptor = real(path, *args, **kwargs)
+        if not deleted and str(path).endswith(".fjs"):
+            deleted.append(path)
+            os.unlink(path)
+        return descriptor
+
+    monkeypatch.setattr(os, "open", open_and_delete)
+    spool.put(request())
+    spool.close()
+    (path,) = tmp_path.glob("*.fjs")
+
+    assert deleted
+    assert len(list(scan(path.read_bytes()))) == 1
+
+
+@asynccontextmanager
+async def forwarding(directory, address):
+    stop = asyncio.Event()
+    sender = Forwarder(directory, *address)
+    task = asyncio.create_task(sender.run(stop))
+    try:
+        yield sender
+    finally:
+        stop.set()
+        await asyncio.wait_for(task, 10)
+
+
+def test_forwarder_delivers_and_erases(tmp_path, monkeypatch):
+    """Records written before and after its start arrive once, PING wakes it, rejected ones are kept."""
+    monkeypatch.setattr(forwarder, "LOOK_S", 600)  # what arrives late was announced, not found
+
+    async def run():
+        spool = Spool(tmp_path / "spool")
+        for i in range(600):
+            spool.put(request(b"early%d" % i))
+        spool.put(request(b"virta:nonsense"))
+        async with (
+            daemon(tmp_path / "journal") as server,
+            forwarding(tmp_path / "spool", server.address) as sender,
+        ):
+            await asyncio.wait_for(sender.drained.wait(), 10)
+            assert (tmp_path / "spool" / PING_SOCKET).exists()
+            spool.put(request(b"late"))
+            store = server.node.engine.store
+            await until(lambda: store.live(b"late", 0) is not None)
+            await asyncio.wait_for(sender.drained.wait(), 10)
+            return len(store), sender.rejected, spool
+
+    keys, rejected, spool = asyncio.run(run())
+    spool.close()
+    assert (keys, rejected) == (601, 1)
+    (hour,) = (tmp_path / "spool").glob("[0-9]*.fjs")
+    assert not any(record.pending for record in scan(hour.read_bytes()))
+    (kept,) = scan((tmp_path / "spool" / REJECTED).read_bytes())
+    assert b"virta:nonsense" in kept.message
+
+
+def test_forwarder_survives_the_daemon(tmp_path, monkeypatch):
+    """A daemon that comes and goes gets everything, in the end."""
+    monkeypatch.setattr(forwarder, "RETRY_S_MAX", 0.2)
+
+    async def run():
+        spool = Spool(tmp_path / "spool")
+        async with daemon(tmp_path / "journal") as server:
+            address = server.address
+        stop = asyncio.Event()
+        sender = Forwarder(tmp_path / "spool", *address)
+        task = asyncio.create_task(sender.run(stop))
+        for round_ in range(3):
+            for i in range(50):
+                spool.put(request(b"%d-%d" % (round_, i)))
+            server = JournalServer(port=address[1], node=Node(tmp_path / "journal"))
+            await server.start()
+            if round_ == 2:
+                store = server.node.engine.store
+                await until(lambda: len(store) == 150)  # noqa: B023
+            await server.stop()
+        stop.set()
+        await asyncio.wait_for(task, 10)
+        spool.close()
+        return len(server.node.engine.store)
+
+    assert asyncio.run(run()) == 150
+
+
+def test_one_forwarder_per_spool(tmp_path):
+    """A second forwarder is told that there is one."""
+
+    async def run():
+        async with daemon() as server, forwarding(tmp_path, server.address) as sender:
+            await sender.drained.wait()
+            with pytest.raises(JournalError) as refused:
+                await Forwarder(tmp_path, *server.address).run(asyncio.Event())
+            return refused.value.code
+
+    assert asyncio.run(run()) == "spool-in-use"
+
+
+def test_refused_for_now_is_sent_again(tmp_path):
+    """A value locked by somebody else is kept and arrives when the lock is gone."""
+
+    async def run():
+        spool = Spool(tmp_path)
+        async with daemon() as server, connected(server) as wire:
+            await wire.ask(request(b"k", b"old"))
+            await wire.ask(Request(Function.LOCK, key=b"k"))
+            spool.put(request(b"k", b"new"))
+            spool.put(request(b"other"))
+            async with forwarding(tmp_path, server.address) as sender:
+                await until(lambda: sender.forwarded == 1)
+                held = await wire.ask(Request(Function.GET, flags=m.DATA, key=b"k"))
+                await wire.ask(Request(Function.UNLOCK, key=b"k"))
+                await until(lambda: sender.forwarded == 2)
+                now = await wire.ask(Request(Function.GET, flags=m.DATA, key=b"k"))
+        spool.close()
+        return held.pair.value.data, now.pair.value.data
+
+    assert asyncio.run(run()) == (b"old", b"new")
+
+
+WRITER = """
+import sys, pathlib
+from virta.journal import Spool, commands
+spool = Spool(pathlib.Path(sys.argv[1]))
+for i in range(10**9):
+    spool.put(commands.set_(f"{sys.argv[2]}-{i}", i).request)
+    print(i, flush=True)
+"""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_writers_lose_nothing_acknowledged(seed, tmp_path):
+    """Writers killed at any point: every record whose put() returned is found, whole."""
+    rng = random.Random(seed)
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, tmp_path, str(n)], stdout=subprocess.PIPE, text=True
+        )
+        for n in range(2)
+    ]
+    acknowledged = {}
+    for n, writer in enumerate(writers):
+        for _ in range(rng.randrange(1, 60)):
+            acknowledged[n] = int(writer.stdout.readline())
+        writer.kill()
+        rest = writer.stdout.read().splitlines()
+        whole = [line for line in rest if line]
+        acknowledged[n] = int(whole[-1]) if whole else acknowledged[n]
+        writer.wait()
+        writer.stdout.close()
+
+    found = b"".join(path.read_bytes() for path in sorted(tmp_path.glob("*.fjs")))
+    keys = {m_.message for m_ in scan(found)}
+    for n, last in acknowledged.items():
+        for i in range(last):
+            assert any(b"%d-%d" % (n, i) in message for message in keys)

@@ -1,0 +1,219 @@
+"""The wire: worked messages byte for byte, any split of the stream, and bytes that lie."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from virta.journal import messages as m
+from virta.journal import wire
+
+VECTORS = [
+    json.loads(line)
+    for line in (Path(__file__).parent.parent / "vectors" / "fastjournal-wire-vectors.jsonl")
+    .read_text()
+    .splitlines()
+]
+DETAIL_NAMES = {"pflags": "bits"}
+
+
+def value_of(vector):
+    return vector and m.Value(vector["type"], vector["data"].encode("latin-1"))
+
+
+def request_of(vector):
+    fields = dict(vector)
+    for name in ("key", "key2"):
+        fields[name] = fields.get(name, "").encode("latin-1")
+    fields["value"] = value_of(fields.get("value"))
+    if fields["query"] == m.QUERY_RANGE:
+        fields.setdefault("count", 0)
+    return m.Request(**fields)
+
+
+def pair_of(vector):
+    details = vector["details"]
+    if details is not None:
+        details = m.Details(**{DETAIL_NAMES.get(k, k): v for k, v in details.items()})
+    return m.Pair(vector["key"].encode("latin-1"), value_of(vector["value"]), details)
+
+
+def reply_of(vector):
+    fields = dict(vector)
+    pairs = [pair_of(pair) for pair in fields.pop("pairs", [])]
+    counted = fields.pop("count", None) is not None or fields["query"] == m.QUERY_RANGE
+    if "cursor" in fields:
+        fields["cursor"] = fields["cursor"].encode("latin-1")
+    if counted:
+        fields["pairs"] = pairs
+    elif pairs:
+        fields["pair"] = pairs[0]
+    return m.Reply(**fields)
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda v: v["name"])
+def test_worked_messages_both_ways(vector):
+    """Every worked message decodes to its fields and encodes to its bytes."""
+    if vector["request"] is not None:
+        raw = bytes.fromhex(vector["request_hex"])
+        expected = request_of(vector["request"])
+
+        assert [expected] == wire.RequestParser().feed(raw)
+        assert raw == wire.encode_request(expected)
+
+    raw = bytes.fromhex(vector["reply_hex"])
+    expected_reply = reply_of(vector["reply"])
+
+    assert [expected_reply] == wire.ReplyParser().feed(raw)
+    assert raw == wire.encode_reply(expected_reply)
+
+
+def test_alias_of_persist_is_read_and_never_sent():
+    """Bit 12 reads as persist; the canonical form uses bit 9."""
+    raw = wire.encode_request(m.Request(m.Function.SET, 1, key=b"k", value=m.Value(2, b"v")))
+    aliased = raw[:8] + (int.from_bytes(raw[8:10], "big") | 1 << 12).to_bytes(2, "big") + raw[10:]
+
+    (request,) = wire.RequestParser().feed(aliased)
+
+    assert request.flags == m.PERSIST
+    assert wire.encode_request(request)[8:10] == (0x0202).to_bytes(2, "big")
+
+
+u64 = st.integers(0, 2**64 - 1)
+keys = st.binary(max_size=300)
+values = st.one_of(
+    st.just(m.Value(0, b"")),
+    st.builds(m.Value, st.integers(1, 5), st.binary(max_size=300)),
+    st.builds(m.Value, st.just(1), st.integers(65_000, 66_000).map(bytes)),
+)
+
+
+@st.composite
+def requests(draw):
+    query = draw(st.integers(0, 3))
+    return m.Request(
+        draw(st.integers(0, 0xFFFF)),
+        draw(st.integers(0, 0xFFFF)),
+        draw(st.integers(0, 0xFFFF)) & m.REQUEST_FLAGS,
+        draw(u64),
+        draw(st.none() | u64),
+        draw(st.none() | u64),
+        draw(st.integers(0, 0xFFFF) if query == m.QUERY_RANGE else st.none() | st.integers(0, 9)),
+        draw(keys),
+        draw(keys) if query == m.QUERY_RANGE else b"",
+        draw(st.none() | values),
+        query,
+    )
+
+
+@st.composite
+def replies(draw):
+    query = draw(st.integers(0, 3))
+    reply = m.Reply(
+        draw(st.integers(0, 0xFFFF)),
+        draw(st.integers(0, 0xFFFF)) & m.REPLY_FLAGS,
+        draw(u64),
+        draw(st.none() | u64),
+    )
+    if draw(st.booleans()):
+        reply.error = draw(st.text(min_size=1, max_size=300))
+        return reply
+    detailed = draw(st.booleans())
+    details = st.builds(m.Details, u64, u64, size=st.integers(0, 9)) if detailed else st.none()
+    pair = st.builds(m.Pair, keys, values, details)
+    if query == m.QUERY_RANGE or draw(st.booleans()):
+        reply.query = query
+        reply.pairs = draw(st.lists(pair, max_size=4))
+    else:
+        reply.query = query
+        reply.pair = draw(st.none() | pair)
+    reply.cursor = draw(st.none() | keys)
+    return reply
+
+
+def feed_in_pieces(parser, raw, cuts):
+    out = []
+    at = 0
+    for cut in [*sorted(c % (len(raw) + 1) for c in cuts), len(raw)]:
+        out += parser.feed(raw[at:cut])
+        at = cut
+    return out
+
+
+@given(st.lists(requests(), max_size=5), st.lists(st.integers(0, 10**6), max_size=12))
+def test_requests_survive_any_cut_of_the_stream(messages, cuts):
+    """Encoding then feeding in arbitrary pieces gives the same requests and leaves nothing behind."""
+    parser = wire.RequestParser()
+
+    got = feed_in_pieces(parser, b"".join(map(wire.encode_request, messages)), cuts)
+
+    assert messages == got
+    assert parser.buffered == 0
+    assert parser.error is None
+
+
+@given(st.lists(replies(), max_size=5), st.lists(st.integers(0, 10**6), max_size=12))
+def test_replies_survive_any_cut_of_the_stream(messages, cuts):
+    """Encoding then feeding in arbitrary pieces gives the same replies and leaves nothing behind."""
+    parser = wire.ReplyParser()
+
+    got = feed_in_pieces(parser, b"".join(map(wire.encode_reply, messages)), cuts)
+
+    assert messages == got
+    assert parser.buffered == 0
+    assert parser.error is None
+
+
+@given(st.lists(st.binary(max_size=200), max_size=5), st.sampled_from([b"", b"FJ\0\1", b"JR\0\1"]))
+def test_any_bytes_are_survived(chunks, prefix):
+    """Arbitrary bytes give messages or one fault, never an exception, and held bytes stay bounded."""
+    for parser in (wire.RequestParser(), wire.ReplyParser()):
+        total = 0
+        for chunk in [prefix, *chunks]:
+            total += len(chunk)
+            parser.feed(chunk)
+
+            assert parser.buffered <= total
+
+
+@given(requests(), st.integers(0, 10**6), st.integers(0, 255))
+def test_one_wrong_byte_is_survived(request, at, byte):
+    """A request with any byte replaced is read, refused or waited for; never a crash."""
+    raw = bytearray(wire.encode_request(request))
+    raw[at % len(raw)] = byte
+
+    wire.RequestParser().feed(bytes(raw))
+
+
+def head(flags, *, version=1, magic=b"FJ"):
+    return wire._REQUEST_HEAD.pack(magic, version, 2, 7, flags, 0)
+
+
+@pytest.mark.parametrize(
+    ("raw", "code", "identifier"),
+    [
+        (b"GE", "bad-message", None),
+        (b"X", "bad-message", None),
+        (head(0, magic=b"JR") + b"\0", "bad-message", None),
+        (head(0, version=2) + b"\0", "version", 7),
+        (head(1 << 1) + b"\1k\0", "bad-message", None),
+        (head(1 << 1) + b"\1k\1\x06", "bad-message", None),
+        (head(1 << 1) + b"\1k\2\0x", "bad-message", None),
+        (head(3 << 1) + b"\1k\xff\xff\xff\xff", "too-large", 7),
+        (head(3 << 1) + b"\1k" + (m.VALUE_DATA_BYTES_MAX + 2).to_bytes(4), "too-large", 7),
+    ],
+)
+def test_faults_end_the_stream_at_once(raw, code, identifier):
+    """Wrong magic, version, lying sizes and 4 GB announced values fault before any byte is awaited."""
+    parser = wire.RequestParser()
+    good = wire.encode_request(m.Request(m.Function.NOP, 1))
+
+    assert len(parser.feed(good + raw)) == 1
+    assert parser.error is not None
+    assert (code, identifier) == (parser.error.code, parser.error.identifier)
+    assert parser.feed(good) == []
+    assert parser.buffered == 0

@@ -1,0 +1,208 @@
+"""A real `virta serve` in a process of its own, and the little HTTP that tests speak to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+
+STRUCTURED = "application/cloudevents+json"
+BATCH = "application/cloudevents-batch+json"
+DEADLINE_S = 20.0
+
+
+class Server:
+    """`virta serve` on a free port; use as a context manager."""
+
+    def __init__(self, data_dir, *flags, environ=None):
+        self.data_dir = data_dir
+        command = [sys.executable, "-m", "virta", "serve", "--server-port", "0"]
+        command += ["--journal-port", "0"]
+        command += ["--data-dir", str(data_dir), *map(str, flags)]
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("VIRTA_", "THORIUM_"))}
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=clean | (environ or {})
+        )
+        self.port = 0
+        self.said = []
+        for line in self.process.stdout:
+            self.said.append(line.decode())
+            if b'"listening"' in line:
+                said = json.loads(line)
+                self.port = int(said["url"].rsplit(":", 1)[1])
+                self.journal_port = said["journal"]
+                break
+        if not self.port:
+            self.process.wait(DEADLINE_S)
+
+    def __enter__(self):
+        assert self.port, "".join(self.said)
+        return self
+
+    def __exit__(self, *exc):
+        self.stop()
+
+    def stop(self, how=signal.SIGTERM):
+        """End it and give its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+        try:
+            rest, _ = self.process.communicate(timeout=DEADLINE_S)
+            self.said.append(rest.decode())
+        except ValueError:
+            self.process.wait(DEADLINE_S)
+        return self.process.returncode
+
+    def request(self, method, path, body=None, headers=None):
+        """One request on a connection of its own."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
+        try:
+            connection.request(method, path, body, headers or {})
+            return Answer.of(connection.getresponse())
+        finally:
+            connection.close()
+
+    def publish(self, channel, *events):
+        """Publish structured events (several as one batch) and insist on the 202."""
+        single = len(events) == 1
+        body = json.dumps(events[0] if single else list(events))
+        kind = STRUCTURED if single else BATCH
+        answer = self.request("POST", f"/channels/{channel}", body, {"Content-Type": kind})
+        assert answer.status == 202, answer
+        return answer
+
+
+@dataclass
+class Answer:
+    """A response, read whole."""
+
+    status: int
+    headers: dict
+    body: bytes
+
+    @classmethod
+    def of(cls, response):
+        headers = {name.lower(): value for name, value in response.getheaders()}
+        return cls(response.status, headers, response.read())
+
+    @property
+    def json(self):
+        return json.loads(self.body)
+
+    @property
+    def code(self):
+        return self.json["code"]
+
+
+def event(id_, data=None, source="//test", **more):
+    made = {"specversion": "1.0", "type": "test", "source": source, "id": id_}
+    if data is not None:
+        made["data"] = data
+    return made | more
+
+
+@dataclass
+class Frame:
+    """One server-sent event."""
+
+    event: str = ""
+    id: str | None = None
+    data: str = ""
+    comment: str | None = None
+    retry: str | None = None
+    raw: bytes = b""
+
+    @property
+    def json(self):
+        return json.loads(self.data)
+
+
+@dataclass
+class Consumer:
+    """An open stream of server-sent events."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    status: int = 0
+    headers: dict = field(default_factory=dict)
+    buffer: bytes = b""
+    ended: bool = False
+
+    @classmethod
+    async def open(cls, port, path, headers=None, *, expect=200):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**24)
+        lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n{lines}\r\n".encode())
+        self = cls(reader, writer)
+        head = (await _soon(reader.readuntil(b"\r\n\r\n"))).decode().split("\r\n")
+        self.status = int(head[0].split()[1])
+        self.headers = {
+            name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:])
+        }
+        assert self.status == expect, head
+        return self
+
+    async def body(self):
+        """The body of an answer that is not a stream."""
+        return await _soon(self.reader.readexactly(int(self.headers["content-length"])))
+
+    async def frame(self):
+        """The next frame, or None when the stream has ended properly."""
+        while b"\n\n" not in self.buffer:
+            if not await self._chunk():
+                return None
+        text, _, self.buffer = self.buffer.partition(b"\n\n")
+        made = Frame(raw=text + b"\n\n")
+        for line in text.decode().split("\n"):
+            name, _, value = line.partition(":")
+            value = value.removeprefix(" ")
+            setattr(made, name or "comment", value)
+        return made
+
+    async def frames(self, count):
+        return [await self.frame() for _ in range(count)]
+
+    async def rest(self):
+        """Every frame until the end."""
+        found = []
+        while (made := await self.frame()) is not None:
+            found.append(made)
+        return found
+
+    async def connected(self):
+        made = await self.frame()
+        assert made.event == "connect", made
+        return made
+
+    async def _chunk(self):
+        size = int(await _soon(self.reader.readuntil(b"\r\n")), 16)
+        data = await _soon(self.reader.readexactly(size + 2))
+        self.buffer += data[:-2]
+        self.ended = size == 0
+        return not self.ended
+
+    async def close(self):
+        await shut(self.writer)
+
+
+async def shut(writer):
+    """Close a connection whatever state it is in."""
+    writer.close()
+    with contextlib.suppress(ConnectionError, ssl.SSLError):
+        await writer.wait_closed()
+
+
+async def _soon(waiting):
+    return await asyncio.wait_for(waiting, DEADLINE_S)
+
+
+def ids(frames):
+    """Ids of the events among frames."""
+    return [made.json["id"] for made in frames if made.event == "data"]

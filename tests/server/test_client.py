@@ -1,0 +1,214 @@
+"""The clients and their commands against a real server, which is killed under them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from server_harness import Server, event, ids
+
+import virta
+from virta.errors import ClientError
+from virta.event import Event
+
+
+@pytest.fixture
+def client(server):
+    with virta.Client(f"http://127.0.0.1:{server.port}") as made:
+        yield made
+
+
+def take(events, count):
+    return [next(events).event.id for _ in range(count)]
+
+
+def test_publish_and_subscribe(client):
+    """Events go in as objects or values and come out as values."""
+    made = Event.new("t", "/s", {"x": 2}, id="one")
+    client.publish("c1", event("zero", {"x": 0}), made)
+
+    with client.subscribe("c1", "x=>1", start="earliest") as events:
+        found = [next(events)]
+
+    assert found[0].event == made
+    assert found[0].id == "%2Fs+one"
+
+
+def test_start_and_resume(client):
+    """A later subscription continues behind the last event of an earlier one."""
+    client.publish("c2", *[event(str(n)) for n in range(5)])
+    with client.subscribe("c2", start="earliest") as events:
+        assert take(events, 3) == ["0", "1", "2"]
+
+    with client.subscribe("c2", last_event_id=events.last_event_id, reconnect=False) as more:
+        assert take(more, 2) == ["3", "4"]
+
+
+def test_refusals_are_errors(client, server):
+    """What the server refuses is an error with its code; a dead server is one without a status."""
+    with pytest.raises(ClientError) as caught:
+        client.publish("meta", event("x"))
+    assert (caught.value.status, caught.value.code) == (403, "disallowed-meta-channel-send")
+    with pytest.raises(ClientError) as caught:
+        next(client.subscribe("c", "x=~5"))
+    assert caught.value.code == "non-string-for-starts-with"
+    with pytest.raises(ClientError) as caught:
+        virta.Client("http://127.0.0.1:1").publish("c", event("x"))
+    assert (caught.value.status, caught.value.code) == (None, "unreachable")
+    assert client.ready()
+    assert not virta.Client("http://127.0.0.1:1").ready()
+
+
+def test_streams_and_filters(client):
+    """Streams and registered filters through the client."""
+    streams = client.subscribe_streams("a:b", max_queued=10)
+    heard = []
+    reading = threading.Thread(target=lambda: heard.append(next(streams)))
+    reading.start()
+    while not heard:
+        client.publish_streams(("a:", "hello"))
+        reading.join(0.05)
+    streams.close()
+    assert heard == [("a", "hello")]
+
+    id_ = client.filters.register("i", "cl", {"equals": {"a": 1}})["id"]
+    assert client.filters.exists("i", "cl")
+    assert not client.filters.exists("i", "cl2")
+    assert client.filters.ids("i", "cl") == [id_]
+    assert client.filters.test("i", "cl", {"a": 1}, "d") == [id_]
+    assert client.filters.validate("a=1", dialect="query-string")["valid"]
+    client.publish("i/cl", event("f1", {"a": 1}), event("f2", {"a": 2}))
+    with client.filters.events(id_, start="earliest") as events:
+        assert take(events, 1) == ["f1"]
+    client.filters.remove(id_)
+    assert client.filters.ids("i", "cl") == []
+
+
+def test_reconnect_and_resume_over_kills(tmp_path):
+    """A subscriber whose server is killed and started again misses nothing and sees nothing twice."""
+    flags = ["--durability", "group"]
+    server = Server(tmp_path, *flags)
+    heard = []
+    done = threading.Event()
+    client = virta.Client(f"http://127.0.0.1:{server.port}")
+    events = client.subscribe("k", "odd=true")
+
+    def listen():
+        for received in events:
+            heard.append(received.event.id)
+            if received.event.id == "149":
+                break
+        done.set()
+
+    listening = threading.Thread(target=listen)
+    listening.start()
+    port = server.port
+    for round_ in range(3):
+        published = round_ * 50
+        while server.request("GET", "/metrics").body.decode().find("virta_consumers 1.0") < 0:
+            pass
+        for n in range(published, published + 50):
+            server.publish("k", event(str(n), {"odd": n % 2 == 1}))
+        if round_ < 2:
+            server.stop(signal.SIGKILL)
+            server = Server(tmp_path, *flags, "--server-port", port)
+    assert done.wait(20)
+    events.close()
+    listening.join(10)
+    client.close()
+    server.stop()
+
+    assert heard == [str(n) for n in range(1, 150, 2)]
+
+
+def test_asyncio_client(server):
+    """The same from asyncio, with its own way to read streams."""
+
+    async def scenario():
+        client = virta.AsyncClient(f"http://127.0.0.1:{server.port}")
+        assert await client.ready()
+        assert await client.publish("a1", event("1"), event("2")) == "none"
+        found = []
+        async for received in client.subscribe("a1", start="earliest"):
+            found.append(received.event.id)
+            if len(found) == 2:
+                break
+        with pytest.raises(ClientError, match="403"):
+            await client.publish("meta", event("1"))
+        with pytest.raises(ClientError):
+            await anext(aiter(client.subscribe("a1", "x=~5")))
+        id_ = (await client.filters.register("i", "as", "x=1", dialect="query-string"))["id"]
+        assert await client.filters.ids("i", "as") == [id_]
+        assert await client.filters.test("i", "as", {"x": 1}) == [id_]
+        await client.publish("i/as", event("3", {"x": 1}))
+        async for received in client.filters.events(id_, start="earliest"):
+            found.append(received.event.id)
+            break
+        await client.filters.remove(id_)
+        return found
+
+    assert asyncio.run(scenario()) == ["1", "2", "3"]
+
+
+def command(server, *arguments, text=None):
+    url = f"http://127.0.0.1:{server.port}"
+    whole = [sys.executable, "-m", "virta", *arguments, "--url", url]
+    return subprocess.run(
+        whole, input=text, capture_output=True, text=True, timeout=30, check=False
+    )
+
+
+def test_commands(server):
+    """`virta publish` takes lines and single events, `virta subscribe` prints one event a line."""
+    lines = json.dumps(event("l1", {"n": 1})) + '\n\n{"n": 2}\n'
+    assert command(server, "publish", "cli", text=lines).stderr == "2 accepted\n"
+    assert command(server, "publish", "cli", "--data", '{"n":3}', "--id", "l3").returncode == 0
+
+    out = command(server, "subscribe", "cli", "n=>1", "--from", "earliest", "--count", "2")
+
+    first, second = map(json.loads, out.stdout.splitlines())
+    assert first["data"] == {"n": 2}
+    assert first["source"] == "/virta/cli"
+    assert (second["id"], second["data"]) == ("l3", {"n": 3})
+
+
+def test_commands_fail_with_sentences(server):
+    """Bad input is exit 2, a refusal 1, each with a sentence on standard error."""
+    bad = command(server, "publish", "cli", text="{\n")
+    assert (bad.returncode, "line 1 is not JSON" in bad.stderr) == (2, True)
+    refused = command(server, "publish", "meta", text="{}\n")
+    assert (refused.returncode, "403" in refused.stderr) == (1, True)
+    query = command(server, "subscribe", "cli", "x=~5")
+    assert (query.returncode, "Starts-with" in query.stderr) == (1, True)
+
+
+def test_official_sdk_agrees(server):
+    """Events made by the CloudEvents SDK are accepted in both modes and come out equal."""
+    from cloudevents.core.bindings.http import to_binary, to_structured
+    from cloudevents.core.formats.json import JSONFormat
+    from cloudevents.core.v1.event import CloudEvent
+
+    made = {
+        "type": "t",
+        "source": "/sdk",
+        "specversion": "1.0",
+        "datacontenttype": "application/json",
+    }
+    with virta.Client(f"http://127.0.0.1:{server.port}") as client:
+        for mode, convert in (("b", to_binary), ("s", to_structured)):
+            message = convert(CloudEvent(made | {"id": mode}, {"x": 1}), JSONFormat())
+            answer = server.request("POST", "/channels/sdk", message.body, dict(message.headers))
+            assert answer.status == 202, answer
+        with client.subscribe("sdk", start="earliest") as events:
+            found = [next(events).event for _ in range(2)]
+
+    assert [(e.id, e.type, e.source, e.data) for e in found] == [
+        ("b", "t", "/sdk", {"x": 1}),
+        ("s", "t", "/sdk", {"x": 1}),
+    ]
+    assert ids([]) == []

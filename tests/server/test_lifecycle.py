@@ -1,0 +1,227 @@
+"""Starting, stopping, the door, and consumers that do not keep up."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import ssl
+import subprocess
+
+import pytest
+from server_harness import Consumer, event, ids, shut
+
+TOKEN = "correct-horse-battery"
+
+
+def test_health(server):
+    """Both health routes answer 200 when all is well."""
+    assert server.request("GET", "/livez").body == b"ok\n"
+    assert server.request("GET", "/readyz").status == 200
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--host", "0.0.0.0"], "can be reached from other machines"),
+        (["--token-file", "/nonexistent"], "cannot read token file"),
+        (["--tls-cert", "x"], "go together"),
+        (["--tls-cert", "/nonexistent", "--tls-key", "/nonexistent"], "cannot use certificate"),
+        (["--data-dir", "/proc/nope"], "cannot use data directory"),
+    ],
+)
+def test_start_is_refused_with_a_sentence(start, flags, sentence):
+    """A server that would not be safe or could not work does not start."""
+    refused = start(*flags)
+
+    assert refused.port == 0
+    assert sentence in "".join(refused.said)
+    assert refused.process.returncode == 1
+
+
+def test_one_server_per_directory(start):
+    """A second server on one directory is refused; so is a port in use."""
+    first = start()
+
+    second = start()
+    assert "another server uses data directory" in "".join(second.said)
+    third = start("--server-port", first.port, data_dir=first.data_dir / "other")
+    assert "cannot listen on 127.0.0.1" in "".join(third.said)
+
+
+def test_tokens(start, tmp_path):
+    """With a token file nothing but health is served without a token; hashed lines work too."""
+    file = tmp_path / "tokens"
+    hashed = hashlib.sha256(b"another-good-token").hexdigest()
+    file.write_text(f"# ours\n{TOKEN}  # first\nsha256:{hashed}\n")
+    with start("--token-file", file) as server:
+        assert server.request("GET", "/livez").status == 200
+        for path in ("/channels/a", "/metrics", "/subscribe?streams=a:&max_queued=1"):
+            refused = server.request("GET", path)
+            assert (refused.status, refused.code) == (401, "unauthorized")
+            assert refused.headers["www-authenticate"].startswith("Bearer")
+        wrong = server.request("GET", "/metrics", headers={"Authorization": "Bearer nope"})
+        assert "not known" in wrong.json["message"]
+        basic = server.request("GET", "/metrics", headers={"Authorization": "Basic eDp5"})
+        assert "Bearer" in basic.json["message"]
+        for token in (TOKEN, "another-good-token"):
+            assert (
+                server.request(
+                    "GET", "/metrics", headers={"Authorization": f"Bearer {token}"}
+                ).status
+                == 200
+            )
+        assert asyncio.run(_by_parameter(server.port)) == ["2"]
+
+
+async def _by_parameter(port):
+    consumer = await Consumer.open(port, f"/channels/a?access_token={TOKEN}&x=1")
+    await consumer.connected()
+    body = json.dumps([event("1", {"x": 0}), event("2", {"x": 1})])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(
+        f"POST /channels/a HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: {len(body)}\r\n"
+        f"Content-Type: application/cloudevents-batch+json\r\n\r\n{body}".encode()
+    )
+    assert b" 202 " in await reader.readline()
+    found = ids([await consumer.frame()])
+    await shut(writer)
+    await consumer.close()
+    return found
+
+
+def test_short_tokens_are_refused(start, tmp_path):
+    """A token that can be guessed is no token."""
+    file = tmp_path / "tokens"
+    file.write_text("secret\n")
+
+    assert "at least 16" in "".join(start("--token-file", file).said)
+
+
+def test_tls(start, tmp_path):
+    """With a certificate the same routes are served over HTTPS."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+    ]
+    command += ["-keyout", key, "-out", certificate, "-days", "1", "-subj", "/CN=localhost"]
+    subprocess.run(command, check=True, capture_output=True)
+
+    async def scenario(port):
+        context = ssl.create_default_context(cafile=certificate)
+        context.check_hostname = False
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        writer.write(b"GET /channels/x HTTP/1.1\r\nHost: x\r\n\r\n")
+        head = await reader.readuntil(b"event: connect")
+        await shut(writer)
+        return head
+
+    with start("--tls-cert", certificate, "--tls-key", key) as server:
+        assert b" 200 OK" in asyncio.run(scenario(server.port))
+
+
+def test_a_stalled_consumer_hurts_nobody(start):
+    """One that stops reading is dropped at its limit; the other hears everything meanwhile."""
+    total, pad = 400, "x" * 50_000
+
+    async def scenario(server):
+        stalled = await Consumer.open(server.port, "/channels/s")
+        await stalled.connected()
+        stalled.writer.transport.pause_reading()
+        reading = await Consumer.open(server.port, "/channels/s")
+        await reading.connected()
+        collecting = asyncio.ensure_future(reading.frames(total))
+        for n in range(total):
+            await asyncio.to_thread(server.publish, "s", event(str(n), pad))
+        found = ids(await collecting)
+        await reading.close()
+        await stalled.close()
+        return found
+
+    with start("--durability", "none", "--slow-consumer-bytes-max", 1_000_000) as server:
+        assert asyncio.run(scenario(server)) == [str(n) for n in range(total)]
+        metrics = server.request("GET", "/metrics").body.decode()
+        assert "virta_slow_disconnects_total 1.0" in metrics
+
+
+def test_a_consumer_may_choose_to_lose_the_oldest(start):
+    """With drop-oldest it stays connected, hears the newest, and is told how many it lost."""
+    total, pad = 400, "x" * 50_000
+
+    async def scenario(server):
+        chosen = {"Virta-Slow-Consumer": "drop-oldest"}
+        stalled = await Consumer.open(server.port, "/channels/s", chosen)
+        await stalled.connected()
+        stalled.writer.transport.pause_reading()
+        for n in range(total):
+            await asyncio.to_thread(server.publish, "s", event(str(n), pad))
+        stalled.writer.transport.resume_reading()
+        found = []
+        while not ids(found[-1:]) or ids(found[-1:]) != [str(total - 1)]:
+            found.append(await stalled.frame())
+        await stalled.close()
+        return found
+
+    with start("--durability", "none", "--slow-consumer-bytes-max", 1_000_000) as server:
+        found = asyncio.run(scenario(server))
+        wrong = server.request("GET", "/channels/s", headers={"Virta-Slow-Consumer": "wait"})
+
+    (overflow,) = [made for made in found if made.event == "overflow"]
+    assert len(ids(found)) + overflow.json["dropped"] == total
+    assert wrong.code == "invalid-slow-consumer"
+
+
+def test_a_consumer_that_takes_nothing_for_too_long_is_dropped(start):
+    """Time is a limit too."""
+
+    async def scenario(server):
+        stalled = await Consumer.open(server.port, "/channels/s")
+        await stalled.connected()
+        stalled.writer.transport.pause_reading()
+        for n in range(10):
+            await asyncio.to_thread(server.publish, "s", event(str(n), "x" * 900_000))
+        wanted = "virta_slow_disconnects_total 1.0"
+        while wanted not in server.request("GET", "/metrics").body.decode():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        await stalled.close()
+
+    flags = ["--slow-consumer-ms-max", 200, "--slow-consumer-bytes-max", 100_000_000]
+    with start("--durability", "none", *flags) as server:
+        asyncio.run(asyncio.wait_for(scenario(server), 20))
+
+
+def test_idle_connections_are_closed(start):
+    """A keep-alive connection that says nothing is closed after the idle time."""
+
+    async def scenario(port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        rest = await asyncio.wait_for(reader.read(), 10)
+        await shut(writer)
+        return rest
+
+    with start("--tcp-idle-timeout-ms", 300) as server:
+        assert asyncio.run(scenario(server.port)).endswith(b"ok\n")
+
+
+def test_the_journal_lives_beside(start):
+    """Its TCP port and its HTTP routes serve the same keys; `none` leaves it out."""
+    from virta.journal import Client
+
+    with start() as server:
+        with Client("127.0.0.1", server.journal_port) as journal:
+            journal.set("greeting", "hello")
+        answer = server.request("GET", "/journal/keys/greeting")
+        assert (answer.status, answer.json["value"]) == (200, "hello")
+        assert server.request("GET", "/journal/keys/none").status == 404
+        taken = start("--journal-port", server.journal_port, data_dir=server.data_dir / "x")
+        assert "for the journal" in "".join(taken.said)
+    with start("--journal-port", "none") as server:
+        assert server.request("GET", "/journal/keys/greeting").code == "not-found"

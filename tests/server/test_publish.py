@@ -1,0 +1,342 @@
+"""Publishing over HTTP: every status and code of Thorium's contract, through real sockets."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+
+import pytest
+from server_harness import BATCH, STRUCTURED, event
+
+JSON = {"Content-Type": "application/json", "ce-source": "//s", "ce-id": "1"}
+
+
+def raw(server, data, *, half_close=False, timeout=10):
+    """Send bytes, give back everything until the server closes."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=timeout) as connection:
+        connection.sendall(data)
+        if half_close:
+            connection.shutdown(socket.SHUT_WR)
+        answer = b""
+        while piece := connection.recv(65536):
+            answer += piece
+        return answer
+
+
+def test_accepted_has_the_common_headers(server):
+    """A 202 is itself an event, and says which durability was met."""
+    answer = server.publish("p", event("common"))
+
+    assert answer.body == b'{"code":"accepted"}'
+    assert answer.headers["content-type"] == "application/json; charset=utf-8"
+    assert answer.headers["ce-datacontenttype"] == "application/json; charset=utf-8"
+    assert answer.headers["ce-specversion"] == "1.0"
+    assert answer.headers["ce-type"] == "name.djsweet.thorium.channel.send.response"
+    assert answer.headers["ce-source"] == "//name.djsweet.thorium"
+    assert len(answer.headers["ce-id"]) == 20
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z", answer.headers["ce-time"])
+    assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers["connection"] == "keep-alive"
+    assert answer.headers["access-control-allow-origin"] == "*"
+    assert answer.headers["virta-durability"] == "none"
+    for name in ("body-read", "json-parse", "encode"):
+        assert re.fullmatch(r"\d+ ms", answer.headers[f"thorium-{name}-time"])
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+def test_put_is_post(server, method):
+    """PUT publishes like POST."""
+    body = json.dumps(event(f"m-{method}"))
+
+    answer = server.request(method, "/channels/p", body, {"Content-Type": STRUCTURED})
+
+    assert (answer.status, answer.code) == (202, "accepted")
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "body", "status", "expected"),
+    [
+        ("a/b", JSON, "{}", 400, {"code": "invalid-channel", "channel": "a/b"}),
+        ("", JSON, "{}", 400, {"code": "invalid-channel", "channel": ""}),
+        ("%zz", JSON, "{}", 400, {"code": "invalid-channel", "channel": "%zz"}),
+        ("meta", JSON, "{}", 403, {"code": "disallowed-meta-channel-send"}),
+        ("m%65ta", JSON, "{}", 403, {"code": "disallowed-meta-channel-send"}),
+        ("%24virta%2Fstreams", JSON, "{}", 403, {"code": "reserved-channel"}),
+        ("p", {}, "{}", 400, {"code": "missing-content-type"}),
+        (
+            "p",
+            JSON | {"Content-Type": "text/plain"},
+            "{}",
+            400,
+            {"code": "invalid-content-type", "contentType": "text/plain"},
+        ),
+        ("p", JSON | {"Content-Type": "Application/JSON"}, "{}", 400, {"code": "invalid-content-type"}),
+        ("p", JSON | {"Content-Type": "application/json ;x"}, "{}", 400, {"code": "invalid-content-type"}),
+        ("p", {"Content-Type": "application/json", "ce-id": "1"}, "{}", 400, {"code": "missing-event-source"}),
+        ("p", {"Content-Type": "application/json", "ce-source": "s"}, "{}", 400, {"code": "missing-event-id"}),
+        ("p", JSON | {"ce-datacontenttype": "text/xml"}, "{}", 400, {"code": "conflicting-data-type-headers"}),
+        ("p", JSON | {"Content-Length": "0"}, None, 400, {"code": "invalid-content-length"}),
+        ("p", JSON, "{", 400, {"code": "invalid-json-body"}),
+        ("p", JSON, "{} x", 400, {"code": "invalid-json-body"}),
+        ("p", JSON, b"\xff", 400, {"code": "invalid-json-body"}),
+        ("p", {"Content-Type": STRUCTURED}, "[]", 400, {"code": "invalid-json-body"}),
+        ("p", {"Content-Type": BATCH}, "{}", 400, {"code": "invalid-json-body"}),
+        ("p", {"Content-Type": STRUCTURED}, '{"id":"1"}', 400, {"code": "missing-event-source"}),
+        ("p", {"Content-Type": STRUCTURED}, '{"source":1,"id":"1"}', 400, {"code": "missing-event-source"}),
+        ("p", {"Content-Type": STRUCTURED}, '{"source":"s"}', 400, {"code": "missing-event-id"}),
+        ("p", {"Content-Type": STRUCTURED}, '{"source":"s","id":null}', 400, {"code": "missing-event-id"}),
+        ("p", {"Content-Type": STRUCTURED}, '{"source":"s","id":true}', 400, {"code": "missing-event-id"}),
+        (
+            "p",
+            {"Content-Type": BATCH},
+            '[{"source":"s","id":"b1"},{"source":"s"}]',
+            400,
+            {"code": "missing-event-id", "offset": 1},
+        ),
+        (
+            "p",
+            {"Content-Type": BATCH},
+            '[{"source":"s","id":"b1"},7]',
+            400,
+            {"code": "invalid-json-body", "offset": 1},
+        ),
+        (
+            "p",
+            {"Content-Type": STRUCTURED},
+            json.dumps({"source": "s" * 70000, "id": "1"}),
+            413,
+            {"code": "channel-idempotency-too-large", "maxByteSize": 65536},
+        ),
+        ("p", {"Content-Type": STRUCTURED}, "[" * 5000, 400, {"code": "invalid-json-body"}),
+        ("p", {"Content-Type": STRUCTURED}, '{"source":"s","id":"x","data":NaN}', 400, {"code": "invalid-json-body"}),
+    ],
+)  # fmt: skip
+def test_refusals(server, path, headers, body, status, expected):
+    """What is wrong first is what the answer says, with the members its code promises."""
+    answer = server.request("POST", f"/channels/{path}", body, headers)
+
+    assert answer.status == status
+    assert answer.json | expected == answer.json
+    assert answer.headers["ce-specversion"] == "1.0"
+
+
+def test_a_bad_element_refuses_the_whole_batch(server):
+    """Nothing of a refused batch is remembered: its good events can be sent again."""
+    bad = [event("whole-1"), {"id": "x"}]
+    refused = server.request("POST", "/channels/w", json.dumps(bad), {"Content-Type": BATCH})
+    before = metric(server, "virta_events_duplicate_total")
+
+    server.publish("w", event("whole-1"))
+
+    assert refused.json == {"code": "missing-event-source", "offset": 1}
+    assert metric(server, "virta_events_duplicate_total") == before
+
+
+def metric(server, name):
+    for line in server.request("GET", "/metrics").body.decode().splitlines():
+        if line.startswith(name + " "):
+            return float(line.split()[1])
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize("data", [[1], 5, "x", None, True])
+def test_any_data_is_accepted(server, data):
+    """CloudEvents allow any JSON as data, in all modes."""
+    kind = type(data).__name__
+    for answer in (
+        server.publish("any", {"source": "s", "id": kind, "data": data}),
+        server.publish("any", {"source": "s", "id": "n" + kind}, {"source": "s", "id": "b" + kind, "data_base64": "AA=="}),
+        server.request("POST", "/channels/any", json.dumps(data), JSON | {"ce-id": "h" + kind}),
+    ):  # fmt: skip
+        assert answer.status == 202
+
+
+def test_empty_batch_is_accepted(server):
+    """An empty batch is a 202."""
+    answer = server.request("POST", "/channels/p", "[]", {"Content-Type": BATCH})
+
+    assert answer.status == 202
+
+
+def test_methods(server):
+    """Other methods are 405 with the method's name; OPTIONS is a preflight's answer."""
+    assert server.request("DELETE", "/channels/p").json == {
+        "code": "invalid-method",
+        "method": "DELETE",
+    }
+    assert server.request("HEAD", "/channels/p").status == 405
+    asked = {"Access-Control-Request-Headers": "x-y", "Access-Control-Request-Method": "POST"}
+    answer = server.request("OPTIONS", "/channels/p", headers=asked)
+    assert answer.status == 204
+    assert answer.headers["access-control-allow-headers"] == "x-y"
+    assert "POST" in answer.headers["access-control-allow-methods"]
+
+
+@pytest.mark.parametrize("path", ["/", "/channels", "/nope", "/metrics/x"])
+def test_unknown_paths(server, path):
+    """Anything else is 404 with Thorium's JSON."""
+    answer = server.request("GET", path)
+
+    assert (answer.status, answer.json) == (404, {"code": "not-found"})
+
+
+def test_chunked_upload(server):
+    """A chunked body is accepted, in any pieces."""
+    body = json.dumps(event("chunked")).encode()
+    head = f"POST /channels/p HTTP/1.1\r\nHost: x\r\nContent-Type: {STRUCTURED}\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(p), p) for p in (body[:5], body[5:]))
+
+    answer = raw(server, head.encode() + chunks + b"0\r\n\r\n")
+
+    assert answer.startswith(b"HTTP/1.1 202 ")
+
+
+def test_pipelined_requests_are_answered_in_order(server):
+    """A refusal that is ready at once waits for the publication before it, and the metrics behind."""
+    good = json.dumps(event("piped")).encode()
+    data = (
+        b"POST /channels/p HTTP/1.1\r\nHost: x\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b"
+    )
+    requests = data % (STRUCTURED.encode(), len(good), good)
+    requests += b"DELETE /channels/p HTTP/1.1\r\nHost: x\r\n\r\n"
+    requests += b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+    requests += data % (STRUCTURED.encode(), len(good), good)
+    requests += b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+    answer = raw(server, requests)
+
+    assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"202", b"405", b"200", b"202", b"200"]
+
+
+def test_refusal_before_the_body_closes_and_is_readable(server):
+    """The answer arrives although the client is still sending, and says the connection ends."""
+    head = b"POST /channels/meta HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n"
+
+    answer = raw(server, head + b"x" * 500_000)
+
+    assert answer.startswith(b"HTTP/1.1 403 ")
+    assert b"Connection: close" in answer
+
+
+def test_short_body_is_partial_content(server):
+    """A body that ends early is told so."""
+    head = b"POST /channels/p HTTP/1.1\r\nHost: x\r\nContent-Type: application/cloudevents+json\r\nContent-Length: 100\r\n\r\n{"
+
+    assert b'"partial-content"' in raw(server, head, half_close=True)
+
+
+@pytest.mark.parametrize("length", [b"x", b"-1", b"1.5"])
+def test_lengths_that_are_no_number(server, length):
+    """A length that is not a whole number is `invalid-content-length`."""
+    head = b"POST /channels/p HTTP/1.1\r\nHost: x\r\nContent-Type: application/cloudevents+json\r\nContent-Length: %b\r\n\r\n"
+
+    assert b'"invalid-content-length"' in raw(server, head % length)
+
+
+def test_missing_length(server):
+    """Neither a length nor chunks: there is no body to publish."""
+    head = b"POST /channels/p HTTP/1.1\r\nHost: x\r\nContent-Type: application/cloudevents+json\r\nConnection: close\r\n\r\n"
+
+    assert b'"missing-content-length"' in raw(server, head)
+
+
+def test_limits_of_the_head(server):
+    """Request lines and heads beyond their limits get 414 and 431, and nothing else."""
+    assert raw(server, b"GET /channels/" + b"x" * 5000).startswith(b"HTTP/1.1 414 ")
+    assert raw(
+        server, b"GET / HTTP/1.1\r\n" + b"X: " + b"y" * 4000 + b"\r\nY: " + b"z" * 5000
+    ).startswith(b"HTTP/1.1 431 ")
+    assert b'"invalid-request"' in raw(server, b"\x16\x03\x01 not http\r\n\r\n")
+
+
+def test_expect_continue(server):
+    """A client that waits for 100 gets it."""
+    body = json.dumps(event("expects")).encode()
+    head = b"POST /channels/p HTTP/1.1\r\nHost: x\r\nContent-Type: %b\r\nContent-Length: %d\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(head % (STRUCTURED.encode(), len(body)))
+        assert connection.recv(100).startswith(b"HTTP/1.1 100 ")
+        connection.sendall(body)
+
+        assert connection.recv(1000).startswith(b"HTTP/1.1 202 ")
+
+
+def test_foreign_upgrades_are_ignored(server):
+    """A client that offers HTTP/2 by upgrade is served over HTTP/1.1, body and all."""
+    body = json.dumps(event("h2c")).encode()
+    head = b"POST /channels/p HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(head % (STRUCTURED.encode(), len(body), body))
+
+        assert connection.recv(1000).startswith(b"HTTP/1.1 202 ")
+
+
+def test_limits_that_were_set(start):
+    """413 at the size limit by length and by counting, 408 when a body takes too long."""
+    with start("--max-body-size-bytes", 128, "--body-timeout-ms", 600) as server:
+        fits = json.dumps(event("f", "x" * 40))[:128]
+        assert len(fits) <= 128
+        assert server.publish("p", json.loads(fits)).status == 202
+        big = server.request("POST", "/channels/p", "x" * 129, {"Content-Type": STRUCTURED})
+        assert (big.status, big.json) == (413, {"code": "body-too-large", "maxBytes": 128})
+        head = b"POST /channels/p HTTP/1.1\r\nHost: x\r\nContent-Type: application/cloudevents+json\r\n"
+        counted = raw(server, head + b"Transfer-Encoding: chunked\r\n\r\n81\r\n" + b"x" * 129)
+        assert b'"maxBytes":128' in counted
+        late = raw(server, head + b"Content-Length: 100\r\n\r\n{")
+        assert late.startswith(b"HTTP/1.1 408 ")
+        assert b'"body-timeout"' in late
+        assert raw(server, b"POST /channels/p HTT") == b""
+
+
+def test_backpressure(start):
+    """While as many events are outstanding as allowed, publishing is 429 with advice."""
+    with start(
+        "--max-outstanding-events-per-query-thread",
+        1,
+        "--router-threads",
+        1,
+        "--durability",
+        "none",
+    ) as server:
+        batch = json.dumps([event(f"bp-{n}") for n in range(50)]).encode()
+        one = b"POST /channels/p HTTP/1.1\r\nHost: x\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b"
+        request = one % (BATCH.encode(), len(batch), batch)
+        last = request.replace(b"Host: x", b"Host: x\r\nConnection: close")
+
+        # Both have to arrive together; the network may see it otherwise now and then.
+        for _ in range(100):
+            answer = raw(server, request + last)
+            if b" 429 " in answer:
+                break
+
+        assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"202", b"429"]
+        assert b'"code":"exceeded-outstanding-event-limit","count":100,"limit":1}' in answer
+        assert b"Retry-After: 1\r\n" in answer
+
+
+def test_timings_on_late_refusals(server):
+    """What is refused after the body was read says how long reading took."""
+    answer = server.request("POST", "/channels/p", "{", {"Content-Type": STRUCTURED})
+
+    assert re.fullmatch(r"\d+ ms", answer.headers["thorium-body-read-time"])
+    assert "thorium-encode-time" not in answer.headers
+
+
+def test_other_methods_on_metrics_and_sockets(server):
+    """Not GET is 405 under /metrics and 404 at Subtub's socket."""
+    assert server.request("POST", "/metricsfoo").json == {
+        "code": "invalid-method",
+        "method": "POST",
+    }
+    assert server.request("POST", "/subscribe").body == b"Not found"
+
+
+def test_close_is_answered_with_close(server):
+    """A client that wants to end the connection is told that it ends."""
+    body = json.dumps(event("closing"))
+    headers = {"Content-Type": STRUCTURED, "Connection": "close"}
+
+    answer = server.request("POST", "/channels/p", body, headers)
+
+    assert (answer.status, answer.headers["connection"]) == (202, "close")
