@@ -4,7 +4,7 @@ The Spark room in numbers: reading, matching, writing, latency, executors; besid
     python bench/spark_bench.py [--events 1000000] [--filters 100,10000,1000000] [--only read,match,…]
 
 One line per measurement, the median of three runs after a warm-up; events are 1M CloudEvents of about
-255 bytes. Everything runs in one session on this machine, except `executors`, which starts its own.
+190 bytes. Everything runs in one session on this machine, except `executors`, which starts its own.
 """
 
 from __future__ import annotations
