@@ -24,7 +24,7 @@ EXTENSIONS = [
     Extension(
         "virta.log._native",
         ["native/log.c"],
-        depends=["native/crc.h", "native/log_batch.h"],
+        depends=["native/crc.h", "native/log_format.h", "native/log_batch.h"],
         extra_compile_args=[*FLAGS, "-std=c11", "-Wall", "-Wextra"],
         extra_link_args=LINK,
         optional=True,
@@ -32,7 +32,7 @@ EXTENSIONS = [
     Extension(
         "virta.spark._arrow",
         ["native/arrow.c"],
-        depends=["native/crc.h"],
+        depends=["native/crc.h", "native/log_format.h"],
         extra_compile_args=[*FLAGS, "-std=c11", "-Wall", "-Wextra"],
         extra_link_args=LINK,
         optional=True,
@@ -62,4 +62,4 @@ EXTENSIONS = [
     ),
 ]
 
-setup(ext_modules=[e for e in EXTENSIONS if os.path.exists(e.sources[0])])
+setup(ext_modules=EXTENSIONS)

@@ -7,29 +7,13 @@
 #include <Python.h>
 #include <errno.h>
 #include <unistd.h>
-#include "crc.h"
+#include "log_format.h"
 
-#define TOPIC_BYTES_MAX 1024
-#define KEY_BYTES_MAX 1024
-#define VALUE_BYTES_MAX (10 * 1024 * 1024)
-#define BATCH_BYTES_MAX (64 * 1024 * 1024)
-#define HEADER_BYTES 56
-#define FLAG_SEAL 1
-#define FLAG_REPAIR 2
 #define TOPICS_MAX 64
 #define COLUMN_BYTES_MAX 0x7FFFFFFFLL /* Arrow's int32 offsets end here */
 #define INDEX_READ_BYTES 4096         /* small batches share a read, large ones are skipped over */
 
-enum status { ST_END, ST_SHORT, ST_SEAL, ST_BAD_HEADER, ST_BAD_PAYLOAD, ST_BAD_RECORD, ST_CHAIN, ST_ZERO, ST_FULL, ST_STOP, ST_REPAIR };
 enum column { TOPIC, OFFSET, TIMESTAMP, KEY, VALUE, COLUMNS };
-
-typedef struct {
-    uint64_t base, time;
-    uint32_t count, payload_len, prev, payload_crc, header_crc;
-    uint16_t flags;
-} Header;
-
-typedef struct { const uint8_t *topic, *key, *value, *stop; uint32_t topic_size, key_size, value_size; } Record;
 
 typedef struct {
     uint64_t start, stop, time_from, time_to;
@@ -46,65 +30,7 @@ typedef struct {
     int64_t *numbers[COLUMNS];
 } Output;
 
-static inline uint32_t get32(const uint8_t *p) { uint32_t v; memcpy(&v, p, 4); return v; }
-static inline uint64_t get64(const uint8_t *p) { uint64_t v; memcpy(&v, p, 8); return v; }
-
-/* At most four bytes (2^28 - 1): no length in a valid file needs more. NULL if it does not end in time. */
-static inline const uint8_t *get_varlong(const uint8_t *p, const uint8_t *end, uint32_t *out)
-{
-    uint32_t n = 0;
-    for (int shift = 0; shift < 28 && p < end; shift += 7) {
-        uint8_t b = *p++;
-        n |= (uint32_t)(b & 0x7F) << shift;
-        if (!(b & 0x80)) { *out = n; return p; }
-    }
-    return NULL;
-}
-
-static int all_zero(const uint8_t *p, size_t n)
-{
-    for (size_t i = 0; i < n; i++) if (p[i]) return 0;
-    return 1;
-}
-
-/* `prev` < 0: the chain is not checked. */
-static enum status header_parse(const uint8_t *p, size_t available, uint32_t salt, int64_t prev, uint64_t next, Header *h)
-{
-    static const uint8_t fixed[5] = {0x36, 0x01, 0x04, 0x00, 0x01};
-    if (available < HEADER_BYTES) return ST_SHORT;
-    if (memcmp(p + 1, fixed, 5) != 0) return all_zero(p, HEADER_BYTES) ? ST_ZERO : ST_BAD_HEADER;
-    h->header_crc = get32(p + 52);
-    if (crc32c(salt, p + 1, 51) != h->header_crc || crc8(0, p + 1, 55) != p[0]) return ST_BAD_HEADER;
-    memcpy(&h->flags, p + 6, 2);
-    h->base = get64(p + 8);
-    h->time = get64(p + 16);
-    h->count = get32(p + 24);
-    h->payload_len = get32(p + 28);
-    h->prev = get32(p + 44);
-    h->payload_crc = get32(p + 48);
-    if (h->payload_len > BATCH_BYTES_MAX && !(h->flags & FLAG_REPAIR)) return ST_BAD_HEADER;
-    if (h->base != next || (prev >= 0 && h->prev != (uint32_t)prev)) return ST_CHAIN;
-    return ST_END;
-}
-
-static inline int64_t chain_after(const Header *h) { return (h->flags & FLAG_REPAIR) ? -1 : (int64_t)h->header_crc; }
-
 /* ---- records ----------------------------------------------------------------------------------------- */
-
-static const uint8_t *record_parse(const uint8_t *p, const uint8_t *end, Record *r)
-{
-    uint32_t total;
-    p = get_varlong(p + 1, end, &total);
-    if (!p || total < 2 || (size_t)(end - p) < total) return NULL;
-    r->stop = p + total;
-    r->topic = get_varlong(p, r->stop, &r->topic_size);
-    if (!r->topic || r->topic_size > TOPIC_BYTES_MAX || (size_t)(r->stop - r->topic) < r->topic_size) return NULL;
-    r->key = get_varlong(r->topic + r->topic_size, r->stop, &r->key_size);
-    if (!r->key || r->key_size > KEY_BYTES_MAX || (size_t)(r->stop - r->key) < r->key_size) return NULL;
-    r->value = r->key + r->key_size;
-    r->value_size = (uint32_t)(r->stop - r->value);
-    return r->stop;
-}
 
 static inline int wanted(const Selection *sel, const Record *r)
 {
@@ -131,7 +57,7 @@ static enum status batch_pass(const uint8_t *p, const Header *h, const Selection
         Record r;
         p = record_parse(p, end, &r);
         if (!p) return ST_BAD_RECORD;
-        if (r.topic_size == 1 && r.topic[0] < 0x20) {
+        if (record_is_control(&r)) {
             uint32_t gap;
             if (r.topic[0] != 1 || !get_varlong(r.value, r.stop, &gap)) return ST_BAD_RECORD;
             offset += gap;

@@ -7,63 +7,9 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include "crc.h"
-
-#define TOPIC_BYTES_MAX 1024
-#define KEY_BYTES_MAX 1024
-#define VALUE_BYTES_MAX (10 * 1024 * 1024)
-#define BATCH_BYTES_MAX (64 * 1024 * 1024)
-#define HEADER_BYTES 56
-#define FLAG_SEAL 1
-#define FLAG_REPAIR 2
-
-enum status {
-    ST_END = 0,         /* every byte given was consumed */
-    ST_SHORT = 1,       /* the next batch is not complete: `detail` bytes are needed from `pos` */
-    ST_SEAL = 2,        /* the segment ends here; `detail` is the next segment's base offset */
-    ST_BAD_HEADER = 3,
-    ST_BAD_PAYLOAD = 4,
-    ST_BAD_RECORD = 5,
-    ST_CHAIN = 6,       /* a valid header that does not follow the batch before it */
-    ST_ZERO = 7,        /* zeros where a header should be */
-    ST_FULL = 8,        /* `max_records` reached */
-    ST_STOP = 9,        /* the `stop` offset reached */
-    ST_REPAIR = 10,     /* a repair batch stands at `pos`; `detail` offsets were lost */
-};
+#include "log_format.h"
 
 static PyObject *record_type, *name_type; /* set once by set_types() */
-
-static inline uint32_t get32(const uint8_t *p) { uint32_t v; memcpy(&v, p, 4); return v; }
-static inline uint64_t get64(const uint8_t *p) { uint64_t v; memcpy(&v, p, 8); return v; }
-static inline void put16(uint8_t *p, uint16_t v) { memcpy(p, &v, 2); }
-static inline void put32(uint8_t *p, uint32_t v) { memcpy(p, &v, 4); }
-static inline void put64(uint8_t *p, uint64_t v) { memcpy(p, &v, 8); }
-
-static inline int varlong_size(uint64_t n)
-{
-    int size = 1;
-    while (n >= 0x80) { n >>= 7; size++; }
-    return size;
-}
-
-static inline uint8_t *put_varlong(uint8_t *p, uint64_t n)
-{
-    while (n >= 0x80) { *p++ = (uint8_t)(n | 0x80); n >>= 7; }
-    *p++ = (uint8_t)n;
-    return p;
-}
-
-/* At most four bytes (2^28 - 1): no length in a valid file needs more. NULL if it does not end in time. */
-static inline const uint8_t *get_varlong(const uint8_t *p, const uint8_t *end, uint32_t *out)
-{
-    uint32_t n = 0;
-    for (int shift = 0; shift < 28 && p < end; shift += 7) {
-        uint8_t b = *p++;
-        n |= (uint32_t)(b & 0x7F) << shift;
-        if (!(b & 0x80)) { *out = n; return p; }
-    }
-    return NULL;
-}
 
 /* ---- encode ------------------------------------------------------------------------------------------ */
 
@@ -167,41 +113,6 @@ static PyObject *native_encode(PyObject *self, PyObject *records)
 
 /* ---- walk -------------------------------------------------------------------------------------------- */
 
-typedef struct {
-    uint64_t base, time, producer;
-    uint32_t count, payload_len, sequence, prev, payload_crc, header_crc;
-    uint16_t flags;
-} Header;
-
-static int all_zero(const uint8_t *p, size_t n)
-{
-    for (size_t i = 0; i < n; i++) if (p[i]) return 0;
-    return 1;
-}
-
-/* Parse and check one header. `prev` < 0 means: do not check the chain. */
-static enum status header_parse(const uint8_t *p, size_t available, uint32_t salt, int64_t prev, uint64_t next, Header *h)
-{
-    static const uint8_t fixed[5] = {0x36, 0x01, 0x04, 0x00, 0x01};
-    if (available < HEADER_BYTES) return ST_SHORT;
-    if (memcmp(p + 1, fixed, 5) != 0) return all_zero(p, HEADER_BYTES) ? ST_ZERO : ST_BAD_HEADER;
-    h->header_crc = get32(p + 52);
-    if (crc32c(salt, p + 1, 51) != h->header_crc || crc8(0, p + 1, 55) != p[0]) return ST_BAD_HEADER;
-    memcpy(&h->flags, p + 6, 2);
-    h->base = get64(p + 8);
-    h->time = get64(p + 16);
-    h->count = get32(p + 24);
-    h->payload_len = get32(p + 28);
-    h->producer = get64(p + 32);
-    h->sequence = get32(p + 40);
-    h->prev = get32(p + 44);
-    h->payload_crc = get32(p + 48);
-    /* Only a repair batch may be longer: it is padded to cover the bytes it replaces. */
-    if (h->payload_len > BATCH_BYTES_MAX && !(h->flags & FLAG_REPAIR)) return ST_BAD_HEADER;
-    if (h->base != next || (prev >= 0 && h->prev != (uint32_t)prev)) return ST_CHAIN;
-    return ST_END;
-}
-
 /* Long payloads are summed without the GIL; for short ones giving it up would cost more than the sum. */
 static uint32_t payload_sum(const uint8_t *payload, uint32_t size)
 {
@@ -211,14 +122,6 @@ static uint32_t payload_sum(const uint8_t *payload, uint32_t size)
     crc = crc32c(0, payload, size);
     Py_END_ALLOW_THREADS
     return crc;
-}
-
-/* The value of a seal batch's only record: u64 next base, u64 bytes. */
-static int seal_next(const uint8_t *payload, uint32_t size, uint64_t *next)
-{
-    if (size != 21 || payload[2] != 1 || payload[3] != 0 || payload[4] != 0) return -1;
-    *next = get64(payload + 5);
-    return 0;
 }
 
 /* walk(buf, pos, end, salt, prev, next, check_payload)
@@ -257,7 +160,7 @@ static PyObject *native_walk(PyObject *self, PyObject *args)
         Py_DECREF(row);
         pos += HEADER_BYTES + (Py_ssize_t)h.payload_len;
         next += h.count;
-        prev = (h.flags & FLAG_REPAIR) ? -1 : (long long)h.header_crc;
+        prev = chain_after(&h);
         if (h.flags & FLAG_SEAL) {
             uint64_t following;
             if (seal_next(payload, h.payload_len, &following) < 0) { status = ST_BAD_RECORD; break; }
@@ -356,33 +259,24 @@ static int batch_decode(const uint8_t *p, const Header *h, Selection *sel, PyObj
     int rc = -1;
     if (!time) return -1;
     while (p < end) {
-        const uint8_t *start = p++;
-        uint32_t total, topic_size, key_size;
-        p = get_varlong(p, end, &total);
+        const uint8_t *start = p;
+        Record r;
         rc = ST_BAD_RECORD;
-        if (!p || total < 2 || (size_t)(end - p) < total) goto out;
-        const uint8_t *stop = p + total;
-        const uint8_t *topic = get_varlong(p, stop, &topic_size);
-        if (!topic || topic_size > TOPIC_BYTES_MAX || (size_t)(stop - topic) < topic_size) goto out;
-        const uint8_t *key = get_varlong(topic + topic_size, stop, &key_size);
-        if (!key || key_size > KEY_BYTES_MAX || (size_t)(stop - key) < key_size) goto out;
-        const uint8_t *value = key + key_size;
-        uint32_t value_size = (uint32_t)(stop - value);
-        if (sel->verify && crc8(0, start + 1, stop - start - 1) != *start) goto out;
-        p = stop;
-        if (topic_size == 1 && topic[0] < 0x20) {
+        p = record_parse(start, end, &r);
+        if (!p || (sel->verify && crc8(0, start + 1, p - start - 1) != *start)) goto out;
+        if (record_is_control(&r)) {
             uint32_t gap;
-            if (topic[0] != 1 || !get_varlong(value, stop, &gap)) goto out;
+            if (r.topic[0] != 1 || !get_varlong(r.value, r.stop, &gap)) goto out;
             offset += gap;
             continue;
         }
-        if (value_size > VALUE_BYTES_MAX) goto out;
+        if (r.value_size > VALUE_BYTES_MAX) goto out;
         if (offset >= sel->start && offset < sel->stop) {
             rc = -1;
-            TopicSlot *slot = topic_slot(sel, topic, topic_size);
+            TopicSlot *slot = topic_slot(sel, r.topic, r.topic_size);
             if (!slot) goto out;
             if (slot->wanted) {
-                PyObject *record = record_new(slot->name, key, key_size, value, value_size, offset, time);
+                PyObject *record = record_new(slot->name, r.key, r.key_size, r.value, r.value_size, offset, time);
                 if (!record || PyList_Append(list, record) < 0) { Py_XDECREF(record); goto out; }
                 Py_DECREF(record);
             }
@@ -455,7 +349,7 @@ static PyObject *native_read(PyObject *self, PyObject *args)
         }
         pos += HEADER_BYTES + (Py_ssize_t)h.payload_len;
         next += h.count;
-        prev = (h.flags & FLAG_REPAIR) ? -1 : (long long)h.header_crc;
+        prev = chain_after(&h);
         if (status == ST_SEAL) break;
     }
     out = Py_BuildValue("(OnLKiK)", list, pos, prev, next, status, detail);
