@@ -197,8 +197,8 @@ class Index {
     friend class ProgramReader;
 
     // Terms (match_terms.cpp).
-    Literal atom_literal(uint32_t node, uint8_t kind, const char* data, uint32_t length);
-    Literal complex_literal(Complex&& condition);
+    Literal atom_literal(uint64_t hash, uint32_t node, uint8_t kind, const char* data, uint32_t length);
+    Literal complex_literal(uint64_t hash, Complex&& condition);
     void retain(Literal literal);
     void release(Literal literal);
     void release_words(const Payload& payload);

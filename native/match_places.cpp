@@ -103,7 +103,14 @@ uint32_t Index::choose(std::vector<Literal>& literals) {
     double best = kNoAccess;
     size_t at = 0;
     std::vector<std::pair<double, Literal>> order;
+    order.reserve(literals.size());
     for (Literal literal : literals) {
+        // One of these buckets will be written to, at the end.
+        const uint32_t bucket = literal & (kComplex | kNegated) ? 0 : atoms_.pool[literal].bucket;
+        if (bucket) {
+            __builtin_prefetch(buckets_[bucket].tests.end(), 1);
+            __builtin_prefetch(buckets_[bucket].ranges.end(), 1);
+        }
         const double truth = likelihood(literal);
         if (truth < best) {
             best = truth;

@@ -5,8 +5,7 @@
 namespace virta {
 
 // The caller holds the path once; the term keeps it, or gives it back when it is known already.
-Literal Index::atom_literal(uint32_t node, uint8_t kind, const char* data, uint32_t length) {
-    const uint64_t hash = atom_hash(node, kind, data, length);
+Literal Index::atom_literal(uint64_t hash, uint32_t node, uint8_t kind, const char* data, uint32_t length) {
     uint32_t id = atoms_.find(hash, node, kind, data, length);
     if (id) {
         paths.release(node);
@@ -14,7 +13,10 @@ Literal Index::atom_literal(uint32_t node, uint8_t kind, const char* data, uint3
         id = atoms_.make(hash, node, kind, data, length);
         atom_made(id);
     }
-    atoms_.pool[id].users++;
+    Atom& atom = atoms_.pool[id];
+    atom.users++;
+    // Whoever makes a conjunction of it is likely to enter it there.
+    if (atom.bucket) __builtin_prefetch(&buckets_[atom.bucket]);
     return id;
 }
 
@@ -99,11 +101,8 @@ void Index::renumber_patterns(uint32_t node) {
 }
 
 // As atom_literal. What the payload's words refer to is held by the caller and kept or given back alike.
-Literal Index::complex_literal(Complex&& condition) {
-    const std::string key = condition.payload ? condition.payload->key : std::string();
-    const uint64_t hash =
-        Conditions::hash_of(condition.kind, condition.node, condition.low, condition.high, key);
-    uint32_t id = conditions_.find(hash, condition, key);
+Literal Index::complex_literal(uint64_t hash, Complex&& condition) {
+    uint32_t id = conditions_.find(hash, condition);
     if (id) {
         if (condition.node) paths.release(condition.node);
         if (condition.payload) release_words(*condition.payload);
