@@ -157,7 +157,7 @@ class ProgramReader {
         if (!ok_) return 0;
         if (operation == kOpOpaque) return opaque() | sign;
         if (operation == kOpTree) return tree() | sign;
-        defer_ &= operation <= kOpContains || (operation >= kOpRange && operation <= kOpSuffix);
+        defer_ &= operation <= kOpContains || operation == kOpRange;
         const Text path = text();
         const uint32_t node = ok_ ? index_.paths.acquire(path.data, path.length) : 0;
         if (!node) {
@@ -192,11 +192,8 @@ class ProgramReader {
             case kOpTextRange:
                 return text_range(node);
             case kOpPrefix:
-            case kOpSuffix: {
-                const Text value = text();
-                const uint8_t kind = operation == kOpPrefix ? kPrefix : kSuffix;
-                return ok_ ? atom(node, kind, value.data, value.length) : 0;
-            }
+            case kOpSuffix:
+                return affix(node, operation == kOpPrefix ? kPrefix : kSuffix);
             case kOpRegexp:
                 return regexp(node);
             case kOpPoint:
@@ -315,6 +312,19 @@ class ProgramReader {
         static_assert(sizeof box == sizeof condition.low + sizeof condition.high, "the box takes the place of the bounds");
         memcpy(&condition.low, &box.lat, sizeof condition.low);
         memcpy(&condition.high, &box.lat_half, sizeof condition.high);
+        return made(std::move(condition));
+    }
+
+    Literal affix(uint32_t node, uint8_t kind) {
+        const Text value = text();
+        if (!ok_) return 0;
+        index_.paths.retain(node);
+        Complex condition;
+        condition.kind = kAffix;
+        condition.node = node;
+        condition.low = atom(node, kind, value.data, value.length);
+        condition.payload = std::make_unique<Payload>();
+        condition.payload->words = {static_cast<uint32_t>(condition.low)};
         return made(std::move(condition));
     }
 

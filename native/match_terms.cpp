@@ -30,12 +30,6 @@ void Index::atom_made(uint32_t id) {
     } else if (atom.kind < kPrefix) {
         node.elements++;
         node.needs |= kNeedElement;
-    } else if (atom.kind == kPrefix) {
-        node.more().prefixes.add(atom.length);
-        node.needs |= kNeedPrefix;
-    } else if (atom.kind == kSuffix) {
-        node.more().suffixes.add(atom.length);
-        node.needs |= kNeedSuffix;
     } else if (atom.kind == kRegexp) {
         Extra& extra = node.more();
         if (!extra.regexps_live++) extra.regexps_generation = ++generations_;
@@ -45,7 +39,7 @@ void Index::atom_made(uint32_t id) {
         patterns_++;
         pattern_changes.push_back(
             {PatternChange::kAdded, atom.node, atom.number, std::string(atom.data(), atom.length)});
-    } else {
+    } else if (atom.kind >= kKind) {
         node.kinds[atom.kind - kKind] = id;
         node.kinds_live++;
         node.needs |= kNeedKind;
@@ -62,12 +56,6 @@ void Index::atom_gone(uint32_t id) {
         settle(--node.equals, kNeedEqual);
     } else if (atom.kind < kPrefix) {
         settle(--node.elements, kNeedElement);
-    } else if (atom.kind == kPrefix) {
-        node.extra->prefixes.remove(atom.length);
-        settle(!node.extra->prefixes.counts.empty(), kNeedPrefix);
-    } else if (atom.kind == kSuffix) {
-        node.extra->suffixes.remove(atom.length);
-        settle(!node.extra->suffixes.counts.empty(), kNeedSuffix);
     } else if (atom.kind == kRegexp) {
         Extra& extra = *node.extra;
         extra.regexps[atom.number] = 0;
@@ -78,7 +66,7 @@ void Index::atom_gone(uint32_t id) {
         // Numbers are not used twice, lest a remembered search speak of another pattern: tidy up at times.
         if (extra.regexps.size() > 2ull * extra.regexps_live + 1024 || !extra.regexps_live)
             renumber_patterns(atom.node);
-    } else {
+    } else if (atom.kind >= kKind) {
         node.kinds[atom.kind - kKind] = 0;
         settle(--node.kinds_live, kNeedKind);
     }

@@ -121,6 +121,7 @@ enum ConditionKind : uint8_t {
     kJunkPoint,     // nothing
     kNegativeZero,  // nothing
     kPattern,       // payload: atom; values are searched when first asked for
+    kAffix,         // payload, low: atom of a prefix or suffix; looked up only where it finds something
     kTextRegexp,    // payload: pattern, opaque
     kOpaque,        // low: number given by the feeder
     kTree,          // payload: literals and operators, postfix
