@@ -26,7 +26,7 @@ SIZES = {"10k": 10_000, "100k": 100_000, "1m": 1_000_000}
 STRINGS = [f"f{i:02}" for i in range(10)]
 INTEGERS = [f"f{i:02}" for i in range(10, 20)]
 KINDS = ["create", "update", "delete", "publish"]
-FORMAT = 3  # of the cache: raise it when compiled programs change
+FORMAT = 4  # of the cache: raise it when compiled programs change
 
 
 class Generator:

@@ -8,6 +8,7 @@
 
 namespace virta {
 
+constexpr size_t kEventBytesMax = 64u << 20;  // as virta.match.events says, whose error it is
 constexpr uint32_t kMovesPerCall = 256;  // conjunctions given a better place after a call
 
 struct IndexObject {
@@ -124,7 +125,7 @@ class Call {
         Index::clear(*context);
         hooks.end();
         hooks.begin_json(text, length, position);
-        yyjson_val* root = reader_.parse(text, length);
+        yyjson_val* root = length <= kEventBytesMax ? reader_.parse(text, length) : nullptr;
         if (root) {
             JsonSource source;
             if (Walk<JsonSource>(*self_->index, *context, source).run(root) && !context->clash) {
@@ -132,7 +133,7 @@ class Call {
                 return !context->failed;
             }
         }
-        // Not JSON, lone surrogates, numbers beyond doubles, members twice: Python knows what to make of it.
+        // Too large, not JSON, lone surrogates, numbers beyond doubles, members twice: Python knows what to make of it.
         const bool taken = hooks.take();
         PyObject* object = hooks.object();
         Py_XINCREF(object);

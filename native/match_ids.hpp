@@ -16,6 +16,7 @@ class Ids {
     uint32_t find(const char* digest) const {
         return table_.find(key(digest), [&](uint32_t at) { return memcmp(pool_[at].bytes, digest, 32) == 0; });
     }
+    void prefetch(const char* digest) const { table_.prefetch(key(digest)); }
     Digest& operator[](uint32_t filter) { return pool_[filter]; }
 
     void insert(const char* digest, uint32_t filter) {

@@ -197,8 +197,8 @@ class Index {
     friend class ProgramReader;
 
     // Terms (match_terms.cpp).
-    Literal atom_literal(uint32_t node, uint8_t kind, const char* data, uint32_t length);
-    Literal complex_literal(Complex&& condition);
+    Literal atom_literal(uint64_t hash, uint32_t node, uint8_t kind, const char* data, uint32_t length);
+    Literal complex_literal(uint64_t hash, Complex&& condition);
     void retain(Literal literal);
     void release(Literal literal);
     void release_words(const Payload& payload);
@@ -212,6 +212,7 @@ class Index {
     void unplace(uint32_t record);
     void place_at(Literal access, uint32_t record, bool present);
     Test next_test(uint32_t record) const;
+    void change_affix(uint32_t id, uint32_t record, bool present);
     void change_atom(uint32_t atom, uint32_t record, bool present);
     void change_bucket(uint32_t& bucket, uint32_t record, bool present);
     void change_range(uint32_t node, bool text, uint64_t low, uint64_t high, uint32_t record, bool present);

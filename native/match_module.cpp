@@ -131,6 +131,8 @@ PyObject* index_add(IndexObject* self, PyObject* const* args, Py_ssize_t count) 
         return nullptr;
     }
     if (!read_digest(args[0], digest)) return nullptr;
+    self->ids->prefetch(digest);
+    __builtin_prefetch(PyBytes_AS_STRING(args[1]) + 64);
     WriteGuard guard(*self->index);
     uint32_t filter = self->ids->find(digest);
     if (filter) {

@@ -71,7 +71,7 @@ double Index::likelihood(Literal literal) const {
             return std::min(1.0, 0.02 + std::max(0.0, (high - low) / (unordered(extra->high) - unordered(extra->low))));
         }
         if (condition.kind == kTextRange) return 0.4;
-        if (condition.kind == kPattern) return likelihood(condition.payload->words[0]);
+        if (condition.kind == kPattern || condition.kind == kAffix) return likelihood(condition.payload->words[0]);
         if (condition.kind == kPoint) return condition.payload->shape.bounds.usable ? 0.01 : 0.6;
         if (condition.kind != kIn) return kNoAccess;
         double sum = 0;
@@ -93,7 +93,9 @@ double Index::likelihood(Literal literal) const {
         prior = 1.0 / (50 + 8 * std::min<uint32_t>(atom.length, 32));
     else if (atom.kind >= kKind)
         prior = atom.kind == kKind ? 0.9 : 0.7;
-    const double seen = samples_.load(std::memory_order_relaxed) - atom.born;
+    // What finds nothing is not looked up, so that nobody counted it.
+    const bool counted = atom.bucket || atom.kind < kPrefix || atom.kind >= kKind;
+    const double seen = counted ? samples_.load(std::memory_order_relaxed) - atom.born : 0;
     return (kPriorWeight * prior + atom.hits) / (kPriorWeight + seen);
 }
 
@@ -103,7 +105,14 @@ uint32_t Index::choose(std::vector<Literal>& literals) {
     double best = kNoAccess;
     size_t at = 0;
     std::vector<std::pair<double, Literal>> order;
+    order.reserve(literals.size());
     for (Literal literal : literals) {
+        // One of these buckets will be written to, at the end.
+        const uint32_t bucket = literal & (kComplex | kNegated) ? 0 : atoms_.pool[literal].bucket;
+        if (bucket) {
+            __builtin_prefetch(buckets_[bucket].tests.end(), 1);
+            __builtin_prefetch(buckets_[bucket].ranges.end(), 1);
+        }
         const double truth = likelihood(literal);
         if (truth < best) {
             best = truth;
@@ -112,7 +121,7 @@ uint32_t Index::choose(std::vector<Literal>& literals) {
         double rank = truth <= 1 ? truth : 1;
         if (literal & kComplex) {
             const uint8_t kind = conditions_.pool[literal & kTermMask].kind;
-            rank += kind == kRange || kind == kIn || kind == kNegativeZero ? 0 : kind == kOpaque ? 8 : 2;
+            rank += kind == kRange || kind == kIn || kind == kNegativeZero || kind == kAffix ? 0 : kind == kOpaque ? 8 : 2;
         }
         order.emplace_back(rank, literal);
     }
@@ -218,12 +227,26 @@ void Index::place_at(Literal access, uint32_t record, bool present) {
     } else if (condition.kind == kPattern) {
         paths.nodes[condition.node].more().regexps_access += present ? 1 : -1;
         change_atom(condition.payload->words[0], record, present);
+    } else if (condition.kind == kAffix) {
+        change_affix(static_cast<uint32_t>(condition.low), record, present);
     } else if (condition.kind == kIn) {
         for (uint32_t atom : condition.payload->words) change_atom(atom, record, present);
     } else {
         assert(condition.kind == kPoint);
         change_cells(id, record, present);
     }
+}
+
+// An event is looked up under the lengths of those that find something.
+void Index::change_affix(uint32_t id, uint32_t record, bool present) {
+    const Atom& atom = atoms_.pool[id];
+    Node& node = paths.nodes[atom.node];
+    Extra& extra = node.more();
+    Lengths& lengths = atom.kind == kPrefix ? extra.prefixes : extra.suffixes;
+    const uint32_t need = atom.kind == kPrefix ? kNeedPrefix : kNeedSuffix;
+    present ? lengths.add(atom.length) : lengths.remove(atom.length);
+    node.needs = lengths.counts.empty() ? node.needs & ~need : node.needs | need;
+    change_atom(id, record, present);
 }
 
 void Index::change_atom(uint32_t atom, uint32_t record, bool present) {

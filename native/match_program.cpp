@@ -17,6 +17,9 @@
 //
 // Flags of ranges: 1 has low, 2 has high, 4 low is open, 8 high is open. Opaque conditions are numbered
 // within the program and translated by the list that comes with it. Little-endian, nothing is aligned.
+//
+// In a large index each lookup of a term waits for memory. So the atoms and ranges of conjunctions are put off:
+// all are hashed and asked for first, then looked up.
 
 #include "match_index.hpp"
 
@@ -34,14 +37,71 @@ class ProgramReader {
             const uint32_t literals = number<uint32_t>();
             if (literals >= 0xffff) ok_ = false;
             for (uint32_t k = 0; ok_ && k < literals; k++) {
+                defer_ = true;
                 const Literal one = literal(number<uint8_t>());
-                if (ok_) conjunctions.back().push_back(one);
+                if (!ok_) break;
+                if (one == kDeferred || one == (kDeferred | kNegated)) {
+                    deferred_.back().conjunction = i;
+                    deferred_.back().at = k;
+                }
+                conjunctions.back().push_back(one);
             }
         }
-        return ok_ && at_ == end_;
+        ok_ = ok_ && at_ == end_;
+        resolve(conjunctions);
+        return ok_;
     }
 
   private:
+    // No term has it as its id.
+    static constexpr Literal kDeferred = kTermMask;
+
+    struct Deferred {
+        uint64_t hash, low, high;  // of an atom that is a number: low
+        const char* data;          // of an atom that is none
+        uint32_t node, length;
+        uint8_t kind;
+        bool range;
+        uint32_t conjunction, at;
+    };
+
+    // In place of each deferred literal the term; or, when the program is bad, nothing.
+    void resolve(std::vector<std::vector<Literal>>& conjunctions) {
+        if (ok_)
+            for (const Deferred& d : deferred_)
+                d.range ? index_.conditions_.prefetch_condition(d.hash) : index_.atoms_.prefetch_atom(d.hash);
+        for (const Deferred& d : deferred_) {
+            Literal& place = conjunctions[d.conjunction][d.at];
+            if (!ok_) {
+                index_.paths.release(d.node);
+                place = 0;
+                continue;
+            }
+            place &= kNegated;
+            if (!d.range) {
+                const char* data = d.data ? d.data : reinterpret_cast<const char*>(&d.low);
+                place |= index_.atom_literal(d.hash, d.node, d.kind, data, d.length);
+                continue;
+            }
+            Complex condition;
+            condition.kind = kRange;
+            condition.node = d.node;
+            condition.low = d.low;
+            condition.high = d.high;
+            place |= index_.complex_literal(d.hash, std::move(condition));
+        }
+    }
+
+    // `data` must lie in the program, or be null: then the atom is the number.
+    Literal atom(uint32_t node, uint8_t kind, const char* data, uint32_t length, uint64_t number = 0) {
+        const char* bytes = data ? data : reinterpret_cast<const char*>(&number);
+        const uint64_t hash = atom_hash(node, kind, bytes, length);
+        if (!defer_) return index_.atom_literal(hash, node, kind, bytes, length);
+        index_.atoms_.prefetch(hash);
+        deferred_.push_back({hash, number, 0, data, node, length, kind, false, 0, 0});
+        return kDeferred;
+    }
+
     enum Operation : uint8_t {
         kOpExists = 1,
         kOpType,
@@ -97,6 +157,7 @@ class ProgramReader {
         if (!ok_) return 0;
         if (operation == kOpOpaque) return opaque() | sign;
         if (operation == kOpTree) return tree() | sign;
+        defer_ &= operation <= kOpContains || operation == kOpRange;
         const Text path = text();
         const uint32_t node = ok_ ? index_.paths.acquire(path.data, path.length) : 0;
         if (!node) {
@@ -115,10 +176,10 @@ class ProgramReader {
     Literal term(uint8_t operation, uint32_t node) {
         switch (operation) {
             case kOpExists:
-                return index_.atom_literal(node, kKind, "", 0);
+                return atom(node, kKind, "", 0);
             case kOpType: {
                 const uint8_t type = number<uint8_t>();
-                return ok_ && type >= kNull && type <= kObject ? index_.atom_literal(node, kKind + type, "", 0) : 0;
+                return ok_ && type >= kNull && type <= kObject ? atom(node, static_cast<uint8_t>(kKind + type), "", 0) : 0;
             }
             case kOpEquals:
                 return scalar(node, 0);
@@ -131,11 +192,8 @@ class ProgramReader {
             case kOpTextRange:
                 return text_range(node);
             case kOpPrefix:
-            case kOpSuffix: {
-                const Text value = text();
-                const uint8_t kind = operation == kOpPrefix ? kPrefix : kSuffix;
-                return ok_ ? index_.atom_literal(node, kind, value.data, value.length) : 0;
-            }
+            case kOpSuffix:
+                return affix(node, operation == kOpPrefix ? kPrefix : kSuffix);
             case kOpRegexp:
                 return regexp(node);
             case kOpPoint:
@@ -145,7 +203,7 @@ class ProgramReader {
                 Complex condition;
                 condition.kind = operation == kOpJunkPoint ? kJunkPoint : kNegativeZero;
                 condition.node = node;
-                return index_.complex_literal(std::move(condition));
+                return made(std::move(condition));
             }
             case kOpTextRegexp:
                 return text_regexp(node);
@@ -158,13 +216,13 @@ class ProgramReader {
         const uint8_t type = number<uint8_t>();
         if (type == kString) {
             const Text value = text();
-            return ok_ ? index_.atom_literal(node, type | element, value.data, value.length) : 0;
+            return ok_ ? atom(node, type | element, value.data, value.length) : 0;
         }
         if (type == kNumber) {
             const uint64_t key = ordered(number<double>());
-            return ok_ ? index_.atom_literal(node, type | element, reinterpret_cast<const char*>(&key), 8) : 0;
+            return ok_ ? atom(node, type | element, nullptr, 8, key) : 0;
         }
-        return ok_ && type >= kNull && type <= kTrue ? index_.atom_literal(node, type | element, "", 0) : 0;
+        return ok_ && type >= kNull && type <= kTrue ? atom(node, type | element, "", 0) : 0;
     }
 
     Literal in(uint32_t node) {
@@ -205,13 +263,17 @@ class ProgramReader {
         condition.node = node;
         condition.low = flags & 1 ? ordered(low) + (flags >> 2 & 1) : kOrderedMin;
         condition.high = flags & 2 ? ordered(high) - (flags >> 3 & 1) : kOrderedMax;
+        const uint64_t hash = Conditions::hash_of(condition);
         Extra& extra = index_.paths.nodes[node].more();
         for (int side = 0; side < 2; side++) {
             if (!(flags & (1 << side)) || !std::isfinite(side ? high : low)) continue;
             extra.low = std::min(extra.low, side ? condition.high : condition.low);
             extra.high = std::max(extra.high, side ? condition.high : condition.low);
         }
-        return index_.complex_literal(std::move(condition));
+        if (!defer_) return index_.complex_literal(hash, std::move(condition));
+        index_.conditions_.prefetch(hash);
+        deferred_.push_back({hash, condition.low, condition.high, nullptr, node, 0, kRange, true, 0, 0});
+        return kDeferred;
     }
 
     Literal text_range(uint32_t node) {
@@ -229,7 +291,7 @@ class ProgramReader {
         bounds.high.assign(high.data, high.length);
         bounds.has_low = flags & 1, bounds.has_high = flags & 2;
         bounds.low_open = flags & 4, bounds.high_open = flags & 8;
-        return index_.complex_literal(std::move(condition));
+        return made(std::move(condition));
     }
 
     Literal point(uint32_t node) {
@@ -250,14 +312,27 @@ class ProgramReader {
         static_assert(sizeof box == sizeof condition.low + sizeof condition.high, "the box takes the place of the bounds");
         memcpy(&condition.low, &box.lat, sizeof condition.low);
         memcpy(&condition.high, &box.lat_half, sizeof condition.high);
-        return index_.complex_literal(std::move(condition));
+        return made(std::move(condition));
+    }
+
+    Literal affix(uint32_t node, uint8_t kind) {
+        const Text value = text();
+        if (!ok_) return 0;
+        index_.paths.retain(node);
+        Complex condition;
+        condition.kind = kAffix;
+        condition.node = node;
+        condition.low = atom(node, kind, value.data, value.length);
+        condition.payload = std::make_unique<Payload>();
+        condition.payload->words = {static_cast<uint32_t>(condition.low)};
+        return made(std::move(condition));
     }
 
     Literal regexp(uint32_t node) {
         const Text pattern = text();
         if (!ok_) return 0;
         index_.paths.retain(node);
-        return of_words(kPattern, node, {index_.atom_literal(node, kRegexp, pattern.data, pattern.length)});
+        return of_words(kPattern, node, {atom(node, kRegexp, pattern.data, pattern.length)});
     }
 
     Literal text_regexp(uint32_t node) {
@@ -275,6 +350,11 @@ class ProgramReader {
         return of_words(kTextRegexp, node, {pattern, fallback});
     }
 
+    Literal made(Complex&& condition) {
+        const uint64_t hash = Conditions::hash_of(condition);
+        return index_.complex_literal(hash, std::move(condition));
+    }
+
     Literal of_words(ConditionKind kind, uint32_t node, std::vector<uint32_t> words) {
         Complex condition;
         condition.kind = kind;
@@ -282,7 +362,7 @@ class ProgramReader {
         condition.payload = std::make_unique<Payload>();
         condition.payload->key.assign(reinterpret_cast<const char*>(words.data()), words.size() * 4);
         condition.payload->words = std::move(words);
-        return index_.complex_literal(std::move(condition));
+        return made(std::move(condition));
     }
 
     Literal opaque() {
@@ -294,7 +374,7 @@ class ProgramReader {
         Complex condition;
         condition.kind = kOpaque;
         condition.low = opaques_[at];
-        return index_.complex_literal(std::move(condition));
+        return made(std::move(condition));
     }
 
     Literal tree() {
@@ -315,6 +395,7 @@ class ProgramReader {
             } else if ((byte & 127) == kOpTree) {
                 ok_ = false;  // trees do not nest: postfix says it all
             } else {
+                defer_ = false;
                 const Literal one = literal(byte);
                 if (ok_) payload->words.push_back(one);
                 depth++;
@@ -333,14 +414,17 @@ class ProgramReader {
     const char* end_;
     const uint32_t* opaques_;
     size_t opaque_count_;
+    std::vector<Deferred> deferred_;
     bool ok_ = true;
+    bool defer_ = false;  // the literal being read may be put off
 };
 
 uint32_t Index::add(const char* program, size_t length, const uint32_t* opaques, size_t opaque_count) {
     std::vector<std::vector<Literal>> conjunctions;
     if (!ProgramReader(*this, program, length, opaques, opaque_count).read(conjunctions)) {
         for (const auto& literals : conjunctions)
-            for (Literal literal : literals) release(literal);
+            for (Literal literal : literals)
+                if (literal) release(literal);
         return 0;
     }
     const uint32_t filter = filters_.take();

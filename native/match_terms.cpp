@@ -5,8 +5,7 @@
 namespace virta {
 
 // The caller holds the path once; the term keeps it, or gives it back when it is known already.
-Literal Index::atom_literal(uint32_t node, uint8_t kind, const char* data, uint32_t length) {
-    const uint64_t hash = atom_hash(node, kind, data, length);
+Literal Index::atom_literal(uint64_t hash, uint32_t node, uint8_t kind, const char* data, uint32_t length) {
     uint32_t id = atoms_.find(hash, node, kind, data, length);
     if (id) {
         paths.release(node);
@@ -14,7 +13,10 @@ Literal Index::atom_literal(uint32_t node, uint8_t kind, const char* data, uint3
         id = atoms_.make(hash, node, kind, data, length);
         atom_made(id);
     }
-    atoms_.pool[id].users++;
+    Atom& atom = atoms_.pool[id];
+    atom.users++;
+    // Whoever makes a conjunction of it is likely to enter it there.
+    if (atom.bucket) __builtin_prefetch(&buckets_[atom.bucket]);
     return id;
 }
 
@@ -28,12 +30,6 @@ void Index::atom_made(uint32_t id) {
     } else if (atom.kind < kPrefix) {
         node.elements++;
         node.needs |= kNeedElement;
-    } else if (atom.kind == kPrefix) {
-        node.more().prefixes.add(atom.length);
-        node.needs |= kNeedPrefix;
-    } else if (atom.kind == kSuffix) {
-        node.more().suffixes.add(atom.length);
-        node.needs |= kNeedSuffix;
     } else if (atom.kind == kRegexp) {
         Extra& extra = node.more();
         if (!extra.regexps_live++) extra.regexps_generation = ++generations_;
@@ -43,7 +39,7 @@ void Index::atom_made(uint32_t id) {
         patterns_++;
         pattern_changes.push_back(
             {PatternChange::kAdded, atom.node, atom.number, std::string(atom.data(), atom.length)});
-    } else {
+    } else if (atom.kind >= kKind) {
         node.kinds[atom.kind - kKind] = id;
         node.kinds_live++;
         node.needs |= kNeedKind;
@@ -60,12 +56,6 @@ void Index::atom_gone(uint32_t id) {
         settle(--node.equals, kNeedEqual);
     } else if (atom.kind < kPrefix) {
         settle(--node.elements, kNeedElement);
-    } else if (atom.kind == kPrefix) {
-        node.extra->prefixes.remove(atom.length);
-        settle(!node.extra->prefixes.counts.empty(), kNeedPrefix);
-    } else if (atom.kind == kSuffix) {
-        node.extra->suffixes.remove(atom.length);
-        settle(!node.extra->suffixes.counts.empty(), kNeedSuffix);
     } else if (atom.kind == kRegexp) {
         Extra& extra = *node.extra;
         extra.regexps[atom.number] = 0;
@@ -76,7 +66,7 @@ void Index::atom_gone(uint32_t id) {
         // Numbers are not used twice, lest a remembered search speak of another pattern: tidy up at times.
         if (extra.regexps.size() > 2ull * extra.regexps_live + 1024 || !extra.regexps_live)
             renumber_patterns(atom.node);
-    } else {
+    } else if (atom.kind >= kKind) {
         node.kinds[atom.kind - kKind] = 0;
         settle(--node.kinds_live, kNeedKind);
     }
@@ -99,11 +89,8 @@ void Index::renumber_patterns(uint32_t node) {
 }
 
 // As atom_literal. What the payload's words refer to is held by the caller and kept or given back alike.
-Literal Index::complex_literal(Complex&& condition) {
-    const std::string key = condition.payload ? condition.payload->key : std::string();
-    const uint64_t hash =
-        Conditions::hash_of(condition.kind, condition.node, condition.low, condition.high, key);
-    uint32_t id = conditions_.find(hash, condition, key);
+Literal Index::complex_literal(uint64_t hash, Complex&& condition) {
+    uint32_t id = conditions_.find(hash, condition);
     if (id) {
         if (condition.node) paths.release(condition.node);
         if (condition.payload) release_words(*condition.payload);

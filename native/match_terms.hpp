@@ -121,6 +121,7 @@ enum ConditionKind : uint8_t {
     kJunkPoint,     // nothing
     kNegativeZero,  // nothing
     kPattern,       // payload: atom; values are searched when first asked for
+    kAffix,         // payload, low: atom of a prefix or suffix; looked up only where it finds something
     kTextRegexp,    // payload: pattern, opaque
     kOpaque,        // low: number given by the feeder
     kTree,          // payload: literals and operators, postfix
@@ -147,14 +148,20 @@ struct Complex {
 
 class Conditions {
   public:
-    static uint64_t hash_of(uint8_t kind, uint32_t node, uint64_t low, uint64_t high, const std::string& key) {
-        return hash_mix(hash_word(low, node), hash_word(high, kind)) ^ hash_bytes(key.data(), key.size(), kind);
+    static uint64_t hash_of(const Complex& c) {
+        const uint64_t hash = hash_mix(hash_word(c.low, c.node), hash_word(c.high, c.kind));
+        return c.payload ? hash ^ hash_bytes(c.payload->key.data(), c.payload->key.size(), c.kind) : hash;
     }
-    uint32_t find(uint64_t hash, const Complex& wanted, const std::string& key) const {
+    void prefetch(uint64_t hash) const { table_.prefetch(hash); }
+    void prefetch_condition(uint64_t hash) const {
+        const uint32_t id = table_.peek(hash);
+        if (id) __builtin_prefetch(&pool[id]);
+    }
+    uint32_t find(uint64_t hash, const Complex& wanted) const {
         return table_.find(hash, [&](uint32_t id) {
             const Complex& c = pool[id];
             return c.hash == hash && c.kind == wanted.kind && c.node == wanted.node && c.low == wanted.low &&
-                   c.high == wanted.high && (c.payload ? c.payload->key == key : key.empty());
+                   c.high == wanted.high && (!c.payload || c.payload->key == wanted.payload->key);
         });
     }
     uint32_t make(uint64_t hash, Complex&& condition) {

@@ -4,6 +4,16 @@
 
 namespace virta {
 
+namespace {
+
+bool has_affix(const Slot& slot, const Atom& atom) {
+    if (slot.type != kString || slot.length < atom.length) return false;
+    const char* from = atom.kind == kPrefix ? slot.text : slot.text + (slot.length - atom.length);
+    return same_bytes(from, atom.data(), atom.length);
+}
+
+}  // namespace
+
 bool Index::verify(Context& context, uint32_t record, uint32_t skip) {
     const uint32_t* words = words_[record];
     const uint32_t accesses = words[1] & 0xffff, others = words[1] >> 16;
@@ -17,6 +27,7 @@ bool Index::condition_holds(Context& context, uint32_t id) {
     const Slot& slot = context.slots[condition.node];
     if (condition.kind == kRange) return slot.key >= condition.low && slot.key <= condition.high;
     if (condition.kind == kNegativeZero) return slot.negative_zero;
+    if (condition.kind == kAffix) return has_affix(slot, atoms_.pool[static_cast<uint32_t>(condition.low)]);
     if (condition.kind == kPoint) {
         if (slot.type == kAbsent) return false;
         const PointAt& at = point_at(context, condition.node);

@@ -129,6 +129,37 @@ def test_patterns_that_backtrack(engine):
     assert matcher.match({"a": "aaaa"}) == [id_]
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "^ab",
+        "ab$",
+        "^ab$",
+        "^ab\n",
+        "^a.b",
+        "^",
+        "$",
+        "^\ufffd",
+        "\ufffd$",
+        "^a-b/é",
+        "^^ab",
+        "^ab$$",
+        "ab",
+    ],
+)
+@pytest.mark.parametrize("flags", ["", "s", "i", "m"])
+def test_patterns_that_are_plain_text(engine, pattern, flags):
+    """Anchored literals are found without an automaton, and find what the automaton would."""
+    matcher = Matcher(engine=engine)
+    filter_ = Filter(Condition(("a",), "regexp", Regexp(pattern, flags)))
+    matcher.add(filter_)
+    values = ["", "ab", "abc", "cab", "ab\n", "\nab", "c\nab\nc", "AB", "aXb", "\ud800", "\ufffd"]
+    for value in [*values, "a-b/é!", "a-b/\udce9", 1, None, ["ab"]]:
+        found = matcher.match({"a": value})
+        assert bool(found) is filter_.matches({"a": value})
+        assert matcher.match(json.dumps({"a": value})) == found
+
+
 def test_many_patterns_on_one_path(engine):
     """Thousands of patterns come, answer, and go; those that stay keep answering."""
     matcher = Matcher(engine=engine)

@@ -10,6 +10,7 @@ from virta.errors import EventError, FilterError
 from virta.filters import parse
 from virta.match import Matcher, compile_filter
 from virta.match.engine import make_engine
+from virta.match.events import EVENT_BYTES_MAX
 
 ORDER = {"equals": {"type": "order"}}
 CHEAP = {"range": {"price": {"lt": 10}}}
@@ -121,6 +122,18 @@ def test_bad_json_is_refused(engine, data):
     assert caught.value.code == "event_not_json"
     with pytest.raises(EventError, match="event 2"):
         matcher.match_many([b"{}", b"[]", data])
+
+
+def test_events_too_large_are_refused(engine):
+    """More than 64 MiB is no event: the error says so, alone and in a batch."""
+    matcher = Matcher(engine=engine)
+    matcher.add(parse({"equals": {"a": 1}}, "koncorde"))
+    allowed = b'{"a": 1}' + b" " * (EVENT_BYTES_MAX - 8)
+    assert len(matcher.match(allowed)) == 1
+    with pytest.raises(EventError, match="at most 67108864") as caught:
+        matcher.match_many([b"{}", allowed + b" "])
+    assert caught.value.code == "event_too_large"
+    assert "event 1 " in str(caught.value)
 
 
 @pytest.mark.parametrize("call", [{"output": "lists"}, {"output": "uint8"}])

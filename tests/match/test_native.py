@@ -11,7 +11,7 @@ import pytest
 
 from virta.filters import Filter
 from virta.filters.tree import And, Condition, Range, Select
-from virta.match import Matcher
+from virta.match import Matcher, compile_filter
 
 core = pytest.importorskip("virta.match._core")
 
@@ -120,6 +120,28 @@ def test_programs_that_make_no_sense_are_refused(program, digest):
         index.add(digest, program, ())
     assert len(index) == 0
     assert index.stats()["paths"] == 0
+
+
+def test_programs_cut_anywhere_leave_nothing_behind():
+    """Whatever was read before the cut, terms put off included, is given back."""
+    index = make_index()
+    tree = And(
+        (
+            equals("a", 1),
+            equals("b", "text"),
+            Condition(("c",), "range", Range(0, 9)),
+            Condition(("d",), "in", (1, 2)),
+            Condition(("e",), "prefix", "p"),
+            Condition(("f",), "exists"),
+        )
+    )
+    program, opaques = compile_filter(Filter(tree)).encoded
+    for end in range(len(program)):
+        with pytest.raises(ValueError, match="not a program"):
+            index.add(bytes(32), program[:end], opaques)
+        stats = index.stats()
+        assert (stats["paths"], stats["atoms"], stats["conditions"]) == (0, 0, 0)
+    assert index.add(bytes(32), program, opaques) == 1
 
 
 def test_wrong_arguments_are_refused():

@@ -9,6 +9,7 @@ present event the only one.
     spot.equal     scalar -> rows      eq, and in under each of its values
     spot.contains  scalar -> rows      elements of arrays
     spot.intervals rows by lower bound ranges of numbers
+    spot.latitudes rows by lower bound circles, rings and boxes: only the latitude is looked at
     spot.present   rows                any other condition: its path must be there
     spot.absent    rows                not exists
     scan           rows                the rest: negations, opaque conditions
@@ -24,18 +25,29 @@ from typing import TYPE_CHECKING, Any
 
 from virta.filters.evaluate import MISSING, TESTS, holds, resolve
 from virta.filters.geo import in_annulus, in_box, in_circle, in_polygon, read_point
-from virta.filters.tree import And, Condition, Flat, Node, Not, Or
+from virta.filters.tree import Condition, Flat, Node, Not
 from virta.filters.values import number, scalar_key
+from virta.match.access import (
+    PRESENT,
+    SCAN,
+    SHAPED,
+    cost,
+    cover,
+    implied,
+    interval,
+    is_exists,
+    latitudes,
+    rank,
+)
 from virta.match.events import lines, parse_event
+from virta.match.regex import plain_condition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from virta.filters.tree import Path
     from virta.match.compile import Compiled
 
-_RANKS = {"eq": 0, "in": 1, "contains": 2, "range": 3}
-_PRESENT, _ABSENT, _SCAN = 4, 5, 6
 _SHAPES: dict[str, Any] = {
     "geo_distance": in_circle,
     "geo_distance_range": in_annulus,
@@ -53,6 +65,7 @@ class _Spot:
         "epoch",
         "equal",
         "intervals",
+        "latitudes",
         "path",
         "point",
         "present",
@@ -69,6 +82,7 @@ class _Spot:
         self.equal: dict[Any, _Rows] = {}
         self.contains: dict[Any, _Rows] = {}
         self.intervals: list[_Interval] = []
+        self.latitudes: list[_Interval] = []
         self.present: _Rows = {}
         self.absent: _Rows = {}
 
@@ -79,30 +93,29 @@ class _Spot:
             self.point = MISSING
         return self.value
 
-    def found(self) -> Iterator[_Row]:
-        """Rows that the present value finds; it is not missing."""
+    def find(self, rows: list[_Row]) -> None:
+        """Add the rows that the present value finds; it is not missing."""
         value = self.value
         key = _key(value)
         if key is not None:
             if self.equal:
-                yield from self.equal.get(key, ())
+                rows += self.equal.get(key, ())
             if self.intervals and key[0] == "number":
-                at = key[1]
-                for _, _, upper, row in self.intervals[
-                    : bisect_right(self.intervals, (at, math.inf))
-                ]:
-                    if at <= upper:
-                        yield row
+                _stab(self.intervals, key[1], rows)
         elif self.contains and isinstance(value, list | tuple):
             for item in {_key(item) for item in value}:
-                yield from self.contains.get(item, ())
-        yield from self.present
+                rows += self.contains.get(item, ())
+        if self.latitudes:
+            self.point = read_point(value)
+            if self.point is not None:
+                _stab(self.latitudes, self.point[0], rows)
+        rows += self.present
 
 
 class _Test:
     """A condition, and whether it holds for the present event."""
 
-    __slots__ = ("condition", "epoch", "function", "shape", "spot", "truth", "users")
+    __slots__ = ("condition", "epoch", "function", "shape", "spot", "truth", "users", "value")
 
     def __init__(self, condition: Condition, spot: _Spot) -> None:
         self.condition = condition
@@ -110,24 +123,27 @@ class _Test:
         self.users = 0
         self.epoch = 0
         self.truth = False
-        self.function = TESTS[condition.op]
-        self.shape = _SHAPES.get(condition.op)
+        op, self.value = condition.op, condition.value
+        if op == "regexp":
+            op, self.value = plain_condition(self.value) or (op, self.value)
+        self.function = TESTS[op]
+        self.shape = _SHAPES.get(op)
 
-    def holds(self, event: Any, epoch: int) -> bool:
-        if self.epoch != epoch:
-            self.epoch = epoch
-            value = self.spot.look(event, epoch)
-            if value is MISSING:
-                self.truth = False
-            elif self.shape is None:
-                self.truth = self.function(self.condition.value, value)
-            else:
-                # Many shapes, one point: it is read once.
-                if self.spot.point is MISSING:
-                    self.spot.point = read_point(value)
-                point = self.spot.point
-                self.truth = point is not None and self.shape(self.condition.value, *point)
-        return self.truth
+    def run(self, event: Any, epoch: int) -> None:
+        """Set `truth` for the present event."""
+        self.epoch = epoch
+        spot = self.spot
+        value = spot.value if spot.epoch == epoch else spot.look(event, epoch)
+        if value is MISSING:
+            self.truth = False
+        elif self.shape is None:
+            self.truth = self.function(self.value, value)
+        else:
+            # Many shapes, one point: it is read once.
+            if spot.point is MISSING:
+                spot.point = read_point(value)
+            point = spot.point
+            self.truth = point is not None and self.shape(self.value, *point)
 
 
 class _Row:
@@ -214,18 +230,20 @@ class PlainEngine:
 
     def _rows(self, number_: int, compiled: Compiled) -> list[_Row]:
         if compiled.tree is not None:
-            covers = _cover(compiled.tree)[1] or [None]
+            covers = cover(compiled.tree)[1] or [None]
             return [_Row(number_, access, (), compiled.tree) for access in covers]
         rows = []
         for term in compiled.conjunctions:
-            access = min(term, key=_rank, default=None)
-            if access is not None and _rank(access) == _SCAN:
+            access = min((*term, *map(implied, term)), key=rank, default=None)
+            if access is not None and rank(access) == SCAN:
                 access = None
-            # A row that a bare presence finds has still to be tested for what the condition says.
-            decided = access is not None and (_rank(access) != _PRESENT or _is_exists(access))
+            # A row that a presence or a latitude finds has still to be tested for what the condition says.
+            decided = access is not None and (
+                rank(access) not in (SHAPED, PRESENT) or is_exists(access)
+            )
             rest = tuple(
                 (self._test(literal), isinstance(literal, Condition))
-                for literal in term
+                for literal in sorted(term, key=cost)
                 if not (decided and literal is access)
             )
             rows.append(_Row(number_, access, rest, None))
@@ -285,12 +303,16 @@ class PlainEngine:
                 _change_rows(table.setdefault(key, {}), row, present=present)
                 if not table[key]:
                     del table[key]
-        elif not _is_interval(access):
+        elif rank(access) == PRESENT:
             _change_rows(spot.present, row, present=present)
-        elif present:
-            insort(spot.intervals, _interval(access, row))
         else:
-            del spot.intervals[bisect_right(spot.intervals, _interval(access, row)) - 1]
+            intervals = spot.intervals if access.op == "range" else spot.latitudes
+            bounds = interval(access) if access.op == "range" else latitudes(access.value)
+            entry = (bounds[0], id(row), bounds[1], row)
+            if present:
+                insort(intervals, entry)
+            else:
+                del intervals[bisect_right(intervals, entry) - 1]
         if not present:
             self._drop_spot(spot)
 
@@ -360,21 +382,25 @@ class PlainEngine:
         found: dict[int, None] = {}
         for row in self._candidates(event, epoch):
             for test, positive in row.rest:
-                if test.holds(event, epoch) is not positive:
+                if test.epoch != epoch:
+                    test.run(event, epoch)
+                if test.truth is not positive:
                     break
             else:
                 if row.tree is None or (row.number not in found and holds(row.tree, event)):
                     found[row.number] = None
         return list(found)
 
-    def _candidates(self, event: Any, epoch: int) -> Iterator[_Row]:
+    def _candidates(self, event: Any, epoch: int) -> list[_Row]:
+        rows: list[_Row] = []
         for spot in self._visited(event):
             if spot.look(event, epoch) is not MISSING:
-                yield from spot.found()
+                spot.find(rows)
         for spot in self._absent:
             if spot.look(event, epoch) is MISSING:
-                yield from spot.absent
-        yield from self._scan
+                rows += spot.absent
+        rows += self._scan
+        return rows
 
     def _visited(self, event: Any) -> Iterable[_Spot]:
         """Spots that may have a value: those whose first name is a member of the event."""
@@ -382,35 +408,6 @@ class PlainEngine:
             return self._spots.values()
         names = {str(key).partition(".")[0] for key in event} | {""}
         return [spot for name in names for spot in self._heads.get(name, ())]
-
-
-# Access.
-
-
-def _rank(literal: Condition | Not) -> int:
-    """How well a literal finds its conjunction: less is better."""
-    if isinstance(literal, Not):
-        return _ABSENT if _is_exists(literal.child) else _SCAN
-    if literal.op == "range":
-        return _RANKS["range"] if _is_interval(literal) else _PRESENT
-    return _SCAN if literal.op == "opaque" else _RANKS.get(literal.op, _PRESENT)
-
-
-def _is_exists(node: Node) -> bool:
-    return isinstance(node, Condition) and node.op == "exists"
-
-
-def _cover(node: Node) -> tuple[int, list[Condition | Not | None]]:
-    """Literals one of which holds whenever the tree does, and the rank of the worst."""
-    if isinstance(node, And):
-        return min((_cover(child) for child in node.children), key=lambda found: found[0])
-    if isinstance(node, Or):
-        parts = [_cover(child) for child in node.children]
-        worst = max(rank for rank, _ in parts)
-        return worst, [] if worst == _SCAN else [literal for _, part in parts for literal in part]
-    assert isinstance(node, Condition | Not)
-    rank = _rank(node)
-    return rank, [] if rank == _SCAN else [node]
 
 
 def _head(path: Path) -> str:
@@ -427,20 +424,10 @@ def _key(value: Any) -> Any:
     return None
 
 
-def _is_interval(condition: Condition) -> bool:
-    return condition.op == "range" and condition.value.kind == "number"
-
-
-def _interval(condition: Condition, row: _Row) -> _Interval:
-    """The bounds as a closed interval of doubles."""
-    bounds = condition.value
-    lower = -math.inf if bounds.lower is None else float(bounds.lower)
-    upper = math.inf if bounds.upper is None else float(bounds.upper)
-    if bounds.lower_open:
-        lower = math.nextafter(lower, math.inf)
-    if bounds.upper_open:
-        upper = math.nextafter(upper, -math.inf)
-    return lower, id(row), upper, row
+def _stab(intervals: list[_Interval], at: float, rows: list[_Row]) -> None:
+    """Add the rows whose interval holds the number."""
+    count = bisect_right(intervals, (at, math.inf))
+    rows += [row for _, _, upper, row in intervals[:count] if at <= upper]
 
 
 def _change_rows(rows: _Rows, row: _Row, *, present: bool) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from virta.filters.tree import And, Condition, Flat, Not, Or
 from virta.filters.values import Annulus, Box, Circle, scalar_key
+from virta.match.regex import plain_condition
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,12 +111,11 @@ class _Writer:
         if condition.op == "regexp_text":
             number = _LENGTH.pack(self._number(condition))
             return [_literal(TEXT_REGEXP, path, _regexp(condition.value) + number)]
-        operation, operand = _OPERANDS[condition.op]
-        return (
-            [_literal(operation, path, operand(condition.value))]
-            if operation
-            else operand(path, condition.value)
-        )
+        op, value = condition.op, condition.value
+        if op == "regexp":
+            op, value = plain_condition(value) or (op, value)
+        operation, operand = _OPERANDS[op]
+        return [_literal(operation, path, operand(value))] if operation else operand(path, value)
 
     def _opaque(self, condition: Condition) -> bytes:
         return bytes([OPAQUE]) + _LENGTH.pack(self._number(condition))

@@ -1,5 +1,5 @@
 """
-Many patterns against one text, for the native index.
+Patterns that need no automaton, and many patterns against one text, for the native index.
 
 The index asks which of a path's patterns are found in a value, once for each value it has not met yet.
 Patterns are numbered by the index. They are gathered in RE2 sets (one automaton for many patterns); the
@@ -10,6 +10,7 @@ one is missing from an answer the automaton ran out of memory, and the set's pat
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from typing import Any
 
@@ -24,6 +25,25 @@ SET_CHARS_MAX = 1 << 16
 SET_MEMORY_MAX = 128 << 20
 # New patterns tried one by one before the last set is built anew.
 FRESH_MAX = 32
+# Of a pattern that is taken as plain text: an event is looked up under each length in use.
+PLAIN_CHARS_MAX = 32
+
+# Text between anchors, without whatever RE2 may read as more than itself. U+FFFD is left out because it also
+# stands for lone surrogates of the value.
+_PLAIN = re.compile(
+    rf"(\^?)([^\\.+*?()|\[\]{{}}^$\ufffd\ud800-\udfff]{{1,{PLAIN_CHARS_MAX}}})(\$?)"
+)
+
+
+def plain_condition(regexp: Regexp) -> tuple[str, str] | None:
+    """The operation (prefix, suffix, eq) and text that say the same as an anchored literal, if it is one."""
+    plain = _PLAIN.fullmatch(regexp.pattern) if regexp.flags in ("", "s") else None
+    if plain is None:
+        return None
+    start, text, end = plain.groups()
+    if start:
+        return ("eq" if end else "prefix", text)
+    return ("suffix", text) if end else None
 
 
 class PatternSets:
