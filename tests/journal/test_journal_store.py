@@ -108,9 +108,10 @@ class StoreMachine(RuleBasedStateMachine):
 
         moved = self.store.rename(key, new, ts, self.now, overwrite=True)
 
-        assert moved == (ts >= before and ts >= self.model.get(new, (None, -1, 0))[1])
+        target = self.model.get(new, (None, -1, 0))[1]
+        assert moved == (ts >= before and ts >= target)
         if moved:
-            final = max(ts, before + 1)
+            final = max(ts, before + 1, target + 1)
             self.model[key] = (None, final, 0)
             self.model[new] = (value, final, expires)
 
