@@ -6,11 +6,17 @@ import os
 import signal
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from virta.log import codec, kernel, plain
 
 ROOT = Path(__file__).parent.parent
+
+# CI repeats itself, so that a red run is about the change; everywhere else new examples are tried each time.
+hypothesis.settings.register_profile("ci", derandomize=True, print_blob=True)
+if os.environ.get("CI"):
+    hypothesis.settings.load_profile("ci")
 
 # A job in the background starts with SIGINT ignored, and so would every process our tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

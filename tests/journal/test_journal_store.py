@@ -65,7 +65,7 @@ class StoreMachine(RuleBasedStateMachine):
     )
     def set(self, key, data, ts, overwrite, expires):
         expires = expires and self.now + expires
-        _, before, _ = self.model.get(key, (None, -1, 0))
+        _, before, ends = self.model.get(key, (None, -1, 0))
         current = self.live(key)
         try:
             self.store.set(
@@ -79,7 +79,9 @@ class StoreMachine(RuleBasedStateMachine):
         if current is not None and not overwrite:
             assert (before, current) == (ts, data)
             return
-        newer = ts > before or (ts == before and (current is None or data > current))
+        newer = ts > before or (
+            ts == before and (current is None or (data, expires) > (current, ends))
+        )
         if newer:
             self.model[key] = (data, ts, expires)
 
