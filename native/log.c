@@ -641,11 +641,40 @@ static PyObject *native_crc32c(PyObject *self, PyObject *args)
     return PyLong_FromUnsignedLong(crc);
 }
 
+/* Records and Names come and go by the million. They are classes written in Python, without dict, weak references or
+ * finalizer, so what the general destructor of such classes looks for is never there: these do the rest of its work. */
+static void record_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    if (PyObject_GC_IsTracked(self)) PyObject_GC_UnTrack(self);
+    for (Py_ssize_t i = Py_SIZE(self); --i >= 0;) Py_XDECREF(PyTuple_GET_ITEM(self, i));
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static void name_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
 static PyObject *native_set_types(PyObject *self, PyObject *args)
 {
     (void)self;
     PyObject *record, *name;
     if (!PyArg_ParseTuple(args, "O!O!", &PyType_Type, &record, &PyType_Type, &name)) return NULL;
+    PyTypeObject *types[2] = {(PyTypeObject *)record, (PyTypeObject *)name};
+    PyTypeObject *bases[2] = {&PyTuple_Type, &PyBytes_Type};
+    for (int i = 0; i < 2; i++) {
+        if (types[i]->tp_base != bases[i] || types[i]->tp_dictoffset || types[i]->tp_weaklistoffset || types[i]->tp_del
+            || types[i]->tp_finalize) {
+            PyErr_SetString(PyExc_TypeError, "Record must be a plain tuple, Name plain bytes");
+            return NULL;
+        }
+    }
+    types[0]->tp_dealloc = record_dealloc;
+    types[1]->tp_dealloc = name_dealloc;
     Py_INCREF(record);
     Py_XSETREF(record_type, record);
     Py_INCREF(name);
