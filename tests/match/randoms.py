@@ -235,7 +235,22 @@ class Randoms:
             return parse(self.pick(QUERIES).format(name, name), "query-string")
         if roll < 0.92:
             return parse(self.pick(EXPRESSIONS[1:]).format(name, name), "cesql")
+        if roll < 0.96:
+            return parse(self.dialects(name), "cloudevents")
         return parse({"equals": {self.pick(["a", "a.b"]): self.pick([1, "a", True])}}, "koncorde")
+
+    def dialects(self, name: str, depth: int = 2) -> dict[str, Any]:
+        """A filter of the CloudEvents Subscriptions API."""
+        kind = self.pick(["exact", "prefix", "suffix", "sql", "all", "any", "not"])
+        if kind == "not" and depth:
+            return {"not": self.dialects(name, depth - 1)}
+        if kind in {"all", "any"} and depth:
+            return {kind: [self.dialects(name, depth - 1) for _ in range(self.rng.randint(1, 3))]}
+        if kind == "sql":
+            return {"sql": self.pick(EXPRESSIONS[1:]).format(name, name)}
+        return {
+            self.pick(["exact", "prefix", "suffix"]): {name: self.pick(["a", "ab", "1", "true"])}
+        }
 
     def event(self) -> Any:
         """A document, sometimes as the data of an envelope, seldom no object at all."""
