@@ -147,7 +147,7 @@ def test_serve_and_work(tmp_path):
                 client.push(f"http://h/{round_}", payload="hello")
                 client.push("http://h/bad")
                 client.admin("configure", domain="h", settings={"max_attempts": 1})
-                command = f'cat >> {out}; echo " $VIRTA_JOB_URI" >> {out}; case $VIRTA_JOB_URI in *bad) echo why >&2; exit 3;; esac'
+                command = f'echo "$(cat) $VIRTA_JOB_URI" >> {out}; case $VIRTA_JOB_URI in *bad) echo why >&2; exit 3;; esac'
                 with start("work", "--port", port, "--exec", command) as worker:
                     while (
                         len(client.admin("list")["jobs"]) > 1
