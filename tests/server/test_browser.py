@@ -10,6 +10,9 @@ from server_harness import event
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
+# One foreign name, so that a page of another site can be had without a network.
+ARGUMENTS = ["--no-sandbox", "--host-resolver-rules=MAP evil.example 127.0.0.1"]
+
 PAGE = """
 (address) => {
   window.heard = [];
@@ -58,7 +61,7 @@ def test_fetch_and_websocket_from_another_origin(start):
     """A page from anywhere can publish (preflight and all) and hear streams over a WebSocket."""
     sync_api = pytest.importorskip("playwright.sync_api")
     with start() as server, sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         page = browser.new_page()
         page.goto(f"http://localhost:{server.port}/livez")  # another origin than 127.0.0.1
         base = f"127.0.0.1:{server.port}"
@@ -80,7 +83,18 @@ def test_fetch_and_websocket_from_another_origin(start):
             })""",
             base,
         )
+        # A name of somebody else's that leads here: the page is served, its socket is not.
+        page.goto(f"http://evil.example:{server.port}/livez")
+        refused = page.evaluate(
+            """(base) => new Promise((resolve) => {
+              const socket = new WebSocket(`ws://${base}/subscribe?streams=a:&max_queued=5`);
+              socket.onopen = () => resolve("open");
+              socket.onerror = () => resolve("refused");
+            })""",
+            base,
+        )
         browser.close()
 
+    assert refused == "refused"
     assert status == [202, "accepted"]
     assert message == '{"publish_to":"a:b","payload":"hi"}'

@@ -33,4 +33,6 @@ def config(*, as_json: bool, **options: Any) -> None:
 def _shown(value: object) -> str:
     if value is None:
         return "-"
+    if isinstance(value, tuple):
+        return ",".join(value)
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from virta.server.config import Config
+    from virta.server.settings import Setting
 
 EXIT_USAGE = 2
 EXIT_FAILURE = 1
@@ -28,14 +29,21 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
             setting.name,
             default=None,
             is_flag=setting.kind is bool,
+            multiple=setting.many,
             type=None if setting.kind is bool else str,
-            metavar="" if setting.kind is bool else "N" if setting.kind is int else "TEXT",
+            metavar=_metavar(setting),
             help=_help(setting.help, setting.default),
         )
         command = option(command)
     return click.option(
         "--config", "config_file", type=click.Path(), help="TOML file instead of ./virta.toml."
     )(command)
+
+
+def _metavar(setting: Setting) -> str:
+    if setting.choices:
+        return "|".join(setting.choices)
+    return "" if setting.kind is bool else "N" if setting.kind is int else "TEXT"
 
 
 def _help(text: str, default: object) -> str:
@@ -47,7 +55,8 @@ def settled(options: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
     from virta.errors import ConfigError
     from virta.server.config import load
 
-    flags = {name: value for name, value in options.items() if name != "config_file"}
+    # A repeatable flag that was not given is an empty tuple.
+    flags = {n: None if v == () else v for n, v in options.items() if n != "config_file"}
     file = options.get("config_file") or environ.get("VIRTA_CONFIG")
     try:
         return load(flags, environ=environ, file=file)

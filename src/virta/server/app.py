@@ -92,15 +92,16 @@ class Doorkeeper:
         await self._app(scope, receive, send)
 
     def _stop(self, scope: Scope) -> Response | None:
-        if scope["method"] == "OPTIONS":
-            wanted = dict(scope["headers"]).get(b"access-control-request-headers", b"")
-            return _preflight(wanted.decode("latin-1"))
-        if scope["path"] in OPEN_PATHS:
+        preflight = scope["method"] == "OPTIONS"
+        if not preflight and scope["path"] in OPEN_PATHS:
             return None
+        headers, door = scope["headers"], self._service.door
         try:
-            scope["query_string"] = self._service.door.admit(
-                scope["headers"], scope["query_string"]
-            )
+            if preflight:
+                door.origins.check(headers)
+                wanted = dict(headers).get(b"access-control-request-headers", b"")
+                return _preflight(wanted.decode("latin-1"))
+            scope["query_string"] = door.admit(headers, scope["query_string"])
         except RequestError as error:
             return refusal(self._service, error)
         return None

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from virta.errors import ConfigError
+from virta.server.origins import ORIGINS_MAX, read_origin
 from virta.server.settings import SETTINGS, Setting
 
 if TYPE_CHECKING:
@@ -148,6 +149,8 @@ def _checked(setting: Setting, raw: Any, origin: str) -> Any:
 
 def _converted(setting: Setting, raw: Any) -> Any:
     """The value in the setting's kind, or None when it cannot be."""
+    if setting.many:
+        return _origins(raw)
     if setting.kind is bool:
         if isinstance(raw, bool):
             return raw
@@ -159,3 +162,13 @@ def _converted(setting: Setting, raw: Any) -> Any:
         except (TypeError, ValueError):
             return None
     return raw if isinstance(raw, str) and raw else None
+
+
+def _origins(raw: Any) -> tuple[str, ...] | None:
+    """A list of origins, given as one text with commas or as several."""
+    texts = [raw] if isinstance(raw, str) else raw
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        return None
+    found = [read_origin(part) for text in texts for part in text.split(",")]
+    origins = tuple(dict.fromkeys(origin for origin in found if origin is not None))
+    return origins if origins and len(origins) <= ORIGINS_MAX and None not in found else None

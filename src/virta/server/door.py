@@ -14,9 +14,13 @@ import hmac
 import ipaddress
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote_plus
 
 from virta.errors import ConfigError, RequestError
+
+if TYPE_CHECKING:
+    from virta.server.origins import Origins
 
 HASH_PREFIX = "sha256:"
 TOKENS_MAX = 10_000
@@ -87,17 +91,19 @@ def _digest(text: str, place: str) -> bytes:
 class Door:
     """Lets requests in or not."""
 
-    def __init__(self, digests: list[bytes] | None = None) -> None:
+    def __init__(self, origins: Origins, digests: list[bytes] | None = None) -> None:
         self._digests = digests or []
-        self.open = not self._digests  # nobody is asked
+        self.origins = origins
+        self.open = not self._digests and origins.all_requests  # nobody is asked
 
     def admit(self, headers: list[tuple[bytes, bytes]], query: bytes) -> bytes:
         """
         Check a request; give back its query without the token.
 
         Raises:
-            RequestError: 401, saying which check failed.
+            RequestError: 401 or 403, saying which check failed.
         """
+        self.origins.check(headers)
         if not self._digests:
             return query
         found = _IN_QUERY.search(query)

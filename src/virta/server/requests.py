@@ -215,6 +215,7 @@ class ChannelRequest(HotRequest):
         protocol.exchanges.advance()
 
     def _answer_preflight(self) -> None:
+        self.protocol.service.door.origins.check(self.protocol.headers)
         wanted = self.head.get(b"access-control-request-headers", b"")
         response = responses.preflight(wanted, close=self.announced or not self._keep)
         close = self.announced or not self._keep
@@ -249,6 +250,7 @@ class MessagesRequest(HotRequest):
     def check_head(self) -> None:
         protocol = self.protocol
         if self.method == b"OPTIONS":
+            protocol.service.door.origins.check(protocol.headers)
             response = responses.preflight(b"", close=self.announced or not self._keep)
             protocol.exchanges.answer(self, response, close=not self._keep)
             return

@@ -33,6 +33,7 @@ from virta.hub.subscription import SlowPolicy
 from virta.hub.topics import STREAMS
 from virta.journal.daemon import JournalServer
 from virta.server.door import Door, is_loopback, read_tokens
+from virta.server.origins import Origins
 from virta.server.responses import COMMON, KEEP, Responder
 from virta.server.webhooks import Webhooks
 from virta.server.wheel import Wheel
@@ -55,7 +56,9 @@ class Service:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.logger: Any = structlog.get_logger("virta.server")
-        self.door = Door(read_tokens(config.token_file) if config.token_file else None)
+        tokens = read_tokens(config.token_file) if config.token_file else None
+        origins = Origins(config.allow_origin, host=config.host, tokens=tokens is not None)
+        self.door = Door(origins, tokens)
         self.responder = Responder(config.source_name, config.durability)
         self.streams_accepted = (
             b"HTTP/1.1 200 OK\r\n" + COMMON + KEEP + b"Content-Length: 0\r\n\r\n"

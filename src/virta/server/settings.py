@@ -32,6 +32,8 @@ class Setting:
     variables: tuple[str, ...] = ()  # variables of other products, spelled whole
     thorium: bool = False  # also read from THORIUM_…
     optional: bool = False  # the word `none` switches it off
+    many: bool = False  # a list: the flag repeated, or one text with commas
+    form: str = ""  # what a text has to look like, in words
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -55,7 +57,7 @@ class Setting:
         if self.minimum is not None and self.maximum is not None:
             number = f"a whole number from {self.minimum} to {self.maximum}"
             return f"{number}, or none" if self.optional else number
-        return "a text"
+        return self.form or "a text"
 
 
 def _number(name: str, default: int, low: int, high: int, text: str, **more: object) -> Setting:
@@ -125,6 +127,14 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(name="tls_cert", kind=str, default=None, help="PEM certificate chain: serve HTTPS."),
     Setting(name="tls_key", kind=str, default=None, help="PEM private key of --tls-cert."),
     # Thorium's own.
+    Setting(
+        name="allow_origin",
+        kind=str,
+        default=None,
+        many=True,
+        form="self, *, null, or origins such as https://app.example.com",
+        help="Web pages that may use the server (repeatable): origins, self or *.",
+    ),
     Setting(
         name="source_name",
         kind=str,
