@@ -58,7 +58,7 @@ def test_eventsource_reconnects_and_resumes(start):
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 def test_fetch_and_websocket_from_another_origin(start):
-    """A page from anywhere can publish (preflight and all) and hear streams over a WebSocket."""
+    """A page from anywhere can publish, preflight and all; only pages of this machine open WebSockets."""
     sync_api = pytest.importorskip("playwright.sync_api")
     with start() as server, sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)

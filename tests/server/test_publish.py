@@ -59,6 +59,7 @@ def test_put_is_post(server, method):
     [
         ("a/b", JSON, "{}", 400, {"code": "invalid-channel", "channel": "a/b"}),
         ("", JSON, "{}", 400, {"code": "invalid-channel", "channel": ""}),
+        ("%1A", JSON, "{}", 400, {"code": "invalid-channel", "channel": "%1A"}),
         ("%zz", JSON, "{}", 400, {"code": "invalid-channel", "channel": "%zz"}),
         ("meta", JSON, "{}", 403, {"code": "disallowed-meta-channel-send"}),
         ("m%65ta", JSON, "{}", 403, {"code": "disallowed-meta-channel-send"}),

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import email.utils
 import json
 import queue
+import signal
+import socket
 import threading
+import time
+from datetime import UTC, datetime, timedelta
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
 
 import pytest
-from server_harness import Consumer, event
+from server_harness import Answer, Consumer, event
+
+from virta.server import sinks
 
 FAST = ["--webhook-backoff-ms", 5, "--webhook-attempts", 3]
 
@@ -17,10 +26,11 @@ FAST = ["--webhook-backoff-ms", 5, "--webhook-attempts", 3]
 class Hook:
     """A webhook that answers deliveries with the statuses it is told, 204 after that."""
 
-    def __init__(self, allowed="*"):
+    def __init__(self, allowed="*", rate="*", status=200):
         self.received = queue.Queue()
         self.statuses = queue.Queue()
         self.options = []
+        self.when_asked = None
         hook = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -28,10 +38,12 @@ class Hook:
 
             def do_OPTIONS(self):
                 hook.options.append(dict(self.headers))
-                self.send_response(200)
+                if hook.when_asked is not None:
+                    hook.when_asked(self.headers["WebHook-Request-Callback"])
+                self.send_response(status)
                 if allowed:
                     self.send_header("WebHook-Allowed-Origin", allowed)
-                self.send_header("WebHook-Allowed-Rate", "*")
+                self.send_header("WebHook-Allowed-Rate", rate)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
@@ -69,8 +81,8 @@ class Hook:
 def hooks():
     made = []
 
-    def make(*arguments):
-        made.append(Hook(*arguments))
+    def make(*arguments, **named):
+        made.append(Hook(*arguments, **named))
         return made[-1]
 
     yield make
@@ -105,6 +117,7 @@ def test_handshake_and_delivery(server, hooks):
     assert body == events[0]
     assert headers["Content-Type"].startswith("application/cloudevents+json")
     assert headers["X-Key"] == "secret"
+    assert headers["WebHook-Request-Origin"] == "virta"
     assert hook.ids(1) == ["3"]
 
 
@@ -131,12 +144,20 @@ def test_sinks_that_do_not_agree(server, hooks):
         {"sink": "http://x/", "config": {"channel": "a"}, "filters": [{"nonsense": {}}]},
         {"sink": "http://x/", "config": {"channel": "a", "from": "never"}},
         {"sink": "http://x/", "config": {"channel": "a"}, "types": [1]},
+        {"sink": "http://x/", "config": {"channel": ""}},
+        {"sink": "http://x/", "config": {"channel": "\x1a"}},
         {"sink": "http://x/", "config": {"channel": "a"}, "more": 1},
-        {
-            "sink": "http://x/",
-            "config": {"channel": "a"},
-            "protocolsettings": {"headers": {"A": "b\n"}},
-        },
+        {"sink": "http://[", "config": {"channel": "a"}},
+        {"sink": "http://127.0.0.1/\u00e4", "config": {"channel": "a"}},
+        {"sink": f"http://{'x' * 64}.example/", "config": {"channel": "a"}},
+        *[
+            {
+                "sink": "http://x/",
+                "config": {"channel": "a"},
+                "protocolsettings": {"headers": headers},
+            }
+            for headers in ({"A": "b\n"}, {"": "b"}, {"a:b": "c"}, {"a b": "c"}, {"Host": "x"})
+        ],
     ],
 )
 def test_bad_subscriptions(server, body):
@@ -204,3 +225,139 @@ def test_subscriptions_survive_restarts(start, hooks):
     server.publish("s", event("after"))
 
     assert hook.ids(1) == ["after"]
+
+
+def call(address, method="GET", headers=None):
+    """Follow a callback as a sink or its owner would."""
+    parts = urlsplit(address)
+    connection = HTTPConnection(parts.hostname, parts.port, timeout=15)
+    try:
+        connection.request(method, f"{parts.path}?{parts.query}", headers=headers or {})
+        return Answer.of(connection.getresponse())
+    finally:
+        connection.close()
+
+
+def deferring(start, *flags, port=None):
+    """A server on a port that is known before it starts, which offers callbacks."""
+    if port is None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/"
+    return start(*FAST, "--server-port", port, "--webhook-callback-url", url, *flags)
+
+
+@pytest.mark.parametrize(("method", "status"), [("GET", 200), ("POST", 405)])
+def test_consent_by_callback(start, hooks, tmp_path, method, status):
+    """A sink that withholds its consent is waited for, over a kill; its callback needs no token and starts delivery."""
+    hook = hooks("", status=status)
+    token = {"Authorization": "Bearer a-token-of-sixteen"}
+    (tmp_path / "tokens").write_text("a-token-of-sixteen")
+    server = deferring(start, "--token-file", tmp_path / "tokens")
+    body = json.dumps({"sink": hook.url, "config": {"channel": "c"}})
+
+    answer = server.request("POST", "/subscriptions", body, token)
+    id_ = answer.json["id"]
+    callback = hook.options[0]["WebHook-Request-Callback"]
+    waiting = {"Content-Type": "application/cloudevents+json"} | token
+    server.request("POST", "/channels/c", json.dumps(event("early")), waiting)
+    server.stop(signal.SIGKILL)
+    server = deferring(start, "--token-file", tmp_path / "tokens", port=server.port)
+    seen = server.request("GET", f"/subscriptions/{id_}", headers=token)
+    wrong = call(callback.replace("key=", "key=x"), method)
+    looked = call(callback, "HEAD")
+    right = call(callback, method, {"WebHook-Allowed-Rate": "6000"})
+    again = call(callback, method)
+
+    assert (answer.status, answer.json["status"]["state"]) == (202, "pending")
+    assert (seen.json["status"]["state"], seen.json["status"]["delivered"]) == ("pending", 0)
+    assert seen.json["status"]["expires"].endswith("Z")
+    assert b"key" not in seen.body
+    assert (wrong.status, looked.status) == (404, 405)
+    assert (right.status, right.json) == (200, {"id": id_, "state": "active"})
+    assert again.status == 200
+    assert hook.ids(1) == ["early"]
+    server.stop()
+    server = deferring(start, "--token-file", tmp_path / "tokens", port=server.port)
+    kept = server.request("GET", f"/subscriptions/{id_}", headers=token).json["status"]
+    assert (kept["state"], kept["allowedRate"]) == ("active", 6000)
+    assert "expires" not in kept
+
+
+def test_consent_while_being_asked(start, hooks):
+    """A sink may call back before it has answered the question."""
+    hook = hooks("")
+    hook.when_asked = lambda callback: answers.append(call(callback, "POST").status)
+    answers = []
+    with deferring(start) as server:
+        answer = subscribe(server, hook, "c")
+        server.publish("c", event("1"))
+
+        assert (answer.status, answers) == (201, [200])
+        assert hook.ids(1) == ["1"]
+
+
+def test_consent_expires(start, hooks):
+    """Who does not consent in time is forgotten, and its callback leads nowhere."""
+    hook = hooks("")
+    server = deferring(start, "--webhook-consent-ms", 300)
+    id_ = subscribe(server, hook, "c").json["id"]
+    while server.request("GET", f"/subscriptions/{id_}").status == 200:
+        pass
+
+    assert call(hook.options[0]["WebHook-Request-Callback"]).status == 404
+    assert server.request("GET", "/subscriptions").json == []
+    server.stop()
+    assert any("webhook_consent_expired" in line for line in server.said)
+
+
+def test_pending_subscriptions_are_bounded(start, hooks):
+    """Only so many may wait for consent; one that is taken back makes room."""
+    hook = hooks("")
+    with deferring(start) as server:
+        ids = [subscribe(server, hook, "c").json["id"] for _ in range(100)]
+        full = subscribe(server, hook, "c")
+        server.request("DELETE", f"/subscriptions/{ids[0]}")
+
+        assert (full.status, full.code) == (400, "too-many-subscriptions")
+        assert subscribe(server, hook, "c").status == 202
+
+
+def test_a_sink_that_consents_to_others_is_refused(start, hooks):
+    """Withheld consent may come later; consent to somebody else is an answer."""
+    with deferring(start) as server:
+        assert subscribe(server, hooks("somebody.else"), "c").code == "sink-refused"
+
+
+def test_callback_addresses_are_checked(start):
+    """An address that no sink could call stops the start."""
+    server = start("--webhook-callback-url", "ftp://here")
+
+    assert server.process.returncode == 1
+    assert "webhook_callback_url is 'ftp://here'" in "".join(server.said)
+
+
+def test_the_allowed_rate_is_kept(start, hooks):
+    """Requests of one subscription are as far apart as the sink asked, retries and restarts included."""
+    hook = hooks(rate="240")
+    server = start(*FAST)
+    subscribe(server, hook, "rate")
+    server.stop()
+    server = start(*FAST)
+    hook.statuses.put(503)
+    began = time.monotonic()
+    server.publish("rate", event("1"), event("2"))
+    assert hook.ids(2) == ["1", "2"]
+
+    assert time.monotonic() - began > 2 * 60 / 240 - 0.05
+
+
+@pytest.mark.parametrize(
+    ("text", "low", "high"),
+    [("7", 7, 7), ("²", 0, 0), ("soon", 0, 0), ("9" * 30, 3600, 3600), ("", 0, 0)],
+)
+def test_retry_after(text, low, high):
+    """Seconds or a date are honoured up to an hour; nonsense is no reason to fail."""
+    assert low <= sinks._wait_s(text) <= high
+    date = email.utils.format_datetime(datetime.now(UTC) + timedelta(seconds=100))
+    assert 95 < sinks._wait_s(date) <= 100

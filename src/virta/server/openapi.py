@@ -316,6 +316,21 @@ def _filters() -> dict[str, Schema]:
 def _subscriptions() -> dict[str, Schema]:
     id_ = parameter("id", "path", {"type": "string", "minLength": 1}, "A subscription's id.")
     missing = {"404": refusal("No subscription has this id.")}
+    key = parameter("key", "query", {"type": "string"}, "The key that the sink was told.")
+    state = {"type": "object", "required": ["id", "state"]}
+
+    def confirm(operation: str) -> Schema:
+        return {
+            "operationId": operation,
+            "summary": "The callback by which a webhook consents later; asks for no token.",
+            "security": [{}],
+            "parameters": [id_, key],
+            "responses": {
+                "200": answer("It delivers.", state),
+                "404": refusal("Nothing waits for this."),
+            },
+        }
+
     return {
         "/subscriptions": {
             "post": {
@@ -325,6 +340,7 @@ def _subscriptions() -> dict[str, Schema]:
                 "responses": COMMON
                 | {
                     "201": answer("It delivers.", ref("Subscription")),
+                    "202": answer("The sink has yet to consent, by callback.", ref("Subscription")),
                     "403": refusal("The channel belongs to the server."),
                     "413": refusal("The body is too large."),
                 },
@@ -346,6 +362,10 @@ def _subscriptions() -> dict[str, Schema]:
                 "parameters": [id_],
                 "responses": COMMON | missing | {"204": {"description": "It is over."}},
             },
+        },
+        "/subscriptions/{id}/confirm": {
+            "get": confirm("confirmSubscription"),
+            "post": confirm("confirmSubscriptionByPost"),
         },
     }
 

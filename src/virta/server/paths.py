@@ -52,13 +52,23 @@ def parse_channel_path(path: bytes) -> ChannelPath:
     if b"/" in raw:
         raise _invalid(shown, "it holds a slash: write %2F for a slash in a name")
     channel = form_decode(raw, code="invalid-channel", channel=shown)
-    if not channel:
-        raise _invalid(shown, "it is empty: a name has at least one character")
-    if len(channel.encode()) > CHANNEL_BYTES_MAX:
-        raise _invalid(shown, f"it is longer than {CHANNEL_BYTES_MAX} bytes")
-    if "\0" in channel:
-        raise _invalid(shown, "it holds a NUL")
+    why = name_fault(channel)
+    if why:
+        raise _invalid(shown, why)
     return ChannelPath(channel, start, channel == META or is_reserved(channel))
+
+
+def name_fault(channel: str) -> str:
+    """Why a text is no name of a channel; empty when it is one."""
+    if not channel:
+        return "it is empty: a name has at least one character"
+    if len(channel.encode("utf-8", "replace")) > CHANNEL_BYTES_MAX:
+        return f"it is longer than {CHANNEL_BYTES_MAX} bytes"
+    if "\0" in channel:
+        return "it holds a NUL"
+    if len(channel) == 1 and channel < " ":
+        return "it is one control character, which is the log's own"
+    return ""
 
 
 def form_decode(raw: bytes, *, code: str, **members: object) -> str:

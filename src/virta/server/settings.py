@@ -265,6 +265,20 @@ SETTINGS: tuple[Setting, ...] = (
         default="virta",
         help="The name by which webhooks know this server (WebHook-Request-Origin).",
     ),
+    Setting(
+        name="webhook_callback_url",
+        kind=str,
+        default=None,
+        form="an http or https address",
+        help="Address by which webhooks reach this server, to consent later by a callback.",
+    ),
+    _number(
+        "webhook_consent_ms",
+        86_400_000,
+        100,
+        INT_MAX,
+        "Time a webhook has to consent by its callback.",
+    ),
     _number(
         "webhook_attempts", 8, 1, 100, "Attempts to deliver an event before it is a dead letter."
     ),

@@ -8,15 +8,20 @@ first delivery, and what each answer to a delivery means.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from enum import Enum, auto
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from urllib.parse import urlsplit
 
 from virta.errors import HubError
+from virta.server.consent import read_rate
 
 # An answer's body says nothing that is needed; so much of it is read, to keep the connection.
 ANSWER_BYTES_MAX = 65536
 RETRY_AFTER_S_MAX = 3600.0
+# What keeps a request from being sent or answered; a name that no resolver takes is a UnicodeError.
+FAILURES = (OSError, HTTPException, UnicodeError)
 
 
 class Verdict(Enum):
@@ -37,18 +42,33 @@ class Answer:
     wait_s: float = 0.0
 
 
+@dataclass(frozen=True)
+class Permission:
+    """What the handshake gave: consent, and at most how many requests a minute."""
+
+    granted: bool
+    rate: int | None = None
+
+
 class Sink:
     """One webhook; not for several threads at once."""
 
-    def __init__(self, url: str, headers: dict[str, str], timeout_s: float) -> None:
-        parts = urlsplit(url)
+    def __init__(self, url: str, headers: dict[str, str], timeout_s: float, origin: str) -> None:
+        try:
+            parts = urlsplit(url)
+        except ValueError as error:
+            raise HubError(f"sink {url!r}: {error}", code="invalid-sink") from None
+        if not url.isascii():
+            raise HubError(f"sink {url!r} is not ASCII: escape it", code="invalid-sink")
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise HubError(f"sink {url!r} is no http or https address", code="invalid-sink")
         try:
             port = parts.port
         except ValueError:
             raise HubError(f"sink {url!r} has no valid port", code="invalid-sink") from None
-        self._headers = headers
+        ours = {"webhook-request-origin", "content-type", "content-length"}
+        self._headers = {name: v for name, v in headers.items() if name.lower() not in ours}
+        self._origin = origin
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         self._connection = kind(parts.hostname, port, timeout=timeout_s)
@@ -56,34 +76,39 @@ class Sink:
     def close(self) -> None:
         self._connection.close()
 
-    def validate(self, origin: str) -> int | None:
+    def validate(self, callback: str | None) -> Permission:
         """
-        The handshake (§4): ask whether this server may send; gives the allowed rate per minute.
+        The handshake (§4): ask whether this server may send, now or by a later call of `callback`.
 
         Raises:
-            HubError: the sink does not answer or does not allow it.
+            HubError: the sink does not answer, or does not allow it and will not.
         """
-        asked = {"WebHook-Request-Origin": origin, "Content-Length": "0"}
+        asked = {"Content-Length": "0"}
+        if callback is not None:
+            asked["WebHook-Request-Callback"] = callback
         try:
             status, headers = self._request("OPTIONS", b"", asked)
-        except (OSError, HTTPException) as error:
+        except FAILURES as error:
             raise HubError(f"the sink does not answer: {error}", code="sink-unreachable") from error
         allowed = headers.get("webhook-allowed-origin", "")
-        if status >= 300 or not {origin, "*"} & {name.strip() for name in allowed.split(",")}:
+        # Who grants by callback withholds the header, whatever the status (§4.2).
+        if not allowed and callback is not None:
+            return Permission(granted=False)
+        origins = {name.strip() for name in allowed.split(",")}
+        if status >= 300 or not {self._origin, "*"} & origins:
             raise HubError(
                 f"the sink answered {status} and allows {allowed or 'nobody'}: it must answer OPTIONS "
-                f"with WebHook-Allowed-Origin: {origin}",
+                f"with WebHook-Allowed-Origin: {self._origin}",
                 code="sink-refused",
             )
-        rate = headers.get("webhook-allowed-rate", "*")
-        return int(rate) if rate.isdigit() and int(rate) > 0 else None
+        return Permission(granted=True, rate=read_rate(headers.get("webhook-allowed-rate")))
 
     def deliver(self, body: bytes) -> Answer:
         """Send one event in structured mode and judge the answer (§3.2)."""
         kind = {"Content-Type": "application/cloudevents+json; charset=utf-8"}
         try:
             status, headers = self._request("POST", body, kind)
-        except (OSError, HTTPException) as error:
+        except FAILURES as error:
             return Answer(Verdict.AGAIN, str(error) or type(error).__name__)
         if 200 <= status < 300:
             return Answer(Verdict.DELIVERED, "")
@@ -91,21 +116,34 @@ class Sink:
         if status == 410:
             return Answer(Verdict.GONE, reason)
         if status in {408, 425, 429} or status >= 500:
-            wait = headers.get("retry-after", "")
-            seconds = min(float(wait), RETRY_AFTER_S_MAX) if wait.isdigit() else 0.0
-            return Answer(Verdict.AGAIN, reason, seconds)
+            return Answer(Verdict.AGAIN, reason, _wait_s(headers.get("retry-after", "")))
         return Answer(Verdict.REFUSED, reason)
 
     def _request(
         self, method: str, body: bytes, headers: dict[str, str]
     ) -> tuple[int, dict[str, str]]:
         try:
-            self._connection.request(method, self._path, body, self._headers | headers)
+            sent = self._headers | headers | {"WebHook-Request-Origin": self._origin}
+            self._connection.request(method, self._path, body, sent)
             response = self._connection.getresponse()
             rest = response.read(ANSWER_BYTES_MAX + 1)
-        except (OSError, HTTPException):
+        except FAILURES:
             self._connection.close()
             raise
         if len(rest) > ANSWER_BYTES_MAX or response.will_close:
             self._connection.close()
         return response.status, {name.lower(): value for name, value in response.getheaders()}
+
+
+def _wait_s(retry_after: str) -> float:
+    """`Retry-After` in seconds: a number of them, or a date."""
+    text = retry_after.strip()
+    if text.isascii() and text.isdigit():
+        return min(float(text), RETRY_AFTER_S_MAX)
+    try:
+        until = parsedate_to_datetime(text)
+    except (ValueError, TypeError):
+        return 0.0
+    if until.tzinfo is None:
+        until = until.replace(tzinfo=UTC)
+    return min(max((until - datetime.now(UTC)).total_seconds(), 0.0), RETRY_AFTER_S_MAX)

@@ -9,6 +9,7 @@ The object is that of the Subscriptions API (version 1.0-wip): `sink`, `protocol
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +18,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from virta.errors import FilterError, HubError, LogError, RequestError
+from virta.server.consent import read_rate
 from virta.server.filters_api import FILTER_BODY_BYTES_MAX, read_json, refused_filter
 from virta.server.intake import check_channel
-from virta.server.paths import parse_start
+from virta.server.paths import name_fault, parse_start
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -29,6 +31,11 @@ if TYPE_CHECKING:
 MEMBERS = frozenset(
     {"id", "sink", "protocol", "protocolsettings", "config", "filters", "types", "source"}
 )
+
+
+# RFC 9110 §5.6.2; and what belongs to the connection, not to the subscriber.
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+RESERVED_HEADERS = frozenset({"connection", "content-length", "host", "transfer-encoding"})
 
 
 class SubscriptionsApi:
@@ -43,6 +50,7 @@ class SubscriptionsApi:
             Route("/subscriptions", self.list, methods=["GET"]),
             Route("/subscriptions/{id}", self.show, methods=["GET"]),
             Route("/subscriptions/{id}", self.delete, methods=["DELETE"]),
+            Route("/subscriptions/{id}/confirm", self.confirm, methods=["GET", "POST"]),
         ]
 
     async def create(self, request: Request) -> Response:
@@ -59,9 +67,23 @@ class SubscriptionsApi:
             raise RequestError(400, error.code, error.message) from error
         except LogError as error:
             raise RequestError(500, "internal-failure", error.message) from error
-        response = self._json(hook.status(), 201)
+        response = self._json(hook.status(), 202 if hook.consent.pending else 201)
         response.headers["Location"] = f"/subscriptions/{id_}"
         return response
+
+    async def confirm(self, request: Request) -> Response:
+        """The callback of a deferred handshake: the key in its address is all it needs to know."""
+        if request.method == "HEAD":  # who only looks at a link consents to nothing
+            raise RequestError(405, "invalid-method", method="HEAD")
+        rate = read_rate(request.headers.get("webhook-allowed-rate"))
+        key = request.query_params.get("key", "")
+        try:
+            hook = await self._service.webhooks.confirm(request.path_params["id"], key, rate)
+        except LogError as error:
+            raise RequestError(500, "internal-failure", error.message) from error
+        if hook is None:
+            raise RequestError(404, "not-found", "no subscription waits for this confirmation")
+        return self._json({"id": hook.id, "state": hook.state})
 
     async def list(self, request: Request) -> Response:  # noqa: ARG002
         return self._json([hook.status() for hook in self._service.webhooks.hooks.values()])
@@ -99,6 +121,9 @@ def _checked(body: Any) -> dict[str, Any]:
         raise _invalid("`config.channel` names the channel")
     if set(config) - {"channel", "from"}:
         raise _invalid("`config` has `channel` and `from`, nothing else")
+    fault = name_fault(config["channel"])
+    if fault:
+        raise _invalid(f"`config.channel` is no channel: {fault}")
     check_channel(config["channel"])
     if not isinstance(body.get("filters", []), list):
         raise _invalid("`filters` is an array of filters, which all have to hold")
@@ -110,8 +135,11 @@ def _checked(body: Any) -> dict[str, Any]:
     headers = settings.get("headers", {}) if isinstance(settings, dict) else None
     if not isinstance(headers, dict) or not _texts([*headers, *headers.values()]):
         raise _invalid("`protocolsettings.headers` is an object of texts")
-    if any(c < " " or c > "~" for text in (*headers, *headers.values()) for c in text):
+    if any(c < " " or c > "~" for text in headers.values() for c in text):
         raise _invalid("headers are printable ASCII")
+    for name in headers:
+        if not HEADER_NAME.fullmatch(name) or name.lower() in RESERVED_HEADERS:
+            raise _invalid(f"{name!r} is no header that a subscription may set")
     return {name: value for name, value in body.items() if name != "id"}
 
 

@@ -5,48 +5,59 @@ Events go out in the order of the log, one at a time, at least once: the place a
 reached is kept, and a restart repeats at most what was delivered since. An event that is not taken is
 tried again with growing pauses; after the last attempt, or when the sink refuses it for good, it goes
 to the dead letters (`$virta/dead-letters`) and the next one follows. A sink that answers 410 gets
-nothing any more.
+nothing any more, one that has not consented yet (`virta.server.consent`) nothing so far.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from virta.errors import HubError, LogError
+from virta.errors import ConfigError, HubError, LogError
 from virta.filters import Filter, parse
 from virta.hub.delivery import Delivery
 from virta.hub.frames import timestamp_text
 from virta.hub.hub import now_microseconds
 from virta.hub.replay import read_piece
 from virta.hub.topics import DEAD_LETTERS
-from virta.server.sinks import Sink, Verdict
+from virta.server.consent import Consent, from_record, new_callback_key, to_record
+from virta.server.sinks import Answer, Sink, Verdict
 
 if TYPE_CHECKING:
     from virta.server.service import Service
 
 WEBHOOKS_MAX = 1000
+# Of them, how many may be waiting for consent: anybody's address can be made to wait.
+PENDING_MAX = 100
 THREADS_MAX = 16
 BACKOFF_S_MAX = 300.0
 # A place in the log is kept after so many events, and whenever there is nothing to do.
 CURSOR_EVENTS = 100
 DEAD_LETTER_TYPE = "virta.webhook.dead-letter"
+PENDING, ACTIVE, GONE, EXPIRED = "pending", "active", "gone", "expired"
 
 
 class Webhook:
     """One subscription at work."""
 
     def __init__(
-        self, service: Service, id_: str, description: dict[str, Any], cursor: int
+        self,
+        service: Service,
+        id_: str,
+        description: dict[str, Any],
+        cursor: int,
+        consent: Consent,
     ) -> None:
         self.id = id_
         self.description = description
         self.cursor = cursor
-        self.state = "active"
+        self.consent = consent
+        self.state = PENDING if consent.pending else ACTIVE
         self.delivered = 0
         self.dead = 0
         self.last_error = ""
@@ -55,35 +66,51 @@ class Webhook:
         self.filter = build_filter(description)
         config = service.config
         headers = description.get("protocolsettings", {}).get("headers", {})
-        self._sink = Sink(description["sink"], headers, config.webhook_timeout_ms / 1000)
-        self._interval_s = 0.0
+        self._sink = Sink(
+            description["sink"], headers, config.webhook_timeout_ms / 1000, config.webhook_origin
+        )
+        self._granted = asyncio.Event()
+        self._asked_at = 0.0  # when the sink was last asked anything, by the loop's clock
         self._kept = cursor
         self.task: asyncio.Task[None] | None = None
 
-    async def validate(self, executor: ThreadPoolExecutor) -> None:
+    async def validate(self, executor: ThreadPoolExecutor, callback: str | None) -> None:
         """The handshake; raises HubError."""
         loop = asyncio.get_running_loop()
-        origin = self._service.config.webhook_origin
-        rate = await loop.run_in_executor(executor, self._sink.validate, origin)
-        self._interval_s = 60.0 / rate if rate else 0.0
+        permission = await loop.run_in_executor(executor, self._sink.validate, callback)
+        if permission.granted:
+            self.grant(permission.rate)
+
+    def grant(self, rate: int | None) -> None:
+        """The sink consents."""
+        self.consent = self.consent.granted(rate)
+        if self.state == PENDING:
+            self.state = ACTIVE
+        self._granted.set()
+
+    def record(self) -> dict[str, Any]:
+        return to_record(self.description, self.consent)
 
     def status(self) -> dict[str, Any]:
-        return self.description | {
-            "id": self.id,
-            "status": {
-                "state": self.state,
-                "offset": self.cursor,
-                "delivered": self.delivered,
-                "deadLetters": self.dead,
-                "lastError": self.last_error,
-            },
+        status = {
+            "state": self.state,
+            "offset": self.cursor,
+            "delivered": self.delivered,
+            "deadLetters": self.dead,
+            "lastError": self.last_error,
         }
+        if self.consent.expires is not None:
+            status["expires"] = timestamp_text(int(self.consent.expires * 1_000_000))
+        if self.consent.rate is not None:
+            status["allowedRate"] = self.consent.rate
+        return self.description | {"id": self.id, "status": status}
 
     async def run(self, executor: ThreadPoolExecutor) -> None:
-        """Follow the log until the sink is gone or the task is cancelled."""
+        """Follow the log until the sink is gone, its consent is not given, or the task is cancelled."""
         service = self._service
         try:
-            while self.state == "active":
+            await self._consented()
+            while self.state == ACTIVE:
                 try:
                     await self._round(executor)
                 except LogError as error:
@@ -92,6 +119,16 @@ class Webhook:
                     await asyncio.sleep(1.0)
         finally:
             self._sink.close()
+
+    async def _consented(self) -> None:
+        """Wait for the callback, as long as it may take."""
+        if self.consent.expires is None:
+            return
+        try:
+            async with asyncio.timeout(max(0.0, self.consent.expires - time.time())):
+                await self._granted.wait()
+        except TimeoutError:
+            self.state = EXPIRED
 
     async def _round(self, executor: ThreadPoolExecutor) -> None:
         """Deliver what stands between the cursor and the end, then wait for more."""
@@ -114,23 +151,21 @@ class Webhook:
                     self.cursor = delivery.offset + 1
                     if self.cursor - self._kept >= CURSOR_EVENTS:
                         await self._keep()
-                    if self.state != "active":
+                    if self.state != ACTIVE:
                         return
         self.cursor = end
 
     async def _deliver(self, executor: ThreadPoolExecutor, delivery: Delivery) -> None:
-        loop = asyncio.get_running_loop()
         config = self._service.config
         backoff = config.webhook_backoff_ms / 1000
         for attempt in range(1, config.webhook_attempts + 1):
-            answer = await loop.run_in_executor(executor, self._sink.deliver, delivery.value)
+            answer = await self._send(executor, delivery.value)
             if answer.verdict is Verdict.DELIVERED:
                 self.delivered += 1
-                await asyncio.sleep(self._interval_s)
                 return
             self.last_error = answer.reason
             if answer.verdict is Verdict.GONE:
-                self.state = "gone"
+                self.state = GONE
                 self._service.logger.info("webhook_gone", id=self.id)
                 return
             if answer.verdict is Verdict.REFUSED:
@@ -140,6 +175,15 @@ class Webhook:
                 jitter = random.uniform(0.5, 1.0)  # noqa: S311 - not a secret
                 await asyncio.sleep(max(answer.wait_s, wait * jitter))
         await self._bury(delivery, attempt)
+
+    async def _send(self, executor: ThreadPoolExecutor, body: bytes) -> Answer:
+        """One request; not before the allowed rate lets the next one go."""
+        loop = asyncio.get_running_loop()
+        if self.consent.rate is not None:
+            due = self._asked_at + 60.0 / self.consent.rate
+            await asyncio.sleep(max(0.0, due - loop.time()))
+        self._asked_at = loop.time()
+        return await loop.run_in_executor(executor, self._sink.deliver, body)
 
     async def _bury(self, delivery: Delivery, attempts: int) -> None:
         """Keep an event nobody would take, with what is known about it, before going on."""
@@ -199,15 +243,19 @@ class Webhooks:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._callback_url = _callback_url(service.config.webhook_callback_url)
         self._executor = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="virta-webhook")
+        # Whose sinks are being asked right now: one may call back before it answers.
+        self._asking: dict[str, Webhook] = {}
         self.hooks: dict[str, Webhook] = {}
 
     def start(self) -> None:
-        """Go on with what was subscribed before; their sinks have agreed already."""
+        """Go on with what was subscribed before; who has agreed then is not asked again."""
         registry = self._service.registry
-        for id_, description in registry.subscriptions.items():
+        for id_, record in registry.subscriptions.items():
             cursor = registry.cursors.get(id_, self._service.hub.position)
-            self._run(Webhook(self._service, id_, description, cursor))
+            description, consent = from_record(record)
+            self._run(Webhook(self._service, id_, description, cursor, consent))
 
     async def stop(self) -> None:
         tasks = [hook.task for hook in self.hooks.values() if hook.task is not None]
@@ -219,18 +267,42 @@ class Webhooks:
         await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)
 
     async def subscribe(self, id_: str, description: dict[str, Any], cursor: int) -> Webhook:
-        """Agree with the sink, keep the subscription, begin; raises HubError and FilterError."""
-        if len(self.hooks) >= WEBHOOKS_MAX:
-            raise HubError(
-                f"{WEBHOOKS_MAX} subscriptions deliver already: no more are taken",
-                code="too-many-subscriptions",
-            )
-        hook = Webhook(self._service, id_, description, cursor)
-        await hook.validate(self._executor)
-        registry = self._service.registry
-        await asyncio.to_thread(registry.keep_subscription, id_, description)
-        await asyncio.to_thread(registry.keep_cursor, id_, cursor)
+        """
+        Ask the sink, keep the subscription, begin or wait for consent.
+
+        Raises:
+            HubError: the sink does not agree, or there are too many.
+            FilterError: what it asks for is no filter.
+        """
+        if len(self.hooks) + len(self._asking) >= WEBHOOKS_MAX:
+            raise _too_many(f"{WEBHOOKS_MAX} subscriptions deliver already")
+        key, key_hash = new_callback_key()
+        expires = time.time() + self._service.config.webhook_consent_ms / 1000
+        hook = Webhook(self._service, id_, description, cursor, Consent(None, key_hash, expires))
+        callback = None
+        if self._callback_url is not None:
+            callback = f"{self._callback_url}/subscriptions/{id_}/confirm?key={key}"
+        self._asking[id_] = hook
+        try:
+            await hook.validate(self._executor, callback)
+            if hook.consent.pending and self._pending() >= PENDING_MAX:
+                raise _too_many(f"{PENDING_MAX} subscriptions wait for consent")
+            registry = self._service.registry
+            await asyncio.to_thread(registry.keep_cursor, id_, cursor)
+            await self._keep(hook)
+        finally:
+            del self._asking[id_]
         self._run(hook)
+        return hook
+
+    async def confirm(self, id_: str, key: str, rate: int | None) -> Webhook | None:
+        """A callback was called: the sink consents. None when nothing waits under this id and key."""
+        hook = self.hooks.get(id_) or self._asking.get(id_)
+        if hook is None or not hook.consent.opens(key) or hook.state in {GONE, EXPIRED}:
+            return None
+        hook.grant(hook.consent.rate if rate is None else rate)
+        if id_ in self.hooks:
+            await self._keep(hook)
         return hook
 
     async def unsubscribe(self, id_: str) -> bool:
@@ -244,6 +316,38 @@ class Webhooks:
         await asyncio.to_thread(self._service.registry.drop_subscription, id_)
         return True
 
+    async def _keep(self, hook: Webhook) -> None:
+        """Make a subscription durable with its consent; a callback meanwhile is kept as well."""
+        kept = None
+        while kept != hook.consent:
+            kept = hook.consent
+            await asyncio.to_thread(
+                self._service.registry.keep_subscription, hook.id, hook.record()
+            )
+
+    def _pending(self) -> int:
+        return sum(hook.state == PENDING for hook in self.hooks.values())
+
     def _run(self, hook: Webhook) -> None:
         self.hooks[hook.id] = hook
-        hook.task = asyncio.ensure_future(hook.run(self._executor))
+        hook.task = asyncio.ensure_future(self._work(hook))
+
+    async def _work(self, hook: Webhook) -> None:
+        await hook.run(self._executor)
+        if hook.state == EXPIRED:
+            self._service.logger.info("webhook_consent_expired", id=hook.id)
+            self.hooks.pop(hook.id, None)
+            await asyncio.to_thread(self._service.registry.drop_subscription, hook.id)
+
+
+def _callback_url(url: str | None) -> str | None:
+    if url is None or url.startswith(("http://", "https://")):
+        return url and url.rstrip("/")
+    raise ConfigError(
+        f"webhook_callback_url is {url!r}: it must be the http or https address of this server",
+        setting="webhook_callback_url",
+    )
+
+
+def _too_many(message: str) -> HubError:
+    return HubError(f"{message}: no more are taken", code="too-many-subscriptions")
