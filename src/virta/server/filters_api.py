@@ -9,9 +9,11 @@ happens in a thread. Streams of a filter's events are a hot route (`virta.server
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
 FILTER_BODY_BYTES_MAX = 1024 * 1024
 DIALECT_DEFAULT = "koncorde"
+NAME_CHARS_MAX = 256  # of an index or a collection
+VALIDATE = "validate"
+FILTER_ID = re.compile(r"[0-9a-f]{64}")
 
 
 def refused_filter(error: FilterError) -> RequestError:
@@ -84,14 +89,14 @@ class FiltersApi:
         return Response(None, 200 if there else 404, self._service.responder.event_headers())
 
     async def show(self, request: Request) -> Response:
-        registered = self._service.registry.get(request.path_params["id"])
+        registered = self._service.registry.get(_filter_id(request))
         if registered is None:
             raise RequestError(404, "not-found", "no filter has this id")
         return self._json(registered.describe())
 
     async def remove(self, request: Request) -> Response:
         """Removing what is not there is no error, as in the ancestor."""
-        id_ = request.path_params["id"]
+        id_ = _filter_id(request)
         if await self._quietly(self._service.registry.remove, id_):
             self._service.end_filter_streams(id_)
         headers = self._service.responder.event_headers()
@@ -108,19 +113,19 @@ class FiltersApi:
         body = await read_json(request, self._service.config.max_body_size_bytes)
         index, collection = _place(request)
         registry = self._service.registry
-        if isinstance(body, dict) and isinstance(body.get("event"), dict):
+        if not isinstance(body, dict) or not isinstance(body.get("event", {}), dict):
+            raise _invalid_test()
+        document_id = body.get("documentId")
+        if document_id is not None and not isinstance(document_id, str):
+            raise RequestError(400, "invalid-document-id", "documentId is a text")
+        if "event" in body:
             found = await self._quietly(registry.test_event, index, collection, body["event"])
-        elif isinstance(body, dict) and "document" in body:
-            document_id = body.get("documentId")
-            if document_id is not None and not isinstance(document_id, str):
-                raise RequestError(400, "invalid-document-id", "documentId is a text")
+        elif "document" in body:
             found = await self._quietly(
                 registry.test_document, index, collection, body["document"], document_id
             )
         else:
-            raise RequestError(
-                400, "invalid-test", 'send {"document": …, "documentId": …} or {"event": {…}}'
-            )
+            raise _invalid_test()
         return self._json({"ids": found})
 
     async def _quietly(self, function: Any, *arguments: Any) -> Any:
@@ -139,6 +144,12 @@ class FiltersApi:
         return Response(msgspec.json.encode(value), status, headers)
 
 
+def _invalid_test() -> RequestError:
+    return RequestError(
+        400, "invalid-test", 'send {"document": …, "documentId": …} or {"event": {…}}'
+    )
+
+
 def _envelope(body: Any) -> tuple[Any, str]:
     if not isinstance(body, dict):
         raise RequestError(400, "invalid-filter", "the body is a JSON object")
@@ -155,4 +166,22 @@ def _envelope(body: Any) -> tuple[Any, str]:
 
 
 def _place(request: Request) -> tuple[str, str]:
+    for part in ("index", "collection"):
+        name = request.path_params[part]
+        if len(name) > NAME_CHARS_MAX:
+            raise RequestError(
+                400,
+                "invalid-name",
+                f"the name of the {part} has {len(name)} characters: at most {NAME_CHARS_MAX}",
+            )
     return request.path_params["index"], request.path_params["collection"]
+
+
+def _filter_id(request: Request) -> str:
+    """The id in the path; what looks like none is the name of another route, or of nothing."""
+    id_ = str(request.path_params["id"])
+    if id_ == VALIDATE:
+        raise HTTPException(405, headers={"Allow": "POST"})
+    if not FILTER_ID.fullmatch(id_):
+        raise RequestError(404, "not-found", "no filter has this id")
+    return id_

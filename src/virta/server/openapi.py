@@ -55,11 +55,12 @@ def body(kinds: dict[str, Schema]) -> Schema:
 COMMON = {
     "400": refusal("The request cannot be understood; `code` says why."),
     "401": refusal("A token is needed, or the one sent is not known."),
+    "403": refusal("The page's origin is not allowed, or the channel is the server's own."),
     "500": refusal("The server failed; the request may be repeated."),
 }
-CHANNEL = parameter(
-    "name", "path", {"type": "string", "minLength": 1}, "The channel, at most 1024 bytes."
-)
+# One control character alone is a topic of the log's own.
+CHANNEL_NAME = {"type": "string", "pattern": r"^([^\x00-\x1f]|[^\x00]{2,})$"}
+CHANNEL = parameter("name", "path", CHANNEL_NAME, "The channel, at most 1024 bytes.")
 QUERY = parameter(
     "query",
     "query",
@@ -92,12 +93,13 @@ SCHEMAS: dict[str, Schema] = {
     },
     "Event": {
         "type": "object",
+        "description": "A CloudEvent; members beside `source` and `id` are kept, not judged.",
         "required": ["source", "id"],
         "properties": {
-            "specversion": {"type": "string"},
+            "specversion": {},
             "source": {"type": "string"},
             "id": {"type": ["string", "number"]},
-            "type": {"type": "string"},
+            "type": {},
             "data": {},
         },
     },
@@ -105,7 +107,7 @@ SCHEMAS: dict[str, Schema] = {
         "type": "object",
         "required": ["publish_to", "payload"],
         "properties": {
-            "publish_to": {"type": "string", "pattern": ":"},
+            "publish_to": {"type": "string", "pattern": ":[^:]|[^:]:"},
             "payload": {"type": "string"},
         },
     },
@@ -146,7 +148,7 @@ SCHEMAS: dict[str, Schema] = {
                 "type": "object",
                 "required": ["channel"],
                 "properties": {
-                    "channel": {"type": "string"},
+                    "channel": CHANNEL_NAME,
                     "from": {"type": ["string", "integer"]},
                 },
             },
@@ -157,9 +159,10 @@ SCHEMAS: dict[str, Schema] = {
     },
     "Test": {
         "type": "object",
+        "anyOf": [{"required": ["event"]}, {"required": ["document"]}],
         "properties": {
             "document": {},
-            "documentId": {"type": "string"},
+            "documentId": {"type": ["string", "null"]},
             "event": {"type": "object"},
         },
     },
@@ -181,7 +184,6 @@ def _publish(operation: str) -> Schema:
             "202": answer(
                 "The events are in the log, as durable as `Virta-Durability` says.", ref("Accepted")
             ),
-            "403": refusal("The channel belongs to the server."),
             "408": refusal("The body took too long."),
             "413": refusal("The body, the batch, or an event's identity is too large."),
             "429": refusal("Too many events are on their way; see `Retry-After`."),
@@ -237,6 +239,7 @@ def _channels() -> dict[str, Schema]:
                     "101": {"description": "The socket is open."},
                     "400": plain("What is wrong with the parameters."),
                     "401": refusal("A token is needed."),
+                    "403": plain("The page's origin is not allowed."),
                     "404": plain("No streams were named."),
                     "426": plain("The request did not ask for a WebSocket."),
                 },
@@ -273,7 +276,9 @@ def _filters() -> dict[str, Schema]:
                 "parameters": place,
                 "responses": {
                     "200": {"description": "There are filters."},
+                    "400": {"description": "A name is too long."},
                     "401": {"description": "A token is needed."},
+                    "403": {"description": "The page's origin is not allowed."},
                     "404": {"description": "There are none."},
                 },
             },
@@ -293,6 +298,11 @@ def _filters() -> dict[str, Schema]:
                 "responses": writing | {"200": answer("It is a filter.", ref("Valid"))},
             }
         },
+    }
+
+
+def _one_filter() -> dict[str, Schema]:
+    return {
         "/filters/{id}": {
             "get": {
                 "operationId": "showFilter",
@@ -306,7 +316,11 @@ def _filters() -> dict[str, Schema]:
             "delete": {
                 "operationId": "removeFilter",
                 "parameters": [FILTER_ID],
-                "responses": COMMON | {"204": {"description": "It is not there any more."}},
+                "responses": COMMON
+                | {
+                    "204": {"description": "It is not there any more."},
+                    "404": refusal("This is no id of a filter."),
+                },
             },
         },
         "/filters/{id}/events": {"get": _consume("filterEvents", [FILTER_ID, LAST_ID])},
@@ -341,7 +355,6 @@ def _subscriptions() -> dict[str, Schema]:
                 | {
                     "201": answer("It delivers.", ref("Subscription")),
                     "202": answer("The sink has yet to consent, by callback.", ref("Subscription")),
-                    "403": refusal("The channel belongs to the server."),
                     "413": refusal("The body is too large."),
                 },
             },
@@ -398,7 +411,7 @@ def openapi() -> Schema:
             "license": {"name": "MIT", "identifier": "MIT"},
         },
         "servers": [{"url": f"http://127.0.0.1:{BY_NAME['server_port'].default}"}],
-        "paths": _channels() | _filters() | _subscriptions() | _operating(),
+        "paths": _channels() | _filters() | _one_filter() | _subscriptions() | _operating(),
         "components": {
             "schemas": SCHEMAS,
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},

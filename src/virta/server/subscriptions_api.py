@@ -14,6 +14,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -74,7 +75,7 @@ class SubscriptionsApi:
     async def confirm(self, request: Request) -> Response:
         """The callback of a deferred handshake: the key in its address is all it needs to know."""
         if request.method == "HEAD":  # who only looks at a link consents to nothing
-            raise RequestError(405, "invalid-method", method="HEAD")
+            raise HTTPException(405, headers={"Allow": "GET, POST"})
         rate = read_rate(request.headers.get("webhook-allowed-rate"))
         key = request.query_params.get("key", "")
         try:
@@ -131,7 +132,12 @@ def _checked(body: Any) -> dict[str, Any]:
         raise _invalid("`types` is an array of texts")
     if not isinstance(body.get("source", ""), str):
         raise _invalid("`source` is a text")
-    settings = body.get("protocolsettings", {})
+    _check_headers(body.get("protocolsettings", {}))
+    return {name: value for name, value in body.items() if name != "id"}
+
+
+def _check_headers(settings: Any) -> None:
+    """What a subscriber may have sent with its events."""
     headers = settings.get("headers", {}) if isinstance(settings, dict) else None
     if not isinstance(headers, dict) or not _texts([*headers, *headers.values()]):
         raise _invalid("`protocolsettings.headers` is an object of texts")
@@ -140,7 +146,6 @@ def _checked(body: Any) -> dict[str, Any]:
     for name in headers:
         if not HEADER_NAME.fullmatch(name) or name.lower() in RESERVED_HEADERS:
             raise _invalid(f"{name!r} is no header that a subscription may set")
-    return {name: value for name, value in body.items() if name != "id"}
 
 
 def _texts(value: Any) -> bool:
