@@ -145,7 +145,9 @@ def test_a_batch_torn_in_the_headroom(tmp_path, keep, control):
         log.append("t", "", b"torn" * 1500)
         batch = file.read_bytes()[end : active(log)[1]]
     if control == "lost":
-        keep += -(end + keep) % 512  # nothing but the page knows more of it than the disk: whole sectors
+        keep += (
+            -(end + keep) % 512
+        )  # nothing but the page knows more of it than the disk: whole sectors
     data = bytearray(image[file.name].ljust(end + 9000, b"\0"))
     data[end : end + keep] = batch[:keep]
     file.write_bytes(data)
