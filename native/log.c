@@ -37,6 +37,10 @@
 #define LEADER_PATIENCE_NS 1000000000 /* then a follower stops waiting for its leader and syncs itself */
 #define GROUP_MAX 1024           /* more arrivals than that are the traces of killed processes */
 #define WAKE_SLICE_NS 100000000  /* a lost wake-up costs at most this */
+/* Headroom: zeros behind the end, so that an fdatasync need not commit a new file size (docs/format.md, 5.5). */
+#define HEADROOM_MIN 4096
+#define HEADROOM_MAX 524288
+#define HEADROOM_BATCH_MAX 65536 /* larger batches would pay more for the zeros than they save */
 
 enum { APPENDED = 0, ATTENTION = 1, ROLL = 2, TIMEOUT = 3 };
 
@@ -54,11 +58,14 @@ typedef struct {
     _Atomic uint32_t durable_word, durable_waiters, group_size;
     uint32_t holder_pid;
     _Atomic uint32_t durable_seq, arrivals, served;
-    uint32_t reserved[3];
+    _Atomic uint32_t writing; /* the file may hold bytes behind the end: whoever finds it set looks closer */
+    uint64_t extent;          /* size of the active segment's file; its end when that is further */
     _Atomic uint32_t notify_word, notify_waiters;
 } Control;
 _Static_assert(offsetof(Control, seq) == 44, "control page layout");
 _Static_assert(offsetof(Control, durable_word) == 88, "control page layout");
+_Static_assert(offsetof(Control, writing) == 116, "control page layout");
+_Static_assert(offsetof(Control, extent) == 120, "control page layout");
 _Static_assert(offsetof(Control, notify_word) == 128, "control page layout");
 
 static const uint8_t CONTROL_MAGIC[8] = {'V', 'I', 'R', 'T', 'A', 'C', 'T', '1'};
@@ -67,7 +74,9 @@ typedef struct {
     PyObject_HEAD
     int lock_fd, sync_fd, segment_fd;
     uint64_t boot_id, segment_base;
-    uint32_t salt;
+    uint32_t salt, pid;
+    uint64_t headroom; /* zeros to write ahead next time: doubles with use */
+    int extended;      /* there is headroom in the active segment that we made */
     int writable, closed;
     int users; /* calls that are inside with the GIL released, and who holds the lock; the last one out takes the page down */
     int failed; /* errno of a failed fdatasync: the kernel tells it once per descriptor, so we must remember */
@@ -148,7 +157,7 @@ static int write_lock(Kernel *k, double timeout)
         pthread_mutex_unlock(&k->write_mutex);
         errno = saved;
     } else {
-        k->control->holder_pid = (uint32_t)getpid();
+        k->control->holder_pid = k->pid;
     }
     return rc;
 }
@@ -172,6 +181,7 @@ static int control_copy(Kernel *k, Control *out)
         uint32_t before = atomic_load_explicit(&c->seq, memory_order_acquire);
         if (before & 1) { sched_yield(); continue; }
         memcpy(out, c, offsetof(Control, durable_offset));
+        out->extent = c->extent;
         atomic_thread_fence(memory_order_acquire);
         if (atomic_load_explicit(&c->seq, memory_order_relaxed) == before)
             return memcmp(out->magic, CONTROL_MAGIC, 8) != 0 ? FOREIGN : out->boot_id == k->boot_id ? CURRENT : OTHER_BOOT;
@@ -195,7 +205,8 @@ static int durable_copy(Kernel *k, Control *out)
     return 0;
 }
 
-static void control_publish(Kernel *k, uint64_t base, uint64_t end, uint64_t next, uint32_t crc, uint64_t time, uint64_t last_pos)
+static void control_publish(Kernel *k, uint64_t base, uint64_t end, uint64_t next, uint32_t crc, uint64_t time, uint64_t last_pos,
+                            uint64_t extent)
 {
     Control *c = k->control;
     uint32_t seq = atomic_load_explicit(&c->seq, memory_order_relaxed) | 1;
@@ -209,7 +220,9 @@ static void control_publish(Kernel *k, uint64_t base, uint64_t end, uint64_t nex
     c->last_crc = crc;
     c->last_time = time;
     c->last_batch_pos = last_pos;
+    c->extent = extent;
     atomic_store_explicit(&c->seq, seq + 1, memory_order_release);
+    atomic_store_explicit(&c->writing, 0, memory_order_release);
     word_bump(&c->notify_word, &c->notify_waiters);
 }
 
@@ -249,8 +262,10 @@ static int kernel_init(Kernel *k, PyObject *args, PyObject *kwargs)
     k->segment_fd = -1;
     k->segment_base = UINT64_MAX;
     k->boot_id = boot_id;
+    k->pid = (uint32_t)getpid(); /* a forked child abandons this kernel and makes its own */
+    k->headroom = HEADROOM_MIN;
     k->writable = writable;
-    k->closed = k->users = k->failed = 0;
+    k->closed = k->users = k->failed = k->extended = 0;
     pthread_mutex_init(&k->write_mutex, NULL);
     pthread_mutex_init(&k->sync_mutex, NULL);
     return 0;
@@ -320,6 +335,7 @@ static PyObject *kernel_attach(Kernel *k, PyObject *args)
     k->segment_fd = fd;
     k->segment_base = base;
     k->salt = salt;
+    k->extended = 0;
     pthread_mutex_unlock(&k->sync_mutex);
     if (old >= 0) close(old);
     Py_END_ALLOW_THREADS
@@ -357,10 +373,10 @@ static PyObject *kernel_snapshot(Kernel *k, PyObject *unused)
     memset(&c, 0, sizeof c);
     int valid = control_copy(k, &c);
     durable_copy(k, &c);
-    unsigned int holder = k->control->holder_pid;
+    unsigned int holder = k->control->holder_pid, writing = atomic_load(&k->control->writing);
     kernel_leave(k);
-    return Py_BuildValue("(iKKKIKKKKKI)", valid, c.active_base, c.end_pos, c.next_offset, c.last_crc,
-                         c.last_time, c.last_batch_pos, c.durable_base, c.durable_pos, c.durable_offset, holder);
+    return Py_BuildValue("(iKKKIKKKKKIKI)", valid, c.active_base, c.end_pos, c.next_offset, c.last_crc, c.last_time,
+                         c.last_batch_pos, c.durable_base, c.durable_pos, c.durable_offset, holder, c.extent, writing);
 }
 
 static PyObject *kernel_publish(Kernel *k, PyObject *args)
@@ -368,7 +384,7 @@ static PyObject *kernel_publish(Kernel *k, PyObject *args)
     unsigned long long base, end, next, time, last_pos;
     unsigned int crc;
     if (!PyArg_ParseTuple(args, "KKKIKK", &base, &end, &next, &crc, &time, &last_pos) || kernel_enter(k, 1) < 0) return NULL;
-    control_publish(k, base, end, next, crc, time, last_pos);
+    control_publish(k, base, end, next, crc, time, last_pos, end);
     kernel_leave(k);
     Py_RETURN_NONE;
 }
@@ -388,17 +404,55 @@ typedef struct {
     uint32_t count, sequence, payload_crc;
     uint64_t producer, limit;
     uint16_t flags;
+    int ahead; /* somebody will wait for an fdatasync of this: headroom pays */
     uint64_t base, time, segment, end;
 } Append;
 
+static uint64_t file_size(const Control *c) { return c->extent > c->end_pos ? c->extent : c->end_pos; }
+
+/* All of it, or -1 with errno set. */
+static int write_whole(int fd, const uint8_t *data, size_t size, uint64_t at)
+{
+    for (size_t done = 0; done < size;) {
+        ssize_t n = pwrite(fd, data + done, size - done, (off_t)(at + done));
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) {
+            if (n == 0) errno = ENOSPC;
+            return -1;
+        }
+        done += (size_t)n;
+    }
+    return 0;
+}
+
+/* Zeros from the file's end to some way behind the batch that is about to be written; the file's size after it.
+ * A disk or a limit that refuses them is no error: then the file grows with every append, as without headroom. */
+static uint64_t extend(Kernel *k, const Append *a, uint64_t end, uint64_t size)
+{
+    static uint8_t zeros[HEADROOM_BATCH_MAX + HEADROOM_MAX + 4096];
+    uint64_t to = (end + a->size + k->headroom + 4095) & ~(uint64_t)4095;
+    if (to > a->limit) to = a->limit;
+    if (to <= size || to <= end + a->size) return size;
+    if (write_whole(k->segment_fd, zeros, (size_t)(to - size), size) < 0) {
+        if (ftruncate(k->segment_fd, (off_t)size) < 0) { /* the next append finds another size than it should */ }
+        k->headroom = HEADROOM_MIN;
+        return size;
+    }
+    if (k->headroom < HEADROOM_MAX) k->headroom *= 2;
+    k->extended = 1;
+    return to;
+}
+
 /* Under the lock: O(1) trust in the control page, one pwrite, publish. Sets errno and returns -1 when the write fails,
- * after cutting the file back to where it was. */
+ * after cutting the file back to its end. */
 static int append_locked(Kernel *k, Append *a)
 {
     Control c;
     struct stat st;
     if (control_copy(k, &c) != CURRENT || c.active_base != k->segment_base || k->segment_fd < 0) return ATTENTION;
-    if (fstat(k->segment_fd, &st) < 0 || st.st_nlink == 0 || (uint64_t)st.st_size != c.end_pos) return ATTENTION;
+    uint64_t size = file_size(&c);
+    if (atomic_load_explicit(&k->control->writing, memory_order_relaxed)) return ATTENTION;
+    if (fstat(k->segment_fd, &st) < 0 || st.st_nlink == 0 || (uint64_t)st.st_size != size) return ATTENTION;
     if (c.end_pos + a->size > a->limit && c.end_pos > SEGMENT_HEADER_BYTES) return ROLL;
     uint64_t time = now_us();
     uint8_t *h = a->data;
@@ -417,66 +471,26 @@ static int append_locked(Kernel *k, Append *a)
     uint32_t header_crc = crc32c(k->salt, h + 1, 51);
     put32(h + 52, header_crc);
     h[0] = crc8(0, h + 1, 55);
-    for (size_t done = 0; done < a->size;) {
-        ssize_t n = pwrite(k->segment_fd, h + done, a->size - done, (off_t)(c.end_pos + done));
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) {
-            int saved = n == 0 ? ENOSPC : errno;
-            if (ftruncate(k->segment_fd, (off_t)c.end_pos) < 0) { /* the next lock holder finds the mismatch and cuts */ }
-            errno = saved;
-            return -1;
-        }
-        done += (size_t)n;
-    }
     a->end = c.end_pos + a->size;
     a->segment = k->segment_base;
-    /* A seal is not published: until the next segment is, every writer must see that there is nothing to append to. */
-    if (!(a->flags & FLAG_SEAL)) control_publish(k, k->segment_base, a->end, a->base + a->count, header_crc, a->time, c.end_pos);
-    return APPENDED;
-}
-
-/* append(buf, count, producer, sequence, flags, limit, timeout, held) -> (status, base, time, segment, end_pos)
- * `buf` is what encode() made: its first 56 bytes are filled in here. With `held` the caller has the lock. */
-static PyObject *kernel_append(Kernel *k, PyObject *args)
-{
-    Py_buffer buf;
-    Append a;
-    unsigned int count, sequence;
-    unsigned long long producer, limit;
-    unsigned short flags;
-    double timeout;
-    int held, rc;
-    if (!PyArg_ParseTuple(args, "w*IKIHKdp", &buf, &count, &producer, &sequence, &flags, &limit, &timeout, &held)) return NULL;
-    if (buf.len < HEADER_BYTES || buf.len - HEADER_BYTES > (Py_ssize_t)UINT32_MAX)
-        PyErr_SetString(PyExc_ValueError, "not a batch");
-    if (PyErr_Occurred() || kernel_enter(k, 1) < 0) {
-        PyBuffer_Release(&buf);
-        return NULL;
-    }
-    memset(&a, 0, sizeof a);
-    a.data = buf.buf;
-    a.size = (size_t)buf.len;
-    a.count = count;
-    a.producer = producer;
-    a.sequence = sequence;
-    a.flags = flags;
-    a.limit = limit;
-    Py_BEGIN_ALLOW_THREADS
-    a.payload_crc = crc32c(0, a.data + HEADER_BYTES, a.size - HEADER_BYTES);
-    rc = held ? 0 : write_lock(k, timeout);
-    if (rc == 0) {
-        rc = append_locked(k, &a);
+    atomic_store_explicit(&k->control->writing, 1, memory_order_seq_cst);
+    if (a->ahead && a->end > size && a->size <= HEADROOM_BATCH_MAX) size = extend(k, a, c.end_pos, size);
+    if (write_whole(k->segment_fd, h, a->size, c.end_pos) < 0) {
         int saved = errno;
-        if (!held) write_unlock(k);
+        /* If it cannot be cut, `writing` stays: the next lock holder looks closer. */
+        if (ftruncate(k->segment_fd, (off_t)c.end_pos) == 0)
+            control_publish(k, c.active_base, c.end_pos, c.next_offset, c.last_crc, c.last_time, c.last_batch_pos, c.end_pos);
         errno = saved;
-    } else if (rc == 1) {
-        rc = TIMEOUT;
+        return -1;
     }
-    Py_END_ALLOW_THREADS
-    PyBuffer_Release(&buf);
-    kernel_leave(k);
-    if (rc < 0) return PyErr_SetFromErrno(PyExc_OSError);
-    return Py_BuildValue("(iKKKK)", rc, a.base, a.time, a.segment, a.end);
+    if (a->flags & FLAG_SEAL) {
+        /* Not published, and `writing` stays: until the next segment is there, no writer may find something to append to.
+         * Zeros that cannot be cut off behind a seal do no harm. */
+        if (size > a->end && ftruncate(k->segment_fd, (off_t)a->end) < 0) { /* as said */ }
+        return APPENDED;
+    }
+    control_publish(k, k->segment_base, a->end, a->base + a->count, header_crc, a->time, c.end_pos, size > a->end ? size : a->end);
+    return APPENDED;
 }
 
 /* fdatasync the active segment and publish that. 0 done, ATTENTION: another segment is active, -1 fdatasync failed.
@@ -524,37 +538,123 @@ static int sync_lead(Kernel *k, int group, int *rc)
     return led;
 }
 
-/* sync(base, pos, group) -> bool: make everything up to `pos` of segment `base` durable. False: attach the active segment
- * first. With `group` somebody else's fdatasync will do; without, it is our own. */
-static PyObject *kernel_sync(Kernel *k, PyObject *args)
+/* Make everything up to `pos` of segment `base` durable: 0 done, ATTENTION: attach the active segment first, -1 fdatasync
+ * failed. With `group` somebody else's fdatasync will do; without, it is our own. */
+static int sync_until(Kernel *k, uint64_t base, uint64_t pos, int group)
 {
-    unsigned long long base, pos;
-    int group, rc = 0;
-    if (!PyArg_ParseTuple(args, "KKp", &base, &pos, &group) || kernel_enter(k, 1) < 0) return NULL;
     Control *c = k->control, copy;
-    Py_BEGIN_ALLOW_THREADS
+    int rc = 0;
     uint64_t patience = monotonic_ns() + LEADER_PATIENCE_NS;
     if (group) atomic_fetch_add(&c->arrivals, 1);
     for (;;) {
         uint32_t seen = atomic_load(&c->durable_word);
         durable_copy(k, &copy);
-        if (group && position_reached(&copy, base, pos)) break;
-        if (sync_lead(k, group, &rc)) break;
+        if (group && position_reached(&copy, base, pos)) return 0;
+        if (sync_lead(k, group, &rc)) return rc;
         if (!group || monotonic_ns() > patience) {
             pthread_mutex_lock(&k->sync_mutex); /* keeps attach from closing the descriptor meanwhile */
             rc = sync_segment(k, 0);
             int saved = errno;
             pthread_mutex_unlock(&k->sync_mutex);
             errno = saved;
-            break;
+            return rc;
         }
         atomic_store(&c->durable_waiters, 1);
         word_wait(&c->durable_word, seen, FOLLOW_WAIT_NS);
     }
+}
+
+/* sync(base, pos, group) -> bool, as above; False: attach the active segment first. */
+static PyObject *kernel_sync(Kernel *k, PyObject *args)
+{
+    unsigned long long base, pos;
+    int group, rc;
+    if (!PyArg_ParseTuple(args, "KKp", &base, &pos, &group) || kernel_enter(k, 1) < 0) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    rc = sync_until(k, base, pos, group);
     Py_END_ALLOW_THREADS
     kernel_leave(k);
     if (rc < 0) return PyErr_SetFromErrno(PyExc_OSError);
     return PyBool_FromLong(rc == 0);
+}
+
+enum { SETTLE_NOT = 0, SETTLE_GROUP = 1, SETTLE_FSYNC = 2 };
+
+/* append(buf, count, producer, sequence, flags, limit, timeout, held, settle)
+ *   -> (status, base, time, segment, end_pos, unsettled)
+ * `buf` is what encode() made: its first 56 bytes are filled in here. With `held` the caller has the lock.
+ * `settle` asks to make it durable before returning; `unsettled` is 0 when there is nothing left to do, 1 when sync()
+ * has to be called, and -errno when fdatasync failed. */
+static PyObject *kernel_append(Kernel *k, PyObject *args)
+{
+    Py_buffer buf;
+    Append a;
+    unsigned int count, sequence;
+    unsigned long long producer, limit;
+    unsigned short flags;
+    double timeout;
+    int held, settle, rc, unsettled = 0;
+    if (!PyArg_ParseTuple(args, "w*IKIHKdpi", &buf, &count, &producer, &sequence, &flags, &limit, &timeout, &held, &settle))
+        return NULL;
+    if (buf.len < HEADER_BYTES || buf.len - HEADER_BYTES > (Py_ssize_t)UINT32_MAX)
+        PyErr_SetString(PyExc_ValueError, "not a batch");
+    if (PyErr_Occurred() || kernel_enter(k, 1) < 0) {
+        PyBuffer_Release(&buf);
+        return NULL;
+    }
+    memset(&a, 0, sizeof a);
+    a.data = buf.buf;
+    a.size = (size_t)buf.len;
+    a.count = count;
+    a.producer = producer;
+    a.sequence = sequence;
+    a.flags = flags;
+    a.limit = limit;
+    a.ahead = settle != SETTLE_NOT;
+    Py_BEGIN_ALLOW_THREADS
+    a.payload_crc = crc32c(0, a.data + HEADER_BYTES, a.size - HEADER_BYTES);
+    rc = held ? 0 : write_lock(k, timeout);
+    if (rc == 0) {
+        rc = append_locked(k, &a);
+        int saved = errno;
+        if (!held) write_unlock(k);
+        errno = saved;
+    } else if (rc == 1) {
+        rc = TIMEOUT;
+    }
+    if (rc == APPENDED && settle != SETTLE_NOT) {
+        unsettled = held ? 1 : sync_until(k, a.segment, a.end, settle == SETTLE_GROUP);
+        if (unsettled < 0) unsettled = -errno;
+    }
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&buf);
+    kernel_leave(k);
+    if (rc < 0) return PyErr_SetFromErrno(PyExc_OSError);
+    return Py_BuildValue("(iKKKKi)", rc, a.base, a.time, a.segment, a.end, unsettled);
+}
+
+/* trim(): at closing time, give back the headroom that this kernel made; not if anybody is busy. */
+static PyObject *kernel_trim(Kernel *k, PyObject *unused)
+{
+    (void)unused;
+    if (kernel_enter(k, 1) < 0) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    Control c;
+    struct stat st;
+    if (k->extended && !k->failed && write_lock(k, 0) == 0) {
+        if (control_copy(k, &c) == CURRENT && c.active_base == k->segment_base && !atomic_load(&k->control->writing)
+            && c.extent > c.end_pos && fstat(k->segment_fd, &st) == 0 && (uint64_t)st.st_size == c.extent) {
+            atomic_store(&k->control->writing, 1);
+            if (ftruncate(k->segment_fd, (off_t)c.end_pos) == 0)
+                control_publish(k, c.active_base, c.end_pos, c.next_offset, c.last_crc, c.last_time, c.last_batch_pos, c.end_pos);
+            else
+                atomic_store(&k->control->writing, 0); /* it is as it was */
+        }
+        write_unlock(k);
+    }
+    Py_END_ALLOW_THREADS
+    kernel_leave(k);
+    Py_RETURN_NONE;
 }
 
 static PyObject *kernel_notified(Kernel *k, PyObject *unused)
@@ -599,6 +699,7 @@ static PyMethodDef kernel_methods[] = {
     {"publish_durable", (PyCFunction)kernel_publish_durable, METH_VARARGS, NULL},
     {"snapshot", (PyCFunction)kernel_snapshot, METH_NOARGS, NULL},
     {"sync", (PyCFunction)kernel_sync, METH_VARARGS, NULL},
+    {"trim", (PyCFunction)kernel_trim, METH_NOARGS, NULL},
     {"unlock", (PyCFunction)kernel_unlock, METH_NOARGS, NULL},
     {"wait", (PyCFunction)kernel_wait, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -139,6 +139,44 @@ def death_in_rollover(faults, folder: Path) -> None:
     assert runs > 40
 
 
+def death_in_headroom(faults, folder: Path) -> None:
+    """Single durable appends: zeros ahead in growing steps, a rollover out of them, and what closing cuts off."""
+    path, notes = folder / "log", Notes(folder)
+    with virta.open(path, segment_bytes=8192) as log:
+        first = log.append("t", "", b"first") + 1
+        start = image_of(path)  # with its headroom, as if its writer had been killed
+
+    def work() -> None:
+        notes.clear()
+        with virta.open(path) as log:
+            for number in range(9):
+                level = ("group", "fsync", "group", "none")[number % 4]
+                value = b"%d" % number * (30, 2500)[number % 2]
+                notes.say("acked", int(log.append("new", "", value, durability=level)))
+
+    def check() -> None:
+        acked = notes.about("acked")
+        assert acked == list(range(first, first + len(acked)))
+        before = contents(path)
+        (path / "control").unlink() if len(acked) % 2 else None
+        assert contents(path).items() >= before.items()
+        with virta.open(path) as log:
+            assert log.verify().problems == []
+            end = log.append("end", "", b"end")
+            assert log.epoch == 0, "nothing published was lost"
+        after = contents(path)
+        assert end in (first + len(acked), first + len(acked) + 1)
+        assert list(after) == list(range(end + 1))
+        assert all(after[offset] == record for offset, record in before.items())
+        for offset in range(first, end):
+            number = offset - first
+            assert after[offset][1] == b"%d" % number * (30, 2500)[number % 2]
+
+    runs = at_every_call(faults, start, path, work, check, EACH_KIND_OF_DEATH)
+    print(f"{runs} deaths in headroom")
+    assert runs > 40
+
+
 def death_in_care(faults, folder: Path) -> None:
     path = folder / "log"
     start = prepare(path, 14)
@@ -307,6 +345,28 @@ def full_disk(faults, folder: Path) -> None:
             assert list(contents(path)) == list(range(6))
             assert log.verify().problems == []
     print("full disk done")
+
+
+def refused_headroom(faults, folder: Path) -> None:
+    """Zeros that the disk refuses or takes half of, and cannot be cut off again: the append itself is not affected."""
+    path = folder / "log"
+    for action in (Action.FAIL_ONCE, Action.SHORT_ONCE, Action.FULL_DISK):
+        for kinds in (Kind.WRITE, Kind.WRITE | Kind.TRUNCATE):
+            restore({}, path)
+            with virta.open(path) as log:
+                log.append("t", "", bytes(3900), durability="none")
+                faults.arm(path, kinds, 1, action, errno.ENOSPC)
+                if action == Action.FULL_DISK:
+                    assert expect(LogWriteError, lambda: log.append("t")).code == "log_disk_full"
+                    assert log.next_offset == 1
+                    faults.disarm()
+                assert log.append("t", "", b"one") == 1
+                faults.disarm()
+                assert log.append("t", "", b"two") == 2
+                assert log.verify().problems == []
+                assert log.recovered == []
+            assert list(contents(path)) == [0, 1, 2]
+    print("refused headroom done")
 
 
 def file_size_limit(faults, folder: Path) -> None:

@@ -32,6 +32,7 @@ class Sample(NamedTuple):
     """A small log as a value: a small sealed segment, one with a large record, and the active one."""
 
     files: Image
+    end: int  # of the active segment's data; headroom follows where there is any
     records: dict[int, tuple[bytes, bytes, bytes]]
     controls: list[bytes]  # the control page before each of the last batches
     sealed: str
@@ -43,10 +44,12 @@ class Sample(NamedTuple):
         return len(self.records)
 
 
-def make_sample(folder: Path) -> Sample:
+def make_sample(folder: Path, *, headroom: bool = False) -> Sample:
+    """With headroom: as it stands while its writer lives."""
     path = folder / "sample"
     controls = []
-    with virta.open(path, durability="none", segment_bytes=4096) as log:
+    level = "group" if headroom else "none"
+    with virta.open(path, durability=level, segment_bytes=4096) as log:
         log.append_many([("a", b"k1", b"one"), ("bb", b"", b"two" * 5), ("a", b"k1", b"")])
         log.append("ccc", b"k2", b"three")
         log.append_many([("d", b"x", b"y")] * 2)
@@ -57,8 +60,10 @@ def make_sample(folder: Path) -> Sample:
             log.append_many([("e", str(number), bytes([number]) * 11) for _ in range(number + 1)])
         log.flush()
         records = {r.offset: (bytes(r.topic), bytes(r.key), r.value) for r in log.read()}
-    names = [segment_name(base) for base in segment_bases(path)]
-    return Sample(image_of(path), records, controls, *names)
+        names = [segment_name(base) for base in segment_bases(path)]
+        files, end = image_of(path), log.segments()[-1].bytes
+    assert (len(files[names[-1]]) > end) == headroom
+    return Sample(files, end, records, controls, *names)
 
 
 class Seen(NamedTuple):
@@ -178,14 +183,34 @@ def test_a_flip_of_any_bit_is_found(memory, which, control):
     assert read_all(path) == Seen(sample.records, None)
 
 
+@pytest.mark.parametrize("control", [True, False], ids=["control", "no-control"])
+def test_a_flip_before_headroom_is_found(memory, control):
+    """The same where zeros follow: a flip in any byte of the data is found; one in the zeros is, and costs nothing."""
+    sample = make_sample(memory, headroom=True)
+    name = sample.active
+    path = restore(sample.files, memory / "log")
+    if not control:
+        (path / CONTROL).unlink()
+    for at in range(sample.end):
+        (path / name).write_bytes(flip(sample, name, at, at % 8, control=True)[name])
+        assert_found(path, sample, name, at)
+    for at in range(sample.end, len(sample.files[name]), 97):
+        (path / name).write_bytes(flip(sample, name, at, at % 8, control=True)[name])
+        with virta.open(path, read_only=True, visibility="committed") as log:
+            assert log.verify().problems[0].byte_from == sample.end
+        assert read_all(path).records == sample.records
+    (path / name).write_bytes(sample.files[name])
+    assert read_all(path) == Seen(sample.records, None)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["sealed", "active"])
 def test_a_flip_in_any_byte_can_be_repaired(memory, either_kernel, which):
     """After repair() of a flip at any byte: clean verify, bytes in quarantine, explicit gap, appends go on."""
-    sample = make_sample(memory)
+    sample = make_sample(memory, headroom=which == "active" and either_kernel == "native")
     name = getattr(sample, which)
     step = 1 if either_kernel == "native" else 5  # the same rules, an order slower
-    for at in range(0, len(sample.files[name]), step):
+    for at in range(0, sample.end if which == "active" else len(sample.files[name]), step):
         files = flip(sample, name, at, at % 8, control=True)
         path = restore(files, memory / "log")
         assert_repairs(path, sample, files[name][at : at + 1])
@@ -271,6 +296,35 @@ def test_every_prefix_of_the_active_segment(memory, either_kernel, control):
         if missing:
             assert isinstance(strict.error, LogGapError)
             assert strict.error.next >= promised
+
+
+@pytest.mark.parametrize("control", ["kept", "lost"])
+def test_every_prefix_before_headroom(memory, either_kernel, control):
+    """Zeros from any byte on, as a torn write leaves them: like a cut there, and zeros alone are no news."""
+    sample = make_sample(memory, headroom=True)
+    name, whole = sample.active, len(sample.files[sample.active])
+    step = 3 if either_kernel == "native" else 23
+    for size in [*range(SEGMENT_HEADER_BYTES, sample.end, step), sample.end]:
+        files = cut(sample, name, size, control)
+        files[name] = files[name].ljust(whole, b"\0")
+        path = restore(files, memory / "log")
+        seen = read_all(path)
+        assert_prefix(seen, sample)
+        missing = control == "kept" and len(seen.records) < sample.next
+        if missing:
+            assert isinstance(seen.error, LogCorruptionError), f"zeros from {size}: silent loss"
+        with virta.open(path, durability="group") as log:
+            offset = log.append("new", b"", b"new")
+            assert offset >= (sample.next if control == "kept" else len(seen.records))
+            assert log.verify().problems == [], f"zeros from {size}"
+            if size == sample.end:
+                assert (seen.error, log.recovered, offset) == (None, [], sample.next)
+                assert not (path / "quarantine").exists()
+        after = read_all(path, on_gap="skip")
+        assert after.error is None
+        assert after.records.pop(int(offset)) == (b"new", b"", b"new")
+        assert_true(after, sample)
+        assert set(seen.records) <= set(after.records)
 
 
 @pytest.mark.slow
@@ -373,10 +427,13 @@ def destroy(rng, sample: Sample, older: Sample) -> tuple[Image, str]:
 def test_random_destruction(memory, either_kernel):
     """Whatever is done to the files: never a wrong record, every loss is reported, repair makes the log whole."""
     rng = seed_of("destruction")
-    sample = make_sample(memory)
-    shutil.rmtree(memory / "sample")
-    older = make_sample(memory)
+    samples = []
+    for headroom in (False, True, False):
+        samples.append(make_sample(memory, headroom=headroom))
+        shutil.rmtree(memory / "sample")
+    older = samples.pop()
     for number in range(rounds_of(600 if either_kernel == "native" else 100)):
+        sample = samples[number % 2]
         files, what = destroy(rng, sample, older)
         print(number, what)
         path = restore(files, memory / "log")
@@ -410,7 +467,13 @@ def test_a_tail_of_garbage_or_of_an_older_file_loses_nothing(memory):
     data = sample.files[name]
     first = data.find(b"\x36\x01\x04\x00\x01") - 1
     tails = [rng.randbytes(n) for n in (1, 55, 56, 57, 5000)]
-    tails += [bytes(100), data, data[first:], data[first : first + 60], sample.files[sample.sealed]]
+    tails += [
+        bytes(100) + b"!",
+        data,
+        data[first:],
+        data[first : first + 60],
+        sample.files[sample.sealed],
+    ]
     for tail in tails:
         for control in (True, False):
             files = {**sample.files, name: data + tail}
@@ -461,14 +524,15 @@ def make_run(rng, folder: Path) -> Run:
             if level != "none":
                 durable = done + done.count
                 active = segment_name(segment_bases(path)[-1])
-                safe[active] = (path / active).stat().st_size
+                safe[active] = log.segments()[-1].bytes
         for base in segment_bases(path)[:-1]:  # sealed is durable
             safe[segment_name(base)] = (path / segment_name(base)).stat().st_size
         active = segment_bases(path)[-1]
         durable = max(durable, active)
         safe.setdefault(segment_name(active), SEGMENT_HEADER_BYTES)
         records = {r.offset: (bytes(r.topic), bytes(r.key), r.value) for r in log.read()}
-    return Run(image_of(path), records, durable, safe, [bytes(4096), *controls])
+        files = image_of(path)  # with the headroom that durable appends made
+    return Run(files, records, durable, safe, [bytes(4096), *controls])
 
 
 def cut_power(rng, run: Run) -> Image:

@@ -316,7 +316,14 @@ def shim(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("plain", ["", "1"], ids=["native", "plain"])
 @pytest.mark.parametrize(
-    "name", ["death_in_rollover", "death_in_care", "death_in_commit", "death_in_recovery"]
+    "name",
+    [
+        "death_in_rollover",
+        "death_in_headroom",
+        "death_in_care",
+        "death_in_commit",
+        "death_in_recovery",
+    ],
 )
 def test_death_at_every_call(shim, memory, name, plain):
     """Die before, in the middle of and after every call that changes a file; the log that is left is whole."""

@@ -29,7 +29,14 @@ def shim(tmp_path_factory):
 
 @pytest.mark.parametrize("plain", ["", "1"], ids=["native", "plain"])
 @pytest.mark.parametrize(
-    "name", ["full_disk", "failing_sync", "failing_sync_of_threads", "failing_rollover"]
+    "name",
+    [
+        "full_disk",
+        "refused_headroom",
+        "failing_sync",
+        "failing_sync_of_threads",
+        "failing_rollover",
+    ],
 )
 def test_injected_failures(shim, tmp_path, name, plain):
     """Full disk, fdatasync that fails once or for good, rollovers that cannot open, write or rename."""

@@ -28,7 +28,6 @@ from virta.log.directory import (
     boot_id,
     open_locks,
     segment_bases,
-    segment_name,
 )
 from virta.log.kernel import Snapshot
 from virta.log.limits import (
@@ -294,10 +293,9 @@ class Log:
 
     @property
     def bytes(self) -> int:
-        """Size of all segments."""
+        """Size of all segments, without what is only kept free for the next records."""
         self._open_or_raise()
-        names = map(segment_name, segment_bases(self.path))
-        return sum((self.path / name).stat().st_size for name in names)
+        return seek.total_bytes(self)
 
     def segments(self) -> list[SegmentInfo]:
         self._open_or_raise()

@@ -60,7 +60,14 @@ class Snapshot(NamedTuple):
     durable_pos: int
     durable_offset: int
     holder: int
+    extent: int
+    writing: int
 
     @property
     def current(self) -> bool:
         return self.state == CURRENT
+
+    @property
+    def file_size(self) -> int:
+        """What the active segment's file measures: its end, or more when there is headroom."""
+        return max(self.end, self.extent)

@@ -14,24 +14,34 @@ import os
 import struct
 import threading
 import time
+from contextlib import suppress
 from typing import Final
 
 from virta.log import codec
-from virta.log.limits import BATCH_HEADER_BYTES, SEGMENT_HEADER_BYTES
+from virta.log.limits import (
+    BATCH_HEADER_BYTES,
+    HEADROOM_BATCH_MAX,
+    HEADROOM_MAX,
+    HEADROOM_MIN,
+    SEGMENT_HEADER_BYTES,
+)
 
 CONTROL_BYTES: Final = 4096
 CONTROL_MAGIC: Final = b"VIRTACT1"
 APPENDED, ATTENTION, ROLL, TIMEOUT = range(4)
 FOREIGN, OTHER_BOOT, CURRENT = range(3)
+SETTLE_NOT, SETTLE_GROUP, SETTLE_FSYNC = range(3)
 
 _PAGE: Final = struct.Struct("<8sQQQQIIQQ")  # magic .. last_batch_pos, seqlock inside at 44
 _DURABLE: Final = struct.Struct("<QQQ")  # offset, pos, base at 64
 _SEQ, _DURABLE_AT, _DURABLE_WORD, _HOLDER, _DURABLE_SEQ, _NOTIFY = 44, 64, 88, 100, 104, 128
+_WRITING, _EXTENT = 116, 120
 _SEQLOCK_TRIES: Final = 200
 _POLL_S: Final = 0.001
 _LEADER_PATIENCE_S: Final = 1.0
 
-Snapshot = tuple[int, int, int, int, int, int, int, int, int, int, int]
+Snapshot = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
+Committed = tuple[bytes, int, int, int, int, int, int, int, int, int]  # _PAGE, then the extent
 
 
 class Kernel:
@@ -58,6 +68,8 @@ class Kernel:
         self._salt = 0
         self._closed = False
         self._failed = 0
+        self._headroom = HEADROOM_MIN
+        self._extended = False
 
     def close(self) -> None:
         if self._closed:
@@ -79,6 +91,7 @@ class Kernel:
         with self._sync_mutex:
             old = self._segment_fd
             self._segment_fd, self._segment_base, self._salt = segment_fd, base, salt
+            self._extended = False
         if old >= 0:
             os.close(old)
 
@@ -116,7 +129,7 @@ class Kernel:
     def snapshot(self) -> Snapshot:
         self._check()
         valid, fields = self._committed()
-        _, base, end, following, crc, _, last_time, last_pos = (fields[0], *fields[2:])
+        _, _, base, end, following, crc, _, last_time, last_pos, extent = fields
         offset, pos, durable_base = self._durable()
         holder = self._get32(_HOLDER)
         return (
@@ -131,17 +144,28 @@ class Kernel:
             pos,
             offset,
             holder,
+            extent,
+            self._get32(_WRITING),
         )
 
     def publish(
-        self, base: int, end: int, following: int, crc: int, last_time: int, last_pos: int
+        self,
+        base: int,
+        end: int,
+        following: int,
+        crc: int,
+        last_time: int,
+        last_pos: int,
+        extent: int = 0,
     ) -> None:
         seq = self._get32(_SEQ) | 1
         self._put32(_SEQ, seq)
         head = struct.pack("<8sQQQQI", CONTROL_MAGIC, self._boot_id, base, end, following, crc)
         self._page[0:44] = head
         self._page[48:64] = struct.pack("<QQ", last_time, last_pos)
+        self._page[_EXTENT : _EXTENT + 8] = max(end, extent).to_bytes(8, "little")
         self._put32(_SEQ, seq + 1)
+        self._put32(_WRITING, 0)
         self._put32(_NOTIFY, self._get32(_NOTIFY) + 1)
 
     def publish_durable(self, base: int, pos: int, offset: int) -> None:
@@ -176,20 +200,22 @@ class Kernel:
         limit: int,
         timeout: float,
         held: bool,  # noqa: FBT001
-    ) -> tuple[int, int, int, int, int]:
+        settle: int,
+    ) -> tuple[int, int, int, int, int, int]:
         payload_crc = codec.crc32c(memoryview(buf)[BATCH_HEADER_BYTES:])
         if not held and not self.lock(timeout):
-            return TIMEOUT, 0, 0, 0, 0
+            return TIMEOUT, 0, 0, 0, 0, 0
         try:
             valid, fields = self._committed()
-            _, _, base, end, following, prev, _, last_time, _ = fields
+            _, _, base, end, following, prev, _, last_time, _, extent = fields
             if valid != CURRENT or base != self._segment_base or self._segment_fd < 0:
-                return ATTENTION, 0, 0, 0, 0
+                return ATTENTION, 0, 0, 0, 0, 0
+            size = max(end, extent)
             stat = os.fstat(self._segment_fd)
-            if stat.st_nlink == 0 or stat.st_size != end:
-                return ATTENTION, 0, 0, 0, 0
+            if self._get32(_WRITING) or stat.st_nlink == 0 or stat.st_size != size:
+                return ATTENTION, 0, 0, 0, 0, 0
             if end + len(buf) > limit and end > SEGMENT_HEADER_BYTES:
-                return ROLL, 0, 0, 0, 0
+                return ROLL, 0, 0, 0, 0, 0
             now = max(time.time_ns() // 1000, last_time)
             crc = codec.seal_header(
                 buf,
@@ -203,25 +229,82 @@ class Kernel:
                 flags=flags,
                 payload_crc=payload_crc,
             )
-            self._write(buf, end)
             after = end + len(buf)
-            # A seal is not published: see native/log.c.
+            self._put32(_WRITING, 1)
+            if settle != SETTLE_NOT and after > size and len(buf) <= HEADROOM_BATCH_MAX:
+                size = self._extend(after, size, limit)
+            self._write(buf, fields)
             if not flags & codec.FLAG_SEAL:
-                self.publish(base, after, following + count, crc, now, end)
-            return APPENDED, following, now, base, after
+                self.publish(base, after, following + count, crc, now, end, size)
+            elif size > after:
+                # Neither published nor done with `writing`: see native/log.c.
+                with suppress(OSError):
+                    os.ftruncate(self._segment_fd, after)
         finally:
             if not held:
                 self.unlock()
+        unsettled = 0
+        if settle != SETTLE_NOT:
+            unsettled = 1 if held else self._settle(base, after, settle)
+        return APPENDED, following, now, base, after, unsettled
 
-    def _write(self, buf: bytearray, pos: int) -> None:
-        done = 0
-        view = memoryview(buf)
+    def _settle(self, base: int, pos: int, settle: int) -> int:
         try:
-            while done < len(buf):
-                done += os.pwrite(self._segment_fd, view[done:], pos + done)
+            return int(not self.sync(base, pos, settle == SETTLE_GROUP))
+        except OSError as exc:
+            return -(exc.errno or errno.EIO)
+
+    def _extend(self, after: int, size: int, limit: int) -> int:
+        """Zeros to some way behind `after`; the file's size then. Whoever refuses them is not an error."""
+        to = min((after + self._headroom + 4095) & ~4095, limit)
+        if to <= max(size, after):
+            return size
+        try:
+            write_whole(self._segment_fd, bytes(to - size), size)
         except OSError:
-            os.ftruncate(self._segment_fd, pos)
+            with suppress(OSError):  # else the next append finds another size than it should
+                os.ftruncate(self._segment_fd, size)
+            self._headroom = HEADROOM_MIN
+            return size
+        self._headroom = min(self._headroom * 2, HEADROOM_MAX)
+        self._extended = True
+        return to
+
+    def _write(self, buf: bytearray, page: Committed) -> None:
+        _, _, base, end, following, crc, _, last_time, last_pos, _ = page
+        try:
+            write_whole(self._segment_fd, buf, end)
+        except OSError:
+            os.ftruncate(
+                self._segment_fd, end
+            )  # fails: `writing` stays, the next lock holder looks
+            self.publish(base, end, following, crc, last_time, last_pos)
             raise
+
+    def trim(self) -> None:
+        """At closing time, give back the headroom that this kernel made; not if anybody is busy."""
+        if not self._extended or self._failed or not self.lock(0):
+            return
+        try:
+            valid, fields = self._committed()
+            _, _, base, end, following, crc, _, last_time, last_pos, extent = fields
+            if (
+                valid != CURRENT
+                or base != self._segment_base
+                or self._get32(_WRITING)
+                or extent <= end
+                or os.fstat(self._segment_fd).st_size != extent
+            ):
+                return
+            self._put32(_WRITING, 1)
+            try:
+                os.ftruncate(self._segment_fd, end)
+            except OSError:
+                self._put32(_WRITING, 0)  # it is as it was
+            else:
+                self.publish(base, end, following, crc, last_time, last_pos)
+        finally:
+            self.unlock()
 
     def sync(self, base: int, pos: int, group: bool) -> bool:  # noqa: FBT001
         patience = time.monotonic() + _LEADER_PATIENCE_S
@@ -272,11 +355,12 @@ class Kernel:
     def _put32(self, at: int, value: int) -> None:
         self._page[at : at + 4] = (value & 0xFFFFFFFF).to_bytes(4, "little")
 
-    def _committed(self) -> tuple[int, tuple[bytes, int, int, int, int, int, int, int, int]]:
-        fields = _PAGE.unpack(bytes(_PAGE.size))
+    def _committed(self) -> tuple[int, Committed]:
+        fields: Committed = (*_PAGE.unpack(bytes(_PAGE.size)), 0)
         for _ in range(_SEQLOCK_TRIES):
             before = self._get32(_SEQ)
-            fields = _PAGE.unpack(self._page[: _PAGE.size])
+            extent = int.from_bytes(self._page[_EXTENT : _EXTENT + 8], "little")
+            fields = (*_PAGE.unpack(self._page[: _PAGE.size]), extent)
             if not before & 1 and self._get32(_SEQ) == before:
                 if fields[0] != CONTROL_MAGIC:
                     return FOREIGN, fields
@@ -292,3 +376,11 @@ class Kernel:
                 return offset, pos, base
             time.sleep(0)
         return 0, 0, 0
+
+
+def write_whole(fd: int, data: bytes | bytearray, pos: int) -> None:
+    """One pwrite may take less than it is given: a disk that is nearly full, a signal."""
+    done = 0
+    with memoryview(data) as view:
+        while done < len(data):
+            done += os.pwrite(fd, view[done:], pos + done)

@@ -25,7 +25,7 @@ from virta.log.limits import (
     SEGMENT_HEADER_BYTES,
 )
 from virta.log.recovery import Problem, find_batch, logger
-from virta.log.segment import FLAGS_UNLINKED, Position, Segment
+from virta.log.segment import FLAGS_UNLINKED, Position, Segment, unwritten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -209,9 +209,9 @@ class Reader:
         if status in REASONS:
             if records:
                 return records, True  # hand these on first; the damage is met again
-            if status == Status.SHORT and not published:
-                # A batch that is being written, or a torn one: not ours to judge, unless it is in a sealed segment.
-                return [], self._at_end(segment, limit)
+            if not published and (status == Status.SHORT or unwritten(segment, self._at)):
+                # Headroom, a batch that is being written, or a torn one: not ours to judge, unless it is in a sealed segment.
+                return [], self._at_end(segment, limit, status)
             return [], self._damage(segment, status, limit)
         if status == Status.REPAIR:
             if records:
@@ -236,7 +236,7 @@ class Reader:
             self._source.settle(segment.fd, snapshot.active, snapshot.end)
         return snapshot.end, True
 
-    def _at_end(self, segment: Segment, limit: int) -> bool:
+    def _at_end(self, segment: Segment, limit: int, status: Status = Status.SHORT) -> bool:
         """At the end of a segment without having met its seal: that is right in the last one only."""
         snapshot = self._source.snapshot()
         if snapshot is not None and snapshot.current:
@@ -245,7 +245,7 @@ class Reader:
             sealed = segment_bases(self._source.directory)[-1:] > [segment.base]
         if not sealed:
             return False
-        return segment.size > limit or self._damage(segment, Status.SHORT, limit)
+        return segment.size > limit or self._damage(segment, status, limit)
 
     def _vanished(self, first: int) -> bool:
         """No segment from `first` on: is it not there yet (False), or was it published and is gone?"""

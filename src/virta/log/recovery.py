@@ -5,6 +5,7 @@ Walk from the last trusted batch. Complete, valid batches are adopted: their wri
 What follows is copied to quarantine/ and
   * cut off, when no valid batch comes after it (a torn tail);
   * overwritten by a repair batch, when one does (a hole). A valid later batch is never truncated.
+Nothing but zeros is headroom (docs/format.md, 5.5): cut off, and no news.
 Offsets that had been handed out and are lost are never given again: a repair batch spans them, readers get an
 explicit gap, and the next segment carries a higher epoch.
 
@@ -24,7 +25,16 @@ from virta.log import kernel
 from virta.log.codec import FLAG_REPAIR, FLAG_SEAL, Status, encode_record, gap_record, seal_header
 from virta.log.directory import QUARANTINE, sync_directory
 from virta.log.limits import BATCH_HEADER_BYTES, GAP_MAX, READ_CHUNK_BYTES
-from virta.log.segment import FLAG_RESEALED, Position, Segment, Walk, WalkEnd, now_us, write_all
+from virta.log.segment import (
+    FLAG_RESEALED,
+    Position,
+    Segment,
+    Walk,
+    WalkEnd,
+    now_us,
+    unwritten,
+    write_all,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -171,6 +181,7 @@ def recover(
     start: Position,
     *,
     promised: int = 0,
+    exact: bool = False,
     following: int | None = None,
 ) -> Recovered:
     """
@@ -179,6 +190,7 @@ def recover(
     Args:
         start: a place known to be good.
         promised: the next offset once published; offsets below it that are gone are lost.
+        exact: and not one more was: what stands behind `start` was never published.
         following: the next segment's base: this one must be sealed and reach it.
     """
     problems: list[Problem] = []
@@ -193,7 +205,7 @@ def recover(
             at = end.at
             if pos:
                 last_pos, last_time = pos, time
-            if at.pos == size:
+            if at.pos == size or _headroom_cut(segment, fd, end, following):
                 break
             problem, hole = _hole(segment, end, size)
             problems.append(problem)
@@ -201,7 +213,8 @@ def recover(
             logger.warning("log_repaired %s", problem)
             if hole is None:
                 os.ftruncate(fd, at.pos)
-                promised = max(promised, problem.offset_to or 0)
+                if not exact:
+                    promised = max(promised, problem.offset_to or 0)
                 break
             count = hole[1] - at.next
             batch = repair_batch(segment, at, last_time, count, hole[0] - at.pos)
@@ -223,10 +236,7 @@ def recover(
             lost += reach - at.next
             last_pos, at = at.pos, Position(at.pos + len(batch), -1, reach)
         if not sealed and following is not None:
-            # The flag first: a segment that says so without need is only checked a little less.
-            segment.header = segment.header._replace(flags=segment.header.flags | FLAG_RESEALED)
-            write_all(fd, segment.header.pack(), 0)
-            write_all(fd, seal_batch(segment.header.salt, at, last_time, following), at.pos)
+            _reseal(segment, fd, at, last_time, following)
         _sync(fd, segment)
     finally:
         os.close(fd)
@@ -243,6 +253,22 @@ def _sync(fd: int, segment: Segment) -> None:
         ) from exc
 
 
+def _headroom_cut(segment: Segment, fd: int, end: WalkEnd, following: int | None) -> bool:
+    """Cut off zeros where they may be: behind a seal, or at the end of a segment that needs none yet."""
+    at = end.at.pos
+    if (following is not None and end.status != Status.SEAL) or segment.data_end(at) > at:
+        return False
+    os.ftruncate(fd, at)
+    return True
+
+
+def _reseal(segment: Segment, fd: int, at: Position, last_time: int, following: int) -> None:
+    # The flag first: a segment that says so without need is only checked a little less.
+    segment.header = segment.header._replace(flags=segment.header.flags | FLAG_RESEALED)
+    write_all(fd, segment.header.pack(), 0)
+    write_all(fd, seal_batch(segment.header.salt, at, last_time, following), at.pos)
+
+
 def _unseal(
     segment: Segment, fd: int, at: Position, seal: int, following: int
 ) -> tuple[Problem, Position]:
@@ -257,8 +283,9 @@ def _hole(segment: Segment, end: WalkEnd, size: int) -> tuple[Problem, tuple[int
     """What is wrong at the end of a walk, and the next valid batch behind it, if any."""
     at = end.at
     path = str(segment.path)
+    used = segment.sectors_end(at.pos)
     if end.status == Status.SEAL:
-        return Problem(path, at.pos, size, at.next, at.next, "chain"), None
+        return Problem(path, at.pos, used, at.next, at.next, "chain"), None
     hole = None
     search = at.pos + 1
     while (hole := find_batch(segment, search, size, at.next)) is not None:
@@ -268,8 +295,10 @@ def _hole(segment: Segment, end: WalkEnd, size: int) -> tuple[Problem, tuple[int
     if hole is not None:
         return Problem(path, at.pos, hole[0], at.next, hole[1], end.reason), hole
     offset_to = None
-    if end.status == Status.BAD_PAYLOAD:
+    if end.status == Status.BAD_PAYLOAD and not unwritten(segment, at):
         # The header is good: it says which offsets the lost payload held.
         count = struct.unpack("<I", os.pread(segment.fd, 4, at.pos + 24))[0]
         offset_to = at.next + count
-    return Problem(path, at.pos, size, at.next, offset_to, end.reason), None
+    return Problem(
+        path, at.pos, used if used > at.pos else size, at.next, offset_to, end.reason
+    ), None

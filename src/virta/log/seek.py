@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from virta.errors import ConsumerError, LogTypeError
+from virta.errors import ConsumerError, LogCorruptionError, LogTypeError
 from virta.log import groups
 from virta.log.codec import Status
-from virta.log.directory import segment_bases
+from virta.log.directory import segment_bases, segment_name
 from virta.log.disk import in_words
 from virta.log.index import load_index
 from virta.log.record import timestamp_of
@@ -82,6 +82,23 @@ def valid_end(directory: Path) -> int:
         return Walk(segment, segment.start(), segment.size, check_payload=True).run().at.next
 
 
+def total_bytes(log: Log) -> int:
+    """Size of all segments, without the active one's headroom."""
+    bases = segment_bases(log.path)
+    total = sum((log.path / segment_name(base)).stat().st_size for base in bases[:-1])
+    snapshot = log.source.snapshot()
+    if bases and snapshot is not None and snapshot.current and snapshot.active == bases[-1]:
+        return total + snapshot.end
+    for base in bases[-1:]:
+        try:
+            with Segment(log.path, base) as segment:
+                walked = Walk(segment, segment.start(), segment.size).run().at.pos
+                total += segment.data_end(walked)
+        except LogCorruptionError:
+            total += (log.path / segment_name(base)).stat().st_size
+    return total
+
+
 @in_words("looking at the segments of")
 def describe(log: Log) -> list[Row]:
     """(path, base, next, bytes, created, last time, sealed, compacted) of every segment."""
@@ -99,6 +116,7 @@ def describe(log: Log) -> list[Row]:
                 for batches in walk:
                     last_time = batches[-1].time
                 following, sealed = walk.end.at.next, walk.end.status == Status.SEAL
+                size = segment.data_end(walk.end.at.pos)
                 if number + 1 == len(bases):
                     following = min(following, max(log.next_offset, base))
             compacted = bool(header.flags & FLAG_COMPACTED)

@@ -29,6 +29,7 @@ FLAG_COMPACTED: Final = 1
 FLAG_RESEALED: Final = 4
 FLAGS_UNLINKED: Final = FLAG_COMPACTED | FLAG_RESEALED
 NO_SEGMENT: Final = (1 << 64) - 1
+SECTOR_BYTES: Final = 512
 _START: Final = b"\x3e\x01\x05\x00"
 # version, flags, base, created, stream, salt, previous crc, previous base, epoch
 _HEADER: Final = struct.Struct("<BHQQ16sIIQI")
@@ -139,6 +140,22 @@ class Segment:
     def size(self) -> int:
         return os.fstat(self.fd).st_size
 
+    def data_end(self, pos: int) -> int:
+        """The place behind the last byte from `pos` on that is not zero; `pos` when only headroom is left."""
+        end = self.size
+        while end > pos:
+            begin = max(pos, end - READ_CHUNK_BYTES)
+            rest = os.pread(self.fd, end - begin, begin).rstrip(b"\0")
+            if rest:
+                return begin + len(rest)
+            end = begin
+        return pos
+
+    def sectors_end(self, pos: int) -> int:
+        """The same, with the rest of the sector that byte is in; `pos` when only headroom is left."""
+        used = self.data_end(pos)
+        return pos if used == pos else min(-(-used // SECTOR_BYTES) * SECTOR_BYTES, self.size)
+
     def start(self) -> Position:
         """Where the first batch stands."""
         header = self.header
@@ -213,6 +230,16 @@ class Walk:
         for _ in self:
             pass
         return self.end
+
+
+def unwritten(segment: Segment, at: Position) -> bool:
+    """
+    Is there nothing at `at` but headroom, or the beginning of a batch whose rest was never written?
+
+    Headroom is zero, and disks write whole sectors: such a batch reaches over the last sector with anything in it.
+    """
+    cut = segment.sectors_end(at.pos)
+    return cut == at.pos or Walk(segment, at, cut).run().status == Status.SHORT
 
 
 def write_all(fd: int, data: bytes, pos: int) -> None:

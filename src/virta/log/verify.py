@@ -22,6 +22,7 @@ from virta.log.limits import BATCH_HEADER_BYTES, READ_CHUNK_BYTES, SEGMENT_HEADE
 from virta.log.reader import FOREVER
 from virta.log.recovery import Problem, find_batch, quarantine, recover
 from virta.log.retention import maintaining
+from virta.log.seek import total_bytes
 from virta.log.segment import (
     FLAG_COMPACTED,
     FLAG_RESEALED,
@@ -123,28 +124,37 @@ class _Check:
             if status == Status.SEAL:
                 flags = segment.header.flags & FLAGS_UNLINKED
                 self.link = (detail, -1 if flags or at.prev < 0 else at.prev)
-                if at.pos < limit:
+                if segment.data_end(at.pos) > at.pos:
                     self.problems.append(Problem(path, at.pos, limit, at.next, at.next, "chain"))
                 return
             if status == Status.SHORT and at.pos + detail <= limit and len(data) == size:
                 want = max(READ_CHUNK_BYTES, detail)
             elif status in REASONS:
-                found = find_batch(segment, at.pos + 1, limit, at.next)
-                end, offset_to = found or (limit, None)
-                self.problems.append(
-                    Problem(path, at.pos, end, at.next, offset_to, REASONS[status])
-                )
-                if not found:
+                if last and not published and segment.data_end(at.pos) == at.pos:
+                    return  # headroom
+                behind = self._damage(segment, at, limit, status)
+                if behind is None:
                     return
-                at = Position(end, -1, found[1])
+                at = behind
             elif at.pos >= limit or not data:
                 break
         if at.pos < limit:
             self.problems.append(Problem(path, at.pos, limit, at.next, None, "short"))
         elif not last:
             self.problems.append(Problem(path, at.pos, at.pos, at.next, None, "short"))
-        elif published and segment.size > limit and not self._being_written(segment):
-            self.problems.append(Problem(path, limit, segment.size, at.next, None, "short"))
+        elif published and segment.data_end(limit) > limit and not self._being_written(segment):
+            used = segment.data_end(limit)
+            self.problems.append(Problem(path, limit, used, at.next, None, "short"))
+
+    def _damage(
+        self, segment: Segment, at: Position, limit: int, status: Status
+    ) -> Position | None:
+        """Note what is wrong at `at`; the next valid batch behind it, if any."""
+        found = find_batch(segment, at.pos + 1, limit, at.next)
+        end, offset_to = found or (limit, None)
+        problem = Problem(str(segment.path), at.pos, end, at.next, offset_to, REASONS[status])
+        self.problems.append(problem)
+        return Position(end, -1, found[1]) if found else None
 
     def _being_written(self, segment: Segment) -> bool:
         """Bytes behind the published end: an append under way, or what a dead writer left?"""
@@ -158,7 +168,7 @@ class _Check:
 def verify_log(log: Log, progress: Callable[[int, int], None] | None) -> VerifyReport:
     check = _Check(log, progress)
     bases = segment_bases(log.path)
-    check.total = sum((log.path / segment_name(base)).stat().st_size for base in bases)
+    check.total = total_bytes(log)
     for number, base in enumerate(bases):
         check.segment(base, last=number + 1 == len(bases))
     snapshot = log.source.snapshot()

@@ -29,6 +29,7 @@ from virta.log.disk import disk_error
 from virta.log.index import Producers, index_sealed, load_index, remember
 from virta.log.kernel import FOREIGN, Snapshot
 from virta.log.limits import BATCH_HEADER_BYTES, SEGMENT_HEADER_BYTES, SYNC_INTERVAL_S
+from virta.log.plain import SETTLE_FSYNC, SETTLE_GROUP, SETTLE_NOT
 from virta.log.record import Appended
 from virta.log.recovery import LOST_MAX, Recovered, logger, recover, seal_record
 from virta.log.segment import (
@@ -50,6 +51,13 @@ if TYPE_CHECKING:
     from uuid import UUID
 
 DURABILITIES: Final = ("none", "interval", "group", "fsync")
+# What the kernel does about each; `interval` is this module's work.
+_SETTLE: Final = {
+    "none": SETTLE_NOT,
+    "interval": SETTLE_NOT,
+    "group": SETTLE_GROUP,
+    "fsync": SETTLE_FSYNC,
+}
 # Attach, roll, append: more rounds than that mean that something else is wrong.
 _ATTEMPTS_MAX: Final = 16
 
@@ -91,11 +99,15 @@ class Writer:
         """Append one encoded batch and wait until `durability` is met."""
         if producer is not None:
             return self._append_once(buf, count, durability, *producer)
-        status, base, time, segment, end = self._core_append(buf, count)
+        settle = _SETTLE[durability]
+        status, base, time, segment, end, unsettled = self._core_append(buf, count, settle)
         if status != kernel.APPENDED:
-            base, time, segment, end = self._append_slowly(buf, count)
+            base, time, segment, end = self._append_slowly(buf, count, settle)
+            unsettled = settle
             self._index()
-        if durability != "none":
+        if unsettled < 0:
+            raise self._poisoned(OSError(-unsettled, os.strerror(-unsettled)))
+        if unsettled or durability == "interval":
             self._settle(segment, end, durability)
         return Appended(base, count, time, durability)
 
@@ -103,15 +115,16 @@ class Writer:
         self,
         buf: bytearray,
         count: int,
+        settle: int,
         producer: tuple[int, int] = (PRODUCER_ANONYMOUS, 0),
         *,
         held: bool = False,
-    ) -> tuple[int, int, int, int, int]:
+    ) -> tuple[int, int, int, int, int, int]:
         if self._poison is not None:
             raise LogSyncError(self._poison)
         try:
-            result: tuple[int, int, int, int, int] = self._core.append(
-                buf, count, *producer, 0, self._segment_bytes, self._lock_timeout, held
+            result: tuple[int, int, int, int, int, int] = self._core.append(
+                buf, count, *producer, 0, self._segment_bytes, self._lock_timeout, held, settle
             )
         except OSError as exc:
             raise self._write_error(exc, len(buf)) from exc
@@ -119,20 +132,18 @@ class Writer:
             raise LogClosedError(f"the log at {self.directory} is closed") from exc
         return result
 
-    def _append_slowly(
-        self, buf: bytearray, count: int, producer: tuple[int, int] = (PRODUCER_ANONYMOUS, 0)
-    ) -> tuple[int, int, int, int]:
+    def _append_slowly(self, buf: bytearray, count: int, settle: int) -> tuple[int, int, int, int]:
         """The lock is wanted for more than an append: attach, recover or roll, then try again."""
         with self.locked():
-            return self._append_locked(buf, count, producer)
+            return self._append_locked(buf, count, settle, (PRODUCER_ANONYMOUS, 0))
 
     def _append_locked(
-        self, buf: bytearray, count: int, producer: tuple[int, int]
+        self, buf: bytearray, count: int, settle: int, producer: tuple[int, int]
     ) -> tuple[int, int, int, int]:
         for _ in range(_ATTEMPTS_MAX):
-            status, *rest = self._core_append(buf, count, producer, held=True)
+            status, *rest = self._core_append(buf, count, settle, producer, held=True)
             if status == kernel.APPENDED:
-                base, time, segment, end = rest
+                base, time, segment, end, _ = rest
                 return base, time, segment, end
             if status == kernel.ROLL:
                 self._roll()
@@ -156,7 +167,9 @@ class Writer:
                 segment, end = snapshot.active, snapshot.end
                 result = Appended(offset, count, 0, durability, duplicate=True)
             else:
-                base, time, segment, end = self._append_locked(buf, count, (producer, sequence))
+                base, time, segment, end = self._append_locked(
+                    buf, count, _SETTLE[durability], (producer, sequence)
+                )
                 result = Appended(base, count, time, durability)
         self._index()
         if durability != "none":
@@ -228,6 +241,8 @@ class Writer:
         self._closed = True
         if self._interval is not None:
             self._interval.stop()
+        with suppress(OSError, ValueError):  # what is left is found, and is harmless
+            self._core.trim()
         self._segment = None
 
     # --- under the lock: attach, recover, roll ---
@@ -270,7 +285,8 @@ class Writer:
         segment = Segment(self.directory, bases[-1])
         trusted = None if distrust else self._trusted(segment, snapshot)
         self._adopt(segment)
-        if trusted is not None and trusted.pos == segment.size:
+        sound = segment.size == snapshot.file_size and not snapshot.writing
+        if trusted is not None and sound:
             return
         # Its maker may have died, or failed, before the directory was on disk.
         sync_directory(self.directory)
@@ -279,7 +295,10 @@ class Writer:
             self._begin_behind_lost(segment, snapshot)
             return
         promised = snapshot.next if near and snapshot.active == segment.base else 0
-        found = recover(self.directory, segment, trusted or segment.start(), promised=promised)
+        start = trusted or segment.start()
+        found = recover(
+            self.directory, segment, start, promised=promised, exact=trusted is not None
+        )
         if found.problems:
             self.recovered.append(found)
         last_pos = found.last_pos or (snapshot.last_pos if trusted else 0)
@@ -302,7 +321,9 @@ class Writer:
             return segment.start() if snapshot.end == SEGMENT_HEADER_BYTES else None
         head = os.pread(segment.fd, BATCH_HEADER_BYTES, snapshot.last_pos)
         base = int.from_bytes(head[8:16], "little")
-        last = Walk(segment, Position(snapshot.last_pos, -1, base), snapshot.end).run()
+        # With its payload: a copy made under a writer may hold the header and zeros for the rest.
+        start = Position(snapshot.last_pos, -1, base)
+        last = Walk(segment, start, snapshot.end, check_payload=True).run()
         named = Position(snapshot.end, last.at.prev, snapshot.next)
         return named if last.status == Status.END and last.at == named else None
 
@@ -347,8 +368,8 @@ class Writer:
         snapshot = self.snapshot()
         buf = bytearray(BATCH_HEADER_BYTES) + seal_record(snapshot.next, snapshot.end)
         try:
-            status, _, time, _, end = self._core.append(
-                buf, 0, 0, 0, FLAG_SEAL, NO_SEGMENT, 0.0, True
+            status, _, time, _, end, _ = self._core.append(
+                buf, 0, 0, 0, FLAG_SEAL, NO_SEGMENT, 0.0, True, SETTLE_NOT
             )
         except OSError as exc:
             raise self._write_error(exc, len(buf)) from exc
