@@ -4,12 +4,12 @@ The keeper of the log: writes to it and follows it.
 Appends and the search for what other processes appended are made in one order, so runs of records
 reach the hub in the order of the log, each exactly once:
 
-    commit ──► append_many ──► (records of others before ours) ──► done, in the event loop
+    commit ──► append_many ──► [sync] ──► (records of others before ours) ──► done, in the event loop
     nothing to do ──► anything new in the log? ──► arrived, in the event loop
 
-Own records are not read back: whoever committed them still has them in memory. An append that does
-not wait for the disk is quicker than the way to another thread and back, so it is made where it is
-asked for; the lock keeps it in one order with what the thread finds.
+Own records are not read back: whoever committed them still has them in memory. An append is quicker
+than the way to another thread and back, so it is made where it is asked for; only the wait for the
+disk has a thread. The lock keeps appends in one order with what the thread finds.
 """
 
 from __future__ import annotations
@@ -64,9 +64,10 @@ class Keeper:
         self._log = log
         self._loop = loop
         self._arrived = arrived
-        self._durability = durability
-        self._inline = durability == "none"
+        self._synced = durability != "none"
         self._order = threading.Lock()
+        # Runs of others that are on their way to the loop: nothing may overtake them.
+        self._under_way = 0
         self._position = log.next_offset
         self._commits: queue.SimpleQueue[Commit | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="virta-keeper", daemon=True)
@@ -83,13 +84,23 @@ class Keeper:
         self._thread.start()
 
     def commit(self, commit: Commit) -> None:
-        """Append in order of calls; never waits for the disk."""
-        if self._inline:
-            with self._order:
-                self._append(commit)
+        """
+        Append in order of calls; never waits for the disk.
+
+        Without a sync to wait for, `done` is called before this returns, unless records of others
+        are to be delivered first.
+        """
+        with self._order:
+            self._append(commit)
+            if self._synced and commit.error is None:
+                self._commits.put(commit)
+                return
+            if commit.error is None:
+                self._pass_others(commit)
+            if self._under_way:
                 self._loop.call_soon(commit.done, commit)
-        else:
-            self._commits.put(commit)
+                return
+        commit.done(commit)
 
     def stop(self) -> None:
         """Finish what was handed in, then end the thread; blocks until it has."""
@@ -108,13 +119,27 @@ class Keeper:
                 continue
             if commit is None:
                 return
-            self._append(commit)
+            self._sync(commit)
             self._call(commit.done, commit)
 
     def _append(self, commit: Commit) -> None:
         try:
-            appended = self._log.append_many(commit.records, durability=self._durability)
-            commit.appended = appended
+            commit.appended = self._log.append_many(commit.records, durability="none")
+        except LogError as error:
+            self._failed(commit, error)
+
+    def _sync(self, commit: Commit) -> None:
+        """In the thread: make an append durable, then look what others wrote before it."""
+        try:
+            self._log.flush()
+            self._pass_others(commit)
+        except LogError as error:
+            self._failed(commit, error)
+
+    def _pass_others(self, commit: Commit) -> None:
+        """Read what others appended before this commit; our position is behind it then."""
+        appended = commit.appended
+        try:
             while self._position < appended.offset:
                 before = self._position
                 commit.foreign += self._read(appended.offset)
@@ -122,18 +147,24 @@ class Keeper:
                     break
             self._position = appended.offset + appended.count
         except LogError as error:
-            logger.warning("append_failed code=%s: %s", error.code, error.message)
-            commit.error = error
-            if isinstance(error, LogSyncError):
-                self.poisoned = error
+            self._failed(commit, error)
+
+    def _failed(self, commit: Commit, error: LogError) -> None:
+        logger.warning("append_failed code=%s: %s", error.code, error.message)
+        commit.error = error
+        if isinstance(error, LogSyncError):
+            self.poisoned = error
 
     def _follow(self) -> None:
+        if not self._commits.empty():
+            return  # the newest records are our own, and `_sync` comes past the others
         try:
             # Not `while`: what one round leaves is found by the next, and others get the lock.
             if (end := self._log.next_offset) > self._position:
                 records = self._read(end)
                 if records:
-                    self._call(self._arrived, records)
+                    self._under_way += 1
+                    self._call(self._come, records)
             self.failure = None
         except LogClosedError:
             return
@@ -141,6 +172,12 @@ class Keeper:
             if self.failure is None:
                 logger.warning("follow_failed code=%s: %s", error.code, error.message)
             self.failure = error
+
+    def _come(self, records: list[Record]) -> None:
+        """In the loop: records of others, in their turn."""
+        with self._order:
+            self._under_way -= 1
+        self._arrived(records)
 
     def _read(self, end: int) -> list[Record]:
         """Records from the position up to `end`, as far as they are visible."""

@@ -23,6 +23,7 @@ BINARY = b"application/json"
 STRUCTURED = b"application/cloudevents+json"
 BATCH = b"application/cloudevents-batch+json"
 MODES = frozenset({STRUCTURED, BATCH})
+_SAME = {STRUCTURED: STRUCTURED, BATCH: BATCH}
 # The log takes no value larger than this.
 EVENT_BYTES_MAX = 10 * 1024 * 1024
 # Keys of the log; a longer partition key cannot be one.
@@ -68,8 +69,10 @@ def check_channel(channel: str) -> None:
 def content_mode(head: dict[bytes, bytes]) -> tuple[bytes, bytes]:
     """The content type's header and which of the three modes it asks for, checked (§4, 3 to 5)."""
     content_type = head.get(b"content-type")
-    if content_type in MODES:
-        return content_type, content_type
+    if content_type == STRUCTURED:
+        return STRUCTURED, STRUCTURED
+    if content_type == BATCH:
+        return BATCH, BATCH
     if content_type is None:
         raise RequestError(400, "missing-content-type")
     mode = content_type.split(b";", 1)[0]
@@ -82,7 +85,8 @@ def content_mode(head: dict[bytes, bytes]) -> tuple[bytes, bytes]:
             raise RequestError(400, "conflicting-data-type-headers")
     elif mode not in MODES:
         raise RequestError(400, "invalid-content-type", contentType=_text(content_type))
-    return content_type, mode
+    # The very objects, so that whoever compares can ask for identity.
+    return content_type, _SAME.get(mode, mode)
 
 
 def read_events(
@@ -95,7 +99,7 @@ def read_events(
         except UnicodeDecodeError as error:
             raise _not_json(f"the body is not UTF-8: {error.reason}") from None
     if mode == STRUCTURED:
-        draft = _quickly(channel, body)
+        draft = read_quickly(channel, body)
         if draft is not None:
             return [draft]
         drafts = [_structured(channel, body, None)]
@@ -109,8 +113,10 @@ def read_events(
     return drafts
 
 
-def _quickly(channel: str, body: bytes) -> Delivery | None:
-    """The event of a body that is as most are; None when it needs a closer look."""
+def read_quickly(channel: str, body: bytes) -> Delivery | None:
+    """The event of a structured body that is as most are; None when it needs a closer look."""
+    if not body.isascii():
+        return None
     try:
         head = _decode_head(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
