@@ -60,11 +60,18 @@ class Idempotency:
 
     def settle(self, written: Sequence[tuple[str, int]], now: float) -> None:
         """Note the offsets of claimed (or newly found) events; `now` is when they were written."""
-        if not written:
-            return
-        self._offsets.update(written)
-        self._groups.append((now, deque([key for key, _ in written])))
-        self._settled += len(written)
+        if written:
+            self._offsets.update(written)
+            self._remember([key for key, _ in written], now)
+
+    def settle_run(self, keys: Sequence[str], first: int, now: float) -> None:
+        """The same for events that stand in the log one behind the other."""
+        self._offsets.update(zip(keys, range(first, first + len(keys)), strict=True))
+        self._remember(keys, now)
+
+    def _remember(self, keys: Sequence[str], now: float) -> None:
+        self._groups.append((now, deque(keys)))
+        self._settled += len(keys)
         while self._settled > self._keys_max:
             self._drop_oldest_key()
 

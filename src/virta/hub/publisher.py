@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -210,22 +210,27 @@ class Publisher:
         self._finish(gathering, commit.error)
 
     def _deliver(self, gathering: _Gathering, first: int, timestamp: int) -> None:
-        drafts, marks = gathering.drafts, gathering.marks
-        written = [(m, o) for o, m in enumerate(marks, first) if m is not None]
-        self._idempotency.settle(written, self._clock())
+        drafts = gathering.drafts
+        self._settle(gathering.marks, first)
         self.published += len(drafts)
-        self._hub.advance(first + len(drafts))
-        heard: dict[str, list[Delivery] | None] = {}
-        for offset, draft in enumerate(drafts, first):
-            channel = draft.channel
-            if channel not in heard:
-                heard[channel] = [] if self._hub.has_hearers(channel) else None
-            run = heard[channel]
-            if run is not None:
-                draft.offset = offset
+        hub = self._hub
+        hub.advance(first + len(drafts))
+        heard = {name for name in {draft.channel for draft in drafts} if hub.has_hearers(name)}
+        runs: dict[str, list[Delivery]] = {}
+        for draft in drafts if heard else ():
+            if draft.channel in heard:
                 draft.timestamp = timestamp
-                run.append(draft)
-        self._hub.deliver_runs({name: run for name, run in heard.items() if run})
+                runs.setdefault(draft.channel, []).append(draft)
+        if runs:
+            hub.deliver_runs(runs)
+
+    def _settle(self, marks: list[str | None], first: int) -> None:
+        """Note where events stand, so that repeats are known; messages to streams have no mark."""
+        if None not in marks:
+            self._idempotency.settle_run(cast("list[str]", marks), first, self._clock())
+        else:
+            written = [(m, o) for o, m in enumerate(marks, first) if m is not None]
+            self._idempotency.settle(written, self._clock())
 
     def _finish(self, gathering: _Gathering, error: LogError | None) -> None:
         self._writing = None
