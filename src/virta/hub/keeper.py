@@ -8,8 +8,9 @@ reach the hub in the order of the log, each exactly once:
     nothing to do ──► anything new in the log? ──► arrived, in the event loop
 
 Own records are not read back: whoever committed them still has them in memory. An append is quicker
-than the way to another thread and back, so it is made where it is asked for; only the wait for the
-disk has a thread. The lock keeps appends in one order with what the thread finds.
+than the way to another thread and back, so it is made where it is asked for. So is the sync on a disk
+that has been quick of late; on any other a thread waits for it. The lock keeps appends in one order
+with what the thread finds.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +37,12 @@ logger = logging.getLogger("virta.hub")
 POLL_S = 0.005
 # A failing log is asked again after this long, so that an error does not become a busy loop.
 RETRY_S = 0.5
+# The event loop may wait this long for a usual sync: less than the way to a thread and back costs, and
+# less than its other work takes in a turn. One that takes longer sends the next ones to the thread.
+LOOP_SYNC_S_MAX = 0.001
+# How much the last sync says about the next; a new log has to show that it is quick.
+SYNC_WEIGHT = 0.2
+FIRST_SYNC_S = 4 * LOOP_SYNC_S_MAX
 # Records of others go to the loop in runs of about this many.
 FOREIGN_RUN_MAX = 4096
 
@@ -68,6 +76,7 @@ class Keeper:
         self._order = threading.Lock()
         # Runs of others that are on their way to the loop: nothing may overtake them.
         self._under_way = 0
+        self._usual_sync_s = FIRST_SYNC_S
         self._position = log.next_offset
         self._commits: queue.SimpleQueue[Commit | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="virta-keeper", daemon=True)
@@ -85,18 +94,21 @@ class Keeper:
 
     def commit(self, commit: Commit) -> None:
         """
-        Append in order of calls; never waits for the disk.
+        Append in order of calls; never waits for a slow disk.
 
-        Without a sync to wait for, `done` is called before this returns, unless records of others
+        What needs no thread is done, `done` included, before this returns, unless records of others
         are to be delivered first.
         """
         with self._order:
             self._append(commit)
-            if self._synced and commit.error is None:
-                self._commits.put(commit)
-                return
             if commit.error is None:
-                self._pass_others(commit)
+                if not self._synced:
+                    self._pass_others(commit)
+                elif self._usual_sync_s <= LOOP_SYNC_S_MAX:
+                    self._sync(commit)
+                else:
+                    self._commits.put(commit)
+                    return
             if self._under_way:
                 self._loop.call_soon(commit.done, commit)
                 return
@@ -129,9 +141,12 @@ class Keeper:
             self._failed(commit, error)
 
     def _sync(self, commit: Commit) -> None:
-        """In the thread: make an append durable, then look what others wrote before it."""
+        """Make an append durable, then look what others wrote before it."""
+        began = time.monotonic()
         try:
             self._log.flush()
+            took = time.monotonic() - began
+            self._usual_sync_s += SYNC_WEIGHT * (took - self._usual_sync_s)
             self._pass_others(commit)
         except LogError as error:
             self._failed(commit, error)
