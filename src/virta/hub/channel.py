@@ -41,23 +41,42 @@ class Entry:
     def __init__(self, filter_: Filter) -> None:
         self.filter = filter_
         self.indexed_as = ""
-        self.subscriptions: tuple[dict[Subscription, None], ...] = tuple({} for _ in ENCODERS)
+        self.subscriptions: dict[int, dict[Subscription, None]] = {}
         self.hits: list[Delivery] = []
 
     def __bool__(self) -> bool:
-        return any(self.subscriptions)
+        return bool(self.subscriptions)
 
-    def flush(self) -> int:
+    def add(self, subscription: Subscription) -> None:
+        group = self.subscriptions.get(subscription.encoding)
+        if group is None:
+            group = self.subscriptions[subscription.encoding] = {}
+        group[subscription] = None
+
+    def remove(self, subscription: Subscription) -> bool:
+        """Take a subscription out; False when it was not in."""
+        group = self.subscriptions.get(subscription.encoding, {})
+        if subscription not in group:
+            return False
+        del group[subscription]
+        if not group:
+            del self.subscriptions[subscription.encoding]
+        return True
+
+    def flush(self, now: float) -> int:
         """Send what was hit to every subscription; the bytes are made once per encoding."""
         hits, self.hits = self.hits, []
         count = len(hits)
         sent = 0
-        for encode, subscriptions in zip(ENCODERS, self.subscriptions, strict=True):
-            if subscriptions:
-                payload = encode(hits)
-                sent += count * len(subscriptions)
-                # A copy, since a send may end a subscription and so change the group.
-                for subscription in list(subscriptions):
+        # Copies, since a send may end a subscription and so change the groups.
+        for encoding, subscriptions in tuple(self.subscriptions.items()):
+            payload = ENCODERS[encoding](hits)
+            sent += count * len(subscriptions)
+            for subscription in tuple(subscriptions):
+                if subscription.blocked_since is None:
+                    subscription.written_at = now
+                    subscription.put(payload)
+                else:
                     subscription.send(payload, count)
         return sent
 
@@ -120,16 +139,15 @@ class Channel:
                 self._everything = entry
             else:
                 self._indexes.setdefault(root, _Index()).add(entry)
-        entry.subscriptions[subscription.encoding][subscription] = None
+        entry.add(subscription)
 
     def remove(self, subscription: Subscription) -> bool:
         """Take a subscription out; False when it was not in."""
         root = root_of(subscription.filter)
         key = (root, subscription.filter.id)
         entry = self._entries.get(key)
-        if entry is None or subscription not in entry.subscriptions[subscription.encoding]:
+        if entry is None or not entry.remove(subscription):
             return False
-        del entry.subscriptions[subscription.encoding][subscription]
         if not entry:
             del self._entries[key]
             if entry is self._everything:
@@ -138,7 +156,7 @@ class Channel:
                 self._indexes[root].remove(entry)
         return True
 
-    def deliver(self, deliveries: list[Delivery]) -> int:
+    def deliver(self, deliveries: list[Delivery], now: float) -> int:
         """Match a run of events in order and send each to whoever asked; returns copies sent."""
         hit: list[Entry] = []
         if self._everything is not None:
@@ -151,10 +169,11 @@ class Channel:
                 values = [delivery.document() for delivery in deliveries]
             else:
                 values = [delivery.value for delivery in deliveries]
+            entries = index.entries
             for delivery, matched in zip(deliveries, index.match(values), strict=True):
                 for found in matched:
-                    entry = index.entries[found]
+                    entry = entries[found]
                     if not entry.hits:
                         hit.append(entry)
                     entry.hits.append(delivery)
-        return sum([entry.flush() for entry in hit])
+        return sum([entry.flush(now) for entry in hit])

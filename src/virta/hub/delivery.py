@@ -16,7 +16,7 @@ import msgspec
 from virta.hub.frames import chunk, event_frame, timestamp_text, websocket_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
 
 RECORD_TYPE = "virta.record"
 RECORD_SOURCE = "/log/"
@@ -75,8 +75,7 @@ class Delivery(msgspec.Struct, gc=False):
     def frame(self) -> bytes:
         """The event as a server-sent event."""
         if self.made is None:
-            text = timestamp_text(self.timestamp)
-            self.made = event_frame(self.source, self.id, self.value, text)
+            self.made = event_frame(self.source, self.id, self.value, self.timestamp)
         return self.made
 
     def document(self) -> bytes:
@@ -140,18 +139,20 @@ def _wrapped(record: RecordLike, channel: str, value: bytes) -> Delivery:
     )
 
 
-def _chunked(deliveries: Iterable[Delivery]) -> bytes:
+def _chunked(deliveries: Sequence[Delivery]) -> bytes:
+    if len(deliveries) == 1:
+        return chunk(deliveries[0].frame)
     return chunk(b"".join([delivery.frame for delivery in deliveries]))
 
 
-def _plain(deliveries: Iterable[Delivery]) -> bytes:
+def _plain(deliveries: Sequence[Delivery]) -> bytes:
     return b"".join([delivery.frame for delivery in deliveries])
 
 
-def _texts(deliveries: Iterable[Delivery]) -> bytes:
+def _texts(deliveries: Sequence[Delivery]) -> bytes:
     return b"".join([websocket_text(delivery.value) for delivery in deliveries])
 
 
 # How a hearer wants its bytes; indexes into ENCODERS.
 SSE_CHUNKED, SSE_PLAIN, WEBSOCKET = range(3)
-ENCODERS: tuple[Callable[[Iterable[Delivery]], bytes], ...] = (_chunked, _plain, _texts)
+ENCODERS: tuple[Callable[[Sequence[Delivery]], bytes], ...] = (_chunked, _plain, _texts)

@@ -21,7 +21,7 @@ import msgspec
 
 # Sources repeat; ids do not. The cache spares the slow encoder for the half that repeats.
 SOURCE_CACHE_MAX = 4096
-# Neighbouring events share their second.
+# Neighbouring events share their second, those of one append even their microsecond.
 SECONDS_CACHE_MAX = 64
 LAST_CHUNK = b"0\r\n\r\n"
 OPCODE_TEXT_FINAL = 0x81
@@ -34,13 +34,13 @@ def form_encode(text: str) -> str:
     return quote_plus(text, safe="*", errors="replace").replace("~", "%7E")
 
 
-_encode_source = lru_cache(SOURCE_CACHE_MAX)(form_encode)
+@lru_cache(SOURCE_CACHE_MAX)
+def _encode_source(source: str) -> bytes:
+    return form_encode(source).encode()
 
 
-def event_id(source: str, id_: str) -> str:
-    """Give an event's SSE id: source, blank and id, form-encoded as one text."""
-    plain = id_.isascii() and id_.isalnum()
-    return f"{_encode_source(source)}+{id_ if plain else form_encode(id_)}"
+def _encode_id(id_: str) -> bytes:
+    return (id_ if id_.isascii() and id_.isalnum() else form_encode(id_)).encode()
 
 
 def timestamp_text(microseconds: int) -> str:
@@ -50,14 +50,23 @@ def timestamp_text(microseconds: int) -> str:
 
 
 @lru_cache(SECONDS_CACHE_MAX)
+def _timestamp_bytes(microseconds: int) -> bytes:
+    return timestamp_text(microseconds).encode()
+
+
+@lru_cache(SECONDS_CACHE_MAX)
 def _second_text(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
-def event_frame(source: str, id_: str, value: bytes, timestamp: str) -> bytes:
-    """One event; `value` is its JSON on one line."""
-    head = f': {{"timestamp":"{timestamp}"}}\nevent: data\nid: {event_id(source, id_)}\ndata: '
-    return b"%b%b\n\n" % (head.encode(), value)
+def event_frame(source: str, id_: str, value: bytes, timestamp: int) -> bytes:
+    """One event; `value` is its JSON on one line, its id source, blank and id, form-encoded."""
+    return b': {"timestamp":"%b"}\nevent: data\nid: %b+%b\ndata: %b\n\n' % (
+        _timestamp_bytes(timestamp),
+        _encode_source(source),
+        _encode_id(id_),
+        value,
+    )
 
 
 def named_frame(name: str, data: object, *, retry_ms: int | None = None) -> bytes:

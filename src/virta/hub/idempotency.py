@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-CLAIMED = -1  # accepted, not yet in the log
-
 
 def key_of(channel: str, source: str, id_: str) -> str:
     """Join the three; no CloudEvents attribute and no channel needs a NUL."""
@@ -31,40 +29,51 @@ class Idempotency:
         self._keys_max = max(1, keys_max)
         self._horizon_s = horizon_s
         self._offsets: dict[str, int] = {}
+        # Accepted, not yet in the log: few, so that looking here costs nothing beside the table.
+        self._claimed: set[str] = set()
         # Keys settled together, oldest group first: expiry is per group, eviction per key.
         self._groups: deque[tuple[float, deque[str]]] = deque()
         self._settled = 0
 
     def __len__(self) -> int:
-        return len(self._offsets)
+        return len(self._offsets) + len(self._claimed)
 
     def claim(self, key: str) -> bool:
         """Take a key; False when it is held already."""
-        if key in self._offsets:
+        if key in self._offsets or key in self._claimed:
             return False
-        self._offsets[key] = CLAIMED
+        self._claimed.add(key)
         return True
 
     def claim_all(self, keys: Sequence[str]) -> bool:
         """Take all these keys at once if none is held and none stands twice; else take none."""
-        if len(keys) != len(set(keys)) or not self._offsets.keys().isdisjoint(keys):
+        fresh = set(keys)
+        if len(keys) != len(fresh) or not self._offsets.keys().isdisjoint(keys):
             return False
-        self._offsets.update(dict.fromkeys(keys, CLAIMED))
+        if not self._claimed.isdisjoint(fresh):
+            return False
+        self._claimed |= fresh
         return True
 
     def release(self, keys: Sequence[str]) -> None:
         """Give claimed keys back: their events are not in the log."""
-        for key in keys:
-            if self._offsets.get(key) == CLAIMED:
-                del self._offsets[key]
+        self._claimed.difference_update(keys)
 
     def settle(self, written: Sequence[tuple[str, int]], now: float) -> None:
         """Note the offsets of claimed (or newly found) events; `now` is when they were written."""
-        if not written:
-            return
-        self._offsets.update(written)
-        self._groups.append((now, deque([key for key, _ in written])))
-        self._settled += len(written)
+        if written:
+            self._offsets.update(written)
+            self._remember([key for key, _ in written], now)
+
+    def settle_run(self, keys: Sequence[str], first: int, now: float) -> None:
+        """The same for events that stand in the log one behind the other."""
+        self._offsets.update(zip(keys, range(first, first + len(keys)), strict=True))
+        self._remember(keys, now)
+
+    def _remember(self, keys: Sequence[str], now: float) -> None:
+        self._claimed.difference_update(keys)
+        self._groups.append((now, deque(keys)))
+        self._settled += len(keys)
         while self._settled > self._keys_max:
             self._drop_oldest_key()
 
@@ -79,8 +88,7 @@ class Idempotency:
 
     def offset(self, key: str) -> int | None:
         """Where the event stands in the log, if that is still known."""
-        found = self._offsets.get(key)
-        return None if found is None or found == CLAIMED else found
+        return self._offsets.get(key)
 
     def _drop_oldest_key(self) -> None:
         _, keys = self._groups[0]

@@ -4,12 +4,13 @@ The keeper of the log: writes to it and follows it.
 Appends and the search for what other processes appended are made in one order, so runs of records
 reach the hub in the order of the log, each exactly once:
 
-    commit ──► append_many ──► (records of others before ours) ──► done, in the event loop
+    commit ──► append_many ──► [sync] ──► (records of others before ours) ──► done, in the event loop
     nothing to do ──► anything new in the log? ──► arrived, in the event loop
 
-Own records are not read back: whoever committed them still has them in memory. An append that does
-not wait for the disk is quicker than the way to another thread and back, so it is made where it is
-asked for; the lock keeps it in one order with what the thread finds.
+Own records are not read back: whoever committed them still has them in memory. An append is quicker
+than the way to another thread and back, so it is made where it is asked for. So is the sync on a disk
+that has been quick of late; on any other a thread waits for it. The lock keeps appends in one order
+with what the thread finds.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +37,12 @@ logger = logging.getLogger("virta.hub")
 POLL_S = 0.005
 # A failing log is asked again after this long, so that an error does not become a busy loop.
 RETRY_S = 0.5
+# The event loop may wait this long for a usual sync: less than the way to a thread and back costs, and
+# less than its other work takes in a turn. One that takes longer sends the next ones to the thread.
+LOOP_SYNC_S_MAX = 0.001
+# How much the last sync says about the next; a new log has to show that it is quick.
+SYNC_WEIGHT = 0.2
+FIRST_SYNC_S = 4 * LOOP_SYNC_S_MAX
 # Records of others go to the loop in runs of about this many.
 FOREIGN_RUN_MAX = 4096
 
@@ -64,9 +72,11 @@ class Keeper:
         self._log = log
         self._loop = loop
         self._arrived = arrived
-        self._durability = durability
-        self._inline = durability == "none"
+        self._synced = durability != "none"
         self._order = threading.Lock()
+        # Runs of others that are on their way to the loop: nothing may overtake them.
+        self._under_way = 0
+        self._usual_sync_s = FIRST_SYNC_S
         self._position = log.next_offset
         self._commits: queue.SimpleQueue[Commit | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="virta-keeper", daemon=True)
@@ -83,13 +93,26 @@ class Keeper:
         self._thread.start()
 
     def commit(self, commit: Commit) -> None:
-        """Append in order of calls; never waits for the disk."""
-        if self._inline:
-            with self._order:
-                self._append(commit)
+        """
+        Append in order of calls; never waits for a slow disk.
+
+        What needs no thread is done, `done` included, before this returns, unless records of others
+        are to be delivered first.
+        """
+        with self._order:
+            self._append(commit)
+            if commit.error is None:
+                if not self._synced:
+                    self._pass_others(commit)
+                elif self._usual_sync_s <= LOOP_SYNC_S_MAX:
+                    self._sync(commit)
+                else:
+                    self._commits.put(commit)
+                    return
+            if self._under_way:
                 self._loop.call_soon(commit.done, commit)
-        else:
-            self._commits.put(commit)
+                return
+        commit.done(commit)
 
     def stop(self) -> None:
         """Finish what was handed in, then end the thread; blocks until it has."""
@@ -108,13 +131,30 @@ class Keeper:
                 continue
             if commit is None:
                 return
-            self._append(commit)
+            self._sync(commit)
             self._call(commit.done, commit)
 
     def _append(self, commit: Commit) -> None:
         try:
-            appended = self._log.append_many(commit.records, durability=self._durability)
-            commit.appended = appended
+            commit.appended = self._log.append_many(commit.records, durability="none")
+        except LogError as error:
+            self._failed(commit, error)
+
+    def _sync(self, commit: Commit) -> None:
+        """Make an append durable, then look what others wrote before it."""
+        began = time.monotonic()
+        try:
+            self._log.flush()
+            took = time.monotonic() - began
+            self._usual_sync_s += SYNC_WEIGHT * (took - self._usual_sync_s)
+            self._pass_others(commit)
+        except LogError as error:
+            self._failed(commit, error)
+
+    def _pass_others(self, commit: Commit) -> None:
+        """Read what others appended before this commit; our position is behind it then."""
+        appended = commit.appended
+        try:
             while self._position < appended.offset:
                 before = self._position
                 commit.foreign += self._read(appended.offset)
@@ -122,18 +162,24 @@ class Keeper:
                     break
             self._position = appended.offset + appended.count
         except LogError as error:
-            logger.warning("append_failed code=%s: %s", error.code, error.message)
-            commit.error = error
-            if isinstance(error, LogSyncError):
-                self.poisoned = error
+            self._failed(commit, error)
+
+    def _failed(self, commit: Commit, error: LogError) -> None:
+        logger.warning("append_failed code=%s: %s", error.code, error.message)
+        commit.error = error
+        if isinstance(error, LogSyncError):
+            self.poisoned = error
 
     def _follow(self) -> None:
+        if not self._commits.empty():
+            return  # the newest records are our own, and `_sync` comes past the others
         try:
             # Not `while`: what one round leaves is found by the next, and others get the lock.
             if (end := self._log.next_offset) > self._position:
                 records = self._read(end)
                 if records:
-                    self._call(self._arrived, records)
+                    self._under_way += 1
+                    self._call(self._come, records)
             self.failure = None
         except LogClosedError:
             return
@@ -141,6 +187,12 @@ class Keeper:
             if self.failure is None:
                 logger.warning("follow_failed code=%s: %s", error.code, error.message)
             self.failure = error
+
+    def _come(self, records: list[Record]) -> None:
+        """In the loop: records of others, in their turn."""
+        with self._order:
+            self._under_way -= 1
+        self._arrived(records)
 
     def _read(self, end: int) -> list[Record]:
         """Records from the position up to `end`, as far as they are visible."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -103,12 +103,26 @@ class Publisher:
             self._idle = self._loop.create_future()
             await self._idle
 
+    @property
+    def room(self) -> int:
+        """How many more events are taken before publishing is refused; the last may be a batch."""
+        if self.outstanding_bytes >= OUTSTANDING_BYTES_MAX:
+            return 0
+        return max(0, self._outstanding_max - self.outstanding)
+
     def submit(self, drafts: Sequence[Delivery], answer: Answer) -> None:
         """
         Take events; `answer` is called in the loop once they are durable (None) or lost (the error).
 
         The caller asked `full` first.
         """
+        self.take(drafts, answer)
+        if self._writing is None and not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._write_soon)
+
+    def take(self, drafts: Sequence[Delivery], answer: Answer) -> None:
+        """Take events for the next write, which `write` begins; the caller asked for `room`."""
         self._idempotency.expire(self._clock())
         number = len(drafts)
         size = len(drafts[0].value) if number == 1 else sum([len(d.value) for d in drafts])
@@ -124,9 +138,15 @@ class Publisher:
         gathering.answers.append((answer, number))
         self.outstanding += number
         self.outstanding_bytes += size
-        if self._writing is None and not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._write)
+
+    def write(self) -> None:
+        """Write what was taken, unless a write is under way: that one's end begins the next."""
+        if self._writing is None and self._waiting:
+            self._write()
+
+    def _write_soon(self) -> None:
+        self._scheduled = False
+        self.write()
 
     def _claim(self, drafts: Sequence[Delivery]) -> Sequence[str | None]:
         """The idempotency key of each draft, DUPLICATE for repeats, None for stream messages."""
@@ -169,7 +189,6 @@ class Publisher:
         return waiting[-1]
 
     def _write(self) -> None:
-        self._scheduled = False
         gathering = self._writing = self._waiting.popleft()
         self.commits += 1
         if not gathering.drafts:
@@ -191,22 +210,27 @@ class Publisher:
         self._finish(gathering, commit.error)
 
     def _deliver(self, gathering: _Gathering, first: int, timestamp: int) -> None:
-        drafts, marks = gathering.drafts, gathering.marks
-        written = [(m, o) for o, m in enumerate(marks, first) if m is not None]
-        self._idempotency.settle(written, self._clock())
+        drafts = gathering.drafts
+        self._settle(gathering.marks, first)
         self.published += len(drafts)
-        self._hub.advance(first + len(drafts))
-        heard: dict[str, list[Delivery] | None] = {}
-        for offset, draft in enumerate(drafts, first):
-            channel = draft.channel
-            if channel not in heard:
-                heard[channel] = [] if self._hub.has_hearers(channel) else None
-            run = heard[channel]
-            if run is not None:
-                draft.offset = offset
+        hub = self._hub
+        hub.advance(first + len(drafts))
+        heard = {name for name in {draft.channel for draft in drafts} if hub.has_hearers(name)}
+        runs: dict[str, list[Delivery]] = {}
+        for draft in drafts if heard else ():
+            if draft.channel in heard:
                 draft.timestamp = timestamp
-                run.append(draft)
-        self._hub.deliver_runs({name: run for name, run in heard.items() if run})
+                runs.setdefault(draft.channel, []).append(draft)
+        if runs:
+            hub.deliver_runs(runs)
+
+    def _settle(self, marks: list[str | None], first: int) -> None:
+        """Note where events stand, so that repeats are known; messages to streams have no mark."""
+        if None not in marks:
+            self._idempotency.settle_run(cast("list[str]", marks), first, self._clock())
+        else:
+            written = [(m, o) for o, m in enumerate(marks, first) if m is not None]
+            self._idempotency.settle(written, self._clock())
 
     def _finish(self, gathering: _Gathering, error: LogError | None) -> None:
         self._writing = None
@@ -214,8 +238,11 @@ class Publisher:
         for answer, number in gathering.answers:
             self.outstanding -= number
             answer(error)
-        if self._waiting and not self._scheduled:
-            self._write()
+        if self._waiting:
+            # What is answered at once must not pile up calls: the next write has a tick of its own.
+            if not self._scheduled:
+                self._scheduled = True
+                self._loop.call_soon(self._write_soon)
         elif self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from virta.hub.frames import websocket_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from virta.hub.subscription import Sink
     from virta.streams import Segments
 
@@ -22,7 +24,16 @@ QUEUED_MIN, QUEUED_MAX = 1, 250
 class StreamConsumer:
     """One connection's subscriptions and its queue."""
 
-    __slots__ = ("_queue", "blocked", "dropped", "dropped_told", "sink", "streams", "tell_drops")
+    __slots__ = (
+        "_queue",
+        "blocked",
+        "dropped",
+        "dropped_told",
+        "put",
+        "sink",
+        "streams",
+        "tell_drops",
+    )
 
     def __init__(
         self, sink: Sink, streams: list[Segments], max_queued: int, *, tell_drops: bool = False
@@ -31,6 +42,8 @@ class StreamConsumer:
         # Equal in canonical form counts once.
         self.streams = list(dict.fromkeys(streams))
         self.sink = sink
+        # Where frames go while nothing is in the way; a sink may name something quicker.
+        self.put: Callable[[bytes], object] = sink.write
         self.blocked = False
         self.dropped = 0
         self.dropped_told = 0

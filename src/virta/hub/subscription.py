@@ -21,6 +21,8 @@ from virta.hub.delivery import SSE_CHUNKED, WEBSOCKET
 from virta.hub.frames import chunk, named_frame
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from virta.filters import Filter
 
 DISCONNECT = "disconnect"
@@ -61,9 +63,10 @@ class Subscription:
         "filter",
         "id",
         "policy",
+        "put",
         "query",
-        "sent",
         "sink",
+        "written_at",
     )
 
     def __init__(
@@ -82,10 +85,12 @@ class Subscription:
         self.filter = filter_
         self.query = query
         self.sink = sink
+        # Where payloads go while nothing is in the way; a sink may name something quicker.
+        self.put: Callable[[bytes], object] = sink.write
+        self.written_at = 0.0  # seconds of the monotonic clock
         self.encoding = encoding
         self.policy = policy or SlowPolicy()
         self.closed = False
-        self.sent = 0
         self.dropped = 0
         self.dropped_told = 0
         self.backlog_bytes = 0
@@ -99,7 +104,6 @@ class Subscription:
         """Deliver a payload of `count` events, or let it wait."""
         if self.blocked_since is None:
             self.sink.write(payload)
-            self.sent += count
         elif not self.closed:
             self._wait(payload, count)
 
@@ -117,10 +121,9 @@ class Subscription:
             self._tell_dropped()
         backlog = self._backlog
         while backlog and self.blocked_since is None and not self.closed:
-            payload, count = backlog.popleft()
+            payload, _ = backlog.popleft()
             self.backlog_bytes -= len(payload)
             self.sink.write(payload)
-            self.sent += count
         if backlog and self.blocked_since is None:
             self.blocked_since = now
 

@@ -39,6 +39,9 @@ class ExchangeQueue:
     def __len__(self) -> int:
         return len(self._exchanges)
 
+    def __bool__(self) -> bool:
+        return bool(self._exchanges)
+
     def add(self, exchange: Exchange) -> None:
         self._exchanges.append(exchange)
         if exchange.start is not None and len(self._exchanges) == 1:

@@ -9,6 +9,9 @@ uvicorn hosts this class (sockets, TLS, signals). A connection is in one of thes
     STREAM    the connection is a consumer (server-sent events) or a WebSocket; no more requests
     ENDED     the last answer is written; what still arrives is thrown away until the peer closes
 
+Between two requests (`between`) a whole publication with a head that is known takes the quick way
+(`virta.server.quick`) past the parser.
+
 Hot routes are `/channels/…`, `POST /publish` and `/filters/ID/events`. Nothing here matches, frames or stores anything.
 """
 
@@ -25,6 +28,7 @@ from virta.errors import FilterError, HubError, RequestError
 from virta.server import responses
 from virta.server.exchange import Exchange, ExchangeQueue
 from virta.server.paths import CHANNELS
+from virta.server.quick import END_OF_HEAD
 from virta.server.requests import ChannelRequest, FilterEventsRequest, HotRequest, MessagesRequest
 from virta.server.websocket import WebSocket
 from virta.server.wheel import NEVER
@@ -32,6 +36,7 @@ from virta.server.wheel import NEVER
 if TYPE_CHECKING:
     import asyncio
 
+    from virta.server.quick import QuickWay
     from virta.server.service import Service
     from virta.server.sse import SseConsumer
 
@@ -63,6 +68,7 @@ class HotProtocol(HttpToolsProtocol):
     """One connection."""
 
     service: ClassVar[Service]
+    way: ClassVar[QuickWay]
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -73,6 +79,12 @@ class HotProtocol(HttpToolsProtocol):
         self.consumer: SseConsumer | None = None
         self.socket: WebSocket | None = None
         self.ended = False
+        # The parser stands between two requests and this is still a connection for requests.
+        self.between = True
+        # A publication on the quick way: True, or its exchange once others came behind it.
+        self.quick: Exchange | bool | None = None
+        # The bytes of the head that arrives, and then of the one that is checked, if all are at hand.
+        self._arriving_head = self.head_bytes = b""
         self.url = b""
         self.headers = []
         self._in_head = False
@@ -108,11 +120,31 @@ class HotProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self.between:
+            way = self.way
+            at = data.find(END_OF_HEAD)
+            head = data[:at]
+            known = way.heads.get(head)
+            if known is None:
+                self._arriving_head = head if at > 0 else b""
+            elif len(data) == known.size and self.quick is None and not self.exchanges:
+                self.quick = True
+                self.deadline = self.service.wheel.now + self.service.idle_s
+                if not way.arrived:
+                    self.loop.call_soon(way.run)
+                way.arrived.append((self, known, data))
+                return
+        self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        """The long way: whatever is no whole publication with a head that is known."""
         if self.ended or self.consumer is not None:
             return
         if self.socket is not None:
             self.socket.data_received(data)
             return
+        if self.quick is not None:
+            self._settle_quick()
         if self.timeout_keep_alive_task is not None:
             self._unset_keepalive_if_required()
         self._arriving = len(data)
@@ -149,6 +181,7 @@ class HotProtocol(HttpToolsProtocol):
         """The peer sends no more; answers that it waits for are still written."""
         if self.consumer is not None or self.socket is not None or self.ended:
             return False
+        self._settle_quick()
         if self.request is not None:
             error = RequestError(400, "partial-content", "the body ended before it was complete")
             self.request.refuse(error, close=True)
@@ -157,6 +190,7 @@ class HotProtocol(HttpToolsProtocol):
 
     def expired(self, now: float) -> None:
         """The wheel: the deadline of whatever state this connection is in has passed."""
+        self._settle_quick()
         if self.consumer is not None:
             self.consumer.expired(now)
         elif self.socket is not None:
@@ -173,6 +207,7 @@ class HotProtocol(HttpToolsProtocol):
         if self.ended:
             return
         self.ended = True
+        self.between = False
         self.request = None
         if self.transport.can_write_eof() and not self.transport.is_closing():
             # Closing at once would reset the connection under a peer that is still sending,
@@ -184,6 +219,7 @@ class HotProtocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """uvicorn's sign that the server drains."""
+        self._settle_quick()
         if self.consumer is not None:
             self.consumer.drain()
         elif self.socket is not None:
@@ -222,6 +258,7 @@ class HotProtocol(HttpToolsProtocol):
         self.headers = []
         self._unfinished = 0
         self._in_head = True
+        self.between = False
 
     def on_url(self, url: bytes) -> None:
         self.url += url
@@ -237,6 +274,7 @@ class HotProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self.head_bytes, self._arriving_head = self._arriving_head, b""
         if self.ended or self.consumer is not None:
             return
         if self._unfinished + self._arriving > self.service.head_bytes_max:
@@ -273,6 +311,7 @@ class HotProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self.between = self.parser.should_keep_alive() and not self.ended
         if self.request is not None:
             request, self.request = self.request, None
             request.on_complete()
@@ -300,6 +339,7 @@ class HotProtocol(HttpToolsProtocol):
         """Turn into a stream: no more requests are read, so what reads them is let go."""
         self.exchanges.clear()
         self.exchanges = NO_EXCHANGES
+        self.between = False
         self.pipeline = NO_PIPELINE
         self.consumer = consumer
         self.parser = None  # type: ignore[assignment]
@@ -324,6 +364,32 @@ class HotProtocol(HttpToolsProtocol):
         more += MORE_HEADERS.get(error.status, b"")
         response = self.service.responder.refused(error, close=close, more=more)
         self.exchanges.answer(exchange, response, close=close)
+
+    # The quick way.
+
+    def _settle_quick(self) -> None:
+        """Something comes behind a publication on the quick way: from now on it has a place in line."""
+        if self.quick is True:
+            self.way.run()  # before whatever came later is published
+        if self.quick is True:
+            self.quick = self._enter()
+
+    def answer_quick(self, response: bytes) -> None:
+        """Answer the publication on the quick way, which is not alone or the last."""
+        self._settle_quick()
+        exchange, self.quick = self.quick, None
+        if isinstance(exchange, Exchange):
+            close = self.service.draining
+            if close:
+                response = response.replace(responses.KEEP, responses.CLOSE, 1)
+            self.exchanges.answer(exchange, response, close=close)
+
+    def refuse_quick(self, error: RequestError, more: bytes) -> None:
+        """Refuse the publication on the quick way; the connection stays."""
+        self._settle_quick()
+        exchange, self.quick = self.quick, None
+        if isinstance(exchange, Exchange):
+            self.refuse(exchange, error, close=False, more=more)
 
     def _enter(self) -> Exchange:
         exchange = Exchange()
@@ -356,6 +422,7 @@ class HotProtocol(HttpToolsProtocol):
 
     def _upgrade(self, rest: bytes) -> None:
         """The parser met an Upgrade header: WebSocket is taken up, anything else is ignored."""
+        self.between = False
         if self._get_upgrade() == b"websocket":
             self.socket = WebSocket(self, self._method)
             self.socket.open(rest)

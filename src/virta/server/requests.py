@@ -12,11 +12,12 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from virta.errors import LogError, LogLimitError, RequestError
+from virta.errors import LogError, RequestError
 from virta.server import responses
 from virta.server.exchange import Exchange
 from virta.server.intake import check_channel, content_mode, read_events, read_messages
 from virta.server.paths import ChannelPath, parse_channel_path
+from virta.server.quick import log_refusal
 from virta.server.sse import open_filter_stream, open_stream
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from virta.server.protocol import HotProtocol
 
 WRITING = frozenset({b"POST", b"PUT"})
+LONG_WAY = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
 # Paths repeat: a publisher sends to few channels.
 PATH_CACHE_MAX = 4096
 
@@ -141,7 +143,7 @@ class HotRequest(Exchange):
     def published(self, error: LogError | None) -> None:
         """The events are as durable as promised, or lost."""
         if error is not None:
-            self.refuse(_log_refusal(error), close=False)
+            self.refuse(log_refusal(error), close=False)
             return
         protocol = self.protocol
         response = self.success()
@@ -179,6 +181,8 @@ class ChannelRequest(HotRequest):
                 check_channel(self._path.channel)
             self._content_type, self._mode = content_mode(self.head)
             self.check_length()
+            if protocol.head_bytes:
+                self._teach(protocol.head_bytes)
         elif self.method == b"GET":
             if self.announced:
                 raise RequestError(400, "unexpected-body")
@@ -201,6 +205,16 @@ class ChannelRequest(HotRequest):
         service.translations += 1
         self._parse_ms = int(took * 1000)
         self.publish(drafts)
+
+    def _teach(self, head: bytes) -> None:
+        """Everything about this head is fine: the next one like it may take the quick way."""
+        length = self.head.get(b"content-length")
+        # A length beside chunks, an `Expect` and a last request are matters for the long way.
+        if length is None or not self._keep or self.head.keys() & LONG_WAY:
+            return
+        self.protocol.way.learn(
+            head, self._path.channel, self._content_type, self._mode, int(length)
+        )
 
     def _consume(self) -> None:
         """Turn the connection into a consumer once all earlier answers are out."""
@@ -275,9 +289,3 @@ class MessagesRequest(HotRequest):
 
     def success(self) -> bytes:
         return self.protocol.service.streams_accepted
-
-
-def _log_refusal(error: LogError) -> RequestError:
-    if isinstance(error, LogLimitError):
-        return RequestError(413, "body-too-large", error.message)
-    return RequestError(500, "internal-failure", f"the log refused the write: {error.message}")

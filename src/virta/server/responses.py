@@ -12,7 +12,6 @@ import base64
 import os
 import time
 from http import HTTPStatus
-from itertools import count
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -85,7 +84,7 @@ class Responder:
     def __init__(self, source_name: str, durability: str) -> None:
         # Ids look like 15 random bytes in base64; 9 of them are, and number the answers for the rest.
         self._prefix = base64.b64encode(os.urandom(9))
-        self._numbers = count(int.from_bytes(os.urandom(2), "big"))
+        self._number = int.from_bytes(os.urandom(2), "big")
         self._clock_until = 0.0
         self._clock = b""
         self._events_headers = (
@@ -102,18 +101,26 @@ class Responder:
 
     def accepted(self, read_ms: int, parse_ms: int, encode_ms: int) -> bytes:
         """The 202 of a publication."""
+        number = self.numbers(1)
+        tail = self.accepted_tail(read_ms, parse_ms, encode_ms)
+        return b"%b%08x%b" % (self.accepted_head(), number & 0xFFFFFFFF, tail)
+
+    def accepted_head(self) -> bytes:
+        """A 202 up to the number of the answer, in 8 hexadecimal digits."""
+        return b"%bce-time: %b\r\nce-id: %b" % (self._accepted, self._time(), self._prefix)
+
+    def accepted_tail(self, read_ms: int, parse_ms: int, encode_ms: int) -> bytes:
+        """The same from behind the number on."""
         return (
-            b"%bce-time: %b\r\nce-id: %b\r\nThorium-Body-Read-Time: %d ms\r\nThorium-JSON-Parse-Time: %d ms\r\nThorium-Encode-Time: %d ms\r\n\r\n%b"
-            % (
-                self._accepted,
-                self._time(),
-                self._id(),
-                read_ms,
-                parse_ms,
-                encode_ms,
-                ACCEPTED_BODY,
-            )
+            b"\r\nThorium-Body-Read-Time: %d ms\r\nThorium-JSON-Parse-Time: %d ms\r\nThorium-Encode-Time: %d ms\r\n\r\n%b"
+            % (read_ms, parse_ms, encode_ms, ACCEPTED_BODY)
         )
+
+    def numbers(self, count: int) -> int:
+        """Take so many numbers for answers; gives the first."""
+        first = self._number
+        self._number += count
+        return first
 
     def refused(self, error: RequestError, *, close: bool, more: bytes = b"") -> bytes:
         """A refusal: `code`, often a message, and what the code promises beside them."""
@@ -146,7 +153,7 @@ class Responder:
         }
 
     def _id(self) -> bytes:
-        return b"%b%08x" % (self._prefix, next(self._numbers) & 0xFFFFFFFF)
+        return b"%b%08x" % (self._prefix, self.numbers(1) & 0xFFFFFFFF)
 
     def _time(self) -> bytes:
         now = time.monotonic()

@@ -25,6 +25,7 @@ from virta.errors import ConfigError
 from virta.server.app import build_app
 from virta.server.door import check_exposure
 from virta.server.protocol import HotProtocol
+from virta.server.quick import QuickWay
 from virta.server.service import Service
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ async def serve(config: Config, listener: socket.socket) -> None:
     """Run one server on a bound socket, from opening the log to closing it."""
     service = Service(config)
     await service.start()
-    protocol = type("ServiceProtocol", (HotProtocol,), {"service": service})
+    members = {"service": service, "way": QuickWay(service)}
+    protocol = type("ServiceProtocol", (HotProtocol,), members)
     settings = uvicorn.Config(
         build_app(service),
         http=protocol,

@@ -128,6 +128,19 @@ def read_policy(service: Service, asked: bytes | None) -> SlowPolicy:
 class SseConsumer:
     """The sink of one subscription."""
 
+    __slots__ = (
+        "_announced",
+        "_chunked",
+        "_filter_ids",
+        "_last_event_id",
+        "_protocol",
+        "_replay",
+        "_room",
+        "_service",
+        "_start",
+        "subscription",
+    )
+
     def __init__(
         self,
         protocol: HotProtocol,
@@ -143,12 +156,9 @@ class SseConsumer:
     ) -> None:
         self._protocol = protocol
         self._service = protocol.service
-        self._wheel = protocol.service.wheel
-        self._put = protocol.transport.write
         self._start = start
         self._last_event_id = last_event_id
         self._chunked = chunked
-        self._last_write = 0.0
         self._room: asyncio.Future[None] | None = None
         self._replay: asyncio.Task[None] | None = None
         self._announced = False
@@ -162,6 +172,7 @@ class SseConsumer:
             encoding=SSE_CHUNKED if chunked else SSE_PLAIN,
             policy=policy,
         )
+        self.subscription.put = protocol.transport.write
 
     # The stream's life.
 
@@ -182,12 +193,12 @@ class SseConsumer:
             service.filter_streams.setdefault(id_, set()).add(self)
         if not live:
             self._replay = asyncio.ensure_future(self._catch_up())
-        service.wheel.set(self._protocol, self._last_write + service.ping_s)
+        service.wheel.set(self._protocol, subscription.written_at + service.ping_s)
 
     def write(self, payload: bytes) -> None:
         """Take bytes from the hub."""
-        self._last_write = self._wheel.now
-        self._put(payload)
+        self.subscription.written_at = self._service.wheel.now
+        self._protocol.transport.write(payload)
 
     def end(self, reason: str) -> None:
         """Drop a consumer that does not keep up; it cannot be told, since it does not read."""
@@ -243,11 +254,11 @@ class SseConsumer:
             return
         if (
             self.subscription.blocked_since is None
-            and now - self._last_write >= self._service.ping_s
+            and now - self.subscription.written_at >= self._service.ping_s
         ):
             data = {"timestamp": timestamp_text(now_microseconds())}
             self.write(self._framed(named_frame("ping", data)))
-        deadline = self._last_write + self._service.ping_s
+        deadline = self.subscription.written_at + self._service.ping_s
         if self.subscription.blocked_since is not None:
             deadline = self.subscription.blocked_since + self.subscription.policy.seconds_max
         self._service.wheel.set(self._protocol, max(deadline, now))

@@ -155,6 +155,9 @@ class WebSocket:
             connection.end()
             return
         self._open = True
+        hearer = self._streams or self._subscription
+        if hearer is not None:
+            hearer.put = connection.transport.write
         self._service.wheel.set(connection, connection.loop.time() + self._service.ping_s)
         if rest:
             self.data_received(rest)
@@ -172,7 +175,7 @@ class WebSocket:
 
     def write(self, payload: bytes) -> None:
         """Take ready-made frames."""
-        if self._protocol.state is State.OPEN:
+        if self._open:
             self._connection.transport.write(payload)
 
     def end(self, reason: str) -> None:
@@ -190,6 +193,7 @@ class WebSocket:
             if isinstance(event, Frame):
                 self._on_frame(event)
         self._flush()
+        self._check_open()
         if self._protocol.close_expected():
             self._connection.end()
 
@@ -266,6 +270,15 @@ class WebSocket:
             except ProtocolError as error:
                 self._service.logger.debug("close_failed", reason=str(error))
             self._flush()
+            self._check_open()
+
+    def _check_open(self) -> None:
+        """Behind a close frame nothing is sent: what is still delivered goes nowhere."""
+        if self._open and self._protocol.state is not State.OPEN:
+            self._open = False
+            hearer = self._streams or self._subscription
+            if hearer is not None:
+                hearer.put = self.write
 
     def _flush(self) -> None:
         for data in self._protocol.data_to_send():

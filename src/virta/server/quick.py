@@ -1,0 +1,167 @@
+"""
+The quick way in: publications whose head was seen before, all that arrived in a tick in one pass.
+
+A publisher sends the same head again and again; only the length differs. Once a head has passed every
+check that looks at nothing but the head, its bytes are remembered with what they meant. A request that
+arrives whole behind such a head needs no parser, no request object and no queue:
+
+    data ──► known head? ──► arrived ─┬─► bodies read ──► one append ──► matched ──► answers
+                 └─ no: the parser    └─ (one tick)
+
+Invariant: what is known of a head is what the parser and the checks would say again, since they are
+functions of its bytes and of settings that do not change. Everything else (pieces, pipelines, other
+routes and modes) takes the long way, which gives the same answers.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from virta.errors import LogError, LogLimitError, RequestError
+from virta.server.intake import MODES, STRUCTURED, read_events, read_quickly
+
+if TYPE_CHECKING:
+    from virta.hub.delivery import Delivery
+    from virta.server.protocol import HotProtocol
+    from virta.server.service import Service
+
+END_OF_HEAD = b"\r\n\r\n"
+# Heads that are remembered, and how long one may be: together a few megabytes at most.
+HEADS_MAX = 4096
+HEAD_BYTES_MAX = 1024
+# Reading a smaller body takes no millisecond, which is the unit in which it is told.
+TIMED_BODY_BYTES = 16 * 1024
+# So many events are handed on together; more would make a tick long.
+RUN_EVENTS_MAX = 8192
+READ_TIME = b"Thorium-Body-Read-Time: 0 ms\r\n"
+
+
+class KnownHead(NamedTuple):
+    """What a head means: a publication to this channel, with a body of this length behind it."""
+
+    size: int  # of the whole request
+    start: int  # of the body
+    channel: str
+    content_type: bytes
+    mode: bytes
+
+
+class QuickWay:
+    """The heads that are known and the publications of this tick."""
+
+    def __init__(self, service: Service) -> None:
+        self.heads: dict[bytes, KnownHead] = {}
+        self.arrived: list[tuple[HotProtocol, KnownHead, bytes]] = []
+        self._service = service
+
+    def learn(self, head: bytes, channel: str, content_type: bytes, mode: bytes, size: int) -> None:
+        """Remember a head that passed all checks; `size` is the length it announces."""
+        if len(head) > HEAD_BYTES_MAX or mode not in MODES:
+            return
+        # Where the head ends is only certain when every line ends as it should.
+        lines = head.count(b"\r\n")
+        if head.count(b"\n") != lines or head.count(b"\r") != lines:
+            return
+        if len(self.heads) >= HEADS_MAX:
+            self.heads.clear()
+        start = len(head) + len(END_OF_HEAD)
+        self.heads[head] = KnownHead(start + size, start, channel, content_type, mode)
+
+    def run(self) -> None:
+        """Read, write and answer what has arrived."""
+        arrived = self.arrived
+        if not arrived:
+            return
+        self.arrived = []
+        service = self._service
+        publisher = service.publisher
+        service.requests += len(arrived)
+        service.translations += len(arrived)
+        room = publisher.room
+        drafts: list[Delivery] = []
+        waiting: list[tuple[HotProtocol, int]] = []
+        began = perf_counter()
+        for protocol, known, data in arrived:
+            body = data[known.start :]
+            draft = read_quickly(known.channel, body) if known.mode is STRUCTURED else None
+            if draft is not None and room > 0:
+                room -= 1
+                drafts.append(draft)
+                waiting.append((protocol, 0))
+                continue
+            try:
+                events, parse_ms = self._read(known, body, draft)
+                if room <= 0:
+                    refusal = service.overloaded(len(events))
+                    parsed = b"Thorium-JSON-Parse-Time: %d ms\r\n" % parse_ms
+                    protocol.refuse_quick(refusal, READ_TIME + parsed)
+                    continue
+            except RequestError as error:
+                protocol.refuse_quick(error, READ_TIME)
+                continue
+            room -= len(events)
+            drafts += events
+            waiting.append((protocol, parse_ms))
+            if len(drafts) > RUN_EVENTS_MAX:
+                publisher.take(drafts, _Answers(service, waiting))
+                drafts, waiting = [], []
+        service.translation_seconds += perf_counter() - began
+        if waiting:
+            publisher.take(drafts, _Answers(service, waiting))
+        publisher.write()
+
+    def _read(
+        self, known: KnownHead, body: bytes, draft: Delivery | None
+    ) -> tuple[list[Delivery], int]:
+        """The events of a body that wants a closer look or is a batch, and how long that took."""
+        if draft is not None:
+            return [draft], 0
+        began = perf_counter() if len(body) > TIMED_BODY_BYTES else 0.0
+        events = read_events(known.channel, [], known.content_type, known.mode, body)
+        return events, int((perf_counter() - began) * 1000) if began else 0
+
+
+class _Answers:
+    """The answers of one run, given when the log has its events."""
+
+    __slots__ = ("_service", "_since", "_waiting")
+
+    def __init__(self, service: Service, waiting: list[tuple[HotProtocol, int]]) -> None:
+        self._service = service
+        self._waiting = waiting
+        self._since = perf_counter()
+
+    def __call__(self, error: LogError | None) -> None:
+        if error is not None:
+            refusal = log_refusal(error)
+            for protocol, parse_ms in self._waiting:
+                parsed = b"Thorium-JSON-Parse-Time: %d ms\r\n" % parse_ms
+                protocol.refuse_quick(refusal, READ_TIME + parsed)
+            return
+        service = self._service
+        responder = service.responder
+        encode_ms = int((perf_counter() - self._since) * 1000)
+        head = responder.accepted_head()
+        tails: dict[int, bytes] = {}
+        first = responder.numbers(len(self._waiting))
+        for number, (protocol, parse_ms) in enumerate(self._waiting, first):
+            tail = tails.get(parse_ms)
+            if tail is None:
+                tail = tails[parse_ms] = responder.accepted_tail(0, parse_ms, encode_ms)
+            response = b"%b%08x%b" % (head, number & 0xFFFFFFFF, tail)
+            quick = protocol.quick
+            if quick is True and not service.draining:
+                protocol.quick = None
+                transport = protocol.transport
+                if not transport.is_closing():
+                    transport.write(response)
+            else:
+                protocol.answer_quick(response)
+
+
+def log_refusal(error: LogError) -> RequestError:
+    """What a publisher hears when the log does not take its events."""
+    if isinstance(error, LogLimitError):
+        return RequestError(413, "body-too-large", error.message)
+    return RequestError(500, "internal-failure", f"the log refused the write: {error.message}")

@@ -1,0 +1,164 @@
+"""The quick way of publications with a known head gives the answers of the long way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+
+import pytest
+from server_harness import BATCH, STRUCTURED, Consumer, event, ids
+
+BODIES = [
+    (STRUCTURED, json.dumps(event("fine")).encode(), b"202", b"accepted"),
+    (STRUCTURED, json.dumps(event("ünïcode"), ensure_ascii=False).encode(), b"202", b"accepted"),
+    (STRUCTURED, b'{"source":"//s","id":7}', b"202", b"accepted"),
+    (STRUCTURED, b'{"source":"//s",\n"id":"lines"}', b"202", b"accepted"),
+    (STRUCTURED, b'{"source":"//s","id":"\\ud800"}', b"202", b"accepted"),
+    (STRUCTURED, b'{"source":"//s","id":"x"', b"400", b"invalid-json-body"),
+    (STRUCTURED, b'{"source":"//s","id":"\xff"}', b"400", b"invalid-json-body"),
+    (STRUCTURED, b'{"id":"x"}', b"400", b"missing-event-source"),
+    (STRUCTURED, b'{"source":"//s"}', b"400", b"missing-event-id"),
+    (BATCH, json.dumps([event(f"b{n}") for n in range(300)]).encode(), b"202", b"accepted"),
+    (BATCH, b"[]", b"202", b"accepted"),
+    (BATCH, b'[{"source":"//s","id":"x"},{"id":"x"}]', b"400", b"missing-event-source"),
+]
+
+
+def request(channel, body, kind=STRUCTURED, more=b""):
+    return (
+        b"POST /channels/%b HTTP/1.1\r\nHost: x\r\n%bContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b"
+        % (channel.encode(), more, kind.encode(), len(body), body)
+    )
+
+
+class Talk:
+    """One connection that sends pieces and reads whole answers."""
+
+    def __init__(self, server):
+        self.socket = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.read = self.socket.makefile("rb")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.read.close()
+        self.socket.close()
+
+    def send(self, data):
+        self.socket.sendall(data)
+
+    def answer(self):
+        """The head and body of one answer."""
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            line = self.read.readline()
+            assert line, "the connection ended"
+            head += line
+        return head, self.read.read(int(re.search(rb"Content-Length: (\d+)", head)[1]))
+
+
+@pytest.mark.parametrize("case", range(len(BODIES)))
+def test_a_known_head_changes_no_answer(server, case):
+    """The first request goes the long way, the second the quick one: same status, headers, body."""
+    kind, body, status, code = BODIES[case]
+    with Talk(server) as talk:
+        seen = []
+        for _ in range(3):
+            talk.send(request(f"same-{case}", body, kind))
+            head, said = talk.answer()
+            assert head.split()[1] == status
+            assert json.loads(said)["code"].encode() == code
+            names = [line.split(b":")[0] for line in head.split(b"\r\n")[1:]]
+            seen.append((names, said))
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_pieces_of_a_request_with_a_known_head(server):
+    """However the bytes arrive, each request is answered once and stored once."""
+    whole = request("pieces", json.dumps(event("p")).encode())
+    with Talk(server) as talk:
+        for cut in (1, 30, len(whole) - 40, len(whole) - 1):
+            talk.send(whole)
+            assert talk.answer()[0].split()[1] == b"202"
+            talk.send(whole[:cut])
+            # An answer to somebody else is a sign that the first piece was read.
+            assert server.request("GET", "/livez").status == 200
+            talk.send(whole[cut:])
+            assert talk.answer()[0].split()[1] == b"202"
+        talk.send(whole + whole + whole[:50])
+        talk.send(whole[50:] + whole)
+        for _ in range(4):
+            assert talk.answer()[0].split()[1] == b"202"
+
+
+def test_what_comes_behind_a_quick_publication_stays_behind_it(server):
+    """Requests of one connection are published and answered in their order, whatever their way."""
+
+    async def scenario():
+        stream = await Consumer.open(server.port, "/channels/order")
+        await stream.connected()
+        with Talk(server) as talk:
+            talk.send(request("order", json.dumps(event("a")).encode()))
+            talk.answer()
+            wanted = ["a"]
+            for turn in range(20):
+                quick, slow = f"{chr(98 + turn)}", f"slow-{turn}"
+                talk.send(request("order", json.dumps(event(quick)).encode()))
+                talk.send(
+                    request("order", json.dumps(event(slow)).encode(), more=b"X: %d\r\n" % turn)
+                )
+                talk.send(b"DELETE /channels/order HTTP/1.1\r\nHost: x\r\n\r\n")
+                wanted += [quick, slow]
+                statuses = [talk.answer()[0].split()[1] for _ in range(3)]
+                assert statuses == [b"202", b"202", b"405"]
+        heard = ids(await stream.frames(len(wanted)))
+        await stream.close()
+        return wanted, heard
+
+    wanted, heard = asyncio.run(scenario())
+    assert heard == wanted
+
+
+def test_a_peer_that_sends_no_more_gets_its_quick_answer(start):
+    """Half of a connection may be shut behind a publication, also while its sync is under way."""
+    with start("--durability", "group") as server:
+        whole = request("half", json.dumps(event("h")).encode())
+        for _ in range(5):
+            with Talk(server) as talk:
+                talk.send(whole)
+                talk.socket.shutdown(socket.SHUT_WR)
+                assert talk.answer()[0].split()[1] == b"202"
+                assert talk.read.read() == b""
+
+
+def test_a_head_that_differs_is_read_anew(server):
+    """One more header is another head: closing is heeded, an expectation answered."""
+    body = json.dumps(event("d")).encode()
+    for more, first in ((b"Connection: close\r\n", b"202"), (b"Expect: 100-continue\r\n", b"100")):
+        for _ in range(2):
+            with Talk(server) as talk:
+                talk.send(request("differs", body))
+                assert talk.answer()[0].split()[1] == b"202"
+                talk.send(request("differs", body, more=more))
+                assert talk.read.readline().split()[1] == first
+
+
+def test_tokens_are_asked_on_the_quick_way(start, tmp_path):
+    """A head with a good token is known by all its bytes; another token is another head."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text("a-token-that-is-long\n")
+    with start("--token-file", tokens) as server:
+        body = json.dumps(event("t")).encode()
+        with Talk(server) as talk:
+            for _ in range(3):
+                good = b"Authorization: Bearer a-token-that-is-long\r\n"
+                talk.send(request("t", body, more=good))
+                assert talk.answer()[0].split()[1] == b"202"
+        for more in (b"", b"Authorization: Bearer a-token-that-is-lonG\r\n"):
+            with Talk(server) as talk:
+                talk.send(request("t", body, more=more))
+                assert talk.answer()[0].split()[1] == b"401"
