@@ -195,7 +195,7 @@ class Endpoints:
     async def keycounts(self, request: Request) -> Response:
         """How many terms of standing queries name each path of a channel."""
         raw = request.scope["raw_path"].removeprefix(b"/metrics/keycounts/")
-        channel = form_decode(raw.removesuffix(b"/"), code="not-found")
+        channel = form_decode(raw.removesuffix(b"/"), code="malformed-percent-escape")
         counts: dict[str, Any] = {}
         for filter_ in self._service.hub.filters(channel):
             for condition in conditions(filter_.tree):
