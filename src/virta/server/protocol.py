@@ -135,18 +135,15 @@ class HotProtocol(HttpToolsProtocol):
         if self._in_head:
             # A header is only seen when it is complete: what is under way is counted here.
             self._unfinished += len(data)
-            line = len(self.url) + REQUEST_LINE_REST_BYTES
-            if self._unfinished > line + self.service.head_bytes_max:
-                self._abort = 431
-                self._unreadable(httptools.HttpParserError())
-                return
-        elif self.request is not None or self._cold is not None:
+            over = self._unfinished - len(self.url) - REQUEST_LINE_REST_BYTES
+        else:
             # What is no body in a body (trailers, the sizes of chunks) is a head of a kind.
             self._quiet += len(data)
-            if self._quiet > self.service.head_bytes_max:
-                self._abort = 431
-                self._unreadable(httptools.HttpParserError())
-                return
+            over = self._quiet if self.request is not None or self._cold is not None else 0
+        if over > self.service.head_bytes_max:
+            self._abort = 431
+            self._unreadable(httptools.HttpParserError())
+            return
         if self._in_head or self.request is not None or self._cold is not None:
             # A request has to arrive in time, from its first byte.
             if self.deadline > now + self.service.body_s:
@@ -311,13 +308,13 @@ class HotProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._completed = True
         if self.request is not None:
             request, self.request = self.request, None
             request.on_complete()
         elif self._cold is not None:
             self._cold = None
             super().on_message_complete()
+        self._completed = True
 
     def on_response_complete(self) -> None:
         """The framework has written its answer."""
