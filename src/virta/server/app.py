@@ -8,6 +8,7 @@ requests are served right now (it fails at once when draining or when the log ca
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 SUBSCRIBE_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 JOURNAL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 OPEN_PATHS = frozenset({"/livez", "/readyz"})
+# With less on the disk the next publications will fail: others should serve them.
+FREE_BYTES_MIN = 1024 * 1024
 # A webhook's callback: it has no token, and its address holds a key.
 CALLBACK = re.compile(r"/subscriptions/[^/]+/confirm")
 
@@ -176,7 +179,7 @@ class Endpoints:
             why = "starting"
         else:
             failure = service.keeper.poisoned or service.keeper.failure
-            why = f"log: {failure.message}" if failure is not None else None
+            why = f"log: {failure.message}" if failure is not None else _full(service)
         headers = {"Cache-Control": "no-store"}
         if why is None:
             return PlainTextResponse("ok\n", headers=headers)
@@ -195,7 +198,7 @@ class Endpoints:
     async def keycounts(self, request: Request) -> Response:
         """How many terms of standing queries name each path of a channel."""
         raw = request.scope["raw_path"].removeprefix(b"/metrics/keycounts/")
-        channel = form_decode(raw.removesuffix(b"/"), code="not-found")
+        channel = form_decode(raw.removesuffix(b"/"), code="malformed-percent-escape")
         counts: dict[str, Any] = {}
         for filter_ in self._service.hub.filters(channel):
             for condition in conditions(filter_.tree):
@@ -241,6 +244,15 @@ class Endpoints:
     async def failed(self, request: Request, error: Exception) -> Response:
         self._service.logger.error("request_failed", path=request.url.path, exc_info=error)
         return refusal(self._service, RequestError(500, "internal-failure"))
+
+
+def _full(service: Service) -> str | None:
+    """Say so when publications are about to fail for want of space."""
+    disk = os.statvfs(service.config.data_dir)
+    free = disk.f_bavail * disk.f_frsize
+    if free >= FREE_BYTES_MIN:
+        return None
+    return f"{service.config.data_dir} has {free} bytes left: free some space"
 
 
 def _preflight(wanted: str) -> Response:

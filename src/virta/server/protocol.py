@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 PUBLISH = b"/publish"
 FILTERS = b"/filters/"
 # Ids of registered filters are 64 hexadecimal digits; an index of such a name is not likely.
+ABSOLUTE = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 FILTER_STREAM = re.compile(rb"/filters/[0-9a-f]{64}(?:,[0-9a-f]{64})*/events(?:$|\?)")
 SUBSCRIBE = b"/subscribe"
 # Subtub's head limit, which bounds how many streams one socket can name.
@@ -56,6 +57,7 @@ MORE_HEADERS = {
 REQUEST_LINE_REST_BYTES = 32
 # Requests of one connection under way at once; a client that sends more has to wait.
 PIPELINE_MAX = 64
+TOO_SLOW = RequestError(408, "body-timeout")
 # After the last answer the peer has this long to read it and close.
 LINGER_S = 2.0
 
@@ -90,6 +92,8 @@ class HotProtocol(HttpToolsProtocol):
         self._in_head = False
         self._arriving = 0
         self._unfinished = 0
+        self._quiet = 0
+        self._completed = False
         self._line_max = self.service.line_bytes_max
         self._cold: Exchange | None = None
         self._abort: int | None = None
@@ -148,6 +152,7 @@ class HotProtocol(HttpToolsProtocol):
         if self.timeout_keep_alive_task is not None:
             self._unset_keepalive_if_required()
         self._arriving = len(data)
+        self._completed = False
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -162,12 +167,16 @@ class HotProtocol(HttpToolsProtocol):
         if self._in_head:
             # A header is only seen when it is complete: what is under way is counted here.
             self._unfinished += len(data)
-            line = len(self.url) + REQUEST_LINE_REST_BYTES
-            if self._unfinished > line + self.service.head_bytes_max:
-                self._abort = 431
-                self._unreadable(httptools.HttpParserError())
-                return
-        if self._in_head or self.request is not None:
+            over = self._unfinished - len(self.url) - REQUEST_LINE_REST_BYTES
+        else:
+            # What is no body in a body (trailers, the sizes of chunks) is a head of a kind.
+            self._quiet += len(data)
+            over = self._quiet if self.request is not None or self._cold is not None else 0
+        if over > self.service.head_bytes_max:
+            self._abort = 431
+            self._unreadable(httptools.HttpParserError())
+            return
+        if self._in_head or self.request is not None or self._cold is not None:
             # A request has to arrive in time, from its first byte.
             if self.deadline > now + self.service.body_s:
                 self.service.wheel.set(self, now + self.service.body_s)
@@ -196,11 +205,18 @@ class HotProtocol(HttpToolsProtocol):
         elif self.socket is not None:
             self.socket.expired(now)
         elif self.request is not None:
-            self.request.refuse(RequestError(408, "body-timeout"), close=True)
-        elif len(self.exchanges) and not self.ended:
+            self.request.refuse(TOO_SLOW, close=True)
+        elif self._cold is not None and len(self.exchanges) == 1 and not self.ended:
+            self._cold = None
+            self._write(self.service.responder.refused(TOO_SLOW, close=True))
+            self.end()
+        elif len(self.exchanges) and self._cold is None and not self.ended:
             self.service.wheel.set(self, now + self.service.idle_s)
+        elif self.transport.is_closing() or self.flow.write_paused:
+            self.transport.abort()  # the peer does not take what it asked for
         else:
             self.transport.close()
+            self.service.wheel.set(self, now + LINGER_S)
 
     def end(self) -> None:
         """Nothing more will be written; the peer may finish reading."""
@@ -234,6 +250,10 @@ class HotProtocol(HttpToolsProtocol):
             self.consumer.full()
         elif self.socket is not None:
             self.socket.full()
+        elif not self._reading_paused:
+            # Who does not read answers is not asked for more requests.
+            self._reading_paused = True
+            self.transport.pause_reading()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -241,22 +261,31 @@ class HotProtocol(HttpToolsProtocol):
             self.consumer.room()
         elif self.socket is not None:
             self.socket.room()
+        if self._reading_paused:
+            self._read_on()
 
     def _write(self, data: bytes) -> None:
         if data and not self.transport.is_closing():
             self.transport.write(data)
-        if self._reading_paused and len(self.exchanges) < PIPELINE_MAX // 2:
-            self._reading_paused = False
-            self.transport.resume_reading()
+        if self._reading_paused:
+            self._read_on()
         if self._eof and not len(self.exchanges):
             self.transport.close()
+
+    def _read_on(self) -> None:
+        """Read requests again, if both the requests and the answers under way are few."""
+        few = len(self.exchanges) < PIPELINE_MAX // 2 and not self.flow.write_paused
+        if self._reading_paused and few and not self.transport.is_closing():
+            self._reading_paused = False
+            self.transport.resume_reading()
 
     # The parser's callbacks.
 
     def on_message_begin(self) -> None:
         self.url = b""
         self.headers = []
-        self._unfinished = 0
+        # What arrived with it may belong to requests before it; then it is counted once complete.
+        self._unfinished = 1 - self._arriving if self._completed else 0
         self._in_head = True
         self.between = False
 
@@ -277,8 +306,9 @@ class HotProtocol(HttpToolsProtocol):
         self.head_bytes, self._arriving_head = self._arriving_head, b""
         if self.ended or self.consumer is not None:
             return
-        if self._unfinished + self._arriving > self.service.head_bytes_max:
+        if self._arriving > self.service.head_bytes_max or self._unfinished > 0:
             self._check_head_size()
+        self._quiet = -self._arriving
         self._cold = None
         if self.parser.should_upgrade():
             self._method = self.parser.get_method()
@@ -291,6 +321,10 @@ class HotProtocol(HttpToolsProtocol):
             self._hot(MessagesRequest)
         elif url.startswith(FILTERS) and self._is_filter_stream():
             self._hot(FilterEventsRequest)
+        elif found := ABSOLUTE.match(url):
+            # RFC 9112 §3.2.2: as proxies write it, with the server's own address.
+            self.url = b"/" + url[found.end() :].removeprefix(b"/")
+            self.on_headers_complete()
         else:
             self._hand_over()
 
@@ -305,6 +339,7 @@ class HotProtocol(HttpToolsProtocol):
         return self.parser.get_method() == b"GET" and FILTER_STREAM.match(self.url) is not None
 
     def on_body(self, body: bytes) -> None:
+        self._quiet = -self._arriving
         if self.request is not None:
             self.request.on_body(body)
         elif self._cold is not None:
@@ -316,7 +351,9 @@ class HotProtocol(HttpToolsProtocol):
             request, self.request = self.request, None
             request.on_complete()
         elif self._cold is not None:
+            self._cold = None
             super().on_message_complete()
+        self._completed = True
 
     def on_response_complete(self) -> None:
         """The framework has written its answer."""
@@ -363,6 +400,8 @@ class HotProtocol(HttpToolsProtocol):
         self.service.count_refusal(error)
         more += MORE_HEADERS.get(error.status, b"")
         response = self.service.responder.refused(error, close=close, more=more)
+        if isinstance(exchange, HotRequest) and exchange.method == b"HEAD":
+            response = responses.without_body(response)
         self.exchanges.answer(exchange, response, close=close)
 
     # The quick way.
@@ -426,6 +465,10 @@ class HotProtocol(HttpToolsProtocol):
         if self._get_upgrade() == b"websocket":
             self.socket = WebSocket(self, self._method)
             self.socket.open(rest)
+            return
+        if self._method == b"CONNECT":
+            error = RequestError(405, "invalid-method", "this is no proxy", method="CONNECT")
+            self.refuse(self._enter(), error, close=True)
             return
         # RFC 9110 §7.8: a server may ignore Upgrade. This parser cannot, so it reads again
         # without it; a body may already have followed.

@@ -129,8 +129,11 @@ class HotRequest(Exchange):
                 raise self._too_large()
         elif b"transfer-encoding" not in head:
             raise RequestError(400, "missing-content-length")
-        if b"expect" in head and head[b"expect"].lower() == b"100-continue":
+        if b"expect" in head and head[b"expect"].lower() == b"100-continue" and self._is_1_1():
             self.protocol.transport.write(responses.CONTINUE)
+
+    def _is_1_1(self) -> bool:
+        return bool(self.protocol.parser.get_http_version() == "1.1")
 
     def publish(self, drafts: list[Delivery]) -> None:
         """Hand events to the publisher, which answers when they are durable."""
@@ -281,6 +284,8 @@ class MessagesRequest(HotRequest):
         if error.status in {400, 404} and error.message:
             shut = close or not self._keep
             response = responses.plain_text(error.status, error.message, close=shut)
+            if self.method == b"HEAD":
+                response = responses.without_body(response)
             self.protocol.exchanges.answer(self, response, close=shut)
             if close:
                 self.protocol.request = None

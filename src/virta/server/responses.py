@@ -78,6 +78,11 @@ def plain_text(status: int, text: str, *, close: bool, more: bytes = b"") -> byt
     return head + body
 
 
+def without_body(response: bytes) -> bytes:
+    """The answer to HEAD: the head of what another method would have got."""
+    return response[: response.index(b"\r\n\r\n") + 4]
+
+
 class Responder:
     """Makes JSON responses; knows the server's name and counts its answers."""
 

@@ -22,7 +22,7 @@ from virta.hub.frames import LAST_CHUNK, chunk, named_frame, timestamp_text
 from virta.hub.hub import now_microseconds
 from virta.hub.subscription import DISCONNECT, DROP_OLDEST, SlowPolicy, Subscription
 from virta.server.paths import parse_start
-from virta.server.responses import SSE_HEAD
+from virta.server.responses import CLOSE, KEEP, SSE_HEAD
 
 if TYPE_CHECKING:
     from virta.hub.replay import Start
@@ -184,9 +184,11 @@ class SseConsumer:
             service.hub.attach(subscription)
         # Where a client that has heard nothing yet may come back to.
         place = b"Virta-Position: %d\r\n" % service.hub.position
-        framing = place + (b"Transfer-Encoding: chunked\r\n\r\n" if self._chunked else b"\r\n")
+        head, framing = SSE_HEAD, place + b"Transfer-Encoding: chunked\r\n\r\n"
+        if not self._chunked:  # HTTP/1.0: the body ends where the connection does
+            head, framing = SSE_HEAD.replace(KEEP, CLOSE), place + b"\r\n"
         data = {"timestamp": timestamp_text(now_microseconds()), "clientID": subscription.id}
-        self.write(SSE_HEAD + framing + self._framed(named_frame("connect", data)))
+        self.write(head + framing + self._framed(named_frame("connect", data)))
         service.hub.announce(subscription, registered=True)
         self._announced = True
         for id_ in self._filter_ids:

@@ -37,6 +37,8 @@ PING = b"\x89\x00"
 # A client that sends nothing for this long, not even pongs, is gone.
 SILENCE_S = 60.0
 STREAMS_MAX = 10_000
+# Bytes from one client in one turn of the loop; as small frames, some ten milliseconds of work.
+SLICE_BYTES = 8192
 REASON_BYTES_MAX = 123  # of a close frame, RFC 6455 §5.5
 
 
@@ -91,7 +93,10 @@ class WebSocket:
         self._streams: StreamConsumer | None = None
         self._subscription: Subscription | None = None
         self._channel: str | None = None
-        self._message: list[bytes] = []
+        self._message = bytearray()
+        self._unread = b""
+        self._reading_paused = False
+        self._slicing = False
         self._last_heard = connection.loop.time()
         self._open = False
 
@@ -187,7 +192,37 @@ class WebSocket:
     # The connection's side.
 
     def data_received(self, data: bytes) -> None:
+        """
+        Take bytes, a slice in each turn of the loop.
+
+        A read may hold tens of thousands of small frames: others have their turn between them. And
+        while the client does not read, what it sends (pings that want their pongs) has to wait.
+        """
         self._last_heard = self._connection.loop.time()
+        self._unread += data
+        if not self._slicing and not self._reading_paused:
+            self._take_slice()
+
+    def _take_slice(self) -> None:
+        self._slicing = False
+        connection = self._connection
+        data, self._unread = self._unread[:SLICE_BYTES], self._unread[SLICE_BYTES:]
+        if data and not connection.ended:
+            self._feed(data)
+        if connection.ended or connection.transport.is_closing():
+            self._unread = b""
+            return
+        waits = bool(self._unread) or connection.flow.write_paused
+        if waits and not self._reading_paused:
+            connection.transport.pause_reading()
+        elif self._reading_paused and not waits:
+            connection.transport.resume_reading()
+        self._reading_paused = waits
+        if self._unread and not connection.flow.write_paused:
+            self._slicing = True
+            connection.loop.call_soon(self._take_slice)
+
+    def _feed(self, data: bytes) -> None:
         self._protocol.receive_data(data)
         for event in self._protocol.events_received():
             if isinstance(event, Frame):
@@ -228,6 +263,8 @@ class WebSocket:
             self._subscription.block(self._connection.loop.time())
 
     def room(self) -> None:
+        if self._reading_paused and not self._slicing:
+            self._take_slice()
         if self._streams is not None:
             self._streams.unblock()
         if self._subscription is not None:
@@ -240,10 +277,10 @@ class WebSocket:
             return  # pings are answered and closes echoed by the protocol itself
         if self._channel is None:
             return  # Subtub's subscribers only listen
-        self._message.append(bytes(frame.data))
+        self._message += frame.data
         if not frame.fin:
             return
-        body, self._message = b"".join(self._message), []
+        body, self._message = bytes(self._message), bytearray()
         try:
             self._publish(self._channel, body)
         except RequestError as error:

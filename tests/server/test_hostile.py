@@ -1,0 +1,281 @@
+"""Clients that mean harm, or do it all the same: answered or cut, never at the cost of others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import select
+import socket
+import struct
+import time
+from pathlib import Path
+
+import pytest
+from server_harness import STRUCTURED, Consumer, event, ids
+
+TOKEN = "a-token-of-sixteen"
+POST = f"POST /channels/h HTTP/1.1\r\nHost: x\r\nContent-Type: {STRUCTURED}\r\n"
+CHUNKED = (POST + "Transfer-Encoding: chunked\r\n\r\n").encode()
+BODY = b'{"source":"s","id":"1"}'
+WHOLE = f"{POST}Content-Length: {len(BODY)}\r\n\r\n".encode() + BODY
+UPGRADE = (
+    "Host: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Protocol: cloudevents.json\r\n\r\n"
+)
+# What one connection may make the server keep, with room for buffers and the allocator.
+GROWTH_KIB_MAX = 16 * 1024
+
+
+def dial(server):
+    return socket.create_connection(("127.0.0.1", server.port), timeout=10)
+
+
+def talk(server, data, *, until=None):
+    """Send, and read until the server closes or has said something."""
+    with dial(server) as connection:
+        connection.sendall(data)
+        heard = b""
+        while until is None or until not in heard:
+            more = connection.recv(65536)
+            if not more:
+                break
+            heard += more
+    return heard
+
+
+def memory_kib(server):
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0])
+
+
+def flood(connection, data, most):
+    """Send until so much is sent, or the server takes no more; gives how much it took."""
+    connection.settimeout(1.0)
+    sent = 0
+    try:
+        while sent < most:
+            sent += connection.send(data)
+    except OSError:
+        pass
+    return sent
+
+
+def upgraded(server, path):
+    connection = dial(server)
+    connection.sendall(f"GET {path} HTTP/1.1\r\n{UPGRADE}".encode())
+    assert b" 101 " in connection.recv(65536)
+    return connection
+
+
+def frame(opcode, data, *, fin=True):
+    size = len(data)
+    length = bytes([0x80 | size]) if size < 126 else b"\xfe" + struct.pack(">H", size)
+    return bytes([(0x80 if fin else 0) | opcode]) + length + b"\0\0\0\0" + data
+
+
+def test_connect_is_no_method_here(server):
+    """This is no proxy: CONNECT is 405 and the connection ends."""
+    for target in (b"x:80", b"/channels/h"):
+        answer = talk(server, b"CONNECT %b HTTP/1.1\r\nHost: x\r\n\r\n" % target)
+        assert answer.startswith(b"HTTP/1.1 405 ")
+
+
+@pytest.mark.parametrize("path", ["/channels/h", "/publish", "/livez", "/nowhere"])
+def test_head_has_no_body(server, path):
+    """An answer to HEAD is a head alone, so that the next answer is found behind it."""
+    request = f"HEAD {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+    last = b"HEAD /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+    answers = talk(server, request + last)
+
+    first, second, rest = answers.split(b"\r\n\r\n")
+    assert first.startswith(b"HTTP/1.1 ")
+    assert second.startswith(b"HTTP/1.1 200 ")
+    assert rest == b""
+
+
+def test_absolute_form(server):
+    """A request as a proxy writes it finds the hot routes as well (RFC 9112 §3.2.2)."""
+    request = WHOLE.replace(b"POST /", b"POST HTTP://x:1/", 1)
+    assert b"HTTP/1.1 202 " in talk(server, request, until=b"}")
+    assert b"HTTP/1.1 404 " in talk(server, b"GET http://x HTTP/1.1\r\nHost: x\r\n\r\n", until=b"}")
+
+
+def test_http_1_0(server):
+    """Version 1.0 knows no 100, and its streams end where the connection does."""
+    old = WHOLE.replace(b"HTTP/1.1\r\n", b"HTTP/1.0\r\nExpect: 100-continue\r\n", 1)
+    assert talk(server, old).startswith(b"HTTP/1.1 202 ")
+    stream = talk(server, b"GET /channels/h HTTP/1.0\r\n\r\n", until=b"\n\n")
+    assert b"Connection: close\r\n" in stream
+
+
+def test_a_burst_of_requests_is_no_large_head(server):
+    """Many requests in one go, the last of them cut anywhere, are all answered."""
+    burst = WHOLE * 200
+    with dial(server) as connection:
+        connection.sendall(burst[:-40])
+        heard = b""
+        while heard.count(b"HTTP/1.1 202 ") < 199:
+            heard += connection.recv(65536)
+        connection.sendall(burst[-40:])
+        while heard.count(b"HTTP/1.1 202 ") < 200:
+            heard += connection.recv(65536)
+
+    assert b" 431 " not in heard
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [
+        CHUNKED + b"17\r\n" + BODY + b"\r\n0\r\n" + b"X-T: y\r\n" * 100_000,
+        CHUNKED + b"17\r\n" + BODY + b"\r\n0\r\nX-T: " + b"y" * 1_000_000,
+        CHUNKED + b"17;" + b"x" * 1_000_000,
+        CHUNKED.replace(b"/channels/h", b"/filters/validate") + b"0\r\n" + b"X: y\r\n" * 100_000,
+        b"GET /livez HTTP/1.1\r\n" + b"A: b\r\n" * 100_000,
+        b"GET /livez HTTP/1.1\r\nA: " + b"b" * 1_000_000,
+    ],
+    ids=["trailers", "trailer", "chunk-extension", "cold-trailers", "headers", "header"],
+)
+def test_endless_heads_and_trailers(server, endless):
+    """Whatever is neither body nor end is cut off at the limit of a head."""
+    with dial(server) as connection:
+        flood(connection, endless, len(endless))
+        heard = connection.recv(65536)
+
+    assert heard.startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.parametrize("path", ["/filters/validate", "/journal/x", "/channels/h"])
+def test_bodies_have_to_arrive_in_time(start, path):
+    """A body that trickles is 408 on every route, however lively it trickles."""
+    with start("--body-timeout-ms", 300) as server, dial(server) as connection:
+        head = POST.replace("/channels/h", path) + "Content-Length: 1000\r\n\r\n"
+        connection.sendall(head.encode())
+        connection.settimeout(0.05)
+        heard = b""
+        began = time.monotonic()
+        while not heard and time.monotonic() - began < 10:
+            connection.sendall(b"x")
+            try:
+                heard = connection.recv(65536)
+            except TimeoutError:
+                continue
+
+    assert heard.startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize(
+    "request_bytes", [WHOLE, b"GET /channels/h?x=~5 HTTP/1.1\r\nHost: x\r\n\r\n"]
+)
+def test_unread_answers_are_bounded(start, request_bytes):
+    """Who sends requests and reads no answers is stopped, and cut when that lasts."""
+    with start("--durability", "none", "--tcp-idle-timeout-ms", 500) as server:
+        before = memory_kib(server)
+        with dial(server) as connection:
+            sent = flood(connection, request_bytes * 500, 64_000_000)
+
+            assert sent < 64_000_000
+            assert memory_kib(server) - before < GROWTH_KIB_MAX
+            cut = select.poll()
+            cut.register(connection, select.POLLRDHUP)
+            assert cut.poll(10_000)
+
+
+def test_pings_of_a_client_that_does_not_read(server):
+    """Pongs that nobody takes do not pile up: the server stops reading."""
+    before = memory_kib(server)
+    with upgraded(server, "/subscribe?streams=a:&max_queued=1") as connection:
+        sent = flood(connection, frame(9, b"x" * 125) * 500, 64_000_000)
+
+        assert sent < 64_000_000
+        assert memory_kib(server) - before < GROWTH_KIB_MAX
+
+
+def test_tiny_frames_leave_time_for_others(server):
+    """A flood of empty fragments is neither kept nor allowed to hold up other clients."""
+    before = memory_kib(server)
+    with upgraded(server, "/channels/h") as connection:
+        connection.sendall(frame(1, b"{", fin=False))
+        connection.setblocking(False)
+        waits = []
+        for _ in range(20):
+            try:
+                while True:
+                    connection.send(frame(0, b"", fin=False) * 10_000)
+            except BlockingIOError:
+                pass
+            began = time.monotonic()
+            assert server.request("GET", "/livez").status == 200
+            waits.append(time.monotonic() - began)
+
+    assert sorted(waits)[10] < 0.2
+    assert memory_kib(server) - before < GROWTH_KIB_MAX
+
+
+def test_fragments_and_control_frames_between(server):
+    """An event in pieces, split inside a character and with a ping between, is one event."""
+    text = json.dumps(event("fragment-ä"), ensure_ascii=False).encode()
+    cut = text.index("ä".encode()) + 1
+    with upgraded(server, "/channels/fragments") as connection:
+        connection.sendall(frame(1, text[:cut], fin=False) + frame(9, b"p") + frame(0, text[cut:]))
+        heard = b""
+        while text not in heard:
+            heard += connection.recv(65536)
+
+    assert heard.startswith(b"\x8a\x01p")
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"\x81\x02{}", 1002),  # not masked
+        (frame(1, b"\xff"), 1007),
+        (frame(0, b"x"), 1002),
+        (frame(9, b"x" * 126), 1002),
+        (frame(3, b""), 1002),
+        (b"\x81\xff" + struct.pack(">Q", 2**40), 1009),
+        (frame(8, struct.pack(">H", 1005)), 1002),
+    ],
+)
+def test_bad_frames_close_with_their_code(server, data, code):
+    """A frame that breaks the rules closes the socket with the code that says so."""
+    with upgraded(server, "/channels/h") as connection:
+        connection.sendall(data)
+        heard = connection.recv(65536)
+
+    assert heard[0] == 0x88
+    assert struct.unpack(">H", heard[2:4]) == (code,)
+
+
+def test_a_token_is_no_part_of_the_query(start, tmp_path):
+    """Wherever the token stands, the query means what it would mean without it."""
+    (tmp_path / "tokens").write_text(TOKEN)
+    token = {"Authorization": f"Bearer {TOKEN}", "Content-Type": STRUCTURED}
+    queries = [
+        "x=1&access_token={}",
+        "access_token={}&x=1",
+        "access_token={};x=1",
+        "x=1;access_token={}",
+        "x=1&access_token={}&access_token=other",
+        "x=1&access_token={};x=1",
+    ]
+
+    async def hear(server, query):
+        consumer = await Consumer.open(server.port, "/channels/t?" + query.format(TOKEN))
+        await consumer.connected()
+        return consumer
+
+    async def scenario(server):
+        consumers = [await hear(server, query) for query in queries]
+        for id_, x in (("no", 2), ("yes", 1)):
+            body = json.dumps(event(id_, {"x": x}))
+            await asyncio.to_thread(server.request, "POST", "/channels/t", body, token)
+        found = [ids([await consumer.frame()]) for consumer in consumers]
+        for consumer in consumers:
+            await consumer.close()
+        return found
+
+    with start("--token-file", tmp_path / "tokens") as server:
+        assert asyncio.run(scenario(server)) == [["yes"]] * len(queries)
+        assert server.request("GET", "/metrics?access%5Ftoken=" + TOKEN).status == 401
+        assert server.request("GET", "/metrics", headers={"Cookie": TOKEN}).status == 401
