@@ -9,6 +9,7 @@
 namespace virta {
 
 constexpr size_t kEventBytesMax = 64u << 20;  // as virta.match.events says, whose error it is
+constexpr uint32_t kEventsPerLock = 8;  // how long a reader may make a writer wait
 constexpr uint32_t kMovesPerCall = 256;  // conjunctions given a better place after a call
 
 struct IndexObject {
@@ -22,7 +23,25 @@ struct IndexObject {
     PyObject* opaque_numbers;            // condition -> number
     std::vector<uint32_t>* retired;      // filters removed while a call may still name them
     uint32_t calls;                      // matching now
+    Arena* arena;                        // while an image is made
+    void* mapped;                        // where the index lives, unless on the heap
+    size_t mapped_bytes;
 };
+
+// match_module.cpp
+uint32_t add_filter(IndexObject* self, const char* digest, const char* program, size_t length, PyObject* conditions);
+bool number_opaques(IndexObject* self, PyObject* conditions, std::vector<uint32_t>& numbers);
+void report_patterns(IndexObject* self);
+
+// match_image.cpp
+uint32_t enter_filter(IndexObject* self, const char* digest, const char* program, size_t length,
+                      const std::vector<uint32_t>& opaques);
+void drop_index(IndexObject* self);
+PyObject* index_add_flat(IndexObject* self, PyObject* const* args, Py_ssize_t count);
+PyObject* index_match_flat(IndexObject* self, PyObject* const* args, Py_ssize_t count);
+PyObject* index_begin_image(IndexObject* self, PyObject* object);
+PyObject* index_save(IndexObject* self, PyObject* const* args, Py_ssize_t count);
+PyObject* index_open(IndexObject* self, PyObject* const* args, Py_ssize_t count);
 
 // Indexes this thread holds the lock of. Python code that runs under a lock (a finalizer, at worst) may call the
 // same index again; that is an error, not a deadlock.

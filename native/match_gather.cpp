@@ -14,7 +14,7 @@ inline void Index::set_atom(Context& context, uint32_t atom) const {
 }
 
 inline void Index::want(Context& context, uint32_t node, uint8_t kind, const char* data, uint32_t length) {
-    const uint64_t hash = atom_hash(node, kind, data, length);
+    const uint64_t hash = atom_hash(node, kind, data, length, paths.seed);
     atoms_.prefetch(hash);
     context.wanted.push_back({hash, 0, data, node, length, kind});
 }
@@ -25,7 +25,7 @@ inline void Index::want_scalar(Context& context, uint32_t node, const Value& val
         want(context, node, kind, value.text, value.length);
     } else if (value.type == kNumber) {
         const uint64_t number = ordered(value.number);
-        const uint64_t hash = atom_hash(node, kind, reinterpret_cast<const char*>(&number), 8);
+        const uint64_t hash = atom_hash(node, kind, reinterpret_cast<const char*>(&number), 8, paths.seed);
         atoms_.prefetch(hash);
         context.wanted.push_back({hash, number, nullptr, node, 8, kind});
     } else if (value.type >= kNull && value.type <= kTrue) {
@@ -42,7 +42,7 @@ void Index::gather(Context& context) {
             if (slot.type == kString) {
                 want(context, id, kString, slot.text, slot.length);
             } else if (slot.type == kNumber) {
-                const uint64_t hash = atom_hash(id, kNumber, reinterpret_cast<const char*>(&slot.key), 8);
+                const uint64_t hash = atom_hash(id, kNumber, reinterpret_cast<const char*>(&slot.key), 8, paths.seed);
                 atoms_.prefetch(hash);
                 context.wanted.push_back({hash, slot.key, nullptr, id, 8, kNumber});
             } else if (slot.type <= kTrue) {
@@ -80,9 +80,9 @@ void Index::gather(Context& context) {
     if (!context.searches.empty()) search_all(context);
 }
 
-uint64_t Index::search_hash(const Context& context, uint32_t node) {
+uint64_t Index::search_hash(const Context& context, uint32_t node) const {
     const Slot& slot = context.slots[node];
-    return hash_bytes(slot.text, slot.length, 5 + (static_cast<uint64_t>(node) << 32));
+    return hash_bytes(slot.text, slot.length, 5 + (static_cast<uint64_t>(node) << 32), paths.seed);
 }
 
 // The patterns found in strings, remembered for the next event with the same one.

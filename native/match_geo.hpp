@@ -6,7 +6,8 @@
 
 #include <cmath>
 #include <cstdint>
-#include <vector>
+
+#include "match_memory.hpp"
 
 namespace virta {
 
@@ -76,7 +77,7 @@ struct Shape {
     Vector centre;
     double lat_span = 0, lon_span = 0;                     // of the rough box round a circle
     double surely_in = 2, surely_out = 2, surely_hole = 2;  // cosines of angles; 2 is never
-    std::vector<Edge> points;                              // polygon
+    List<Edge> points;                              // polygon
     Bounds bounds;
 
     // Fills in what is derived; false when the kind or the numbers make no shape.

@@ -1,6 +1,6 @@
 // Hashing and the one open-addressing table of the matcher.
 //
-// Events are hostile input and so, in a server, are filters: the hash is seeded per process. A table
+// Events are hostile input and so, in a server, are filters: the hash is seeded per index. A table
 // maps 64-bit hashes to non-zero 32-bit ids; whether an id is the right one is the caller's to say. It is
 // cut into shards that grow one by one, so that no insertion ever moves more than a sixty-fourth.
 #pragma once
@@ -8,7 +8,8 @@
 #include <cstdint>
 #include <cstring>
 #include <random>
-#include <vector>
+
+#include "match_memory.hpp"
 
 namespace virta {
 
@@ -17,12 +18,9 @@ inline uint64_t hash_mix(uint64_t a, uint64_t b) {
     return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
 }
 
-inline uint64_t hash_seed() {
-    static const uint64_t seed = [] {
-        std::random_device device;
-        return (static_cast<uint64_t>(device()) << 32 | device()) | 1;
-    }();
-    return seed;
+inline uint64_t new_seed() {
+    std::random_device device;
+    return (static_cast<uint64_t>(device()) << 32 | device()) | 1;
 }
 
 inline uint64_t read_tail(const char* p, size_t n) {
@@ -49,12 +47,12 @@ inline bool same_bytes(const char* a, const char* b, size_t n) {
     return n == 0 || (a[0] == b[0] && a[n >> 1] == b[n >> 1] && a[n - 1] == b[n - 1]);
 }
 
-inline uint64_t hash_word(uint64_t word, uint64_t salt) {
-    return hash_mix(word ^ 0xa0761d6478bd642full, salt ^ hash_seed());
+inline uint64_t hash_word(uint64_t word, uint64_t salt, uint64_t seed) {
+    return hash_mix(word ^ 0xa0761d6478bd642full, salt ^ seed);
 }
 
-inline uint64_t hash_bytes(const char* p, size_t n, uint64_t salt) {
-    uint64_t state = hash_seed() ^ salt;
+inline uint64_t hash_bytes(const char* p, size_t n, uint64_t salt, uint64_t seed) {
+    uint64_t state = seed ^ salt;
     const uint64_t length = n;
     while (n > 16) {
         state = hash_mix(read_word(p) ^ 0xa0761d6478bd642full, read_word(p + 8) ^ state);
@@ -142,7 +140,7 @@ class Table {
         uint32_t tag, id;
     };
     struct Shard {
-        std::vector<Slot> slots;
+        List<Slot> slots;
         uint32_t mask = 0, count = 0;
     };
     static constexpr uint32_t kShardSlotsMin = 8;
@@ -154,7 +152,7 @@ class Table {
     }
 
     static void grow(Shard& shard) {
-        std::vector<Slot> old(shard.mask ? (shard.mask + 1ull) * 2 : kShardSlotsMin, Slot{0, 0});
+        List<Slot> old(shard.mask ? (shard.mask + 1ull) * 2 : kShardSlotsMin, Slot{0, 0});
         old.swap(shard.slots);
         shard.mask = static_cast<uint32_t>(shard.slots.size() - 1);
         for (const Slot& slot : old)

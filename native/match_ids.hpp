@@ -42,8 +42,9 @@ class Ids {
 
   private:
     // The digest is uniform already, but not secret: whoever writes filters could aim.
-    static uint64_t key(const char* digest) { return hash_word(read_word(digest), 11); }
+    uint64_t key(const char* digest) const { return hash_word(read_word(digest), 11, seed_); }
 
+    uint64_t seed_ = new_seed();
     Pool<Digest> pool_;
     Table table_;
     uint32_t limit_ = 1, live_ = 0;

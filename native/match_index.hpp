@@ -182,6 +182,8 @@ class Index {
     bool restless() const { return suspects_waiting_.load(std::memory_order_relaxed); }
 
     Stats stats() const;
+    void report_all_patterns();  // as changes: whoever opens an image knows none of them
+    bool is_fresh() const { return contexts_.empty() && suspects_.empty(); }
     Paths paths;
 
     // Changes to the patterns of a node, for the feeder to follow; drained after each change.
@@ -229,7 +231,7 @@ class Index {
     void want(Context& context, uint32_t node, uint8_t kind, const char* data, uint32_t length);
     void want_scalar(Context& context, uint32_t node, const Value& value, uint8_t element);
     void set_atom(Context& context, uint32_t atom) const;
-    static uint64_t search_hash(const Context& context, uint32_t node);
+    uint64_t search_hash(const Context& context, uint32_t node) const;
     void search_all(Context& context);
     uint32_t find_search(Context& context, uint32_t node, uint64_t hash);
     void apply_search(Context& context, uint32_t node, uint32_t id);
@@ -275,8 +277,8 @@ class Index {
     Pool<Filter> filters_;
     Pool<uint32_t, 5> several_;   // filters of several conjunctions -> filter
     uint32_t always_ = 0;      // bucket
-    std::vector<uint32_t> absents_;  // nodes with a bucket for their absence
-    std::vector<uint64_t> active_;   // bits of atoms that have a bucket: read for every true atom
+    List<uint32_t> absents_;  // nodes with a bucket for their absence
+    List<uint64_t> active_;   // bits of atoms that have a bucket: read for every true atom
     uint32_t records_ = 0, patterns_ = 0, generations_ = 0;
     size_t redistributed_ = 0;
 

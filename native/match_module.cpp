@@ -6,8 +6,6 @@ using namespace virta;
 
 namespace {
 
-constexpr uint32_t kEventsPerLock = 8;  // how long a reader may make a writer wait
-
 // Ids.
 
 PyObject* id_text(IndexObject* self, uint32_t filter) {
@@ -57,7 +55,9 @@ bool read_digest(PyObject* object, const char*& digest) {
 
 // Changes.
 
-void report_patterns(IndexObject* self) {
+}  // namespace
+
+void virta::report_patterns(IndexObject* self) {
     std::vector<Index::PatternChange> changes;
     changes.swap(self->index->pattern_changes);
     for (const auto& change : changes) {
@@ -79,6 +79,8 @@ void report_patterns(IndexObject* self) {
     }
 }
 
+namespace {
+
 void drop_opaques(IndexObject* self) {
     std::vector<uint32_t> dropped;
     dropped.swap(self->index->opaque_dropped);
@@ -92,8 +94,10 @@ void drop_opaques(IndexObject* self) {
     }
 }
 
+}  // namespace
+
 // The numbers of a program's opaque conditions; new ones are entered.
-bool number_opaques(IndexObject* self, PyObject* conditions, std::vector<uint32_t>& numbers) {
+bool virta::number_opaques(IndexObject* self, PyObject* conditions, std::vector<uint32_t>& numbers) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(conditions); i++) {
         PyObject* condition = PyTuple_GET_ITEM(conditions, i);
         PyObject* known = PyDict_GetItemWithError(self->opaque_numbers, condition);
@@ -123,34 +127,39 @@ bool number_opaques(IndexObject* self, PyObject* conditions, std::vector<uint32_
     return true;
 }
 
+// The filter's number, 0 with an exception set; one that is known is counted once more.
+uint32_t virta::add_filter(IndexObject* self, const char* digest, const char* program, size_t length,
+                           PyObject* conditions) {
+    if (reentered(self)) return 0;
+    self->ids->prefetch(digest);
+    __builtin_prefetch(program + 64);
+    WriteGuard guard(*self->index);
+    uint32_t filter = self->ids->find(digest);
+    if (filter) {
+        (*self->ids)[filter].users++;
+        return filter;
+    }
+    std::vector<uint32_t> opaques;
+    if (!number_opaques(self, conditions, opaques)) return 0;
+    filter = enter_filter(self, digest, program, length, opaques);
+    if (!self->index->pattern_changes.empty()) report_patterns(self);
+    if (!self->index->opaque_dropped.empty()) drop_opaques(self);
+    if (!filter) PyErr_SetString(PyExc_ValueError, "not a program of this version");
+    return filter;
+}
+
+namespace {
+
 PyObject* index_add(IndexObject* self, PyObject* const* args, Py_ssize_t count) {
-    if (reentered(self)) return nullptr;
     const char* digest;
     if (count != 3 || !PyBytes_Check(args[1]) || !PyTuple_Check(args[2])) {
         PyErr_SetString(PyExc_TypeError, "add(digest: bytes, program: bytes, opaques: tuple)");
         return nullptr;
     }
     if (!read_digest(args[0], digest)) return nullptr;
-    self->ids->prefetch(digest);
-    __builtin_prefetch(PyBytes_AS_STRING(args[1]) + 64);
-    WriteGuard guard(*self->index);
-    uint32_t filter = self->ids->find(digest);
-    if (filter) {
-        (*self->ids)[filter].users++;
-        return PyLong_FromUnsignedLong(filter);
-    }
-    std::vector<uint32_t> opaques;
-    if (!number_opaques(self, args[2], opaques)) return nullptr;
-    filter = self->index->add(PyBytes_AS_STRING(args[1]), static_cast<size_t>(PyBytes_GET_SIZE(args[1])),
-                              opaques.data(), opaques.size());
-    if (filter) self->ids->insert(digest, filter);
-    if (!self->index->pattern_changes.empty()) report_patterns(self);
-    if (!self->index->opaque_dropped.empty()) drop_opaques(self);
-    if (!filter) {
-        PyErr_SetString(PyExc_ValueError, "not a program of this version");
-        return nullptr;
-    }
-    return PyLong_FromUnsignedLong(filter);
+    const auto length = static_cast<size_t>(PyBytes_GET_SIZE(args[1]));
+    const uint32_t filter = add_filter(self, digest, PyBytes_AS_STRING(args[1]), length, args[2]);
+    return filter ? PyLong_FromUnsignedLong(filter) : nullptr;
 }
 
 PyObject* index_remove(IndexObject* self, PyObject* object) {
@@ -187,6 +196,14 @@ PyObject* index_id(IndexObject* self, PyObject* object) {
     if (PyErr_Occurred()) return nullptr;
     if (filter > UINT32_MAX || !self->ids->has(static_cast<uint32_t>(filter))) Py_RETURN_NONE;
     return id_text(self, static_cast<uint32_t>(filter));
+}
+
+PyObject* index_conditions(IndexObject* self, PyObject*) {
+    const auto& opaques = *self->opaques;
+    PyObject* all = PyTuple_New(static_cast<Py_ssize_t>(opaques.size()));
+    for (size_t i = 0; all && i < opaques.size(); i++)
+        PyTuple_SET_ITEM(all, static_cast<Py_ssize_t>(i), Py_NewRef(opaques[i] ? opaques[i] : Py_None));
+    return all;
 }
 
 PyObject* index_ids(IndexObject* self, PyObject*) {
@@ -387,8 +404,7 @@ void index_dealloc(IndexObject* self) {
         for (PyObject* text : *self->texts) Py_XDECREF(text);
     if (self->opaques)
         for (PyObject* condition : *self->opaques) Py_XDECREF(condition);
-    delete self->index;
-    delete self->ids;
+    drop_index(self);
     delete self->texts;
     delete self->opaques;
     delete self->opaque_free;
@@ -428,6 +444,12 @@ PyMethodDef index_methods[] = {
     {"id", one<index_id>, METH_O, nullptr},
     {"ids", one<index_ids>, METH_NOARGS, nullptr},
     {"match", one<index_match>, METH_O, nullptr},
+    {"conditions", one<index_conditions>, METH_NOARGS, nullptr},
+    {"add_flat", as_method(many<index_add_flat>), METH_FASTCALL, nullptr},
+    {"match_flat", as_method(many<index_match_flat>), METH_FASTCALL, nullptr},
+    {"begin_image", one<index_begin_image>, METH_O, nullptr},
+    {"save", as_method(many<index_save>), METH_FASTCALL, nullptr},
+    {"open", as_method(many<index_open>), METH_FASTCALL, nullptr},
     {"match_many", as_method(many<index_match_many>), METH_FASTCALL, nullptr},
     {"stats", one<index_stats>, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},

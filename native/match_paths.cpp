@@ -4,8 +4,8 @@ namespace virta {
 
 namespace {
 
-uint64_t edge_hash(uint32_t parent, const std::string& name, int64_t index) {
-    const uint64_t hash = hash_bytes(name.data(), name.size(), parent);
+uint64_t edge_hash(uint32_t parent, const String& name, int64_t index, uint64_t seed) {
+    const uint64_t hash = hash_bytes(name.data(), name.size(), parent, seed);
     return index == -1 ? hash : hash_mix(hash, static_cast<uint64_t>(index) + 0x9e3779b97f4a7c15ull);
 }
 
@@ -20,9 +20,9 @@ Paths::Paths() {
 }
 
 uint32_t Paths::acquire(const char* bytes, uint32_t length) {
-    const uint64_t hash = hash_bytes(bytes, length, 3);
+    const uint64_t hash = hash_bytes(bytes, length, 3, seed);
     uint32_t id = paths_by_bytes_.find(hash, [&](uint32_t at) {
-        const std::string& known = paths_[at].bytes;
+        const String& known = paths_[at].bytes;
         return known.size() == length && memcmp(known.data(), bytes, length) == 0;
     });
     if (!id) {
@@ -58,7 +58,7 @@ void Paths::release(uint32_t node) {
 bool Paths::build(Path& path) {
     const char* at = path.bytes.data();
     const char* end = at + path.bytes.size();
-    auto text = [&](std::string& out) {
+    auto text = [&](String& out) {
         uint32_t length;
         if (end - at < 4) return false;
         memcpy(&length, at, 4);
@@ -69,7 +69,7 @@ bool Paths::build(Path& path) {
         return true;
     };
     if (at == end) return false;
-    std::string name;
+    String name;
     const char space = *at++;
     if (space == 'F') {
         if (!text(name) || !build_flat(path, name)) return false;
@@ -89,7 +89,7 @@ bool Paths::build(Path& path) {
             uint32_t index;
             memcpy(&index, at, 4);
             at += 4;
-            path.node = step(path, path.node, std::to_string(index), index, 0);
+            path.node = step(path, path.node, std::to_string(index).c_str(), index, 0);
         } else {
             return false;
         }
@@ -97,7 +97,7 @@ bool Paths::build(Path& path) {
     return true;
 }
 
-bool Paths::build_flat(Path& path, const std::string& name) {
+bool Paths::build_flat(Path& path, const String& name) {
     if (name.empty()) {
         // Found through the root's member "", which is walked apart: it has no edge.
         if (!empty_name) {
@@ -119,7 +119,7 @@ bool Paths::build_flat(Path& path, const std::string& name) {
         for (size_t from = 0; from < to; from++) {
             // The root's member "" gives no prefix, so nothing is reached through an empty first part.
             if (!prefix[from] || cuts[to] - 1 == 0) continue;
-            const std::string piece = name.substr(cuts[from], cuts[to] - 1 - cuts[from]);
+            const String piece = name.substr(cuts[from], cuts[to] - 1 - cuts[from]);
             prefix[to] = step(path, prefix[from], piece, kName, prefix[to]);
             nodes[prefix[to]].flat = true;
         }
@@ -128,8 +128,8 @@ bool Paths::build_flat(Path& path, const std::string& name) {
 }
 
 // The child by a step, made if need be: `child` says which node it must lead to, when that is known.
-uint32_t Paths::step(Path& path, uint32_t parent, const std::string& name, int64_t index, uint32_t child) {
-    const uint64_t hash = edge_hash(parent, name, index);
+uint32_t Paths::step(Path& path, uint32_t parent, const String& name, int64_t index, uint32_t child) {
+    const uint64_t hash = edge_hash(parent, name, index, seed);
     uint32_t id = edges_by_name_.find(hash, [&](uint32_t at) {
         return edges_[at].parent == parent && edges_[at].index == index && edges_[at].name == name;
     });

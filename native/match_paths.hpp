@@ -11,11 +11,6 @@
 // Paths are counted; the last user of an edge removes it.
 #pragma once
 
-#include <memory>
-#include <string>
-#include <unordered_map>
-#include <vector>
-
 #include "match_geo.hpp"
 #include "match_hash.hpp"
 #include "match_store.hpp"
@@ -39,7 +34,7 @@ enum Need : uint32_t {
 };
 
 struct Lengths {  // of prefixes or suffixes in use, with their number
-    std::vector<std::pair<uint32_t, uint32_t>> counts;
+    List<std::pair<uint32_t, uint32_t>> counts;
     void add(uint32_t length) {
         for (auto& c : counts)
             if (c.first == length) return void(c.second++);
@@ -81,12 +76,12 @@ struct Extra {  // rarely needed parts of a node
     Levels numbers, texts;
     Levels cells;                    // of the geo grid
     Vec<ShapeTest> everywhere;       // shapes that fit no cell
-    std::vector<uint32_t> regexps;   // pattern number -> atom, 0 when removed
+    List<uint32_t> regexps;   // pattern number -> atom, 0 when removed
     uint32_t regexps_live = 0;
     uint32_t regexps_access = 0;     // places that a pattern finds: then every value is searched
     uint32_t regexps_generation = 0;  // changes when the numbers do
     uint64_t low = ~0ull, high = 0;   // finite range bounds seen, to judge how wide a range is
-    std::vector<std::pair<uint32_t, uint32_t>> indexes;  // array index -> child
+    List<std::pair<uint32_t, uint32_t>> indexes;  // array index -> child
 };
 
 struct Node {
@@ -101,10 +96,10 @@ struct Node {
     uint32_t path = 0;     // the path that ends here
     uint32_t twin = 0;     // of a flat node: where exact steps go on
     bool flat = false;
-    std::unique_ptr<Extra> extra;
+    Own<Extra> extra;
 
     Extra& more() {
-        if (!extra) extra = std::make_unique<Extra>();
+        if (!extra) extra = own<Extra>();
         return *extra;
     }
 };
@@ -118,9 +113,10 @@ class Paths {
     void release(uint32_t node);
 
     uint32_t child(uint32_t parent, const char* name, uint32_t length) const {
-        return edge_child(parent, name, length, hash_bytes(name, length, parent));
+        return edge_child(parent, name, length, hash_bytes(name, length, parent, seed));
     }
 
+    uint64_t seed = new_seed();  // of every hash in the index
     uint32_t empty_name = 0;  // the flat entry ""
     Pool<Node, 4> nodes;
     size_t bytes() const;
@@ -132,13 +128,13 @@ class Paths {
         uint64_t hash = 0;
         uint32_t parent = 0, child = 0, users = 0;
         int64_t index = kName;  // an array index, or one of the two below
-        std::string name;
+        String name;
     };
     struct Path {
         uint64_t hash = 0;
         uint32_t node = 0, users = 0;
-        std::string bytes;
-        std::vector<uint32_t> edges;
+        String bytes;
+        List<uint32_t> edges;
     };
 
     uint32_t edge_child(uint32_t parent, const char* name, uint32_t length, uint64_t hash) const {
@@ -151,8 +147,8 @@ class Paths {
     }
 
     bool build(Path& path);
-    bool build_flat(Path& path, const std::string& name);
-    uint32_t step(Path& path, uint32_t parent, const std::string& name, int64_t index, uint32_t child);
+    bool build_flat(Path& path, const String& name);
+    uint32_t step(Path& path, uint32_t parent, const String& name, int64_t index, uint32_t child);
     void drop_edges(Path& path);
 
     Pool<Edge, 4> edges_;

@@ -21,8 +21,8 @@ uint32_t shift_of(uint64_t low, uint64_t high) {
     return low == high ? 0 : 64 - static_cast<uint32_t>(__builtin_clzll(low ^ high));
 }
 
-uint64_t range_hash(uint32_t node, bool text, uint32_t shift, uint64_t prefix) {
-    return hash_word(prefix, static_cast<uint64_t>(node) << 9 | text << 8 | shift);
+uint64_t range_hash(uint32_t node, bool text, uint32_t shift, uint64_t prefix, uint64_t seed) {
+    return hash_word(prefix, static_cast<uint64_t>(node) << 9 | text << 8 | shift, seed);
 }
 
 uint64_t cell_key(uint32_t level, uint32_t column, int32_t row) {
@@ -289,7 +289,7 @@ void Index::change_range(uint32_t node, bool text, uint64_t low, uint64_t high, 
     if (low > high) return;  // open ends of neighbouring doubles: nothing lies between
     const uint32_t shift = shift_of(low, high);
     const uint64_t prefix = shift == 64 ? 0 : low >> shift;
-    const uint64_t hash = range_hash(node, text, shift, prefix);
+    const uint64_t hash = range_hash(node, text, shift, prefix, paths.seed);
     uint32_t id = ranges_by_place_.find(hash, [&](uint32_t at) {
         const RangeNode& found = range_nodes_[at];
         return found.prefix == prefix && found.node == node && found.shift == shift && found.text == text;
@@ -338,7 +338,7 @@ void Index::change_cells(uint32_t condition, uint32_t record, bool present) {
     for (uint32_t i = 0; i < cells.columns * cells.rows; i++) {
         const uint32_t column = (cells.west + i % cells.columns) & ((1u << cells.level) - 1);
         const uint64_t key = cell_key(cells.level, column, cells.south + static_cast<int32_t>(i / cells.columns));
-        const uint64_t hash = hash_word(key, node);
+        const uint64_t hash = hash_word(key, node, paths.seed);
         uint32_t id = cells_by_place_.find(
             hash, [&](uint32_t at) { return cells_[at].key == key && cells_[at].node == node; });
         if (!id) {

@@ -95,7 +95,7 @@ class ProgramReader {
     // `data` must lie in the program, or be null: then the atom is the number.
     Literal atom(uint32_t node, uint8_t kind, const char* data, uint32_t length, uint64_t number = 0) {
         const char* bytes = data ? data : reinterpret_cast<const char*>(&number);
-        const uint64_t hash = atom_hash(node, kind, bytes, length);
+        const uint64_t hash = atom_hash(node, kind, bytes, length, index_.paths.seed);
         if (!defer_) return index_.atom_literal(hash, node, kind, bytes, length);
         index_.atoms_.prefetch(hash);
         deferred_.push_back({hash, number, 0, data, node, length, kind, false, 0, 0});
@@ -227,7 +227,7 @@ class ProgramReader {
 
     Literal in(uint32_t node) {
         const uint32_t count = number<uint32_t>();
-        auto payload = std::make_unique<Payload>();
+        auto payload = own<Payload>();
         for (uint32_t i = 0; ok_ && i < count; i++) {
             index_.paths.retain(node);
             const Literal one = scalar(node, 0);
@@ -243,7 +243,7 @@ class ProgramReader {
             return 0;
         }
         // A value twice would find its filter twice.
-        std::vector<uint32_t> atoms;
+        List<uint32_t> atoms;
         std::sort(payload->words.begin(), payload->words.end());
         for (uint32_t atom : payload->words) {
             if (atoms.empty() || atoms.back() != atom)
@@ -263,7 +263,7 @@ class ProgramReader {
         condition.node = node;
         condition.low = flags & 1 ? ordered(low) + (flags >> 2 & 1) : kOrderedMin;
         condition.high = flags & 2 ? ordered(high) - (flags >> 3 & 1) : kOrderedMax;
-        const uint64_t hash = Conditions::hash_of(condition);
+        const uint64_t hash = Conditions::hash_of(condition, index_.paths.seed);
         Extra& extra = index_.paths.nodes[node].more();
         for (int side = 0; side < 2; side++) {
             if (!(flags & (1 << side)) || !std::isfinite(side ? high : low)) continue;
@@ -284,7 +284,7 @@ class ProgramReader {
         Complex condition;
         condition.kind = kTextRange;
         condition.node = node;
-        condition.payload = std::make_unique<Payload>();
+        condition.payload = own<Payload>();
         condition.payload->key.assign(from, static_cast<size_t>(at_ - from));
         TextBounds& bounds = condition.payload->bounds;
         bounds.low.assign(low.data, low.length);
@@ -304,7 +304,7 @@ class ProgramReader {
         Complex condition;
         condition.kind = kPoint;
         condition.node = node;
-        condition.payload = std::make_unique<Payload>();
+        condition.payload = own<Payload>();
         condition.payload->key.assign(from, static_cast<size_t>(at_ - from));
         condition.payload->shape.kind = static_cast<ShapeKind>(kind);
         if (!condition.payload->shape.prepare(numbers.data(), count)) return 0;
@@ -323,7 +323,7 @@ class ProgramReader {
         condition.kind = kAffix;
         condition.node = node;
         condition.low = atom(node, kind, value.data, value.length);
-        condition.payload = std::make_unique<Payload>();
+        condition.payload = own<Payload>();
         condition.payload->words = {static_cast<uint32_t>(condition.low)};
         return made(std::move(condition));
     }
@@ -351,15 +351,15 @@ class ProgramReader {
     }
 
     Literal made(Complex&& condition) {
-        const uint64_t hash = Conditions::hash_of(condition);
+        const uint64_t hash = Conditions::hash_of(condition, index_.paths.seed);
         return index_.complex_literal(hash, std::move(condition));
     }
 
-    Literal of_words(ConditionKind kind, uint32_t node, std::vector<uint32_t> words) {
+    Literal of_words(ConditionKind kind, uint32_t node, List<uint32_t> words) {
         Complex condition;
         condition.kind = kind;
         condition.node = node;
-        condition.payload = std::make_unique<Payload>();
+        condition.payload = own<Payload>();
         condition.payload->key.assign(reinterpret_cast<const char*>(words.data()), words.size() * 4);
         condition.payload->words = std::move(words);
         return made(std::move(condition));
@@ -379,7 +379,7 @@ class ProgramReader {
 
     Literal tree() {
         const uint32_t count = number<uint32_t>();
-        auto payload = std::make_unique<Payload>();
+        auto payload = own<Payload>();
         uint32_t depth = 0;
         for (uint32_t i = 0; ok_ && i < count; i++) {
             const uint8_t byte = number<uint8_t>();

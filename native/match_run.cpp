@@ -143,7 +143,7 @@ void Index::want_ranges(Context& context, uint32_t node) const {
 void Index::want_interval(Context& context, uint32_t node, bool text, uint64_t key, const Levels& levels) const {
     auto want = [&](uint32_t shift) {
         const uint64_t prefix = shift == 64 ? 0 : key >> shift;
-        const uint64_t hash = hash_word(prefix, static_cast<uint64_t>(node) << 9 | text << 8 | shift);
+        const uint64_t hash = hash_word(prefix, static_cast<uint64_t>(node) << 9 | text << 8 | shift, paths.seed);
         if (!levels.hashes[hash & 255]) return;
         ranges_by_place_.prefetch(hash);
         context.places.push_back({hash, prefix, key, node, shift, 0, text});
@@ -231,7 +231,7 @@ void Index::run_cells(Context& context, uint32_t node) {
         const uint64_t key = static_cast<uint64_t>(level) << 58 |
                              static_cast<uint64_t>(grid_column(at.point.lon, level)) << 32 |
                              static_cast<uint32_t>(grid_row(at.point.lat, level));
-        const uint64_t hash = hash_word(key, node);
+        const uint64_t hash = hash_word(key, node, paths.seed);
         if (!extra->cells.hashes[hash & 255]) continue;
         const uint32_t id = cells_by_place_.find(hash, [&](uint32_t cell) {
             return cells_[cell].key == key && cells_[cell].node == node;

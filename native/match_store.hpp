@@ -8,9 +8,8 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <new>
-#include <vector>
+
+#include "match_memory.hpp"
 
 namespace virta {
 
@@ -29,7 +28,7 @@ class Pool {
             free_.pop_back();
             return id;
         }
-        if ((next_ >> kBits) >= chunks_.size()) chunks_.push_back(std::make_unique<T[]>(kMask + 1));
+        if ((next_ >> kBits) >= chunks_.size()) chunks_.push_back(own_array<T, kMask + 1>());
         return next_++;
     }
 
@@ -41,7 +40,7 @@ class Pool {
 
     // For ids that another pool hands out.
     void reach(uint32_t id) {
-        while ((id >> kBits) >= chunks_.size()) chunks_.push_back(std::make_unique<T[]>(kMask + 1));
+        while ((id >> kBits) >= chunks_.size()) chunks_.push_back(own_array<T, kMask + 1>());
     }
 
     uint32_t limit() const { return next_; }  // all ids are below it
@@ -50,8 +49,8 @@ class Pool {
 
   private:
     static constexpr uint32_t kMask = (1u << kBits) - 1;
-    std::vector<std::unique_ptr<T[]>> chunks_;
-    std::vector<uint32_t> free_;
+    List<OwnArray<T, kMask + 1>> chunks_;
+    List<uint32_t> free_;
     uint32_t next_ = 1, live_ = 0;
 };
 
@@ -80,7 +79,7 @@ class Words {
         }
         if (((next_ + size) >> kBits) >= chunks_.size()) {
             next_ = std::max<uint32_t>(1, static_cast<uint32_t>(chunks_.size()) << kBits);
-            chunks_.push_back(std::make_unique<uint32_t[]>(kMask + 1));
+            chunks_.push_back(own_array<uint32_t, kMask + 1>());
         }
         const uint32_t at = next_;
         next_ += size;
@@ -104,9 +103,9 @@ class Words {
 
   private:
     static constexpr uint32_t kLong = 1u << 31, kBits = 12, kMask = (1u << kBits) - 1, kSizes = 64;
-    std::vector<std::unique_ptr<uint32_t[]>> chunks_;
-    std::vector<uint32_t> free_[kSizes];
-    Pool<std::vector<uint32_t>, 3> long_;
+    List<OwnArray<uint32_t, kMask + 1>> chunks_;
+    List<uint32_t> free_[kSizes];
+    Pool<List<uint32_t>, 3> long_;
     uint32_t next_ = 1;
     size_t long_words_ = 0;
 };
@@ -124,7 +123,7 @@ class Vec {
         std::swap(room_, other.room_);
         return *this;
     }
-    ~Vec() { free(data_); }
+    ~Vec() { give_memory(data_, room_ * sizeof(T)); }
 
     T* begin() const { return data_; }
     T* end() const { return data_ + size_; }
@@ -135,9 +134,7 @@ class Vec {
     void insert(uint32_t at, const T& item) {
         if (size_ == room_) {
             const uint32_t room = room_ < 4 ? room_ + 1 + room_ / 2 : room_ + room_ / 4 + 1;
-            void* grown = realloc(data_, room * sizeof(T));
-            if (!grown) throw std::bad_alloc();
-            data_ = static_cast<T*>(grown);
+            data_ = static_cast<T*>(grow_memory(data_, room_ * sizeof(T), room * sizeof(T)));
             room_ = room;
         }
         memmove(data_ + at + 1, data_ + at, (size_ - at) * sizeof(T));
@@ -149,7 +146,7 @@ class Vec {
         memmove(data_ + at, data_ + at + 1, (size_ - at - 1) * sizeof(T));
         size_--;
         if (size_ == 0) {
-            free(data_);
+            give_memory(data_, room_ * sizeof(T));
             data_ = nullptr;
             room_ = 0;
         }

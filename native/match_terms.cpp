@@ -74,7 +74,7 @@ void Index::atom_gone(uint32_t id) {
 
 void Index::renumber_patterns(uint32_t node) {
     Extra& extra = *paths.nodes[node].extra;
-    std::vector<uint32_t> old;
+    List<uint32_t> old;
     old.swap(extra.regexps);
     extra.regexps_generation = ++generations_;
     pattern_changes.push_back({PatternChange::kCleared, node, 0, {}});
@@ -85,6 +85,18 @@ void Index::renumber_patterns(uint32_t node) {
         extra.regexps.push_back(id);
         pattern_changes.push_back(
             {PatternChange::kAdded, node, atom.number, std::string(atom.data(), atom.length)});
+    }
+}
+
+void Index::report_all_patterns() {
+    for (uint32_t node = 1; node < paths.nodes.limit(); node++) {
+        if (!paths.nodes[node].extra) continue;
+        for (uint32_t id : paths.nodes[node].extra->regexps) {
+            if (!id) continue;
+            const Atom& atom = atoms_.pool[id];
+            pattern_changes.push_back(
+                {PatternChange::kAdded, node, atom.number, std::string(atom.data(), atom.length)});
+        }
     }
 }
 

@@ -48,19 +48,19 @@ struct Atom {
     Atom() : away(nullptr) {}
     Atom(const Atom&) = delete;
     Atom& operator=(Atom&& other) noexcept {
-        if (length > sizeof here) free(away);
+        if (length > sizeof here) give_memory(away, length);
         memcpy(static_cast<void*>(this), static_cast<void*>(&other), sizeof *this);
         other.length = 0;
         return *this;
     }
     ~Atom() {
-        if (length > sizeof here) free(away);
+        if (length > sizeof here) give_memory(away, length);
     }
     const char* data() const { return length > sizeof here ? away : here; }
 };
 
-inline uint64_t atom_hash(uint32_t node, uint8_t kind, const char* data, uint32_t length) {
-    return hash_bytes(data, length, static_cast<uint64_t>(kind) << 32 | node);
+inline uint64_t atom_hash(uint32_t node, uint8_t kind, const char* data, uint32_t length, uint64_t seed) {
+    return hash_bytes(data, length, static_cast<uint64_t>(kind) << 32 | node, seed);
 }
 
 class Atoms {
@@ -82,8 +82,7 @@ class Atoms {
         const uint32_t id = pool.take();
         Atom& atom = pool[id];
         if (length > sizeof atom.here) {
-            char* copy = static_cast<char*>(malloc(length));
-            if (!copy) throw std::bad_alloc();
+            char* copy = static_cast<char*>(take_memory(length));
             memcpy(copy, data, length);
             atom.away = copy;
             away_bytes_ += length + 16;
@@ -128,13 +127,13 @@ enum ConditionKind : uint8_t {
 };
 
 struct TextBounds {
-    std::string low, high;
+    String low, high;
     bool has_low = false, has_high = false, low_open = false, high_open = false;
 };
 
 struct Payload {
-    std::string key;  // what makes equal payloads equal
-    std::vector<uint32_t> words;
+    String key;  // what makes equal payloads equal
+    List<uint32_t> words;
     TextBounds bounds;
     Shape shape;
 };
@@ -143,14 +142,14 @@ struct Complex {
     uint64_t hash = 0, low = 0, high = 0;
     uint32_t node = 0, users = 0;
     uint8_t kind = 0;
-    std::unique_ptr<Payload> payload;
+    Own<Payload> payload;
 };
 
 class Conditions {
   public:
-    static uint64_t hash_of(const Complex& c) {
-        const uint64_t hash = hash_mix(hash_word(c.low, c.node), hash_word(c.high, c.kind));
-        return c.payload ? hash ^ hash_bytes(c.payload->key.data(), c.payload->key.size(), c.kind) : hash;
+    static uint64_t hash_of(const Complex& c, uint64_t seed) {
+        const uint64_t hash = hash_mix(hash_word(c.low, c.node, seed), hash_word(c.high, c.kind, seed));
+        return c.payload ? hash ^ hash_bytes(c.payload->key.data(), c.payload->key.size(), c.kind, seed) : hash;
     }
     void prefetch(uint64_t hash) const { table_.prefetch(hash); }
     void prefetch_condition(uint64_t hash) const {

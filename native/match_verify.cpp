@@ -46,7 +46,7 @@ bool Index::condition_holds(Context& context, uint32_t id) {
 
 namespace {
 
-int compare_text(const Slot& slot, const std::string& bound) {
+int compare_text(const Slot& slot, const String& bound) {
     const size_t shared = std::min<size_t>(slot.length, bound.size());
     const int order = memcmp(slot.text, bound.data(), shared);
     if (order) return order;

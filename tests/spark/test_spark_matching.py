@@ -18,7 +18,7 @@ import virta.spark
 from virta.errors import FilterError
 from virta.filters import parse
 from virta.spark.columns import compile_filter
-from virta.spark.filter_set import MatchError, document_of, opened_file, write_set
+from virta.spark.filter_set import MatchError, document_of, joined, opened_set, write_set
 
 pytestmark = pytest.mark.slow
 
@@ -253,9 +253,10 @@ def test_what_is_not_exact_is_not_compiled(spark):
 def test_a_filter_file_is_what_its_name_says(tmp_path):
     """A filter set is unpickled, so bytes that do not fit the digest in the name are refused."""
     path = write_set({"a": parse("n=1")}, str(tmp_path))
-    assert opened_file(path).hits([b'{"data": {"n": 1}}', b"{}"]).tolist() == [True, False]
-    forged = tmp_path / f"filters-{'0' * 64}.bin"
+    texts = joined([b'{"data": {"n": 1}}', b"{}", b"no JSON"])
+    assert opened_set(path).hits(texts).tolist() == [True, False, False]
+    forged = tmp_path / f"filters-{'0' * 64}.arrow"
     forged.write_bytes(Path(path).read_bytes())
 
     with pytest.raises(MatchError, match="is not the filter set it was"):
-        opened_file(str(forged))
+        opened_set(str(forged))

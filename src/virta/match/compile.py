@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from virta.filters.canonical import (
     Conjunction,
-    canonical_text,
-    canonicalise,
-    conjunctions,
+    canonical_form,
     digest,
+    form_conjunctions,
 )
 from virta.filters.tree import And, Condition, Not
 
@@ -56,11 +55,12 @@ class Compiled:
 
 def compile_filter(filter_: Filter) -> Compiled:
     """Compile a filter; takes some tens of microseconds and never fails for a filter that exists."""
-    tree = canonicalise(filter_.tree)
-    id_ = digest(canonical_text(tree))
+    form = canonical_form(filter_.tree)
+    tree = form.node
+    id_ = digest(form.text)
     members = tree.children if isinstance(tree, And) else (tree,)
     if all(isinstance(member, Condition | Not) for member in members):
         # A canonical conjunction is its own normal form: most filters end here.
         return Compiled(id_, (members,))  # type: ignore[arg-type]  # just checked
-    terms = conjunctions(tree)
+    terms = form_conjunctions(form)
     return Compiled(id_, (), tree) if terms is None else Compiled(id_, tuple(terms))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from virta.errors import EventError
 from virta.filters.evaluate import condition_holds
 from virta.filters.geo import read_point
 from virta.match.events import parse_event
@@ -16,7 +17,11 @@ from virta.match.plain import PlainEngine
 from virta.match.regex import PatternSets
 
 if TYPE_CHECKING:
+    from typing import IO
+
+    from virta.filters.tree import Condition
     from virta.match.compile import Compiled
+    from virta.match.image import Programs
 
 ENGINES = ("auto", "native", "plain")
 
@@ -42,6 +47,9 @@ class Engine(Protocol):
 
     def match_many(self, events: Any, *, numbers: bool) -> Any:
         """A list of ids for each event; with `numbers` the bytes of uint32 numbers and offsets."""
+
+    def match_flat(self, ends: Any, texts: Any) -> tuple[bytes, bytes]:
+        """Rows (int32) and numbers (uint32) of all hits of JSON texts end to end; what is no JSON has none."""
 
     def stats(self) -> dict[str, int]: ...
     def __len__(self) -> int: ...
@@ -83,8 +91,31 @@ class NativeEngine:
     def match_many(self, events: Any, *, numbers: bool) -> Any:
         return self._index.match_many(events, numbers)
 
+    def match_flat(self, ends: Any, texts: Any) -> tuple[bytes, bytes]:
+        return self._index.match_flat(ends, texts, (EventError, RecursionError))
+
     def __len__(self) -> int:
         return len(self._index)
+
+    # Whole sets, and images of them: see virta.match.image.
+
+    def add_programs(self, programs: Programs) -> None:
+        self._index.add_flat(
+            programs.digests, programs.ends, programs.programs, dict(programs.opaques)
+        )
+
+    def conditions(self) -> tuple[Condition, ...]:
+        """The opaque conditions in the order of their numbers."""
+        return self._index.conditions()
+
+    def begin_image(self, number: int) -> bool:
+        return self._index.begin_image(number)
+
+    def save_image(self, file: IO[bytes], mark: bytes) -> None:
+        self._index.save(file, mark)
+
+    def open_image(self, file: IO[bytes], mark: bytes, conditions: tuple[Condition, ...]) -> bool:
+        return self._index.open(file, mark, conditions)
 
 
 def _digest(id_: str) -> bytes | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from virta.filters import Filter, parse
 from virta.match.compile import Compiled, compile_filter
-from virta.match.engine import make_engine
+from virta.match.engine import Engine, make_engine
 from virta.match.events import too_deep
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ class Matcher:
     An index over filters.
 
     Arguments:
-        engine: "native", "plain", or "auto": native where it was built.
+        engine: "native", "plain", or "auto": native where it was built; or one that has filters already.
     """
 
-    def __init__(self, *, engine: str = "auto") -> None:
-        self._engine = make_engine(engine)
+    def __init__(self, *, engine: str | Engine = "auto") -> None:
+        self._engine = make_engine(engine) if isinstance(engine, str) else engine
 
     @property
     def engine(self) -> str:
@@ -110,6 +110,17 @@ class Matcher:
             return found
         # No hit at all comes as None: an empty array has no address.
         return tuple(memoryview(part or b"").cast("I") for part in found)
+
+    def match_flat(self, ends: Any, texts: Any) -> tuple[memoryview[int], memoryview[int]]:
+        """
+        Match JSON texts that lie end to end in one buffer, as in an Arrow array: text i is
+        texts[ends[i]:ends[i+1]], and `ends` are int32.
+
+        Two arrays: for each hit the text's position, and the filter's number. A text that is no JSON
+        has no hits.
+        """
+        rows, numbers = self._engine.match_flat(ends, texts)
+        return memoryview(rows or b"").cast("i"), memoryview(numbers or b"").cast("I")
 
     def id_of(self, number: int) -> str | None:
         """The id of a filter's number. A number is used again some time after its filter was removed."""

@@ -20,9 +20,12 @@ from __future__ import annotations
 import math
 import sys
 import threading
+from array import array
 from bisect import bisect_right, insort
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from virta.errors import EventError
 from virta.filters.evaluate import MISSING, TESTS, holds, resolve
 from virta.filters.geo import in_annulus, in_box, in_circle, in_polygon, read_point
 from virta.filters.tree import Condition, Flat, Node, Not
@@ -357,6 +360,21 @@ class PlainEngine:
             offsets.append(offsets[-1] + len(matched))
         flat = (n for matched in found for n in matched)
         return _uint32(flat), _uint32(offsets)
+
+    def match_flat(self, ends: Any, texts: Any) -> tuple[bytes, bytes]:
+        """As the native index: rows as int32, numbers as uint32."""
+        bounds, data = memoryview(ends).cast("B").cast("i"), bytes(texts)
+        rows, numbers = array("i"), array("I")
+        for row, (start, end) in enumerate(pairwise(bounds)):
+            try:
+                event = parse_event(data[start:end], row)
+                with self._lock:
+                    found = self._match(event)
+            except (EventError, RecursionError):
+                continue
+            numbers.extend(found)
+            rows.extend([row] * len(found))
+        return rows.tobytes(), numbers.tobytes()
 
     def stats(self) -> dict[str, int]:
         with self._lock:

@@ -1,8 +1,12 @@
 """
-A filter set as executors use it: serialised once on the driver, built once per Python worker.
+A filter set as executors use it: compiled and written once on the driver, mapped into memory by each worker.
 
-Filters are compiled on the driver; what travels is `pack`'s bytes, and a worker that has built the matcher
-of a set keeps it for every task that brings the same digest.
+    driver: filters ──► programs in an Arrow file, named by its digest      worker: file ──► index ──► image
+
+The file is what travels: by a directory that every executor sees, or as a broadcast that becomes such a file
+on each machine. The first worker of a machine turns a large set into an image of the index beside it
+(virta.match.image); all others map that. A worker that has opened a set keeps it for every task that brings
+the same digest.
 """
 
 from __future__ import annotations
@@ -10,23 +14,38 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import time
 from collections import OrderedDict
+from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from virta.errors import EventError, VirtaError
+from virta.errors import VirtaError
 from virta.match import Compiled, Matcher, compile_filter
+from virta.match.image import Programs, heap_matcher, shared_matcher
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from virta.filters import Filter
 
 SETS_MAX = 4  # filter sets kept per Python worker; the least recently used goes first
+IMAGE_FILTERS_MIN = 20_000  # fewer are built in less time than an image is worth
+PLAIN_FILTERS_MAX = (
+    20_000  # for workers without the native engine, which more would bring to a halt
+)
+SET_SECONDS_MAX = (
+    7 * 24 * 3600
+)  # files in our own directory that nobody opened for so long are removed
+
+Texts = tuple[Any, Any]  # int32 ends and the bytes of JSON texts end to end, as in an Arrow array
 
 
 class MatchError(VirtaError):
@@ -38,16 +57,94 @@ class MatchError(VirtaError):
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-def pack(filters: Mapping[str, Filter]) -> tuple[bytes, str]:
-    """The bytes of a named filter set, and their digest."""
-    packed = pickle.dumps([(n, compile_filter(f)) for n, f in filters.items()], protocol=5)
-    return packed, hashlib.sha256(packed).hexdigest()
+# On the driver.
 
 
-def documents(column: pa.Array, on: str) -> list[bytes]:
+def pack(filters: Mapping[str, Filter | Compiled]) -> pa.Buffer:
+    """The file of a named filter set; equal filters are one program with several names."""
+    names: dict[str, list[str]] = {}
+    programs: list[Compiled] = []
+    for name, given in filters.items():
+        compiled = given if isinstance(given, Compiled) else compile_filter(given)
+        known = names.get(compiled.id)
+        if known is None:
+            names[compiled.id] = [name]
+            programs.append(compiled)
+        else:
+            known.append(name)
+    encoded = [compiled.encoded for compiled in programs]
+    rest = {
+        b"opaques": pickle.dumps({i: o for i, (_, o) in enumerate(encoded) if o}, protocol=5),
+        b"plain": pickle.dumps(programs, protocol=5) if len(programs) <= PLAIN_FILTERS_MAX else b"",
+    }
+    schema = pa.schema(
+        [
+            ("names", pa.list_(pa.string())),
+            ("digest", pa.binary(32)),
+            ("program", pa.large_binary()),
+        ],
+        metadata=rest,
+    )
+    columns = [
+        pa.array(names.values(), schema.field(0).type),
+        pa.array([compiled.digest for compiled in programs], schema.field(1).type),
+        pa.array([program for program, _ in encoded], schema.field(2).type),
+    ]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, schema) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+    return sink.getvalue()
+
+
+def write_set(filters: Mapping[str, Filter | Compiled], directory: str | None = None) -> str:
+    """Keep a filter set in a file named by its digest; returns the path."""
+    packed = pack(filters)
+    return keep(packed, hashlib.sha256(packed).hexdigest(), directory)
+
+
+def keep(packed: Any, digest: str, directory: str | None = None) -> str:
+    """The path of the file with these bytes, written unless it is there."""
+    place = own_directory() if directory is None else Path(directory)
+    place.mkdir(parents=True, exist_ok=True)
+    path = place / f"filters-{digest}.arrow"
+    if not path.exists():
+        draft = path.with_suffix(f".{os.getpid()}")
+        draft.write_bytes(packed)
+        draft.chmod(0o644)
+        draft.replace(path)
+    return str(path)
+
+
+def own_directory() -> Path:
+    """This user's directory for filter sets on this machine, without what nobody opened for days."""
+    place = Path(gettempdir()) / f"virta-filters-{os.geteuid()}"
+    place.mkdir(mode=0o700, exist_ok=True)
+    with suppress(OSError):
+        for entry in os.scandir(place):
+            if time.time() - max(entry.stat().st_mtime, entry.stat().st_atime) > SET_SECONDS_MAX:
+                Path(entry.path).unlink()
+    return place
+
+
+# What is asked.
+
+
+def texts_of(column: pa.Array, on: str) -> Texts:
     """The JSON text each row is asked by."""
-    values = [v.encode() if isinstance(v, str) else v or b"" for v in column.to_pylist()]
-    return values if on == "event" else [document_of(value) for value in values]
+    if on != "event":
+        values = [v.encode() if isinstance(v, str) else v or b"" for v in column.to_pylist()]
+        return joined([document_of(value) for value in values])
+    if column.null_count:
+        column = column.fill_null("" if pa.types.is_string(column.type) else b"")
+    _, ends, data = column.buffers()
+    bounds = np.frombuffer(ends, np.int32)[column.offset : column.offset + len(column) + 1]
+    return bounds, b"" if data is None else data
+
+
+def joined(values: Iterable[bytes]) -> Texts:
+    """Texts of their own as texts end to end."""
+    found = list(values)
+    return np.fromiter(accumulate(map(len, found), initial=0), np.int32), b"".join(found)
 
 
 def document_of(value: bytes) -> bytes:
@@ -71,96 +168,94 @@ def document_of(value: bytes) -> bytes:
     return b'{"_id":%b%b%b}' % (identity, b"," if inner else b"", inner)
 
 
+# On the executors.
+
+
 class FilterSet:
     """A matcher that speaks in the caller's names for its filters."""
 
-    def __init__(self, filters: Iterable[tuple[str, Compiled]]) -> None:
-        self.matcher = Matcher()
+    def __init__(self, matcher: Matcher, names: pa.ListArray) -> None:
+        self.matcher, self.names = matcher, names
         # Equal filters share a number in the matcher; each of their names still gets its row.
-        names: dict[int, list[str]] = {}
-        for name, compiled in filters:
-            number = self.matcher.number_of(self.matcher.add(compiled))
-            assert number is not None
-            names.setdefault(number, []).append(name)
-        self.shared = any(len(found) > 1 for found in names.values())
-        self.names = names
-        self.order = np.zeros(max(names, default=0) + 1, np.int64)
-        for i, number in enumerate(names):
-            self.order[number] = i
-        self.first = pa.array([found[0] for found in names.values()], pa.string())
+        flat = names.flatten()
+        self.first = flat if len(flat) == len(names) else None
 
-    def numbers(self, values: list[bytes]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Row and filter number of every hit, by row; rows that are no JSON have none."""
-        try:
-            found, offsets = self.matcher.match_many(values, output="uint32")
-        except EventError:
-            if len(values) == 1:
-                return np.zeros(0, np.int64), np.zeros(0, np.uint32)
-            # Halves: a batch with some junk in it costs little more than one without.
-            middle = len(values) // 2
-            low, high = self.numbers(values[:middle]), self.numbers(values[middle:])
-            return np.concatenate((low[0], high[0] + middle)), np.concatenate((low[1], high[1]))
-        ends: Any = np.frombuffer(offsets, np.uint32).astype(np.int64)
-        rows = np.repeat(np.arange(len(values)), ends[1:] - ends[:-1])
-        return rows, np.frombuffer(found, np.uint32)
+    def pairs(self, texts: Texts) -> tuple[pa.Array, pa.Array]:
+        """Row and filter name of every hit, by row; rows that are no JSON have none."""
+        rows, numbers = self.matcher.match_flat(*texts)
+        found = pa.array(np.frombuffer(numbers, np.uint32) - np.uint32(1))
+        at = pa.Array.from_buffers(pa.int32(), len(rows), [None, pa.py_buffer(rows)])
+        if self.first is not None:
+            return at, self.first.take(found)
+        lists = self.names.take(found)
+        return at.take(pc.list_parent_indices(lists)), lists.flatten()
 
-    def pairs(self, values: list[bytes]) -> tuple[np.ndarray[Any, Any], pa.Array]:
-        """Row and filter name of every hit."""
-        rows, numbers = self.numbers(values)
-        if not self.shared:
-            return rows, self.first.take(pa.array(self.order[numbers]))
-        names = [self.names[number] for number in numbers.tolist()]
-        repeats = [len(found) for found in names]
-        flat = [name for found in names for name in found]
-        return np.repeat(rows, repeats), pa.array(flat, pa.string())
-
-    def hits(self, values: list[bytes]) -> np.ndarray[Any, Any]:
-        """For each value whether any filter holds."""
-        held = np.zeros(len(values), bool)
-        held[self.numbers(values)[0]] = True
+    def hits(self, texts: Texts) -> np.ndarray[Any, Any]:
+        """For each text whether any filter holds."""
+        held = np.zeros(len(texts[0]) - 1, bool)
+        held[np.frombuffer(self.matcher.match_flat(*texts)[0], np.int32)] = True
         return held
 
 
 _sets: OrderedDict[str, FilterSet] = OrderedDict()
 
 
-def opened_set(digest: str, packed: bytes) -> FilterSet:
-    """The filter set of these bytes, built once per Python worker."""
+def opened_set(path: str, fetch: Callable[[], Any] | None = None) -> FilterSet:
+    """
+    The filter set of a file, opened once per Python worker; `fetch` gives its bytes where it is not seen.
+
+    Raises:
+        MatchError: the file is not there, or its bytes are not those that the name promises.
+    """
+    digest = Path(path).stem.removeprefix("filters-")
     found = _sets.get(digest)
     if found is None:
-        found = FilterSet(pickle.loads(packed))  # noqa: S301 - bytes of our own driver
-        _sets[digest] = found
+        if fetch is not None and not Path(path).exists():
+            path = str(own_directory() / Path(path).name)
+            if not Path(path).exists():
+                path = keep(fetch(), digest)
+        found = _sets[digest] = open_file(Path(path), digest)
         while len(_sets) > SETS_MAX:
             _sets.popitem(last=False)
     _sets.move_to_end(digest)
     return found
 
 
-def write_set(filters: Mapping[str, Filter], directory: str) -> str:
-    """Keep a filter set in a file named by its digest; returns the path."""
-    packed, digest = pack(filters)
-    path = Path(directory) / f"filters-{digest}.bin"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(f".{os.getpid()}")
-        draft.write_bytes(packed)
-        draft.replace(path)
-    return str(path)
+def open_file(path: Path, digest: str) -> FilterSet:
+    try:
+        source = pa.memory_map(str(path))
+    except OSError as exc:
+        raise MatchError(f"the filter set {path} cannot be read: {exc}") from exc
+    # Parts are unpickled, and the directory may be one that others write to.
+    if hashlib.sha256(source.read_buffer()).hexdigest() != digest:
+        raise MatchError(f"{path} is not the filter set it was: make it again")
+    table = pa.ipc.open_file(source).read_all().combine_chunks()
+    rest = table.schema.metadata
+    names = column_of(table, "names")
+    if Matcher().engine == "plain":
+        return FilterSet(plain_matcher(rest[b"plain"], len(names)), names)
+    programs = Programs(
+        digests=column_of(table, "digest").buffers()[1] or b"",
+        ends=column_of(table, "program").buffers()[1] or bytes(8),
+        programs=column_of(table, "program").buffers()[2] or b"",
+        opaques=pickle.loads(rest[b"opaques"]),  # noqa: S301 - bytes of our own driver
+    )
+    if len(names) < IMAGE_FILTERS_MIN:
+        return FilterSet(heap_matcher(programs), names)
+    return FilterSet(shared_matcher(path.with_suffix(""), lambda: programs), names)
 
 
-def opened_file(path: str) -> FilterSet:
-    """
-    The filter set of a file, built once per Python worker.
+def column_of(table: pa.Table, name: str) -> pa.Array:
+    chunks = table.column(name).chunks
+    return chunks[0] if chunks else pa.array([], table.schema.field(name).type)
 
-    Raises:
-        MatchError: the bytes are not those the name promises. They are unpickled, and the directory may
-            be one that others write to.
-    """
-    digest = Path(path).stem.removeprefix("filters-")
-    found = _sets.get(digest)
-    if found is not None:
-        return found
-    packed = Path(path).read_bytes()
-    if hashlib.sha256(packed).hexdigest() != digest:
-        raise MatchError(f"{path} is not the filter set it was: make it again with match_log")
-    return opened_set(digest, packed)
+
+def plain_matcher(packed: bytes, count: int) -> Matcher:
+    if not packed and count:
+        raise MatchError(
+            f"{count} filters need the native matcher on every executor, which was not built here:"
+            f" install virta from its wheel there, or give at most {PLAIN_FILTERS_MAX}"
+        )
+    matcher = Matcher(engine="plain")
+    matcher.add_many(pickle.loads(packed))  # noqa: S301 - bytes of our own driver
+    return matcher

@@ -4,8 +4,8 @@ many hold for each.
 
 Both give the answers of `filter.matches` and `virta.match.Matcher` on the same JSON. One filter becomes a
 Column where that is exact (virta.spark.columns); everything else runs in the matcher itself, in Arrow
-batches. A filter set is serialised once and broadcast as bytes; each Python worker builds its
-matcher from them once and keeps it for all tasks that bring the same set.
+batches. A filter set is compiled once and shipped as bytes; the Python workers of a machine share
+what they make of them (virta.spark.filter_set), and keep it for all tasks that bring the same set.
 
 Which JSON value a filter speaks about: of decoded events, the event, except that Koncorde's filters speak
 of its `data`, as in the server; of plain records, the record's value.
@@ -13,6 +13,7 @@ of its `data`, as in the server; of plain records, the record's value.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 
 from virta.filters import Filter, parse
 from virta.spark.columns import compile_filter
-from virta.spark.filter_set import FilterSet, MatchError, documents, opened_set, pack
+from virta.spark.filter_set import FilterSet, MatchError, keep, opened_set, pack, texts_of
 from virta.spark.schemas import FILTER_ID
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def where(
         for batch in batches:
             kept = np.zeros(batch.num_rows, bool)
             for root, matcher in sets.items():
-                kept |= matcher.hits(documents(batch.column("value"), root))
+                kept |= matcher.hits(texts_of(batch.column("value"), root))
             yield batch.filter(pa.array(kept))
 
     return rows.mapInArrow(keep, df.schema)
@@ -128,8 +129,8 @@ def explode_batch(
     batch: pa.RecordBatch, matcher: FilterSet, on: str, names: list[str]
 ) -> pa.RecordBatch:
     """Repeat each row for every filter that holds for it."""
-    rows, ids = matcher.pairs(documents(batch.column("value"), on))
-    taken = batch.select(names).take(pa.array(rows, pa.int64()))
+    rows, ids = matcher.pairs(texts_of(batch.column("value"), on))
+    taken = batch.select(names).take(rows)
     return pa.RecordBatch.from_arrays([*taken.columns, ids], names=[*names, FILTER_ID.name])
 
 
@@ -151,10 +152,12 @@ def need_value(df: DataFrame) -> None:
 
 def ship(df: DataFrame, filters: Mapping[str, Filter]) -> Callable[[], FilterSet]:
     """Send a filter set to the executors; the result opens it there."""
-    packed, digest = pack(filters)
-    broadcast = df.sparkSession.sparkContext.broadcast(packed)
+    packed = pack(filters)
+    path = keep(packed, hashlib.sha256(packed).hexdigest())
+    # For machines that do not see the file; those that do never ask for it.
+    broadcast = df.sparkSession.sparkContext.broadcast(packed.to_pybytes())
 
     def opened() -> FilterSet:
-        return opened_set(digest, broadcast.value)
+        return opened_set(path, lambda: broadcast.value)
 
     return opened

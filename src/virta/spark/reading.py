@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from pathlib import Path
-from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 
 from virta.spark.filter_set import write_set
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from virta.filters import Filter
+    from virta.match import Compiled
 
 ARGUMENTS = {
     "events": "events",
@@ -82,7 +81,7 @@ def read_stream(
 
 def match_log(
     path: str | PathLike[str],
-    filters: Iterable[Filter] | Mapping[str, Filter],
+    filters: Iterable[Filter | Compiled] | Mapping[str, Filter | Compiled],
     *,
     on: str = "event",
     directory: str | None = None,
@@ -97,12 +96,11 @@ def match_log(
     Args:
         on: "event": filters are asked by the record's value; "data": by the event's data.
         directory: where the filter set is kept for the executors, which must see it; a temporary
-            directory by default, which is right for one machine.
+            directory of this user by default, which is right for one machine.
         columns: a schema as DDL of record columns and `filter_id`.
     """
     named = dict(filters) if isinstance(filters, Mapping) else {f.id: f for f in filters}
-    place = directory or str(Path(gettempdir()) / "virta-filters")
-    given = {**options(topics, bounds), "filters": write_set(named, place), "on": on}
+    given = {**options(topics, bounds), "filters": write_set(named, directory), "on": on}
     reader = (spark or session()).read.format("virta").options(**given)
     if columns is not None:
         reader = reader.schema(columns)

@@ -38,7 +38,7 @@ from virta.errors import LogFormatError
 from virta.spark.arrow import RECORD_COLUMNS, TEXT_COLUMNS, make_array
 from virta.spark.decode import Reading, Rows, read_rows
 from virta.spark.events import EventColumns
-from virta.spark.filter_set import FilterSet, document_of, opened_file
+from virta.spark.filter_set import FilterSet, document_of, joined, opened_set
 from virta.spark.layout import Ends, Plan, Split, gap_error
 from virta.spark.options import ReadOptions, read_options
 from virta.spark.pushdown import Bounds, push
@@ -128,7 +128,7 @@ class Decoder:
         names = [*self.record_names]
         if (self.event_fields or self.filters) and "value" not in names:
             names.append("value")
-        filters = None if self.filters is None else opened_file(self.filters)
+        filters = None if self.filters is None else opened_set(self.filters)
         for rows in read_rows(self.reading, split, names, self.text):
             yield self.batch(rows, schema, filters)
 
@@ -150,11 +150,10 @@ class Decoder:
         self, rows: Rows, arrays: dict[str, pa.Array], schema: pa.Schema, filters: FilterSet
     ) -> pa.RecordBatch:
         """Each row once for every filter that holds for it: decoding and matching in one process."""
-        values = list(value_slices(rows))
+        texts: Any = rows.columns[RECORD_COLUMNS.index("value")]
         if self.on == "data":
-            values = [document_of(value) for value in values]
-        hits, ids = filters.pairs(values)
-        chosen = pa.array(hits, pa.int64())
+            texts = joined(map(document_of, value_slices(rows)))
+        chosen, ids = filters.pairs(texts)
         taken = {name: array.take(chosen) for name, array in arrays.items()}
         taken[FILTER_ID.name] = ids
         return pa.RecordBatch.from_arrays([taken[n] for n in schema.names], schema=schema)

@@ -1,0 +1,122 @@
+"""
+A filter set shared by the processes of a machine: the native index as a file that each maps into memory.
+
+Invariant: an image is used only by the very build that wrote it, and only where nobody else could have
+written it; it gives the answers of the programs it was made of. Whatever stands in the way (another build, no
+address to map it to, a directory that others may write to, a full disk) costs time, never an answer: the
+programs are added to an index on the heap.
+
+The first process that needs an image makes it, the others wait for it: one build a machine, not one a process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from virta.match.engine import NativeEngine
+from virta.match.matcher import Matcher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from virta.filters.tree import Condition
+
+logger = logging.getLogger("virta.match")
+
+SHARED_WRITE = 0o022  # of a file's mode: others may write
+
+
+class Programs(NamedTuple):
+    """Different filters, compiled: filter i of `programs[ends[i]:ends[i+1]]` gets the number i + 1."""
+
+    digests: Any  # buffers: 32 bytes each
+    ends: Any  # int64, one more than filters
+    programs: Any
+    opaques: Mapping[int, tuple[Condition, ...]]
+
+    def conditions(self) -> tuple[Condition, ...]:
+        """The opaque conditions in the order in which an index numbers them."""
+        return tuple(dict.fromkeys(one for many in self.opaques.values() for one in many))
+
+
+def heap_matcher(programs: Programs) -> Matcher:
+    """A matcher of these filters in this process's own memory."""
+    engine = NativeEngine()
+    engine.add_programs(programs)
+    return Matcher(engine=engine)
+
+
+def shared_matcher(path: Path, load: Callable[[], Programs]) -> Matcher:
+    """
+    A matcher of the filters that `load` gives, from the image at `path`, which is made when there is none.
+
+    A build's images have names of their own: `path` is extended by the identity of the code.
+    """
+    mark = code_mark()
+    target = path.with_name(f"{path.name}-{mark.hex()[:16]}.index")
+    programs = load()
+    try:
+        matcher = opened(target, mark, programs)
+        if matcher is None and is_ours(target.parent):
+            with target.with_suffix(".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not target.exists():
+                    write(target, mark, programs)
+            matcher = opened(target, mark, programs)
+    except OSError as exc:
+        logger.warning("no image of the filter set at %s, it is built here: %s", target, exc)
+        matcher = None
+    return matcher or heap_matcher(programs)
+
+
+@cache
+def code_mark() -> bytes:
+    """What tells one build of the native index from another."""
+    from virta.match import _core  # noqa: PLC0415 - may not have been built
+
+    return hashlib.sha256(Path(str(_core.__file__)).read_bytes()).digest()
+
+
+def is_ours(path: Path) -> bool:
+    """Whether only this user, or root, can have written what is there."""
+    about = path.stat()
+    return about.st_uid in {os.geteuid(), 0} and not about.st_mode & SHARED_WRITE
+
+
+def opened(target: Path, mark: bytes, programs: Programs) -> Matcher | None:
+    """The matcher in an image, if it is there and can be used."""
+    if not target.exists() or not is_ours(target) or not is_ours(target.parent):
+        return None
+    engine = NativeEngine()
+    with target.open("rb") as file:
+        if not engine.open_image(file, mark, programs.conditions()):
+            return None
+    return Matcher(engine=engine)
+
+
+def write(target: Path, mark: bytes, programs: Programs) -> None:
+    """Make an image, unless this machine has no room for one."""
+    engine = NativeEngine()
+    # Any number will do; that of the name puts different sets at different addresses.
+    number = int.from_bytes(hashlib.sha256(target.name.encode()).digest()[:4], "little")
+    if not engine.begin_image(number):
+        return
+    engine.add_programs(programs)
+    if engine.conditions() != programs.conditions():
+        return  # a condition was dropped on the way: numbers would not fit
+    draft = target.with_suffix(f".{os.getpid()}")
+    try:
+        with draft.open("xb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            engine.save_image(file, mark)
+        draft.replace(target)
+    finally:
+        with suppress(OSError):
+            draft.unlink()
