@@ -68,10 +68,11 @@ class Job(Struct, eq=False):
     attempts: int = 0
     reason: str = ""  # of the last failure
     logged: bool = False  # an image of it is in the log
-    # Not in the log: a crash only makes a job visible early.
     state: int = GONE
+    # A reserve is not logged, it is in the table of leases.
     lease: int = 0  # the id of this attempt, 0: nobody works on it
     worked_until: int = 0  # while DEAD: when it died
+    slot: int = 0  # where it is in the table of leases, 0: nowhere
 
     def __lt__(self, other: Job) -> bool:  # equal heap items: any order
         return False

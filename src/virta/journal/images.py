@@ -9,7 +9,8 @@ works, and makes replaying a record twice harmless.
     value   keys, type, data, timestamp, created, modified, accessed, expires, ttl, worked until, tombstone
     gone    key
     mark    key, timestamp of the version, worked until, expires
-    job     uri, last finished command (-1: none known), when it finished, entry or nil
+    job     uri, last finished command (-1: none known), when it finished, entries: none, one, or what is
+            worked on and what waits behind it
     ids     the first id that was not handed out yet, for sure
 
 An entry of a job is: domain, id, priority, start, timestamp, created, payload type (-1: none), payload,
@@ -51,9 +52,7 @@ def value_image(entry: Entry, value: Value) -> tuple[Any, ...]:
     )
 
 
-def job_image(job: Job, *, lease: bool = False) -> tuple[Any, ...]:
-    """With `lease` also who works on it: only a snapshot says that."""
-    dead = job.state == DEAD
+def job_image(job: Job) -> tuple[Any, ...]:
     payload = job.payload
     return (
         job.domain.name,
@@ -66,9 +65,9 @@ def job_image(job: Job, *, lease: bool = False) -> tuple[Any, ...]:
         b"" if payload is None else payload.data,
         job.attempts,
         job.reason,
-        dead,
-        job.worked_until if dead or lease else 0,
-        job.lease if lease else 0,
+        job.state == DEAD,
+        job.worked_until,
+        job.lease,
     )
 
 
@@ -83,8 +82,8 @@ def drain(engine: Engine, now: int) -> list[Record]:
         key = entry.keys[0]
         mark = (key, entry.timestamp, entry.worked_until, entry.expires)
         records.append(("mark", _short(key), _encode(mark)))
-    for uri, finished, job in engine.jobs.drain():
-        kept = None if job is None else job_image(job)
+    for uri, finished, jobs in engine.jobs.drain():
+        kept = [job_image(job) for job in jobs]
         records.append(("job", _short(uri), _encode((uri, finished, now, kept))))
     return records
 
@@ -97,9 +96,9 @@ def apply(engine: Engine, topic: str, image: bytes, now: int) -> None:
     """Take one record of the log into the state."""
     fields = _decode(image)
     if topic == "job":
-        uri, finished, finished_at, entry = fields
+        uri, finished, finished_at, entries = fields
         engine.jobs.restore_gone(uri, finished_at, finished)
-        if entry is not None:
+        for entry in entries:
             restore_job(engine, uri, entry, now)
     elif topic == "value":
         restore_value(engine, fields, now)

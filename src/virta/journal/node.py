@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from virta.errors import JournalError, LogError, LogWriteError
 from virta.journal import images
 from virta.journal.engine import Engine
-from virta.journal.jobs import JOBS_MAX, Jobs
+from virta.journal.jobs import Jobs
 from virta.journal.messages import (
     OVERWRITE,
     PERSIST,
@@ -30,6 +30,7 @@ from virta.journal.messages import (
 from virta.journal.persistence import Durability, Persistence
 from virta.journal.session import Session
 from virta.journal.store import MEMORY_BYTES_MAX, Store
+from virta.journal.table import JOBS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -281,6 +282,8 @@ class Node:
         """Give the replies that waited for this batch."""
         if error is not None:
             self._failed(error)
+        elif self._persistence is not None:
+            self._persistence.settled()
         waiting, self._waiting = self._waiting, []
         for respond, reply, copied in waiting:
             if error is not None:

@@ -4,14 +4,15 @@ The journal on disk: a log of images per generation, and snapshots that let old 
     <directory>/lock                 flock: one process owns a journal
     <directory>/<n>.log/             a virta.log, generation n (20 digits)
     <directory>/<n>.snap             everything that happened before generation n
+    <directory>/leases               who works on what, see `leases`
 
 Restart: load the newest snapshot, replay the logs of its generation and later ones, in order.
 Rotation: begin generation n+1, write its snapshot little by little, publish it, remove all before. A
 crash at any point leaves a snapshot and every log after it, so nothing acknowledged is ever lost; disk
 use follows live data, as rotation comes whenever the log outgrows them.
 
-Reserves (NEXT) are not logged: a crash makes worked-on jobs visible early, that is all. Ids are claimed
-in blocks, so that an attempt from before a crash can never acknowledge one after it.
+Reserves (NEXT) are not logged but mapped: a process that is killed leaves them in the table of leases.
+Ids are claimed in blocks, so that an attempt from before a crash can never acknowledge another after it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Literal
 
 from virta.errors import JournalError
 from virta.journal import images
+from virta.journal.leases import Leases
 from virta.journal.snapshot import load_snapshot, publish, sync_directory, write_snapshot
 from virta.journal.spill import FileSpill
 from virta.log import open as open_log
@@ -54,6 +56,7 @@ class Persistence:
         directory.mkdir(parents=True, exist_ok=True)
         self._lock = _claim(directory / "lock")
         self.spill = FileSpill(directory)
+        self._leases = Leases(directory / "leases")
         self._log: Log | None = None
         self._generation = 0
         self._records = 0
@@ -98,6 +101,9 @@ class Persistence:
         for generation in current or [first]:
             self._open(generation)
             self._replay(engine, now)
+        for lease in self._leases.load():
+            engine.jobs.restore_lease(lease)
+        engine.jobs.leases = self._leases
         engine.store.restored()
         engine.jobs.restored()
         engine.admin.restored(now)
@@ -144,6 +150,10 @@ class Persistence:
             size += len(record[2])
         if batch:
             self._append(batch, self.durability)
+
+    def settled(self) -> None:
+        """What was drained before the last commit is durable; not while another thread commits."""
+        self._leases.settled()
 
     def _append(self, batch: list[images.Record], durability: Durability) -> None:
         assert self._log is not None
@@ -236,6 +246,7 @@ class Persistence:
             self._log.close()
             self._log = None
         self.spill.close()
+        self._leases.close()
         os.close(self._lock)
 
 
