@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from collections import deque
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
@@ -29,6 +30,7 @@ T = TypeVar("T")
 # Notifications nobody asked for; the oldest are forgotten, as bursts may be merged.
 NOTIFICATIONS_MAX = 10_000
 IDENTIFIER_MAX = 65_535
+RECEIVE_BYTES = 65_536
 # Commands of one pipeline sent before the first reply is read: two full socket buffers.
 PIPELINE_MAX = 256
 
@@ -103,6 +105,12 @@ class Client(Calls):
         except OSError as error:
             raise _unreachable(host, port, error) from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # The system keeps the time: a socket with a timeout of Python's is polled before every call.
+        if timeout is not None:
+            limit = struct.pack("@ll", int(timeout), int(timeout % 1 * 1_000_000))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        self._socket.settimeout(None)
         self._parser = ReplyParser()
         self._identifier = 0
         self._heard: deque[Reply] = deque()
@@ -110,7 +118,9 @@ class Client(Calls):
 
     def call(self, command: Command[T]) -> T:
         """Send one command and wait for its reply."""
-        identifier = self._send(command.request)
+        request = command.request
+        request.identifier = identifier = self._next_identifier()
+        self._write(encode_request(request))
         while True:
             reply = self._receive()
             if reply.identifier == identifier:
@@ -147,15 +157,16 @@ class Client(Calls):
 
     def wait(self, timeout: float | None = None) -> Reply | None:
         """The next message the server sends by itself, None after `timeout` seconds without."""
-        before = self._socket.gettimeout()
         self._socket.settimeout(timeout)
         try:
             while not self.notifications:
-                self._take(self._read())
-        except TimeoutError:
-            return None
+                try:
+                    self._take(self._read())
+                except TimeoutError:
+                    if timeout is not None:
+                        return None
         finally:
-            self._socket.settimeout(before)
+            self._socket.settimeout(None)
         return self.notifications.popleft()
 
     def close(self) -> None:
@@ -176,11 +187,6 @@ class Client(Calls):
         self._identifier = self._identifier % IDENTIFIER_MAX + 1
         return self._identifier
 
-    def _send(self, request: Request) -> int:
-        request.identifier = self._next_identifier()
-        self._write(encode_request(request))
-        return request.identifier
-
     def _write(self, data: bytes) -> None:
         try:
             self._socket.sendall(data)
@@ -197,9 +203,11 @@ class Client(Calls):
 
     def _read(self) -> bytes:
         try:
-            data = self._socket.recv(262_144)
+            data = self._socket.recv(RECEIVE_BYTES)
         except TimeoutError:
             raise
+        except BlockingIOError as error:
+            raise TimeoutError from error
         except OSError as error:
             raise _lost(error) from error
         if not data:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, cast
 
-from virta.journal.messages import PORT, Function, Reply
+from virta.journal.messages import PORT, Function, Reply, Request
 from virta.journal.node import Node
 from virta.journal.session import Session
 from virta.journal.wire import RequestParser, encode_reply
@@ -37,10 +37,11 @@ class Connection(asyncio.Protocol):
         self._session = Session(self._notify)
         self._parser = RequestParser()
         self._transport: asyncio.Transport | None = None
-        self._out: list[bytes] = []
+        self._out: list[Reply] = []
         self._unanswered = 0
         self._quitting = False
         self._full = False  # the other side does not read
+        self._paused = False  # it is not read from
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast("asyncio.Transport", transport)  # uvloop's are not instances of it
@@ -58,42 +59,55 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._quitting:
             return
-        for request in self._parser.feed(data):
-            self._unanswered += 1
-            self._quitting = request.function == Function.QUIT
-            self._node.handle(request, self._session, self._respond)
-            if self._quitting:
-                break
+        requests = self._parser.feed(data)
+        if self._server.alone:
+            self._node.hold()
+            try:
+                self._handle(requests)
+            finally:
+                self._node.release()
+        else:
+            self._handle(requests)
         error = self._parser.error
         if error is not None and not self._quitting:
             self._quitting = True
             if error.identifier is not None:
                 now = self._node.engine.clock()
                 text = f"{error.code}: {error.message}"
-                self._out.append(encode_reply(Reply(error.identifier, 0, now, error=text)))
+                self._out.append(Reply(error.identifier, 0, now, error=text))
             log.info("journal_bad_message %s", error.message)
-        self.flush()
+        if self._out or self._quitting:
+            self.flush()
         self._regulate()
+
+    def _handle(self, requests: list[Request]) -> None:
+        for request in requests:
+            self._unanswered += 1
+            self._node.handle(request, self._session, self._respond)
+            if request.function == Function.QUIT:
+                self._quitting = True
+                break
 
     def _respond(self, reply: Reply) -> None:
         self._unanswered -= 1
-        self._out.append(encode_reply(reply))
-        self._server.touched.add(self)
+        self._notify(reply)
 
     def _notify(self, reply: Reply) -> None:
-        self._out.append(encode_reply(reply))
-        self._server.touched.add(self)
+        if not self._out:
+            self._server.touched.add(self)
+        self._out.append(reply)
 
     def flush(self) -> None:
         """Send what has gathered; the last thing a quitting connection does is close."""
+        out, self._out = self._out, []
         transport = self._transport
         if transport is None:
-            self._out.clear()
             return
-        if self._out:
-            transport.write(b"".join(self._out))
-            self._out.clear()
-            if transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
+        if out:
+            transport.write(
+                encode_reply(out[0]) if len(out) == 1 else b"".join(map(encode_reply, out))
+            )
+            if self._full and transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
                 log.warning("journal_connection_cut: it does not read its replies")
                 transport.abort()
                 return
@@ -110,13 +124,16 @@ class Connection(asyncio.Protocol):
 
     def _regulate(self) -> None:
         """Read only as long as the other side reads and the disk keeps up."""
+        stop = self._full or self._unanswered > UNANSWERED_MAX
+        if stop == self._paused:
+            return
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        stop = self._full or self._unanswered > UNANSWERED_MAX
-        if stop and transport.is_reading():
+        self._paused = stop
+        if stop:
             transport.pause_reading()
-        elif not stop and not transport.is_reading():
+        else:
             transport.resume_reading()
 
     def after_batch(self) -> None:
@@ -185,6 +202,11 @@ class JournalServer:
             await stopped.wait()
         finally:
             await self.stop()
+
+    @property
+    def alone(self) -> bool:
+        """Whether nobody else could have anything to share a batch with."""
+        return len(self._connections) == 1
 
     def admit(self, connection: Connection) -> bool:
         if len(self._connections) >= self._connections_max:

@@ -53,6 +53,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         return ""
 
 
+DEFAULTS = Settings()
+
+
 class Job(Struct, eq=False):
     """One entry: what to do (`uri`), where it waits, and how its work goes."""
 
@@ -80,7 +83,7 @@ class Job(Struct, eq=False):
     def key(self) -> bytes:
         """The sort key: bytewise order is the order of work inside a domain."""
         return b"%s:%03d:%020d:%016x" % (
-            self.domain.name.replace(b":", b"%3A"),
+            self.domain.prefix,
             self.priority,
             self.start,
             self.lease or self.id,
@@ -98,19 +101,13 @@ class Job(Struct, eq=False):
         )
 
 
+_KEY = re.compile(rb"[^:]*:[0-9]{3}:[0-9]{20}:([0-9a-fA-F]{16})")
+
+
 def parse_key(key: bytes) -> int | None:
     """The id inside a sort key; None if the key is not one."""
-    parts = key.split(b":")
-    if (
-        len(parts) != 4
-        or [len(part) for part in parts[1:]] != [3, 20, 16]
-        or not (parts[1] + parts[2]).isdigit()
-    ):
-        return None
-    try:
-        return int(parts[3], 16)
-    except ValueError:
-        return None
+    found = _KEY.fullmatch(key)
+    return None if found is None else int(found[1], 16)
 
 
 # After "//": user and "@" if any, then an address in brackets or a name up to the port or the path.
@@ -131,7 +128,8 @@ class Domain:
 
     def __init__(self, name: bytes) -> None:
         self.name = name
-        self.settings = Settings()
+        self.prefix = name.replace(b":", b"%3A")  # of sort keys
+        self.settings = DEFAULTS
         self.counts = [0] * GONE
         self.armed: int | None = None  # the alarm that Jobs holds for this domain
         self.offered: Rank | None = None  # the head that Jobs knows of
@@ -141,19 +139,20 @@ class Domain:
 
     @property
     def empty(self) -> bool:
-        return not any(self.counts) and self.settings == Settings()
+        return not any(self.counts) and self.settings == DEFAULTS
 
     def move(self, job: Job, state: int) -> None:
         """Change a job's state and put it where that state is looked for."""
+        counts = self.counts
         if job.state != GONE:
-            self.counts[job.state] -= 1
+            counts[job.state] -= 1
         job.state = state
         if state == GONE:
             return
-        self.counts[state] += 1
+        counts[state] += 1
         if state == READY:
             heapq.heappush(self._ready, (job.priority, job.start, job.id, job))
-            if len(self._ready) > 2 * self.counts[READY] + HEAP_SLACK:
+            if len(self._ready) > 2 * counts[READY] + HEAP_SLACK:
                 self._ready = _rebuilt(self._ready, self._is_ready)
         elif state == DELAYED:
             heapq.heappush(self._delayed, (job.start, job.id, job))
@@ -184,8 +183,9 @@ class Domain:
         """The job to hand out next, left where it is."""
         heap = self._ready
         while heap:
-            if self._is_ready(heap[0]):
-                return heap[0][3]
+            item = heap[0]
+            if self._is_ready(item):
+                return item[3]
             heapq.heappop(heap)
         return None
 
@@ -200,8 +200,9 @@ class Domain:
             heapq.heappop(delayed)
         while working and not self._is_working(working[0]):
             heapq.heappop(working)
-        times = [heap[0][0] for heap in (delayed, working) if heap]
-        return min(times) if times else None
+        if delayed and working:
+            return min(delayed[0][0], working[0][0])
+        return delayed[0][0] if delayed else working[0][0] if working else None
 
     def due_start(self, now: int) -> Job | None:
         """A delayed job whose start has come."""

@@ -123,8 +123,11 @@ class Engine:
 
     def next_event(self) -> int | None:
         """When `tick` may have something to do; too early is possible, too late is not."""
-        times = (self.store.next_expiry(), self.jobs.schedule.next_alarm(), self.admin.next_event())
-        return min((time for time in times if time is not None), default=None)
+        first = self.jobs.schedule.next_alarm()
+        for time in (self.store.next_expiry(), self.admin.next_event()):
+            if time is not None and (first is None or time < first):
+                first = time
+        return first
 
     def close(self, session: Session) -> None:
         """The connection is gone: its locks and registrations with it."""

@@ -139,27 +139,27 @@ class Persistence:
         Raises:
             LogError: they may or may not be on disk; nothing must be acknowledged any more.
         """
-        assert self._log is not None
         batch: list[images.Record] = []
         size = 0
         for record in records:
-            if batch and size + len(record[2]) > BATCH_BYTES_MAX:
-                self._append(batch, "none")
+            more = len(record[2])
+            if batch and size + more > BATCH_BYTES_MAX:
+                self._append(batch, size, "none")
                 batch, size = [], 0
             batch.append(record)
-            size += len(record[2])
+            size += more
         if batch:
-            self._append(batch, self.durability)
+            self._append(batch, size, self.durability)
 
     def settled(self) -> None:
         """What was drained before the last commit is durable; not while another thread commits."""
         self._leases.settled()
 
-    def _append(self, batch: list[images.Record], durability: Durability) -> None:
+    def _append(self, batch: list[images.Record], size: int, durability: Durability) -> None:
         assert self._log is not None
         self._log.append_many(batch, durability=durability)
         self._records += len(batch)
-        self._bytes += sum(len(record[2]) for record in batch)
+        self._bytes += size
 
     def id_records(self, next_id: int) -> list[images.Record]:
         """Claim more ids long before they are needed; a record to commit with the others."""
@@ -175,6 +175,8 @@ class Persistence:
     # Rotation.
 
     def wants_rotation(self, engine: Engine) -> bool:
+        if self._records <= ROTATE_RECORDS_MIN and self._bytes <= ROTATE_BYTES_MIN:
+            return False
         live = len(engine.jobs) + len(engine.store)
         return self._rotation is None and (
             self._records > max(ROTATE_RECORDS_MIN, live // 2)
