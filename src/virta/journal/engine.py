@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from virta.journal.entry import Entry
 
 NEXT_JOBS_MAX = 1_000
+NO_DETAILS = Details()
+STRING = int(Type.STRING)
 PEER_PREFIX = b"peer:"
 DONE_PREFIX = b"virta:done:"  # on a link between daemons: the commands of a uri are finished
 
@@ -353,15 +355,16 @@ class Engine:
         pairs: list[Pair] = []
         deadline: int | None = None
         size = 0
+        domain = request.key.lower()
+        self.jobs.tick(now)
         for _ in range(min(wanted, NEXT_JOBS_MAX)):
-            taken = self.jobs.take(request.key, now, until=request.timeout, remove=remove)
-            if not taken:
+            job = self.jobs.take_due(domain, now, until=request.timeout, remove=remove)
+            if job is None:
                 break
-            job = taken[0]
             details = job.details() if detailed else None
-            pairs.append(Pair(job.key(), Value(Type.STRING, job.uri), details))
+            pairs.append(Pair(job.key(), Value(STRING, job.uri), details))
             if request.flags & DATA and job.payload is not None:
-                pairs.append(Pair(b"", job.payload, Details() if detailed else None))
+                pairs.append(Pair(b"", job.payload, NO_DETAILS if detailed else None))
                 size += len(job.payload.data)
             if remove:
                 self._tell_done(session, job.uri)

@@ -93,15 +93,22 @@ class Jobs(JobTable):
         self.tick(now)
         taken: list[Job] = []
         while len(taken) < count:
-            job = self.schedule.head(domain.lower())
+            job = self.take_due(domain.lower(), now, until=until, remove=remove)
             if job is None:
                 break
-            if remove:
-                self._finish(job, now)
-            else:
-                self._reserve(job, self._deadline(job, until, now))
             taken.append(job)
         return taken
+
+    def take_due(self, domain: bytes, now: int, *, until: int | None, remove: bool) -> Job | None:
+        """Hand out the best job; `tick` came before, and the domain is in lower case."""
+        job = self.schedule.head(domain)
+        if job is None:
+            return None
+        if remove:
+            self._finish(job, now)
+        else:
+            self._reserve(job, self._deadline(job, until, now))
+        return job
 
     def wake_up(self, domain: bytes, now: int) -> int | None:
         """When something will be due by itself; None if nothing is ever."""
