@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from msgspec import Struct
@@ -28,6 +29,7 @@ DELAYED, READY, HELD, WORKING, DEAD, GONE = range(6)
 STATE_NAMES = ("delayed", "ready", "held", "working", "dead", "gone")
 WORK_DEADLINE_US = 24 * 3600 * 1_000_000
 ATTEMPTS_MAX = 65_535  # what the details of a reply can say
+HOSTS_MAX = 1_024  # uris up to their path whose host is known without looking
 HEAP_SLACK = 64  # stale items a heap may hold however few jobs it has
 
 Rank = tuple[int, int, int]
@@ -116,6 +118,12 @@ _HOST = re.compile(rb"//(?:[^/?#]*@)?(?:\[([^\]/?#]*)\]|([^:/?#]*))")
 
 def host_of(uri: bytes) -> bytes:
     """The domain of a uri: its host in lower case, without user and port."""
+    end = uri.find(b"/", uri.find(b"//") + 2)
+    return _host(uri if end < 0 else uri[:end])
+
+
+@lru_cache(maxsize=HOSTS_MAX)
+def _host(uri: bytes) -> bytes:
     found = _HOST.search(uri)
     host = (found[1] or found[2]) if found else None
     if not host:
@@ -228,10 +236,10 @@ class Domain:
         job = item[3]
         return (
             job.state == READY
-            and job.domain is self
             and job.id == item[2]
             and job.start == item[1]
             and job.priority == item[0]
+            and job.domain is self
         )
 
     def _is_delayed(self, item: tuple[int, int, Job]) -> bool:

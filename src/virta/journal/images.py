@@ -73,8 +73,12 @@ def job_image(job: Job) -> tuple[Any, ...]:
 
 def drain(engine: Engine, now: int) -> list[Record]:
     """Every image the log has to learn, in the order it must learn them."""
+    records: list[Record] = []
+    for uri, finished, jobs in engine.jobs.drain():
+        kept = [job_image(job) for job in jobs]
+        records.append(("job", uri[:KEY_BYTES_MAX], _encode((uri, finished, now, kept))))
     gone, whole, marked = engine.store.drain()
-    records = [("gone", _short(key), _encode((key,))) for key in gone]
+    records += [("gone", _short(key), _encode((key,))) for key in gone]
     for entry in whole:
         image = value_image(entry, engine.store.value(entry))
         records.append(("value", _short(entry.keys[0]), _encode(image)))
@@ -82,9 +86,6 @@ def drain(engine: Engine, now: int) -> list[Record]:
         key = entry.keys[0]
         mark = (key, entry.timestamp, entry.worked_until, entry.expires)
         records.append(("mark", _short(key), _encode(mark)))
-    for uri, finished, jobs in engine.jobs.drain():
-        kept = [job_image(job) for job in jobs]
-        records.append(("job", _short(uri), _encode((uri, finished, now, kept))))
     return records
 
 

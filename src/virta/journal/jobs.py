@@ -50,28 +50,28 @@ class Jobs(JobTable):
         """
         if priority > PRIORITY_MAX:
             raise RefusedError("bad-priority", f"{priority} is over {PRIORITY_MAX}")
-        name = domain.lower() or host_of(uri)
+        name = domain.lower() if domain else host_of(uri)
         last = self.last_command(uri)
         if last > timestamp or (last == timestamp and not tied):
             return False
         if last == timestamp and not self._wins_tie(uri, timestamp, (priority, start, payload)):
             return False
-        self._drop_dead(uri)
+        if self._dead:
+            self._drop_dead(uri)
         job = self._waiting.get(uri)
         if job is None:
             if len(self) >= self.jobs_max:
                 raise RefusedError("out-of-memory", f"the journal holds {self.jobs_max} jobs")
-            job = self._new_job(uri, name)
-            job.created = timestamp
+            job = self._new_job(uri, name, timestamp)
         else:
             start = self._throttled(job, start)
             self._unschedule(job, name)
+            job.timestamp = timestamp
+            job.attempts = 0
+            job.reason = ""
         job.priority = priority
         job.start = start
-        job.timestamp = timestamp
         job.payload = payload
-        job.attempts = 0
-        job.reason = ""
         if persist or job.logged:
             self._changed(uri)
         job.persist = persist
@@ -302,14 +302,15 @@ class Jobs(JobTable):
             del self._by_id[job.id]
         place = job.domain
         place.move(job, GONE)
-        self.finished.remember(job.uri, job.timestamp, now)
-        newer = self._waiting.get(job.uri)
+        uri = job.uri
+        self.finished.remember(uri, job.timestamp, now)
+        newer = self._waiting.get(uri)
         if newer is not None and newer.state == HELD:
             newer.domain.move(newer, GONE)
             self._schedule(newer, now)
         self.schedule.sweep(place)
         if job.persist or job.logged:
-            self._changed(job.uri)
+            self._changed(uri)
 
     def _drop_dead(self, uri: bytes) -> None:
         job = self._dead.pop(uri, None)

@@ -208,7 +208,7 @@ class Node:
     def _must_wait(self, reply: Reply, function: int) -> bool:
         if self._persistence is None:
             return False
-        if self.engine.wants_log:
+        if self.engine.jobs.wants_log or self.engine.store.wants_log:
             return True
         # Said to be on disk because of a change that is on its way there just now.
         lasting = bool(reply.flags & PERSIST) or function in _LASTING or function == Function.QUIT

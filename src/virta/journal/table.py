@@ -70,9 +70,8 @@ class JobTable:
         """The newest command known of a uri, however it went; -1 if none is."""
         last = self.finished.last(uri)
         for table in (self._waiting, self._working, self._dead):
-            job = table.get(uri)
-            if job is not None and job.timestamp > last:
-                last = job.timestamp
+            if uri in table and table[uri].timestamp > last:
+                last = table[uri].timestamp
         return last
 
     def dead(self, uri: bytes) -> Job | None:
@@ -109,19 +108,21 @@ class JobTable:
     def drain(self) -> list[tuple[bytes, int, list[Job]]]:
         """Per uri that changed: the last finished command (-1: none known) and the entries to keep."""
         self.wants_log = False
+        if self.leases is not None:
+            self.leases.drained()
         changes: list[tuple[bytes, int, list[Job]]] = []
+        finished = self.finished.commands
+        tables = [table for table in (self._working, self._waiting, self._dead) if table]
         for uri in self._dirty:
             kept: list[Job] = []
-            for table in (self._working, self._waiting, self._dead):
-                job = table.get(uri)
-                if job is not None:
+            for table in tables:
+                if uri in table:
+                    job = table[uri]
                     job.logged = job.persist
                     if job.persist:
                         kept.append(job)
-            changes.append((uri, self.finished.last(uri), kept))
+            changes.append((uri, finished.get(uri, -1), kept))
         self._dirty.clear()
-        if self.leases is not None:
-            self.leases.drained()
         return changes
 
     def all(self) -> list[Job]:
@@ -196,11 +197,12 @@ class JobTable:
         self._dirty[uri] = None
         self.wants_log = True
 
-    def _new_job(self, uri: bytes, domain: bytes) -> Job:
-        job = Job(uri, self.schedule.domain(domain), self.next_id)
-        self.next_id += 1
+    def _new_job(self, uri: bytes, domain: bytes, timestamp: int) -> Job:
+        number = self.next_id
+        self.next_id = number + 1
+        job = Job(uri, self.schedule.domain(domain), number, 0, 0, timestamp, timestamp)
         self._waiting[uri] = job
-        self._by_id[job.id] = job
+        self._by_id[number] = job
         return job
 
     def _unschedule(self, job: Job, domain: bytes) -> None:
@@ -217,10 +219,10 @@ class JobTable:
             place.move(job, HELD)
         elif job.start <= now:
             place.move(job, READY)
-            self.schedule.offer(place)
+            self.schedule.offer(place, job)
         else:
             place.move(job, DELAYED)
-            self.schedule.arm(place)
+            self.schedule.arm(place, job.start)
 
     def _reserve(self, job: Job, until: int, *, lease: int = 0) -> None:
         if not lease:
@@ -233,7 +235,7 @@ class JobTable:
         job.lease = lease
         job.worked_until = until
         job.domain.move(job, WORKING)
-        self.schedule.arm(job.domain)
+        self.schedule.arm(job.domain, until)
         if job.persist and self.leases is not None:
             self.leases.put(job)
 
