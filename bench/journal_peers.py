@@ -74,6 +74,7 @@ class System:
 
 class Virta(System):
     name = "virta journal"
+    awake = False
 
     def __init__(self, directory, durability):
         super().__init__(directory)
@@ -92,14 +93,15 @@ class Virta(System):
             str(self.directory),
             "--durability",
             self.durability,
+            *(["--awake"] if self.awake else []),
         )
 
     def client(self):
         from virta.journal import Client, commands
 
         class Queue:
-            def __init__(self, port):
-                self.client = Client(port=port)
+            def __init__(self, port, awake):
+                self.client = Client(port=port, awake=awake)
 
             def put(self, number):
                 self.client.push(uri(number), priority=number % 256, payload=PAYLOAD)
@@ -117,7 +119,14 @@ class Virta(System):
                 self.client.pipeline([commands.done(job.key) for job in jobs])
                 return len(jobs)
 
-        return Queue(self.port)
+        return Queue(self.port, self.awake)
+
+
+class VirtaAwake(Virta):
+    """Both ends look for the next bytes for up to 0.1 ms before they sleep."""
+
+    name = "virta journal, awake"
+    awake = True
 
 
 class VirtaEmbedded(System):
@@ -452,12 +461,14 @@ class Huey(System):
 
 SYSTEMS = [
     (Virta, "fsync"),
+    (VirtaAwake, "fsync"),
     (VirtaEmbedded, "fsync"),
     (Beanstalkd, "-f0"),
     (Redis, "always"),
     (Postgres, "on"),
     (Huey, True),
     (Virta, "none"),
+    (VirtaAwake, "none"),
     (VirtaEmbedded, "none"),
     (Beanstalkd, "-f50"),
     (Beanstalkd, "-F"),

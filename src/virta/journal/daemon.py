@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
+from time import perf_counter
 from typing import TYPE_CHECKING, cast
 
+from virta.journal.awake import Awake, possible
 from virta.journal.messages import PORT, Function, Reply, Request
 from virta.journal.node import Node
 from virta.journal.session import Session
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("virta.journal")
 
 CONNECTIONS_MAX = 1_024
+# A client that is answered awake gives others a turn after this long.
+LINGER_S_MAX = 0.002
 # Requests of one connection that wait for the disk; beyond that it is not read from.
 UNANSWERED_MAX = 4_096
 # Replies and notifications a connection does not take; beyond that it is cut.
@@ -42,6 +48,9 @@ class Connection(asyncio.Protocol):
         self._quitting = False
         self._full = False  # the other side does not read
         self._paused = False  # it is not read from
+        self._awake: Awake | None = None
+        self._socket: socket.socket | None = None  # the transport's, to look at without sleeping
+        self._idle_since = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast("asyncio.Transport", transport)  # uvloop's are not instances of it
@@ -50,13 +59,46 @@ class Connection(asyncio.Protocol):
             return
         self._transport = stream
         stream.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        if self._server.awake:
+            self._socket = socket.socket(fileno=os.dup(stream.get_extra_info("socket").fileno()))
+            self._awake = Awake(self._socket)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._transport = None
+        if self._socket is not None:
+            self._socket.close()
+            self._awake = self._socket = None
         self._server.dismiss(self)
         self._node.engine.close(self._session)
 
     def data_received(self, data: bytes) -> None:
+        if self._awake is None:
+            self._take(data)
+            return
+        now = perf_counter()
+        self._awake.learn(now - self._idle_since)
+        self._take(data)
+        self._linger(self._awake, now + LINGER_S_MAX)
+        self._idle_since = perf_counter()
+
+    def _linger(self, awake: Awake, end: float) -> None:
+        """A lone client that asks again at once is answered at once, until others may have a turn."""
+        while (
+            self._server.alone
+            and awake.worthwhile()
+            and not (self._unanswered or self._paused or self._quitting)
+            and (began := perf_counter()) < end
+        ):
+            try:
+                data = awake.receive()
+            except OSError:
+                return  # the transport will be told as well
+            awake.learn(perf_counter() - began)
+            if not data:
+                return
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
         if self._quitting:
             return
         requests = self._parser.feed(data)
@@ -149,7 +191,8 @@ class JournalServer:
     """
     `await start()`, `await stop()`; `address` says where it listens (port 0 picks one).
 
-    The node may be given (it is then started and stopped here all the same), so that other doors,
+    With `awake` a lone client is waited for without sleeping, for up to 0.1 ms, while it asks again and
+    again; for a loop that has little else to do. The node may be given (it is then started and stopped here all the same), so that other doors,
     such as the HTTP handler, can share it.
     """
 
@@ -161,7 +204,9 @@ class JournalServer:
         port: int = PORT,
         node: Node | None = None,
         connections_max: int = CONNECTIONS_MAX,
+        awake: bool = False,
     ) -> None:
+        self.awake = awake and possible()
         self.node = node or Node(directory)
         self.touched: set[Connection] = set()
         self.address = (host, port)
