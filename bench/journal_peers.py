@@ -317,6 +317,17 @@ class Redis(System):
         return Queue(self.port)
 
 
+PREPARE_SQL = """
+prepare put_job (text, int, bytea) as
+    insert into jobs (uri, priority, payload) values ($1, $2, $3) on conflict (uri) do update
+    set priority = excluded.priority, payload = excluded.payload;
+prepare reserve_jobs (int) as
+    update jobs set state = 1 where id in (select id from jobs where state = 0
+    order by priority, id limit $1 for update skip locked) returning id, uri, payload;
+prepare ack_jobs (bigint[]) as delete from jobs where id = any($1);
+"""
+
+
 class Postgres(System):
     name = "PostgreSQL SKIP LOCKED"
 
@@ -387,13 +398,18 @@ class Postgres(System):
         from psycopg2.extras import execute_values
 
         class Queue:
+            """Single jobs by prepared statements, many by one insert: the least work on both sides."""
+
             def __init__(self, dsn):
                 self.connection = psycopg2.connect(dsn)
                 self.connection.autocommit = True
                 self.cursor = self.connection.cursor()
+                self.cursor.execute(PREPARE_SQL)
 
             def put(self, number):
-                self.put_many([number])
+                self.cursor.execute(
+                    "execute put_job (%s, %s, %s)", (uri(number), number % 256, PAYLOAD)
+                )
 
             def put_many(self, numbers):
                 rows = [(uri(n), n % 256, PAYLOAD) for n in numbers]
@@ -408,14 +424,10 @@ class Postgres(System):
                 return self.reserve_ack_many(1)
 
             def reserve_ack_many(self, count):
-                self.cursor.execute(
-                    "update jobs set state = 1 where id in (select id from jobs where state = 0 "
-                    "order by priority, id limit %s for update skip locked) returning id, payload",
-                    (count,),
-                )
+                self.cursor.execute("execute reserve_jobs (%s)", (count,))
                 ids = [row[0] for row in self.cursor.fetchall()]
                 if ids:
-                    self.cursor.execute("delete from jobs where id = any(%s)", (ids,))
+                    self.cursor.execute("execute ack_jobs (%s::bigint[])", (ids,))
                 return len(ids)
 
         return Queue(self.dsn())

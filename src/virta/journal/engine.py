@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from virta.journal.entry import Entry
 
 NEXT_JOBS_MAX = 1_000
+# What is only to be forgotten after days may stay a second longer.
+TIDY_US = 1_000_000
 NO_DETAILS = Details()
 STRING = int(Type.STRING)
 PEER_PREFIX = b"peer:"
@@ -68,6 +70,7 @@ class Engine:
         self.handled = 0
         self._reading = Reading(self)
         self._last_stamp = 0
+        self._tidy_at = 0
         self._functions: dict[int, Callable[[Request, Session, int], Reply]] = {
             Function.NOP: self._nop,
             Function.QUIT: self._quit,
@@ -116,11 +119,14 @@ class Engine:
     def tick(self) -> None:
         """Let time pass: expiries, starts, lapses, recurring jobs, and who waits for them."""
         now = self.clock()
-        gone = self.store.tick(now)
-        if gone:
-            self.listeners.changed(gone, None, now, None)
-        self.jobs.tick(now)
-        self.admin.tick(now)
+        event = self.next_event()
+        if now >= self._tidy_at or (event is not None and event <= now) or self.store.unannounced:
+            self._tidy_at = now + TIDY_US
+            gone = self.store.tick(now)
+            if gone:
+                self.listeners.changed(gone, None, now, None)
+            self.jobs.tick(now)
+            self.admin.tick(now)
         self.listeners.work_due(self.jobs, now)
 
     def next_event(self) -> int | None:

@@ -147,14 +147,15 @@ def restore_job(engine: Engine, uri: bytes, image: list[Any], now: int) -> None:
         worked_until,
         lease,
     ) = image
+    # Times that are the same are one number in memory, as they were before: 32 bytes each.
     job = Job(
         uri,
         engine.jobs.schedule.domain(domain),
         job_id,
         priority,
-        start,
+        timestamp if start == timestamp else start,
         timestamp,
-        created,
+        timestamp if created == timestamp else created,
         Value(payload_type, payload) if payload_type >= 0 else None,
         True,
         attempts,

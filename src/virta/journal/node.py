@@ -261,7 +261,7 @@ class Node:
     def _commit(self, records: list[images.Record]) -> None:
         assert self._persistence is not None
         assert self._loop is not None
-        if self._commit_s > INLINE_COMMIT_S_MAX:
+        if self._commit_s > INLINE_COMMIT_S_MAX and self._persistence.synced:
             self._committing = True
             waiting, self._waiting = self._waiting, []
             future = self._loop.run_in_executor(None, self._append, records)

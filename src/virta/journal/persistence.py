@@ -53,6 +53,7 @@ class Persistence:
     def __init__(self, directory: Path, *, durability: Durability = "fsync") -> None:
         self.directory = directory
         self.durability: Durability = durability
+        self.synced = durability in ("fsync", "group")  # whether a commit waits for the disk
         directory.mkdir(parents=True, exist_ok=True)
         self._lock = _claim(directory / "lock")
         self.spill = FileSpill(directory)
