@@ -151,19 +151,22 @@ class Client(Calls):
             room = PIPELINE_MAX - len(waiting)
             if at < len(todo) and room:
                 out = []
-                for index in range(at, min(at + room, len(todo))):
-                    waiting[self._next_identifier()] = index
-                    todo[index].request.identifier = self._identifier
-                    out.append(encode_request(todo[index].request))
+                for index, command in enumerate(todo[at : at + room], at):
+                    request = command.request
+                    request.identifier = self._next_identifier()
+                    waiting[request.identifier] = index
+                    out.append(encode_request(request))
                 at += len(out)
                 self._write(b"".join(out))
-            reply = self._receive()
-            index = waiting.pop(reply.identifier, -1)
-            if index >= 0:
-                try:
-                    results[index] = todo[index].result(reply)
-                except JournalError as error:
-                    results[index] = error
+            heard = [self._receive(), *self._heard]
+            self._heard.clear()
+            for reply in heard:
+                index = waiting.pop(reply.identifier, -1)
+                if index >= 0:
+                    try:
+                        results[index] = todo[index].result(reply)
+                    except JournalError as error:
+                        results[index] = error
         return results
 
     def wait(self, timeout: float | None = None) -> Reply | None:

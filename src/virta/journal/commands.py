@@ -45,7 +45,7 @@ PUSH, NEXT, DELETE = int(Function.PUSH), int(Function.NEXT), int(Function.DELETE
 Plain = None | bool | int | float | str | bytes | Value
 
 
-class Command(NamedTuple, Generic[T]):
+class Command(msgspec.Struct, Generic[T], frozen=True):
     request: Request
     decode: Callable[[Reply], T]
     missing: Any = ...  # the result for a key that does not exist; ...: that is an error
