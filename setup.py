@@ -30,6 +30,13 @@ EXTENSIONS = [
         optional=True,
     ),
     Extension(
+        "virta.journal._native",
+        ["native/journal.c"],
+        extra_compile_args=[*FLAGS, "-std=c11", "-Wall", "-Wextra"],
+        extra_link_args=LINK,
+        optional=True,
+    ),
+    Extension(
         "virta.spark._arrow",
         ["native/arrow.c"],
         depends=["native/crc.h", "native/log_format.h"],

@@ -9,6 +9,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from virta.journal import kernel as journal_kernel
 from virta.log import codec, kernel, plain
 
 ROOT = Path(__file__).parent.parent
@@ -41,4 +42,18 @@ def either_kernel(request, monkeypatch):
         for name in ("encode", "walk", "read", "crc8", "crc32c"):
             monkeypatch.setattr(kernel, name, getattr(codec, name))
         monkeypatch.setattr(kernel, "Kernel", plain.Kernel)
+    return request.param
+
+
+@pytest.fixture(params=["native", "plain"])
+def either_wire(request, monkeypatch):
+    """Run the test with the native half of the journal's wire and again without it."""
+    if request.param == "native":
+        if not journal_kernel.NATIVE:
+            pytest.skip("the native half of the wire is not built")
+    else:
+        for name in ("decode_requests", "decode_replies"):
+            monkeypatch.setattr(journal_kernel, name, journal_kernel.decode_nothing)
+        for name in ("encode_request", "encode_reply"):
+            monkeypatch.setattr(journal_kernel, name, journal_kernel.encode_nothing)
     return request.param

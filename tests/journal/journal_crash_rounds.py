@@ -99,6 +99,8 @@ class Promises:
             for job in client.next(DOMAIN, count=rng.randrange(1, 9)).jobs:
                 uri = job.uri.decode()
                 assert uri not in self.done, f"{uri} was acknowledged as done and came again"
+                # Handed out for 24 hours, and marks survive a kill.
+                assert uri not in self.perhaps_done, f"{uri} is worked on and came again"
                 self.perhaps_done.add(uri)
                 try:
                     client.done(job.key)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 from virta.journal.daemon import JournalServer
 from virta.journal.messages import Function, Request
@@ -12,6 +15,7 @@ from virta.journal.node import Node
 from virta.journal.wire import ReplyParser, encode_request
 
 REPLY_WAIT_S = 10
+VIRTA = Path(sys.executable).with_name("virta")
 
 
 class Clock:
@@ -121,3 +125,28 @@ async def until(condition, seconds=10):
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110  (conditions are plain state, nobody sets events for them)
             await asyncio.sleep(0.002)
+
+
+class Daemon:
+    """A daemon that is a process of its own, to be killed at any moment."""
+
+    def __init__(self, data_dir, *words, port=0):
+        self.process = subprocess.Popen(
+            [VIRTA, "journal", "serve", "--port", str(port), "--data-dir", str(data_dir), *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        ready = self.process.stdout.readline()
+        assert ready, self.process.communicate(timeout=REPLY_WAIT_S)[1]
+        self.port = int(ready.rpartition(":")[2])
+
+    def kill(self):
+        self.process.kill()
+        return self.process.communicate(timeout=REPLY_WAIT_S)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()

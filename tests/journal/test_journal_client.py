@@ -10,7 +10,8 @@ import pytest
 from journal_support import daemon, daemon_thread
 
 from virta.errors import JournalError
-from virta.journal import AsyncClient, Client, commands
+from virta.journal import AsyncClient, Client, awake, commands
+from virta.journal import client as client_module
 from virta.journal.messages import RefusedError, Type, Value
 
 
@@ -180,3 +181,41 @@ def test_a_daemon_that_lies_is_a_coded_error():
         client.ping()
     for each in (client, peer, listener):
         each.close()
+
+
+def test_both_ends_may_wait_awake(monkeypatch):
+    """A lone client is answered awake, a second one gets its turn, and the end is seen by both."""
+    monkeypatch.setattr(awake, "AWAKE_S_MAX", 0.05)
+    seen = []
+    receive = awake.Awake.receive
+
+    def counted(self):
+        data = receive(self)
+        seen.append(data)
+        return data
+
+    monkeypatch.setattr(awake.Awake, "receive", counted)
+    monkeypatch.setattr(awake, "possible", lambda: True)
+    monkeypatch.setattr(client_module, "possible", lambda: True)
+    with daemon_thread() as server:
+        server.awake = True
+        with Client(*server.address, awake=True) as first:
+            numbers = [first.add("n", 1) for _ in range(50)]
+            with Client(*server.address, awake=True) as second:
+                assert second.add("n", 1) == 51
+                assert first.add("n", 1) == 52
+            assert first.add("n", 1) == 53
+    assert numbers == list(range(1, 51))
+    assert sum(data is not None for data in seen) > 10
+
+
+def test_a_silent_daemon_is_given_up():
+    """A reply that does not come in time ends the call; waiting for messages has its own time."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        Client(*silent.getsockname(), timeout=0.05) as client,
+    ):
+        assert client.wait(0) is None
+        assert client.wait(0.01) is None
+        with pytest.raises(JournalError, match="no reply in time"):
+            client.ping()

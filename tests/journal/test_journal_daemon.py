@@ -309,7 +309,7 @@ def test_removed_on_delivery_is_on_disk(tmp_path):
             return [msgspec.msgpack.decode(value)[3] for topic, value in records if topic == "job"]
 
     entries = asyncio.run(run())
-    assert (len(entries), entries[-1]) == (2, None)
+    assert (len(entries), entries[-1]) == (2, [])
 
 
 def test_a_pattern_that_matches_little_comes_in_pages():

@@ -8,11 +8,13 @@ import subprocess
 import sys
 
 import pytest
-from journal_support import Clock, connected, daemon, nop
+from journal_support import Clock, Daemon, connected, daemon, nop
 
 from virta.errors import JournalError, LogSyncError, LogWriteError
-from virta.journal import images, persistence
+from virta.journal import images, leases, persistence
 from virta.journal import messages as m
+from virta.journal.client import Client
+from virta.journal.domain import STATE_NAMES
 from virta.journal.engine import Engine
 from virta.journal.messages import Function, Request, Type, Value
 from virta.journal.persistence import Persistence
@@ -39,21 +41,28 @@ def state(engine):
                     entry.worked_until,
                 )
     jobs = {
-        job.uri: (
+        (job.uri, job.timestamp): (
             job.domain.name,
             job.id,
             job.priority,
             job.start,
-            job.timestamp,
             job.payload,
             job.attempts,
             job.reason,
-            job in engine.jobs._dead.values(),
+            STATE_NAMES[job.state],
+            job.lease,
+            job.worked_until,
         )
         for job in engine.jobs.all()
-        if job.persist and (job.uri not in engine.jobs._waiting or not job.lease)
+        if job.persist
     }
     return values, jobs, dict(engine.jobs.finished.commands)
+
+
+def committed(disk, engine):
+    """What the daemon does with every batch."""
+    disk.commit(images.drain(engine, engine.clock()) + disk.id_records(engine.jobs.next_id))
+    disk.settled()
 
 
 def random_request(rng, now):
@@ -106,7 +115,7 @@ def test_restart_equals_the_state_that_was_committed(seed, tmp_path):
     rng = random.Random(seed)
     clock = Clock(1_000_000)
     session = Session()
-    leases = []
+    taken = []
 
     def opened():
         disk = Persistence(tmp_path, durability="none")
@@ -118,25 +127,21 @@ def test_restart_equals_the_state_that_was_committed(seed, tmp_path):
     for _ in range(300):
         clock.now += rng.randrange(4)
         request = random_request(rng, clock.now)
-        if request.function == Function.DELETE and leases and rng.random() < 0.7:
-            request.key = leases.pop()
+        if request.function == Function.DELETE and taken and rng.random() < 0.7:
+            request.key = taken.pop()
         reply = engine.handle(request, session)
         if request.function == Function.NEXT and reply.pairs:
-            leases.append(reply.pairs[0].key)
+            taken.append(reply.pairs[0].key)
         engine.tick()
         if rng.random() < 0.5:
-            disk.commit(images.drain(engine, clock.now))
+            committed(disk, engine)
         if disk.rotating:
             if disk.rotation_step():
                 disk.finish_rotation()
         elif rng.random() < 0.05:
             disk.rotate(engine)
         if rng.random() < 0.04:
-            disk.commit(images.drain(engine, clock.now))
-            # A crash forgets who works on what; a lapse at the same moment would count an attempt.
-            clock.now += 10
-            engine.tick()
-            disk.commit(images.drain(engine, clock.now))
+            committed(disk, engine)
             before = state(engine)
             next_id = engine.jobs.next_id
             disk.close()
@@ -191,22 +196,112 @@ def test_graceful_stop_keeps_marks(tmp_path):
     assert done.flags & m.DELETED
 
 
-def test_an_attempt_from_before_a_crash_acknowledges_nothing(tmp_path):
-    """Reserves are not logged: after a crash the job is due again, under a key never given before."""
+def test_an_attempt_that_was_forgotten_acknowledges_nothing(tmp_path):
+    """Without the table of leases the job is due again, under a key never given before."""
     clock = Clock(1_000)
     keys = []
     for _ in range(3):
+        (tmp_path / "leases").unlink(missing_ok=True)
         disk = Persistence(tmp_path, durability="none")
         engine = Engine(clock)
         disk.restore(engine)
         engine.jobs.push(b"x", b"d", 1, clock.now, persist=True)
-        disk.commit(images.drain(engine, clock.now) + disk.id_records(engine.jobs.next_id))
+        committed(disk, engine)
         assert all(engine.jobs.find(key) is None for key in keys)
         (job,) = engine.jobs.take(b"d", clock.now)
         keys.append(job.key())
         disk.close()
 
     assert len(set(keys)) == 3
+
+
+def crashed(directory, clock):
+    """What a process that was killed leaves behind, opened by the next one."""
+    disk = Persistence(directory, durability="none")
+    engine = Engine(clock)
+    disk.restore(engine)
+    return disk, engine
+
+
+def test_marks_survive_a_crash(tmp_path):
+    """Reserved, extended, claimed and held-back jobs are as they were, and their keys acknowledge."""
+    clock = Clock(1_000)
+    disk, engine = crashed(tmp_path, clock)
+    jobs = engine.jobs
+    for number in range(5):
+        jobs.push(b"u%d" % number, b"d", 1, clock.now, persist=True)
+    jobs.push(b"ram", b"r", 1, clock.now)
+    committed(disk, engine)
+    keys = {job.uri: job.key() for job in jobs.take(b"d", clock.now, until=5_000, count=4)}
+    jobs.take(b"r", clock.now)
+    jobs.mark(jobs.find(b"u1"), 9_000, clock.now)
+    jobs.mark(jobs.find(b"u2"), 0, clock.now)
+    jobs.push(b"u3", b"d", 2, clock.now, persist=True)
+    jobs.done(jobs.find(b"u0"), clock.now)
+    committed(disk, engine)
+    disk.close()
+
+    disk, engine = crashed(tmp_path, clock)
+    views = {
+        (j.uri, j.timestamp): (STATE_NAMES[j.state], j.worked_until) for j in engine.jobs.all()
+    }
+    found = [engine.jobs.find(keys[b"u%d" % number]) is not None for number in range(4)]
+    clock.now = 6_000
+    engine.jobs.tick(clock.now)
+    lapsed = [(job.uri, job.timestamp) for job in engine.jobs.listed(state="ready")]
+    disk.close()
+
+    assert views == {
+        (b"u1", 1): ("working", 9_000),
+        (b"u2", 1): ("ready", 0),
+        (b"u3", 1): ("working", 5_000),
+        (b"u3", 2): ("held", 0),
+        (b"u4", 1): ("ready", 0),
+    }
+    assert found == [False, True, False, True]
+    assert sorted(lapsed) == [(b"u2", 1), (b"u3", 2), (b"u4", 1)]
+
+
+def test_the_table_of_leases_grows_and_passes_over_damage(tmp_path):
+    """More marks than it has slots; a slot half written and one of an attempt that ended count for nothing."""
+    clock = Clock(1_000)
+    disk, engine = crashed(tmp_path, clock)
+    count = 3 * leases.SLOTS_MIN
+    for number in range(count):
+        engine.jobs.push(b"u%d" % number, b"d", 1, clock.now, persist=True)
+    committed(disk, engine)
+    taken = engine.jobs.take(b"d", clock.now, count=count)
+    stale = (tmp_path / "leases").read_bytes()
+    engine.jobs.fail(taken[0], "no", clock.now)
+    committed(disk, engine)
+    disk.close()
+    table = bytearray(stale)
+    table[taken[1].slot * leases.SLOT_BYTES + 20] ^= 1
+    (tmp_path / "leases").write_bytes(table)
+
+    disk, engine = crashed(tmp_path, clock)
+    states = {job.uri: STATE_NAMES[job.state] for job in engine.jobs.all()}
+    disk.close()
+
+    assert {uri for uri, state in states.items() if state == "ready"} == {
+        taken[0].uri,
+        taken[1].uri,
+    }
+    assert list(states.values()).count("working") == count - 2
+
+
+def test_a_killed_daemon_leaves_its_marks(tmp_path):
+    """NEXT, then SIGKILL at once: the next daemon does not hand the job out, and its key acknowledges."""
+    with Daemon(tmp_path) as killed, Client(port=killed.port) as client:
+        client.push("http://a/1")
+        (job,) = client.next(work_for=600).jobs
+        killed.kill()
+    with Daemon(tmp_path) as second, Client(port=second.port) as client:
+        nothing = client.next()
+        done = client.done(job.key)
+
+    assert (nothing.jobs, round(nothing.wake_up)) == ([], round(job.deadline))
+    assert done
 
 
 def test_disk_use_follows_live_data(tmp_path, monkeypatch):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from virta.journal import kernel, wire
 from virta.journal import messages as m
-from virta.journal import wire
 
 VECTORS = [
     json.loads(line)
@@ -56,7 +56,7 @@ def reply_of(vector):
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda v: v["name"])
-def test_worked_messages_both_ways(vector):
+def test_worked_messages_both_ways(vector, either_wire):
     """Every worked message decodes to its fields and encodes to its bytes."""
     if vector["request"] is not None:
         raw = bytes.fromhex(vector["request_hex"])
@@ -207,7 +207,7 @@ def head(flags, *, version=1, magic=b"FJ"):
         (head(3 << 1) + b"\1k" + (m.VALUE_DATA_BYTES_MAX + 2).to_bytes(4), "too-large", 7),
     ],
 )
-def test_faults_end_the_stream_at_once(raw, code, identifier):
+def test_faults_end_the_stream_at_once(raw, code, identifier, either_wire):
     """Wrong magic, version, lying sizes and 4 GB announced values fault before any byte is awaited."""
     parser = wire.RequestParser()
     good = wire.encode_request(m.Request(m.Function.NOP, 1))
@@ -217,3 +217,42 @@ def test_faults_end_the_stream_at_once(raw, code, identifier):
     assert (code, identifier) == (parser.error.code, parser.error.identifier)
     assert parser.feed(good) == []
     assert parser.buffered == 0
+
+
+class PlainRequests(wire.RequestParser):
+    def _decode_whole(self, source):
+        return [], 0
+
+
+class PlainReplies(wire.ReplyParser):
+    def _decode_whole(self, source):
+        return [], 0
+
+
+def outcome(parser, raw, cuts):
+    """Everything one can see of a parser after it was fed."""
+    got = feed_in_pieces(parser, raw, cuts)
+    error = parser.error and (parser.error.message, parser.error.code, parser.error.identifier)
+    return got, error, parser.buffered
+
+
+@pytest.mark.skipif(not kernel.NATIVE, reason="the native half of the wire is not built")
+@given(
+    st.lists(requests(), max_size=4),
+    st.lists(replies(), max_size=4),
+    st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=3),
+    st.lists(st.integers(0, 10**6), max_size=4),
+)
+def test_both_halves_of_the_wire_agree(asked, answered, damage, cuts):
+    """Native and plain decoding see the same in whole, cut and damaged streams; encoding is the same."""
+    assert [wire.encode_request(r) for r in asked] == [wire._request(r) for r in asked]
+    assert [wire.encode_reply(r) for r in answered] == [wire._reply(r) for r in answered]
+    for raw, native, plain in (
+        (b"".join(map(wire._request, asked)), wire.RequestParser, PlainRequests),
+        (b"".join(map(wire._reply, answered)), wire.ReplyParser, PlainReplies),
+    ):
+        bad = bytearray(raw)
+        for at, byte in damage if raw else []:
+            bad[at % len(bad)] = byte
+
+        assert outcome(native(), bytes(bad), cuts) == outcome(plain(), bytes(bad), cuts)

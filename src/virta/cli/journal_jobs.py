@@ -271,6 +271,7 @@ def talk(verbose: bool) -> None:  # noqa: FBT001
 @click.option("--name", default="", help="This daemon's name among its peers.")
 @click.option("--peer", "peers", multiple=True, help="name=host:port of another daemon; repeat.")
 @click.option("--copies", default=1, help="Daemons that have a change before it is acknowledged.")
+@click.option("--awake", is_flag=True, help="Wait for a lone, quick client without sleeping.")
 @click.option("--verbose", is_flag=True, help="Say what happens.")
 def serve(
     host: str,
@@ -289,14 +290,14 @@ def serve(
         from virta.journal.node import Node
         from virta.journal.peers import Peer, Peers
 
-        copies = options.pop("copies")
+        copies, awake = options.pop("copies"), options.pop("awake")
         node = Node(data_dir / "journal", **options)
         if peers:
             if not name:
                 raise JournalError("a daemon with peers needs a --name", code="bad-peer")
             others = [Peer.parse(text) for text in peers]
             node.peers = Peers(node.engine, data_dir / "peers", name, others, copies=copies)
-        server = JournalServer(host=host, port=port, node=node)
+        server = JournalServer(host=host, port=port, node=node, awake=awake)
         stop = stop_on_signal()
         await server.start()
         click.echo(f"journal ready on {server.address[0]}:{server.address[1]}")

@@ -17,7 +17,6 @@ import msgspec
 from virta.journal import images
 from virta.journal.cron import Cron, Schedule
 from virta.journal.domain import DEAD, STATE_NAMES, Job, Settings, host_of
-from virta.journal.jobs import LIST_MAX
 from virta.journal.messages import (
     COMMAND_KEY,
     DATA,
@@ -30,6 +29,7 @@ from virta.journal.messages import (
     Type,
     Value,
 )
+from virta.journal.table import LIST_MAX
 
 if TYPE_CHECKING:
     from virta.journal.engine import Engine

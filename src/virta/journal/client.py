@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from collections import deque
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from virta.errors import JournalError
 from virta.journal import commands
+from virta.journal.awake import RECEIVE_BYTES, Awake, possible
 from virta.journal.messages import PORT
 from virta.journal.wire import ReplyParser, encode_request
 
@@ -93,16 +96,32 @@ class Calls:
 
 
 class Client(Calls):
-    """A blocking connection; not to be shared between threads without a lock."""
+    """
+    A blocking connection; not to be shared between threads without a lock.
+
+    With `awake` it looks for a quick reply for up to 0.1 ms before it sleeps: see `virta.journal.awake`.
+    """
 
     def __init__(
-        self, host: str = "127.0.0.1", port: int = PORT, *, timeout: float | None = 30.0
+        self,
+        host: str = "127.0.0.1",
+        port: int = PORT,
+        *,
+        timeout: float | None = 30.0,
+        awake: bool = False,
     ) -> None:
         try:
             self._socket = socket.create_connection((host, port), timeout)
         except OSError as error:
             raise _unreachable(host, port, error) from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # The system keeps the time: a socket with a timeout of Python's is polled before every call.
+        if timeout is not None:
+            limit = struct.pack("@ll", int(timeout), int(timeout % 1 * 1_000_000))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        self._socket.settimeout(None)
+        self._awake = Awake(self._socket) if awake and possible() else None
         self._parser = ReplyParser()
         self._identifier = 0
         self._heard: deque[Reply] = deque()
@@ -110,7 +129,9 @@ class Client(Calls):
 
     def call(self, command: Command[T]) -> T:
         """Send one command and wait for its reply."""
-        identifier = self._send(command.request)
+        request = command.request
+        request.identifier = identifier = self._next_identifier()
+        self._write(encode_request(request))
         while True:
             reply = self._receive()
             if reply.identifier == identifier:
@@ -130,32 +151,36 @@ class Client(Calls):
             room = PIPELINE_MAX - len(waiting)
             if at < len(todo) and room:
                 out = []
-                for index in range(at, min(at + room, len(todo))):
-                    waiting[self._next_identifier()] = index
-                    todo[index].request.identifier = self._identifier
-                    out.append(encode_request(todo[index].request))
+                for index, command in enumerate(todo[at : at + room], at):
+                    request = command.request
+                    request.identifier = self._next_identifier()
+                    waiting[request.identifier] = index
+                    out.append(encode_request(request))
                 at += len(out)
                 self._write(b"".join(out))
-            reply = self._receive()
-            index = waiting.pop(reply.identifier, -1)
-            if index >= 0:
-                try:
-                    results[index] = todo[index].result(reply)
-                except JournalError as error:
-                    results[index] = error
+            heard = [self._receive(), *self._heard]
+            self._heard.clear()
+            for reply in heard:
+                index = waiting.pop(reply.identifier, -1)
+                if index >= 0:
+                    try:
+                        results[index] = todo[index].result(reply)
+                    except JournalError as error:
+                        results[index] = error
         return results
 
     def wait(self, timeout: float | None = None) -> Reply | None:
         """The next message the server sends by itself, None after `timeout` seconds without."""
-        before = self._socket.gettimeout()
         self._socket.settimeout(timeout)
         try:
             while not self.notifications:
-                self._take(self._read())
-        except TimeoutError:
-            return None
+                try:
+                    self._take(self._read())
+                except TimeoutError:
+                    if timeout is not None:
+                        return None
         finally:
-            self._socket.settimeout(before)
+            self._socket.settimeout(None)
         return self.notifications.popleft()
 
     def close(self) -> None:
@@ -176,11 +201,6 @@ class Client(Calls):
         self._identifier = self._identifier % IDENTIFIER_MAX + 1
         return self._identifier
 
-    def _send(self, request: Request) -> int:
-        request.identifier = self._next_identifier()
-        self._write(encode_request(request))
-        return request.identifier
-
     def _write(self, data: bytes) -> None:
         try:
             self._socket.sendall(data)
@@ -189,17 +209,24 @@ class Client(Calls):
 
     def _receive(self) -> Reply:
         while not self._heard:
+            began = perf_counter()
             try:
-                self._take(self._read())
+                self._take(self._read(self._awake))
             except TimeoutError as error:
                 raise _lost("no reply in time") from error
+            if self._awake is not None:
+                self._awake.learn(perf_counter() - began)
         return self._heard.popleft()
 
-    def _read(self) -> bytes:
+    def _read(self, awake: Awake | None = None) -> bytes:
         try:
-            data = self._socket.recv(262_144)
+            data = awake.receive() if awake is not None and awake.worthwhile() else None
+            if data is None:
+                data = self._socket.recv(RECEIVE_BYTES)
         except TimeoutError:
             raise
+        except BlockingIOError as error:
+            raise TimeoutError from error
         except OSError as error:
             raise _lost(error) from error
         if not data:

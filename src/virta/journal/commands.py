@@ -40,10 +40,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Key = str | bytes
+# Members of an enumeration are looked up by name every time; numbers are just there.
+PUSH, NEXT, DELETE = int(Function.PUSH), int(Function.NEXT), int(Function.DELETE)
 Plain = None | bool | int | float | str | bytes | Value
 
 
-class Command(NamedTuple, Generic[T]):
+class Command(msgspec.Struct, Generic[T], frozen=True):
     request: Request
     decode: Callable[[Reply], T]
     missing: Any = ...  # the result for a key that does not exist; ...: that is an error
@@ -221,20 +223,23 @@ def push(
 
     The domain is the uri's host unless given. Small priorities (0 to 255) go first.
     """
-    due = _us(start)
-    if due is None and delay:
+    due = None
+    if start is not None:
+        due = _us(start)
+    elif delay:
         due = system_clock() + int(delay * 1e6)
     request = Request(
-        Function.PUSH,
+        PUSH,
         0,
         PERSIST if persist else 0,
         timestamp,
         due,
-        key=to_bytes(uri),
-        key2=to_bytes(domain),
-        count=priority,
-        value=None if payload is None else to_value(payload),
-        query=QUERY_RANGE,
+        None,
+        priority,
+        uri.encode() if isinstance(uri, str) else bytes(uri),
+        to_bytes(domain) if domain else b"",
+        None if payload is None else to_value(payload),
+        QUERY_RANGE,
     )
     return Command(request, _timestamp)
 
@@ -255,13 +260,13 @@ def next_(
     """
     flags = DATA | DETAILS | listen * LISTEN | remove * OVERWRITE
     until = None if work_for is None else system_clock() + int(work_for * 1e6)
-    request = Request(Function.NEXT, flags=flags, timeout=until, count=count, key=to_bytes(domain))
+    request = Request(NEXT, 0, flags, 0, until, None, count, to_bytes(domain))
     return Command(request, _next_reply)
 
 
 def done(key: bytes) -> Command[bool]:
     """The work is done; refused with `does-not-exist` if that attempt is over."""
-    return delete(key, complete=True)
+    return Command(Request(DELETE, 0, OVERWRITE, key=to_bytes(key)), _deleted)
 
 
 def extend(key: bytes, seconds: float) -> Command[bool]:
@@ -297,6 +302,8 @@ def to_bytes(key: Key) -> bytes:
 
 def to_value(plain: Plain) -> Value:
     """The wire's type for a Python value; integers take 8 bytes."""
+    if type(plain) is bytes:
+        return Value(1, plain)
     if isinstance(plain, Value):
         return plain
     if plain is None:
@@ -371,13 +378,16 @@ def _next_reply(reply: Reply) -> Next:
     """Pairs are jobs, each followed by a pair without key if it has a payload."""
     deadline = (reply.timeout or 0) / 1e6
     jobs: list[Lease] = []
-    for pair in reply.all_pairs():
+    payload: Any = None
+    for pair in reversed(reply.all_pairs()):
         assert pair.value is not None
         if pair.key:
             attempts = pair.details.attempts if pair.details else 0
-            jobs.append(Lease(pair.key, pair.value.data, None, deadline, attempts))
+            jobs.append(Lease(pair.key, pair.value.data, payload, deadline, attempts))
+            payload = None
         else:
-            jobs[-1] = jobs[-1]._replace(payload=to_plain(pair.value))
+            payload = to_plain(pair.value)
+    jobs.reverse()
     if jobs or reply.timeout is None:
         return Next(jobs, None)
     return Next([], reply.timeout / 1e6)

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
+from time import perf_counter
 from typing import TYPE_CHECKING, cast
 
-from virta.journal.messages import PORT, Function, Reply
+from virta.journal.awake import Awake, possible
+from virta.journal.messages import PORT, Function, Reply, Request
 from virta.journal.node import Node
 from virta.journal.session import Session
 from virta.journal.wire import RequestParser, encode_reply
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("virta.journal")
 
 CONNECTIONS_MAX = 1_024
+# A client that is answered awake gives others a turn after this long.
+LINGER_S_MAX = 0.002
 # Requests of one connection that wait for the disk; beyond that it is not read from.
 UNANSWERED_MAX = 4_096
 # Replies and notifications a connection does not take; beyond that it is cut.
@@ -37,10 +43,14 @@ class Connection(asyncio.Protocol):
         self._session = Session(self._notify)
         self._parser = RequestParser()
         self._transport: asyncio.Transport | None = None
-        self._out: list[bytes] = []
+        self._out: list[Reply] = []
         self._unanswered = 0
         self._quitting = False
         self._full = False  # the other side does not read
+        self._paused = False  # it is not read from
+        self._awake: Awake | None = None
+        self._socket: socket.socket | None = None  # the transport's, to look at without sleeping
+        self._idle_since = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast("asyncio.Transport", transport)  # uvloop's are not instances of it
@@ -49,51 +59,97 @@ class Connection(asyncio.Protocol):
             return
         self._transport = stream
         stream.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        if self._server.awake:
+            self._socket = socket.socket(fileno=os.dup(stream.get_extra_info("socket").fileno()))
+            self._awake = Awake(self._socket)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._transport = None
+        if self._socket is not None:
+            self._socket.close()
+            self._awake = self._socket = None
         self._server.dismiss(self)
         self._node.engine.close(self._session)
 
     def data_received(self, data: bytes) -> None:
+        if self._awake is None:
+            self._take(data)
+            return
+        now = perf_counter()
+        self._awake.learn(now - self._idle_since)
+        self._take(data)
+        self._linger(self._awake, now + LINGER_S_MAX)
+        self._idle_since = perf_counter()
+
+    def _linger(self, awake: Awake, end: float) -> None:
+        """A lone client that asks again at once is answered at once, until others may have a turn."""
+        while (
+            self._server.alone
+            and awake.worthwhile()
+            and not (self._unanswered or self._paused or self._quitting)
+            and (began := perf_counter()) < end
+        ):
+            try:
+                data = awake.receive()
+            except OSError:
+                return  # the transport will be told as well
+            awake.learn(perf_counter() - began)
+            if not data:
+                return
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
         if self._quitting:
             return
-        for request in self._parser.feed(data):
-            self._unanswered += 1
-            self._quitting = request.function == Function.QUIT
-            self._node.handle(request, self._session, self._respond)
-            if self._quitting:
-                break
+        requests = self._parser.feed(data)
+        if self._server.alone:
+            self._node.hold()
+            try:
+                self._handle(requests)
+            finally:
+                self._node.release()
+        else:
+            self._handle(requests)
         error = self._parser.error
         if error is not None and not self._quitting:
             self._quitting = True
             if error.identifier is not None:
                 now = self._node.engine.clock()
                 text = f"{error.code}: {error.message}"
-                self._out.append(encode_reply(Reply(error.identifier, 0, now, error=text)))
+                self._out.append(Reply(error.identifier, 0, now, error=text))
             log.info("journal_bad_message %s", error.message)
-        self.flush()
+        if self._out or self._quitting:
+            self.flush()
         self._regulate()
+
+    def _handle(self, requests: list[Request]) -> None:
+        for request in requests:
+            self._unanswered += 1
+            self._node.handle(request, self._session, self._respond)
+            if request.function == Function.QUIT:
+                self._quitting = True
+                break
 
     def _respond(self, reply: Reply) -> None:
         self._unanswered -= 1
-        self._out.append(encode_reply(reply))
-        self._server.touched.add(self)
+        self._notify(reply)
 
     def _notify(self, reply: Reply) -> None:
-        self._out.append(encode_reply(reply))
-        self._server.touched.add(self)
+        if not self._out:
+            self._server.touched.add(self)
+        self._out.append(reply)
 
     def flush(self) -> None:
         """Send what has gathered; the last thing a quitting connection does is close."""
+        out, self._out = self._out, []
         transport = self._transport
         if transport is None:
-            self._out.clear()
             return
-        if self._out:
-            transport.write(b"".join(self._out))
-            self._out.clear()
-            if transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
+        if out:
+            transport.write(
+                encode_reply(out[0]) if len(out) == 1 else b"".join(map(encode_reply, out))
+            )
+            if self._full and transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
                 log.warning("journal_connection_cut: it does not read its replies")
                 transport.abort()
                 return
@@ -110,13 +166,16 @@ class Connection(asyncio.Protocol):
 
     def _regulate(self) -> None:
         """Read only as long as the other side reads and the disk keeps up."""
+        stop = self._full or self._unanswered > UNANSWERED_MAX
+        if stop == self._paused:
+            return
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        stop = self._full or self._unanswered > UNANSWERED_MAX
-        if stop and transport.is_reading():
+        self._paused = stop
+        if stop:
             transport.pause_reading()
-        elif not stop and not transport.is_reading():
+        else:
             transport.resume_reading()
 
     def after_batch(self) -> None:
@@ -132,7 +191,8 @@ class JournalServer:
     """
     `await start()`, `await stop()`; `address` says where it listens (port 0 picks one).
 
-    The node may be given (it is then started and stopped here all the same), so that other doors,
+    With `awake` a lone client is waited for without sleeping, for up to 0.1 ms, while it asks again and
+    again; for a loop that has little else to do. The node may be given (it is then started and stopped here all the same), so that other doors,
     such as the HTTP handler, can share it.
     """
 
@@ -144,7 +204,9 @@ class JournalServer:
         port: int = PORT,
         node: Node | None = None,
         connections_max: int = CONNECTIONS_MAX,
+        awake: bool = False,
     ) -> None:
+        self.awake = awake and possible()
         self.node = node or Node(directory)
         self.touched: set[Connection] = set()
         self.address = (host, port)
@@ -185,6 +247,11 @@ class JournalServer:
             await stopped.wait()
         finally:
             await self.stop()
+
+    @property
+    def alone(self) -> bool:
+        """Whether nobody else could have anything to share a batch with."""
+        return len(self._connections) == 1
 
     def admit(self, connection: Connection) -> bool:
         if len(self._connections) >= self._connections_max:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from msgspec import Struct
@@ -28,6 +29,7 @@ DELAYED, READY, HELD, WORKING, DEAD, GONE = range(6)
 STATE_NAMES = ("delayed", "ready", "held", "working", "dead", "gone")
 WORK_DEADLINE_US = 24 * 3600 * 1_000_000
 ATTEMPTS_MAX = 65_535  # what the details of a reply can say
+HOSTS_MAX = 1_024  # uris up to their path whose host is known without looking
 HEAP_SLACK = 64  # stale items a heap may hold however few jobs it has
 
 Rank = tuple[int, int, int]
@@ -53,6 +55,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         return ""
 
 
+DEFAULTS = Settings()
+
+
 class Job(Struct, eq=False):
     """One entry: what to do (`uri`), where it waits, and how its work goes."""
 
@@ -68,10 +73,11 @@ class Job(Struct, eq=False):
     attempts: int = 0
     reason: str = ""  # of the last failure
     logged: bool = False  # an image of it is in the log
-    # Not in the log: a crash only makes a job visible early.
     state: int = GONE
+    # A reserve is not logged, it is in the table of leases.
     lease: int = 0  # the id of this attempt, 0: nobody works on it
     worked_until: int = 0  # while DEAD: when it died
+    slot: int = 0  # where it is in the table of leases, 0: nowhere
 
     def __lt__(self, other: Job) -> bool:  # equal heap items: any order
         return False
@@ -79,7 +85,7 @@ class Job(Struct, eq=False):
     def key(self) -> bytes:
         """The sort key: bytewise order is the order of work inside a domain."""
         return b"%s:%03d:%020d:%016x" % (
-            self.domain.name.replace(b":", b"%3A"),
+            self.domain.prefix,
             self.priority,
             self.start,
             self.lease or self.id,
@@ -97,19 +103,13 @@ class Job(Struct, eq=False):
         )
 
 
+_KEY = re.compile(rb"[^:]*:[0-9]{3}:[0-9]{20}:([0-9a-fA-F]{16})")
+
+
 def parse_key(key: bytes) -> int | None:
     """The id inside a sort key; None if the key is not one."""
-    parts = key.split(b":")
-    if (
-        len(parts) != 4
-        or [len(part) for part in parts[1:]] != [3, 20, 16]
-        or not (parts[1] + parts[2]).isdigit()
-    ):
-        return None
-    try:
-        return int(parts[3], 16)
-    except ValueError:
-        return None
+    found = _KEY.fullmatch(key)
+    return None if found is None else int(found[1], 16)
 
 
 # After "//": user and "@" if any, then an address in brackets or a name up to the port or the path.
@@ -118,6 +118,12 @@ _HOST = re.compile(rb"//(?:[^/?#]*@)?(?:\[([^\]/?#]*)\]|([^:/?#]*))")
 
 def host_of(uri: bytes) -> bytes:
     """The domain of a uri: its host in lower case, without user and port."""
+    end = uri.find(b"/", uri.find(b"//") + 2)
+    return _host(uri if end < 0 else uri[:end])
+
+
+@lru_cache(maxsize=HOSTS_MAX)
+def _host(uri: bytes) -> bytes:
     found = _HOST.search(uri)
     host = (found[1] or found[2]) if found else None
     if not host:
@@ -130,7 +136,8 @@ class Domain:
 
     def __init__(self, name: bytes) -> None:
         self.name = name
-        self.settings = Settings()
+        self.prefix = name.replace(b":", b"%3A")  # of sort keys
+        self.settings = DEFAULTS
         self.counts = [0] * GONE
         self.armed: int | None = None  # the alarm that Jobs holds for this domain
         self.offered: Rank | None = None  # the head that Jobs knows of
@@ -140,19 +147,20 @@ class Domain:
 
     @property
     def empty(self) -> bool:
-        return not any(self.counts) and self.settings == Settings()
+        return not any(self.counts) and self.settings == DEFAULTS
 
     def move(self, job: Job, state: int) -> None:
         """Change a job's state and put it where that state is looked for."""
+        counts = self.counts
         if job.state != GONE:
-            self.counts[job.state] -= 1
+            counts[job.state] -= 1
         job.state = state
         if state == GONE:
             return
-        self.counts[state] += 1
+        counts[state] += 1
         if state == READY:
             heapq.heappush(self._ready, (job.priority, job.start, job.id, job))
-            if len(self._ready) > 2 * self.counts[READY] + HEAP_SLACK:
+            if len(self._ready) > 2 * counts[READY] + HEAP_SLACK:
                 self._ready = _rebuilt(self._ready, self._is_ready)
         elif state == DELAYED:
             heapq.heappush(self._delayed, (job.start, job.id, job))
@@ -183,8 +191,9 @@ class Domain:
         """The job to hand out next, left where it is."""
         heap = self._ready
         while heap:
-            if self._is_ready(heap[0]):
-                return heap[0][3]
+            item = heap[0]
+            if self._is_ready(item):
+                return item[3]
             heapq.heappop(heap)
         return None
 
@@ -199,8 +208,9 @@ class Domain:
             heapq.heappop(delayed)
         while working and not self._is_working(working[0]):
             heapq.heappop(working)
-        times = [heap[0][0] for heap in (delayed, working) if heap]
-        return min(times) if times else None
+        if delayed and working:
+            return min(delayed[0][0], working[0][0])
+        return delayed[0][0] if delayed else working[0][0] if working else None
 
     def due_start(self, now: int) -> Job | None:
         """A delayed job whose start has come."""
@@ -226,10 +236,10 @@ class Domain:
         job = item[3]
         return (
             job.state == READY
-            and job.domain is self
             and job.id == item[2]
             and job.start == item[1]
             and job.priority == item[0]
+            and job.domain is self
         )
 
     def _is_delayed(self, item: tuple[int, int, Job]) -> bool:

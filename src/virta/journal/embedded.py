@@ -18,11 +18,12 @@ from virta.errors import JournalError, LogError
 from virta.journal import images
 from virta.journal.client import Calls
 from virta.journal.engine import Engine
-from virta.journal.jobs import JOBS_MAX, Jobs
+from virta.journal.jobs import Jobs
 from virta.journal.messages import RefusedError, Reply, system_clock
 from virta.journal.persistence import Durability, Persistence
 from virta.journal.session import Session
 from virta.journal.store import MEMORY_BYTES_MAX, Store
+from virta.journal.table import JOBS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -127,6 +128,7 @@ class Journal(Calls):
             return
         try:
             self._disk.commit(records)
+            self._disk.settled()
             if self._disk.wants_rotation(self.engine):
                 self._disk.snapshot(self.engine)
         except LogError as error:

@@ -46,6 +46,10 @@ if TYPE_CHECKING:
     from virta.journal.entry import Entry
 
 NEXT_JOBS_MAX = 1_000
+# What is only to be forgotten after days may stay a second longer.
+TIDY_US = 1_000_000
+NO_DETAILS = Details()
+STRING = int(Type.STRING)
 PEER_PREFIX = b"peer:"
 DONE_PREFIX = b"virta:done:"  # on a link between daemons: the commands of a uri are finished
 
@@ -66,6 +70,7 @@ class Engine:
         self.handled = 0
         self._reading = Reading(self)
         self._last_stamp = 0
+        self._tidy_at = 0
         self._functions: dict[int, Callable[[Request, Session, int], Reply]] = {
             Function.NOP: self._nop,
             Function.QUIT: self._quit,
@@ -114,17 +119,23 @@ class Engine:
     def tick(self) -> None:
         """Let time pass: expiries, starts, lapses, recurring jobs, and who waits for them."""
         now = self.clock()
-        gone = self.store.tick(now)
-        if gone:
-            self.listeners.changed(gone, None, now, None)
-        self.jobs.tick(now)
-        self.admin.tick(now)
+        event = self.next_event()
+        if now >= self._tidy_at or (event is not None and event <= now) or self.store.unannounced:
+            self._tidy_at = now + TIDY_US
+            gone = self.store.tick(now)
+            if gone:
+                self.listeners.changed(gone, None, now, None)
+            self.jobs.tick(now)
+            self.admin.tick(now)
         self.listeners.work_due(self.jobs, now)
 
     def next_event(self) -> int | None:
         """When `tick` may have something to do; too early is possible, too late is not."""
-        times = (self.store.next_expiry(), self.jobs.schedule.next_alarm(), self.admin.next_event())
-        return min((time for time in times if time is not None), default=None)
+        first = self.jobs.schedule.next_alarm()
+        for time in (self.store.next_expiry(), self.admin.next_event()):
+            if time is not None and (first is None or time < first):
+                first = time
+        return first
 
     def close(self, session: Session) -> None:
         """The connection is gone: its locks and registrations with it."""
@@ -350,15 +361,16 @@ class Engine:
         pairs: list[Pair] = []
         deadline: int | None = None
         size = 0
+        domain = request.key.lower()
+        self.jobs.tick(now)
         for _ in range(min(wanted, NEXT_JOBS_MAX)):
-            taken = self.jobs.take(request.key, now, until=request.timeout, remove=remove)
-            if not taken:
+            job = self.jobs.take_due(domain, now, until=request.timeout, remove=remove)
+            if job is None:
                 break
-            job = taken[0]
             details = job.details() if detailed else None
-            pairs.append(Pair(job.key(), Value(Type.STRING, job.uri), details))
+            pairs.append(Pair(job.key(), Value(STRING, job.uri), details))
             if request.flags & DATA and job.payload is not None:
-                pairs.append(Pair(b"", job.payload, Details() if detailed else None))
+                pairs.append(Pair(b"", job.payload, NO_DETAILS if detailed else None))
                 size += len(job.payload.data)
             if remove:
                 self._tell_done(session, job.uri)

@@ -24,7 +24,7 @@ class Finished:
         return self.commands.get(uri, -1)
 
     def remember(self, uri: bytes, timestamp: int, now: int) -> None:
-        if self.last(uri) < timestamp:
+        if self.commands.get(uri, -1) < timestamp:
             self.commands[uri] = timestamp
             self._order.append((now, uri, timestamp))
 

@@ -9,7 +9,8 @@ works, and makes replaying a record twice harmless.
     value   keys, type, data, timestamp, created, modified, accessed, expires, ttl, worked until, tombstone
     gone    key
     mark    key, timestamp of the version, worked until, expires
-    job     uri, last finished command (-1: none known), when it finished, entry or nil
+    job     uri, last finished command (-1: none known), when it finished, entries: none, one, or what is
+            worked on and what waits behind it
     ids     the first id that was not handed out yet, for sure
 
 An entry of a job is: domain, id, priority, start, timestamp, created, payload type (-1: none), payload,
@@ -51,9 +52,7 @@ def value_image(entry: Entry, value: Value) -> tuple[Any, ...]:
     )
 
 
-def job_image(job: Job, *, lease: bool = False) -> tuple[Any, ...]:
-    """With `lease` also who works on it: only a snapshot says that."""
-    dead = job.state == DEAD
+def job_image(job: Job) -> tuple[Any, ...]:
     payload = job.payload
     return (
         job.domain.name,
@@ -66,16 +65,20 @@ def job_image(job: Job, *, lease: bool = False) -> tuple[Any, ...]:
         b"" if payload is None else payload.data,
         job.attempts,
         job.reason,
-        dead,
-        job.worked_until if dead or lease else 0,
-        job.lease if lease else 0,
+        job.state == DEAD,
+        job.worked_until,
+        job.lease,
     )
 
 
 def drain(engine: Engine, now: int) -> list[Record]:
     """Every image the log has to learn, in the order it must learn them."""
+    records: list[Record] = []
+    for uri, finished, jobs in engine.jobs.drain():
+        kept = [job_image(job) for job in jobs]
+        records.append(("job", uri[:KEY_BYTES_MAX], _encode((uri, finished, now, kept))))
     gone, whole, marked = engine.store.drain()
-    records = [("gone", _short(key), _encode((key,))) for key in gone]
+    records += [("gone", _short(key), _encode((key,))) for key in gone]
     for entry in whole:
         image = value_image(entry, engine.store.value(entry))
         records.append(("value", _short(entry.keys[0]), _encode(image)))
@@ -83,9 +86,6 @@ def drain(engine: Engine, now: int) -> list[Record]:
         key = entry.keys[0]
         mark = (key, entry.timestamp, entry.worked_until, entry.expires)
         records.append(("mark", _short(key), _encode(mark)))
-    for uri, finished, job in engine.jobs.drain():
-        kept = None if job is None else job_image(job)
-        records.append(("job", _short(uri), _encode((uri, finished, now, kept))))
     return records
 
 
@@ -97,9 +97,9 @@ def apply(engine: Engine, topic: str, image: bytes, now: int) -> None:
     """Take one record of the log into the state."""
     fields = _decode(image)
     if topic == "job":
-        uri, finished, finished_at, entry = fields
+        uri, finished, finished_at, entries = fields
         engine.jobs.restore_gone(uri, finished_at, finished)
-        if entry is not None:
+        for entry in entries:
             restore_job(engine, uri, entry, now)
     elif topic == "value":
         restore_value(engine, fields, now)
@@ -147,14 +147,15 @@ def restore_job(engine: Engine, uri: bytes, image: list[Any], now: int) -> None:
         worked_until,
         lease,
     ) = image
+    # Times that are the same are one number in memory, as they were before: 32 bytes each.
     job = Job(
         uri,
         engine.jobs.schedule.domain(domain),
         job_id,
         priority,
-        start,
+        timestamp if start == timestamp else start,
         timestamp,
-        created,
+        timestamp if created == timestamp else created,
         Value(payload_type, payload) if payload_type >= 0 else None,
         True,
         attempts,

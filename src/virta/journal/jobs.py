@@ -1,20 +1,11 @@
 """
 The jobs: a plain state machine, no I/O, time comes in as an argument.
 
-Invariants:
-- One waiting entry per uri; while a uri is worked on, a newer push waits behind it (HELD).
-- A command not newer than the last one of its uri, waiting, worked on or finished, changes nothing:
-  a spool may send it again.
-- `_by_id` finds exactly the live entries: by their own id while they wait, by the id of the attempt
-  while they are worked on. A key of an attempt that is over finds nothing (fencing).
-- `next_id` never goes back, also not over a restart (see `persistence`).
+Invariant: a command not newer than the last one of its uri, waiting, worked on or finished, changes
+nothing: a spool may send it again. Where jobs are and how they are found is in `table`.
 """
 
 from __future__ import annotations
-
-import heapq
-from itertools import chain, islice
-from typing import TYPE_CHECKING
 
 from virta.journal.domain import (
     ATTEMPTS_MAX,
@@ -23,42 +14,19 @@ from virta.journal.domain import (
     GONE,
     HELD,
     READY,
-    STATE_NAMES,
     WORK_DEADLINE_US,
     WORKING,
     Job,
     Settings,
     host_of,
-    parse_key,
 )
-from virta.journal.finished import Finished
 from virta.journal.messages import RefusedError, Value
-from virta.journal.schedule import Schedule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from virta.journal.table import JobTable
 
 PRIORITY_MAX = 255
-JOBS_MAX = 10_000_000
-LIST_MAX = 1_000
 
 
-class Jobs:
-    def __init__(self, *, jobs_max: int = JOBS_MAX) -> None:
-        self.jobs_max = jobs_max
-        self.next_id = 1
-        self.schedule = Schedule()
-        self.finished = Finished()
-        self.wants_log = False  # an acknowledgement of the last changes has to wait for the log
-        self._waiting: dict[bytes, Job] = {}
-        self._working: dict[bytes, Job] = {}
-        self._dead: dict[bytes, Job] = {}
-        self._by_id: dict[int, Job] = {}
-        self._dirty: dict[bytes, None] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiting) + len(self._working) + len(self._dead)
-
+class Jobs(JobTable):
     # What producers do.
 
     def push(
@@ -82,42 +50,33 @@ class Jobs:
         """
         if priority > PRIORITY_MAX:
             raise RefusedError("bad-priority", f"{priority} is over {PRIORITY_MAX}")
-        name = domain.lower() or host_of(uri)
+        name = domain.lower() if domain else host_of(uri)
         last = self.last_command(uri)
         if last > timestamp or (last == timestamp and not tied):
             return False
         if last == timestamp and not self._wins_tie(uri, timestamp, (priority, start, payload)):
             return False
-        self._drop_dead(uri)
+        if self._dead:
+            self._drop_dead(uri)
         job = self._waiting.get(uri)
         if job is None:
             if len(self) >= self.jobs_max:
                 raise RefusedError("out-of-memory", f"the journal holds {self.jobs_max} jobs")
-            job = self._new_job(uri, name)
-            job.created = timestamp
+            job = self._new_job(uri, name, timestamp)
         else:
             start = self._throttled(job, start)
             self._unschedule(job, name)
+            job.timestamp = timestamp
+            job.attempts = 0
+            job.reason = ""
         job.priority = priority
         job.start = start
-        job.timestamp = timestamp
         job.payload = payload
-        job.attempts = 0
-        job.reason = ""
         if persist or job.logged:
             self._changed(uri)
         job.persist = persist
         self._schedule(job, now)
         return True
-
-    def last_command(self, uri: bytes) -> int:
-        """The newest command known of a uri, however it went; -1 if none is."""
-        last = self.finished.last(uri)
-        for table in (self._waiting, self._working, self._dead):
-            job = table.get(uri)
-            if job is not None and job.timestamp > last:
-                last = job.timestamp
-        return last
 
     # What workers do.
 
@@ -134,15 +93,22 @@ class Jobs:
         self.tick(now)
         taken: list[Job] = []
         while len(taken) < count:
-            job = self.schedule.head(domain.lower())
+            job = self.take_due(domain.lower(), now, until=until, remove=remove)
             if job is None:
                 break
-            if remove:
-                self._finish(job, now)
-            else:
-                self._reserve(job, self._deadline(job, until, now))
             taken.append(job)
         return taken
+
+    def take_due(self, domain: bytes, now: int, *, until: int | None, remove: bool) -> Job | None:
+        """Hand out the best job; `tick` came before, and the domain is in lower case."""
+        job = self.schedule.head(domain)
+        if job is None:
+            return None
+        if remove:
+            self._finish(job, now)
+        else:
+            self._reserve(job, self._deadline(job, until, now))
+        return job
 
     def wake_up(self, domain: bytes, now: int) -> int | None:
         """When something will be due by itself; None if nothing is ever."""
@@ -152,15 +118,6 @@ class Jobs:
     def has_due(self, domain: bytes, now: int) -> bool:
         self.tick(now)
         return self.schedule.head(domain.lower()) is not None
-
-    def find(self, key: bytes) -> Job | None:
-        """The job of a sort key, else the waiting or else the worked-on job of a uri."""
-        job_id = parse_key(key)
-        if job_id is not None:
-            job = self._by_id.get(job_id)
-            if job is not None and job.key() == key:
-                return job
-        return self._waiting.get(key) or self._working.get(key)
 
     def done(self, job: Job, now: int) -> None:
         """The work is done, or no longer wanted."""
@@ -182,6 +139,8 @@ class Jobs:
             job.worked_until = until
             job.domain.move(job, WORKING)
             self.schedule.arm(job.domain)
+            if job.slot and self.leases is not None:
+                self.leases.put(job)
         elif job.state == HELD:
             raise RefusedError("worked-on", timestamp=job.timestamp)
         else:
@@ -234,9 +193,6 @@ class Jobs:
         if job.persist or job.logged:
             self._changed(job.uri)
 
-    def dead(self, uri: bytes) -> Job | None:
-        return self._dead.get(uri)
-
     def requeue(self, job: Job, now: int) -> None:
         """From the dead letters back to work, with all its attempts again."""
         del self._dead[job.uri]
@@ -253,27 +209,6 @@ class Jobs:
         """Out of the dead letters for good."""
         self.finished.remember(job.uri, job.timestamp, now)
         self._drop_dead(job.uri)
-
-    def listed(
-        self, *, domain: bytes = b"", state: str = "", limit: int = 100, offset: int = 0
-    ) -> list[Job]:
-        """Jobs in no particular order, for people to look at."""
-        everything: Iterable[Job] = chain(
-            self._working.values(), self._waiting.values(), self._dead.values()
-        )
-        wanted = (
-            job
-            for job in everything
-            if (not domain or job.domain.name == domain.lower())
-            and (not state or STATE_NAMES[job.state] == state)
-        )
-        return list(islice(wanted, offset, offset + min(limit, LIST_MAX)))
-
-    def after(self, job_id: int, limit: int) -> list[Job]:
-        """Jobs with a larger id that are to be done, in the order of their ids."""
-        alive = chain(self._working.values(), self._waiting.values())
-        later = (job for job in alive if job.id > job_id)
-        return heapq.nsmallest(limit, later, key=lambda job: job.id)
 
     # What another daemon tells.
 
@@ -299,74 +234,7 @@ class Jobs:
             self.schedule.arm(place)
         self.finished.tick(now)
 
-    # Persistence.
-
-    def drain(self) -> list[tuple[bytes, int, Job | None]]:
-        """Per uri that changed: the last finished command (-1: none known) and the entry to keep."""
-        self.wants_log = False
-        changes: list[tuple[bytes, int, Job | None]] = []
-        for uri in self._dirty:
-            job = self._waiting.get(uri) or self._working.get(uri) or self._dead.get(uri)
-            if job is not None:
-                job.logged = job.persist
-            changes.append((uri, self.finished.last(uri), job if job and job.persist else None))
-        self._dirty.clear()
-        return changes
-
-    def all(self) -> list[Job]:
-        return [*self._working.values(), *self._waiting.values(), *self._dead.values()]
-
-    def restore(self, job: Job, now: int, *, dead: bool = False) -> None:
-        """Take an entry from the log or a snapshot; `restored` has to follow."""
-        job.logged = True
-        if dead:
-            self._dead[job.uri] = job
-            job.domain.restore(job, DEAD)
-        elif job.lease:
-            self._working[job.uri] = job
-            self._by_id[job.lease] = job
-            job.domain.restore(job, WORKING)
-            self.next_id = max(self.next_id, job.lease + 1)
-        else:
-            self._waiting[job.uri] = job
-            self._by_id[job.id] = job
-            held = job.uri in self._working
-            job.domain.restore(job, HELD if held else READY if job.start <= now else DELAYED)
-        if job.id >= self.next_id:
-            self.next_id = job.id + 1
-
-    def restore_gone(self, uri: bytes, now: int, finished: int) -> None:
-        """Nothing is left of a uri but perhaps the memory of its last finished command."""
-        for table in (self._waiting, self._working, self._dead):
-            job = table.pop(uri, None)
-            if job is not None:
-                self._by_id.pop(job.lease or job.id, None)
-                job.domain.move(job, GONE)
-        if finished >= 0:
-            self.finished.remember(uri, finished, now)
-
-    def restored(self) -> None:
-        """All is taken in, and the log knows everything up to here."""
-        for place in list(self.schedule.domains.values()):
-            place.settle()
-            self.schedule.sweep(place)
-            self.schedule.offer(place)
-            self.schedule.arm(place)
-        self._dirty.clear()
-        self.wants_log = False
-
     # Inner workings.
-
-    def _changed(self, uri: bytes) -> None:
-        self._dirty[uri] = None
-        self.wants_log = True
-
-    def _new_job(self, uri: bytes, domain: bytes) -> Job:
-        job = Job(uri, self.schedule.domain(domain), self.next_id)
-        self.next_id += 1
-        self._waiting[uri] = job
-        self._by_id[job.id] = job
-        return job
 
     def _wins_tie(self, uri: bytes, timestamp: int, command: tuple[int, int, Value | None]) -> bool:
         """Only against an entry that still waits; what is worked on or done stays as it is."""
@@ -378,51 +246,11 @@ class Jobs:
     def _throttled(self, job: Job, start: int) -> int:
         return min(job.start, start) if job.domain.settings.mode == "throttle" else start
 
-    def _unschedule(self, job: Job, domain: bytes) -> None:
-        """Out of its place, before what orders it changes; perhaps into another domain."""
-        place = job.domain
-        place.move(job, GONE)
-        if place.name != domain:
-            job.domain = self.schedule.domain(domain)
-            self.schedule.sweep(place)
-
-    def _schedule(self, job: Job, now: int) -> None:
-        place = job.domain
-        if job.uri in self._working:
-            place.move(job, HELD)
-        elif job.start <= now:
-            place.move(job, READY)
-            self.schedule.offer(place)
-        else:
-            place.move(job, DELAYED)
-            self.schedule.arm(place)
-
     def _deadline(self, job: Job, until: int | None, now: int) -> int:
         if until is not None:
             return until
         seconds = job.domain.settings.deadline
         return now + (int(seconds * 1_000_000) if seconds else WORK_DEADLINE_US)
-
-    def _reserve(self, job: Job, until: int, *, lease: int = 0) -> None:
-        if not lease:
-            lease = self.next_id
-            self.next_id += 1
-        del self._waiting[job.uri]
-        del self._by_id[job.id]
-        self._working[job.uri] = job
-        self._by_id[lease] = job
-        job.lease = lease
-        job.worked_until = until
-        job.domain.move(job, WORKING)
-        self.schedule.arm(job.domain)
-
-    def _unlease(self, job: Job) -> None:
-        """The attempt is over; its key finds nothing any more."""
-        if job.lease:
-            self._by_id.pop(job.lease, None)
-            del self._working[job.uri]
-            job.lease = 0
-            job.worked_until = 0
 
     def _attempt_over(self, job: Job, reason: str, now: int, *, start: int | None = None) -> None:
         """An attempt came to nothing: count it, and decide what becomes of the job."""
@@ -454,6 +282,8 @@ class Jobs:
             self._attempt_over(job, "", now)
         else:
             self._back_to_waiting(job, now)
+            if job.logged:  # a snapshot may have said that it is worked on
+                self._changed(job.uri)
 
     def _back_to_waiting(self, job: Job, now: int) -> None:
         self._unlease(job)
@@ -472,14 +302,15 @@ class Jobs:
             del self._by_id[job.id]
         place = job.domain
         place.move(job, GONE)
-        self.finished.remember(job.uri, job.timestamp, now)
-        newer = self._waiting.get(job.uri)
+        uri = job.uri
+        self.finished.remember(uri, job.timestamp, now)
+        newer = self._waiting.get(uri)
         if newer is not None and newer.state == HELD:
             newer.domain.move(newer, GONE)
             self._schedule(newer, now)
         self.schedule.sweep(place)
         if job.persist or job.logged:
-            self._changed(job.uri)
+            self._changed(uri)
 
     def _drop_dead(self, uri: bytes) -> None:
         job = self._dead.pop(uri, None)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from virta.errors import JournalError, LogError, LogWriteError
 from virta.journal import images
 from virta.journal.engine import Engine
-from virta.journal.jobs import JOBS_MAX, Jobs
+from virta.journal.jobs import Jobs
 from virta.journal.messages import (
     OVERWRITE,
     PERSIST,
@@ -30,6 +30,7 @@ from virta.journal.messages import (
 from virta.journal.persistence import Durability, Persistence
 from virta.journal.session import Session
 from virta.journal.store import MEMORY_BYTES_MAX, Store
+from virta.journal.table import JOBS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,13 +45,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("virta.journal")
 
-# Handing a commit to a thread costs more than waiting for a disk that syncs in less than this.
-INLINE_COMMIT_S_MAX = 0.004
+# Handing a commit to a thread costs two wake-ups: waiting for a disk that syncs in less than this is
+# cheaper, and what arrives meanwhile shares the next sync. A slower disk must not keep readers waiting.
+INLINE_COMMIT_S_MAX = 0.001
+# One hiccup is not a slow disk: two in a row are.
+HICCUP_S_MAX = 4 * INLINE_COMMIT_S_MAX
 RETRY_AFTER_WRITE_ERROR_S = 1.0
 ROTATION_PAUSE_S = 0.002
 TICK_S_MAX = 1.0
 TICK_S_MIN = 0.0005
 # Commands that are refused while the disk is, unless they are only about memory.
+_READING = frozenset({Function.GET, Function.NOP, Function.NEXT})
 _LASTING = frozenset(
     {Function.DELETE, Function.RENAME, Function.LINK, Function.UNLINK, Function.ADD}
     | {Function.NOT, Function.TRUNCATE}
@@ -90,9 +95,11 @@ class Node:
         self._waiting: list[Waiting] = []
         self._ticket: Ticket | None = None  # of the last changes other daemons have to hear
         self._scheduled = False
+        self._held = False  # whoever holds it calls the next batch himself
         self._committing = False
         self._commit_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_us = 0  # the moment of the clock that the timer is for
         self._rotation_task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
@@ -149,21 +156,20 @@ class Node:
     def handle(self, request: Request, session: Session, respond: Respond) -> None:
         """Carry out a request now; `respond` is called when its effect is as lasting as it must be."""
         function = request.function
-        lasting = bool(request.flags & PERSIST) or function in _LASTING
-        if lasting and self._refuses():
+        if self._refuses() and (request.flags & PERSIST or function in _LASTING):
             error = "shutting-down" if self._stopping else "disk"
             respond(Reply(request.identifier, 0, self.engine.clock(), error=error))
             return
         reply = self.engine.handle(request, session)
-        changed = function not in (Function.GET, Function.NOP) and (
-            function != Function.NEXT or bool(request.flags & OVERWRITE)
+        changed = function not in _READING or (
+            function == Function.NEXT and bool(request.flags & OVERWRITE)
         )
         copied = self.peers is not None and self._wants_copies(request, reply, session)
         if changed and not reply.error and (copied or self._must_wait(reply, function)):
             self._waiting.append((respond, reply, copied))
         else:
             respond(reply)
-        if changed or not self._can_wait(request, reply):
+        if not self._scheduled and (changed or not self._can_wait(request, reply)):
             self._schedule()
 
     def _wants_copies(self, request: Request, reply: Reply, session: Session) -> bool:
@@ -197,12 +203,12 @@ class Node:
     def _refuses(self) -> bool:
         if self._stopping or self.failure is not None:
             return True
-        return bool(self._retry_at) and time.monotonic() < self._retry_at
+        return self._retry_at != 0 and time.monotonic() < self._retry_at
 
     def _must_wait(self, reply: Reply, function: int) -> bool:
         if self._persistence is None:
             return False
-        if self.engine.wants_log:
+        if self.engine.jobs.wants_log or self.engine.store.wants_log:
             return True
         # Said to be on disk because of a change that is on its way there just now.
         lasting = bool(reply.flags & PERSIST) or function in _LASTING or function == Function.QUIT
@@ -215,7 +221,17 @@ class Node:
         if not self._scheduled:
             assert self._loop is not None
             self._scheduled = True
-            self._loop.call_soon(self._batch)
+            if not self._held:
+                self._loop.call_soon(self._batch)
+
+    def hold(self) -> None:
+        """What is asked until `release` is one batch, done there: a turn of the loop less."""
+        self._held = not self._scheduled
+
+    def release(self) -> None:
+        held, self._held = self._held, False
+        if held and self._scheduled:
+            self._batch()
 
     def _batch(self) -> None:
         self._scheduled = False
@@ -245,7 +261,7 @@ class Node:
     def _commit(self, records: list[images.Record]) -> None:
         assert self._persistence is not None
         assert self._loop is not None
-        if self._commit_s > INLINE_COMMIT_S_MAX:
+        if self._commit_s > INLINE_COMMIT_S_MAX and self._persistence.synced:
             self._committing = True
             waiting, self._waiting = self._waiting, []
             future = self._loop.run_in_executor(None, self._append, records)
@@ -265,7 +281,7 @@ class Node:
             return error
         except OSError as error:
             return LogError(f"the journal's log: {error}")
-        took = time.perf_counter() - began
+        took = min(time.perf_counter() - began, HICCUP_S_MAX)
         self._commit_s = 0.8 * self._commit_s + 0.2 * took
         return None
 
@@ -281,6 +297,8 @@ class Node:
         """Give the replies that waited for this batch."""
         if error is not None:
             self._failed(error)
+        elif self._persistence is not None:
+            self._persistence.settled()
         waiting, self._waiting = self._waiting, []
         for respond, reply, copied in waiting:
             if error is not None:
@@ -310,20 +328,24 @@ class Node:
 
     def _arm(self) -> None:
         """Look again when something is due by itself, and now and then anyway: clocks are set."""
+        event = self.engine.next_event()
+        if self._timer is not None and (event is None or event >= self._timer_us):
+            return  # early enough
         if self._stopping:
             return
         assert self._loop is not None
-        moment = self._loop.time()
-        due = moment + TICK_S_MAX
-        event = self.engine.next_event()
-        if event is not None:
-            wait = max((event - self.engine.clock()) / 1e6, TICK_S_MIN)
-            due = min(moment + wait, due)
         if self._timer is not None:
-            if moment < self._timer.when() <= due:
-                return  # early enough
             self._timer.cancel()
-        self._timer = self._loop.call_at(due, self._schedule)
+        now = self.engine.clock()
+        wait = TICK_S_MAX
+        if event is not None:
+            wait = min(max((event - now) / 1e6, TICK_S_MIN), TICK_S_MAX)
+        self._timer_us = now + int(wait * 1e6)
+        self._timer = self._loop.call_later(wait, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None  # the batch arms it again
+        self._schedule()
 
     def _consider_rotation(self) -> None:
         persistence = self._persistence

@@ -4,14 +4,15 @@ The journal on disk: a log of images per generation, and snapshots that let old 
     <directory>/lock                 flock: one process owns a journal
     <directory>/<n>.log/             a virta.log, generation n (20 digits)
     <directory>/<n>.snap             everything that happened before generation n
+    <directory>/leases               who works on what, see `leases`
 
 Restart: load the newest snapshot, replay the logs of its generation and later ones, in order.
 Rotation: begin generation n+1, write its snapshot little by little, publish it, remove all before. A
 crash at any point leaves a snapshot and every log after it, so nothing acknowledged is ever lost; disk
 use follows live data, as rotation comes whenever the log outgrows them.
 
-Reserves (NEXT) are not logged: a crash makes worked-on jobs visible early, that is all. Ids are claimed
-in blocks, so that an attempt from before a crash can never acknowledge one after it.
+Reserves (NEXT) are not logged but mapped: a process that is killed leaves them in the table of leases.
+Ids are claimed in blocks, so that an attempt from before a crash can never acknowledge another after it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Literal
 
 from virta.errors import JournalError
 from virta.journal import images
+from virta.journal.leases import Leases
 from virta.journal.snapshot import load_snapshot, publish, sync_directory, write_snapshot
 from virta.journal.spill import FileSpill
 from virta.log import open as open_log
@@ -51,9 +53,11 @@ class Persistence:
     def __init__(self, directory: Path, *, durability: Durability = "fsync") -> None:
         self.directory = directory
         self.durability: Durability = durability
+        self.synced = durability in ("fsync", "group")  # whether a commit waits for the disk
         directory.mkdir(parents=True, exist_ok=True)
         self._lock = _claim(directory / "lock")
         self.spill = FileSpill(directory)
+        self._leases = Leases(directory / "leases")
         self._log: Log | None = None
         self._generation = 0
         self._records = 0
@@ -98,6 +102,9 @@ class Persistence:
         for generation in current or [first]:
             self._open(generation)
             self._replay(engine, now)
+        for lease in self._leases.load():
+            engine.jobs.restore_lease(lease)
+        engine.jobs.leases = self._leases
         engine.store.restored()
         engine.jobs.restored()
         engine.admin.restored(now)
@@ -133,23 +140,27 @@ class Persistence:
         Raises:
             LogError: they may or may not be on disk; nothing must be acknowledged any more.
         """
-        assert self._log is not None
         batch: list[images.Record] = []
         size = 0
         for record in records:
-            if batch and size + len(record[2]) > BATCH_BYTES_MAX:
-                self._append(batch, "none")
+            more = len(record[2])
+            if batch and size + more > BATCH_BYTES_MAX:
+                self._append(batch, size, "none")
                 batch, size = [], 0
             batch.append(record)
-            size += len(record[2])
+            size += more
         if batch:
-            self._append(batch, self.durability)
+            self._append(batch, size, self.durability)
 
-    def _append(self, batch: list[images.Record], durability: Durability) -> None:
+    def settled(self) -> None:
+        """What was drained before the last commit is durable; not while another thread commits."""
+        self._leases.settled()
+
+    def _append(self, batch: list[images.Record], size: int, durability: Durability) -> None:
         assert self._log is not None
         self._log.append_many(batch, durability=durability)
         self._records += len(batch)
-        self._bytes += sum(len(record[2]) for record in batch)
+        self._bytes += size
 
     def id_records(self, next_id: int) -> list[images.Record]:
         """Claim more ids long before they are needed; a record to commit with the others."""
@@ -165,6 +176,8 @@ class Persistence:
     # Rotation.
 
     def wants_rotation(self, engine: Engine) -> bool:
+        if self._records <= ROTATE_RECORDS_MIN and self._bytes <= ROTATE_BYTES_MIN:
+            return False
         live = len(engine.jobs) + len(engine.store)
         return self._rotation is None and (
             self._records > max(ROTATE_RECORDS_MIN, live // 2)
@@ -236,6 +249,7 @@ class Persistence:
             self._log.close()
             self._log = None
         self.spill.close()
+        self._leases.close()
         os.close(self._lock)
 
 

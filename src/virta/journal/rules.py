@@ -73,22 +73,24 @@ def check(request: Request, now: int) -> None:
         raise RefusedError("unknown-function")
     if request.flags & ~rule.flags:
         raise RefusedError("bad-flags", f"0x{request.flags & ~rule.flags:04x} has no meaning here")
-    if request.query not in rule.queries:
-        raise RefusedError("bad-query", f"query {request.query} has no meaning here")
+    query, count, value = request.query, request.count, request.value
+    if query not in rule.queries:
+        raise RefusedError("bad-query", f"query {query} has no meaning here")
     if (
         (request.timeout is not None and not rule.timeout)
         or (request.ttl is not None and not rule.ttl)
-        or (request.value is not None and rule.value is None)
-        or (request.count is not None and not rule.count and request.query != QUERY_RANGE)
+        or (value is not None and rule.value is None)
+        or (count is not None and not rule.count and query != QUERY_RANGE)
     ):
         raise RefusedError("bad-flags", "a field that has no meaning here")
-    if request.query == QUERY_RANGE and request.count and not rule.count:
+    if count and query == QUERY_RANGE and not rule.count:
         raise RefusedError("bad-query", "the count of two keys is 0")
-    if rule.key and not request.key and not (rule.count and request.query == QUERY_RANGE):
+    if rule.key and not request.key and not (rule.count and query == QUERY_RANGE):
         raise RefusedError("key-missing")
-    if rule.value and request.value is None:
-        raise RefusedError("value-missing")
-    if request.value is not None and len(request.value.data) > VALUE_DATA_BYTES_MAX:
+    if value is None:
+        if rule.value:
+            raise RefusedError("value-missing")
+    elif len(value.data) > VALUE_DATA_BYTES_MAX:
         raise RefusedError("too-large", f"a value has at most {VALUE_DATA_BYTES_MAX} bytes")
     if len(request.key) > KEY_BYTES_MAX or len(request.key2) > KEY_BYTES_MAX:
         raise RefusedError("too-large", f"a key has at most {KEY_BYTES_MAX} bytes")

@@ -16,7 +16,7 @@ from virta.journal.domain import Domain
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from virta.journal.domain import Job, Rank
+    from virta.journal.domain import Job
 
 
 class Schedule:
@@ -38,17 +38,24 @@ class Schedule:
         if place.empty and self.domains.get(place.name) is place:
             del self.domains[place.name]
 
-    def arm(self, place: Domain) -> None:
-        """See to it that the domain is looked at when its next start or deadline comes."""
-        time = place.earliest()
+    def arm(self, place: Domain, time: int | None = None) -> None:
+        """
+        See to it that the domain is looked at when its next start or deadline comes.
+
+        With `time` only that one is new; all before it have their alarm.
+        """
+        if time is None:
+            time = place.earliest()
         if time is not None and (place.armed is None or time < place.armed):
             place.armed = time
             self._tie += 1
             heapq.heappush(self._alarms, (time, self._tie, place))
 
-    def offer(self, place: Domain) -> None:
-        """Let the choice across domains know of a better head."""
-        rank = None if place.settings.paused else place.rank()
+    def offer(self, place: Domain, job: Job | None = None) -> None:
+        """Let the choice across domains know of a better head; with `job`, only that one is new."""
+        if place.settings.paused:
+            return
+        rank = place.rank() if job is None else (job.priority, job.start, job.id)
         if rank is not None and (place.offered is None or rank < place.offered):
             place.offered = rank
             self._tie += 1
@@ -59,17 +66,23 @@ class Schedule:
         if domain:
             named = self.domains.get(domain)
             return None if named is None or named.settings.paused else named.head()
-        while self._offers:
-            item = self._offers[0]
-            place = item[4]
-            offered: Rank = item[:3]
+        offers = self._offers
+        while offers:
+            place = offers[0][4]
+            if place.offered != offers[0][:3]:
+                heapq.heappop(offers)  # a better one took its place
+                continue
             job = None if place.settings.paused else place.head()
-            if job is not None and place.offered == offered and place.rank() == offered:
-                return job
-            heapq.heappop(self._offers)
-            if place.offered == offered:
+            if job is None:
                 place.offered = None
-                self.offer(place)
+                heapq.heappop(offers)
+                continue
+            rank = (job.priority, job.start, job.id)
+            if place.offered == rank:
+                return job
+            place.offered = rank
+            self._tie += 1
+            heapq.heapreplace(offers, (*rank, self._tie, place))
         return None
 
     def wake_up(self, domain: bytes) -> int | None:

@@ -107,7 +107,7 @@ def _steps(engine: Engine) -> Iterator[tuple[str, list[Any]]]:
         kept = [j for j in jobs[at : at + STEP_ENTRIES] if j.persist and j.state != GONE]
         for job in kept:
             job.logged = True  # from now on the disk has to hear of its end
-        yield "jobs", [(job.uri, images.job_image(job, lease=True)) for job in kept]
+        yield "jobs", [(job.uri, images.job_image(job)) for job in kept]
     chosen: list[Any] = []
     size = 0
     for entry in engine.store.entries():

@@ -53,7 +53,7 @@ class Store:
         self._dirty: dict[Entry, None] = {}
         self._marked: dict[Entry, None] = {}
         self._gone: dict[bytes, None] = {}
-        self._gone_now: list[bytes] = []  # keys expired since the last tick, for listeners
+        self.unannounced: list[bytes] = []  # keys expired since the last tick, for listeners
 
     # Reading.
 
@@ -291,7 +291,7 @@ class Store:
             _, entry = self._tombstones.popleft()
             if entry.keys and self._entries.get(entry.keys[0]) is entry and entry.tombstone:
                 self._detach(entry.keys[0])
-        gone, self._gone_now = self._gone_now, []
+        gone, self.unannounced = self.unannounced, []
         return gone
 
     def next_expiry(self) -> int | None:
@@ -438,7 +438,7 @@ class Store:
         """A DELETE with the value's own timestamp; the log need not hear of it, the clock tells."""
         for key in list(entry.keys):
             self._bury(key, entry.timestamp, now, persist=entry.persist)
-            self._gone_now.append(key)
+            self.unannounced.append(key)
 
     def _set_data(self, entry: Entry, value: Value) -> None:
         if entry.data is None:

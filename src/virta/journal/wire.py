@@ -23,9 +23,10 @@ the stream stays in step even when a request is refused.
 from __future__ import annotations
 
 import struct
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from virta.errors import JournalError
+from virta.journal import kernel
 from virta.journal.messages import (
     COUNT,
     KEY16,
@@ -92,6 +93,11 @@ def encode_request(request: Request) -> bytes:
     Raises:
         RefusedError: a key or value that no daemon takes.
     """
+    encoded = kernel.encode_request(request)
+    return _request(request) if encoded is None else encoded
+
+
+def _request(request: Request) -> bytes:
     if max(len(request.key), len(request.key2)) > KEY_BYTES_MAX:
         raise RefusedError("too-large", f"a key has at most {KEY_BYTES_MAX} bytes")
     if request.value is not None and len(request.value.data) > VALUE_DATA_BYTES_MAX:
@@ -126,9 +132,12 @@ def encode_request(request: Request) -> bytes:
 
 def encode_reply(reply: Reply) -> bytes:
     """Frame a reply; an error carries no pairs, no count and no cursor, and so no query either."""
+    encoded = kernel.encode_reply(reply)
+    return _reply(reply) if encoded is None else encoded
+
+
+def _reply(reply: Reply) -> bytes:
     flags = reply.flags
-    if reply == Reply(reply.identifier, flags, reply.timestamp):
-        return _REPLY_HEAD.pack(b"JR", VERSION, reply.identifier, flags, reply.timestamp) + b"\0"
     error = reply.error.encode()
     parts = [b""]
     if reply.timeout is not None:
@@ -280,6 +289,7 @@ class _Parser(Generic[Message]):
     """
 
     _magic: bytes
+    _open: Any = None  # what is known of a message that is decoded in steps
 
     def __init__(self) -> None:
         self.error: WireError | None = None
@@ -296,10 +306,22 @@ class _Parser(Generic[Message]):
         if self.error is not None:
             return []
         buffer = self._buffer
-        buffer += data
-        if len(buffer) < self._wanted:
-            return []
+        if buffer:
+            buffer += data
+            if len(buffer) < self._wanted:
+                return []
         messages: list[Message] = []
+        if self._open is None:
+            source = buffer or data
+            messages, at = self._decode_whole(source)
+            if at == len(source):
+                buffer.clear()
+                self._wanted = 0
+                return messages
+            data = data[at:]
+            del buffer[:at]
+        if not buffer:
+            buffer += data
         self._at = 0
         try:
             while self._at < len(buffer):
@@ -313,6 +335,10 @@ class _Parser(Generic[Message]):
         del buffer[: self._at]
         return messages
 
+    def _decode_whole(self, source: bytes | bytearray) -> tuple[list[Message], int]:
+        """The messages at the front that need no second look, and where they end."""
+        raise NotImplementedError
+
     def _decode(self, at: int) -> Message:
         """The message at `at`, leaving `_at` behind it."""
         raise NotImplementedError
@@ -325,6 +351,9 @@ class _Parser(Generic[Message]):
 
 class RequestParser(_Parser[Request]):
     _magic = b"FJ"
+
+    def _decode_whole(self, source: bytes | bytearray) -> tuple[list[Request], int]:
+        return kernel.decode_requests(source)
 
     def _decode(self, at: int) -> Request:
         buffer = self._buffer
@@ -368,6 +397,9 @@ class ReplyParser(_Parser[Reply]):
         super().__init__()
         self._open: tuple[Reply, int, int] | None = None  # reply, its bits, pairs to come
         self._open_bytes = 0
+
+    def _decode_whole(self, source: bytes | bytearray) -> tuple[list[Reply], int]:
+        return kernel.decode_replies(source)
 
     def _decode(self, at: int) -> Reply:
         reply, bits, missing = self._open or self._decode_head(at)

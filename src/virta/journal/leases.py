@@ -1,0 +1,156 @@
+"""
+Who works on what, kept where a crash does not reach: a memory-mapped table of slots.
+
+    at    bytes
+    0     4    "VJL1", then 28 of zero
+    32n   8    id of the job, 0: the slot is free
+          8    lease, the id of the attempt
+          8    worked until, µs
+          4    attempts before this one
+          4    CRC-32 of the 28 bytes before
+    (little-endian)
+
+A reserve costs a store into memory, neither a record in the log nor a system call, and is there after
+`kill -9` because the kernel has the page. Nobody waits for the disk: a power cut may forget the marks
+of the last half minute, and those jobs are then visible early.
+
+Invariants: a slot counts only if its CRC fits and the job it names is in the log with as many attempts
+behind it; so a slot of an attempt whose end the log knows marks nothing. A slot is freed only after the
+log knows that the attempt ended: an acknowledgement that nobody was told of did not happen.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import struct
+import zlib
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from virta.journal.domain import Job
+
+log = logging.getLogger("virta.journal")
+
+MAGIC = b"VJL1"
+SLOT_BYTES = 32
+SLOTS_MIN = 1024
+_SLOT = struct.Struct("<QQQI")
+_SUM = struct.Struct("<I")
+_FREE = bytes(8)
+
+
+class Lease(NamedTuple):
+    job_id: int
+    lease: int
+    worked_until: int
+    attempts: int
+
+
+class Leases:
+    """`load` what a process before this one left, then `begin` anew with what of it still holds."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._map: mmap.mmap | None = None
+        self._descriptor = -1
+        self._slots = 0
+        self._free: list[int] = []
+        self._ended: list[Job] = []
+        self._leaving: list[Job] = []
+
+    def load(self) -> Iterator[Lease]:
+        """What is in the file; a slot that was being written when the process died is passed over."""
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return
+        if not data.startswith(MAGIC):
+            return
+        for at in range(SLOT_BYTES, len(data) - SLOT_BYTES + 1, SLOT_BYTES):
+            if data[at : at + 8] == _FREE:
+                continue
+            body = data[at : at + _SLOT.size]
+            if _SUM.unpack_from(data, at + _SLOT.size)[0] == zlib.crc32(body):
+                yield Lease(*_SLOT.unpack(body))
+
+    def begin(self, jobs: Iterable[Job]) -> None:
+        """A new file with the jobs that are worked on; the old one stays until it is whole."""
+        self.close()
+        working = list(jobs)
+        self._slots = max(SLOTS_MIN, 2 * len(working))
+        temporary = self._path.with_suffix(".tmp")
+        self._descriptor = os.open(
+            temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644
+        )
+        self._map = self._mapped()
+        self._map[: len(MAGIC)] = MAGIC
+        self._free = list(range(self._slots - 1, 0, -1))
+        for job in working:
+            job.slot = 0
+            self.put(job)
+        temporary.rename(self._path)
+
+    def put(self, job: Job) -> None:
+        """Somebody works on the job, from now on or for longer than was said."""
+        slot = job.slot
+        if not slot:
+            if not self._free and not self._grow():
+                return
+            slot = job.slot = self._free.pop()
+        assert self._map is not None
+        body = _SLOT.pack(job.id, job.lease, job.worked_until, job.attempts)
+        at = slot * SLOT_BYTES
+        self._map[at : at + SLOT_BYTES] = body + _SUM.pack(zlib.crc32(body))
+
+    def drop(self, job: Job) -> None:
+        """Nobody works on it any more; the slot is kept until the log knows, too."""
+        self._ended.append(job)
+
+    def drained(self) -> None:
+        """What ended up to now is in the images that go to the log."""
+        if self._ended:
+            self._leaving += self._ended
+            self._ended = []
+
+    def settled(self) -> None:
+        """Those images are in the log."""
+        leaving, self._leaving = self._leaving, []
+        for job in leaving:
+            slot = job.slot
+            if slot and not job.lease and self._map is not None:
+                job.slot = 0
+                at = slot * SLOT_BYTES
+                self._map[at : at + 8] = _FREE
+                self._free.append(slot)
+
+    def close(self) -> None:
+        if self._map is not None:
+            self._map.close()
+            os.close(self._descriptor)
+            self._map = None
+
+    def _grow(self) -> bool:
+        """Twice the slots; False if the disk has no room, then a crash forgets the marks beyond."""
+        before, old = self._slots, self._map
+        self._slots *= 2
+        try:
+            self._map = self._mapped()
+        except OSError as error:
+            self._slots = before
+            log.warning("journal_leases_full slots=%d %s", before, error)
+            return False
+        if old is not None:
+            old.close()
+        self._free = list(range(self._slots - 1, before - 1, -1))
+        return True
+
+    def _mapped(self) -> mmap.mmap:
+        """The file in its new size; space is claimed first, as a hole on a full disk would kill us."""
+        size = self._slots * SLOT_BYTES
+        os.posix_fallocate(self._descriptor, 0, size)
+        return mmap.mmap(self._descriptor, size)

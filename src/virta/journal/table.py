@@ -1,0 +1,250 @@
+"""
+Every job in its place: found by uri, by id, and in the order of work; no I/O.
+
+Invariants:
+- One waiting entry per uri; while a uri is worked on, a newer one waits behind it (HELD).
+- `_by_id` finds exactly the live entries: by their own id while they wait, by the id of the attempt
+  while they are worked on. A key of an attempt that is over finds nothing (fencing).
+- `next_id` never goes back, also not over a restart (see `persistence`).
+- `leases` knows every entry that must survive and is worked on.
+"""
+
+from __future__ import annotations
+
+import heapq
+from itertools import chain, islice
+from typing import TYPE_CHECKING
+
+from virta.journal.domain import (
+    DEAD,
+    DELAYED,
+    GONE,
+    HELD,
+    READY,
+    STATE_NAMES,
+    WORKING,
+    Job,
+    parse_key,
+)
+from virta.journal.finished import Finished
+from virta.journal.schedule import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from virta.journal.leases import Lease, Leases
+
+JOBS_MAX = 10_000_000
+LIST_MAX = 1_000
+
+
+class JobTable:
+    def __init__(self, *, jobs_max: int = JOBS_MAX) -> None:
+        self.jobs_max = jobs_max
+        self.next_id = 1
+        self.schedule = Schedule()
+        self.finished = Finished()
+        self.leases: Leases | None = None  # set by whoever has a disk
+        self.wants_log = False  # an acknowledgement of the last changes has to wait for the log
+        self._waiting: dict[bytes, Job] = {}
+        self._working: dict[bytes, Job] = {}
+        self._dead: dict[bytes, Job] = {}
+        self._by_id: dict[int, Job] = {}
+        self._dirty: dict[bytes, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._working) + len(self._dead)
+
+    # Looking.
+
+    def find(self, key: bytes) -> Job | None:
+        """The job of a sort key, else the waiting or else the worked-on job of a uri."""
+        job_id = parse_key(key)
+        if job_id is not None:
+            job = self._by_id.get(job_id)
+            if job is not None and job.key() == key:
+                return job
+        return self._waiting.get(key) or self._working.get(key)
+
+    def last_command(self, uri: bytes) -> int:
+        """The newest command known of a uri, however it went; -1 if none is."""
+        last = self.finished.last(uri)
+        for table in (self._waiting, self._working, self._dead):
+            if uri in table and table[uri].timestamp > last:
+                last = table[uri].timestamp
+        return last
+
+    def dead(self, uri: bytes) -> Job | None:
+        return self._dead.get(uri)
+
+    def entries(self, uri: bytes) -> list[Job]:
+        """All there is of a uri: what waits or is dead, and before it what is worked on."""
+        tables = (self._working, self._waiting, self._dead)
+        return [job for table in tables if (job := table.get(uri)) is not None]
+
+    def listed(
+        self, *, domain: bytes = b"", state: str = "", limit: int = 100, offset: int = 0
+    ) -> list[Job]:
+        """Jobs in no particular order, for people to look at."""
+        everything: Iterable[Job] = chain(
+            self._working.values(), self._waiting.values(), self._dead.values()
+        )
+        wanted = (
+            job
+            for job in everything
+            if (not domain or job.domain.name == domain.lower())
+            and (not state or STATE_NAMES[job.state] == state)
+        )
+        return list(islice(wanted, offset, offset + min(limit, LIST_MAX)))
+
+    def after(self, job_id: int, limit: int) -> list[Job]:
+        """Jobs with a larger id that are to be done, in the order of their ids."""
+        alive = chain(self._working.values(), self._waiting.values())
+        later = (job for job in alive if job.id > job_id)
+        return heapq.nsmallest(limit, later, key=lambda job: job.id)
+
+    # Persistence.
+
+    def drain(self) -> list[tuple[bytes, int, list[Job]]]:
+        """Per uri that changed: the last finished command (-1: none known) and the entries to keep."""
+        self.wants_log = False
+        if self.leases is not None:
+            self.leases.drained()
+        changes: list[tuple[bytes, int, list[Job]]] = []
+        finished = self.finished.commands
+        tables = [table for table in (self._working, self._waiting, self._dead) if table]
+        for uri in self._dirty:
+            kept: list[Job] = []
+            for table in tables:
+                if uri in table:
+                    job = table[uri]
+                    job.logged = job.persist
+                    if job.persist:
+                        kept.append(job)
+            changes.append((uri, finished.get(uri, -1), kept))
+        self._dirty.clear()
+        return changes
+
+    def all(self) -> list[Job]:
+        return [*self._working.values(), *self._waiting.values(), *self._dead.values()]
+
+    def restore(self, job: Job, now: int, *, dead: bool = False) -> None:
+        """Take an entry from the log or a snapshot; `restored` has to follow."""
+        job.logged = True
+        if dead:
+            self._dead[job.uri] = job
+            job.domain.restore(job, DEAD)
+        elif job.lease:
+            self._working[job.uri] = job
+            self._by_id[job.lease] = job
+            job.domain.restore(job, WORKING)
+            self.next_id = max(self.next_id, job.lease + 1)
+        else:
+            self._waiting[job.uri] = job
+            self._by_id[job.id] = job
+            held = job.uri in self._working
+            job.domain.restore(job, HELD if held else READY if job.start <= now else DELAYED)
+        if job.id >= self.next_id:
+            self.next_id = job.id + 1
+
+    def restore_gone(self, uri: bytes, now: int, finished: int) -> None:
+        """Nothing is left of a uri but perhaps the memory of its last finished command."""
+        for table in (self._waiting, self._working, self._dead):
+            job = table.pop(uri, None)
+            if job is not None:
+                self._by_id.pop(job.lease or job.id, None)
+                job.domain.move(job, GONE)
+        if finished >= 0:
+            self.finished.remember(uri, finished, now)
+
+    def restore_lease(self, lease: Lease) -> None:
+        """Somebody worked on a job when the process ended, unless the log knows better."""
+        job = self._by_id.get(lease.lease)
+        if job is not None and job.lease == lease.lease and job.id == lease.job_id:
+            job.worked_until = lease.worked_until
+            job.domain.move(job, WORKING)
+            return
+        job = self._by_id.get(lease.job_id)
+        if (
+            job is None
+            or job.state not in (READY, DELAYED)
+            or job.id != lease.job_id
+            or job.attempts != lease.attempts
+        ):
+            return
+        job.domain.move(job, GONE)
+        del self._waiting[job.uri]
+        del self._by_id[job.id]
+        job.lease = lease.lease
+        job.worked_until = lease.worked_until
+        self.restore(job, 0)
+
+    def restored(self) -> None:
+        """All is taken in, and the log knows everything up to here."""
+        for place in list(self.schedule.domains.values()):
+            place.settle()
+            self.schedule.sweep(place)
+            self.schedule.offer(place)
+            self.schedule.arm(place)
+        if self.leases is not None:
+            self.leases.begin(job for job in self._working.values() if job.persist)
+        self._dirty.clear()
+        self.wants_log = False
+
+    # Inner workings.
+
+    def _changed(self, uri: bytes) -> None:
+        self._dirty[uri] = None
+        self.wants_log = True
+
+    def _new_job(self, uri: bytes, domain: bytes, timestamp: int) -> Job:
+        number = self.next_id
+        self.next_id = number + 1
+        job = Job(uri, self.schedule.domain(domain), number, 0, 0, timestamp, timestamp)
+        self._waiting[uri] = job
+        self._by_id[number] = job
+        return job
+
+    def _unschedule(self, job: Job, domain: bytes) -> None:
+        """Out of its place, before what orders it changes; perhaps into another domain."""
+        place = job.domain
+        place.move(job, GONE)
+        if place.name != domain:
+            job.domain = self.schedule.domain(domain)
+            self.schedule.sweep(place)
+
+    def _schedule(self, job: Job, now: int) -> None:
+        place = job.domain
+        if job.uri in self._working:
+            place.move(job, HELD)
+        elif job.start <= now:
+            place.move(job, READY)
+            self.schedule.offer(place, job)
+        else:
+            place.move(job, DELAYED)
+            self.schedule.arm(place, job.start)
+
+    def _reserve(self, job: Job, until: int, *, lease: int = 0) -> None:
+        if not lease:
+            lease = self.next_id
+            self.next_id += 1
+        del self._waiting[job.uri]
+        del self._by_id[job.id]
+        self._working[job.uri] = job
+        self._by_id[lease] = job
+        job.lease = lease
+        job.worked_until = until
+        job.domain.move(job, WORKING)
+        self.schedule.arm(job.domain, until)
+        if job.persist and self.leases is not None:
+            self.leases.put(job)
+
+    def _unlease(self, job: Job) -> None:
+        """The attempt is over; its key finds nothing any more."""
+        if job.lease:
+            self._by_id.pop(job.lease, None)
+            del self._working[job.uri]
+            job.lease = 0
+            job.worked_until = 0
+            if job.slot and self.leases is not None:
+                self.leases.drop(job)
