@@ -37,9 +37,9 @@
 #define LEADER_PATIENCE_NS 1000000000 /* then a follower stops waiting for its leader and syncs itself */
 #define GROUP_MAX 1024           /* more arrivals than that are the traces of killed processes */
 #define WAKE_SLICE_NS 100000000  /* a lost wake-up costs at most this */
-/* Headroom: zeros behind the end, so that an fdatasync need not commit a new file size (docs/format.md, 5.5). */
+/* Headroom: zeros behind the end, so that neither a write nor an fdatasync has a new file size to note (docs/format.md, 5.5). */
 #define HEADROOM_MIN 4096
-#define HEADROOM_MAX 524288
+#define HEADROOM_MAX 262144
 #define HEADROOM_BATCH_MAX 65536 /* larger batches would pay more for the zeros than they save */
 
 enum { APPENDED = 0, ATTENTION = 1, ROLL = 2, TIMEOUT = 3 };
@@ -143,6 +143,14 @@ static int file_lock(int fd, uint64_t deadline_ns)
 
 static int write_lock(Kernel *k, double timeout)
 {
+    /* Mostly it is free: no clock is asked then. */
+    if (pthread_mutex_trylock(&k->write_mutex) == 0) {
+        if (flock(k->lock_fd, LOCK_EX | LOCK_NB) == 0) {
+            k->control->holder_pid = k->pid;
+            return 0;
+        }
+        pthread_mutex_unlock(&k->write_mutex);
+    }
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
     uint64_t ns = timeout < 0 ? 0 : (uint64_t)(timeout * 1e9);
@@ -404,9 +412,20 @@ typedef struct {
     uint32_t count, sequence, payload_crc;
     uint64_t producer, limit;
     uint16_t flags;
-    int ahead; /* somebody will wait for an fdatasync of this: headroom pays */
     uint64_t base, time, segment, end;
 } Append;
+
+/* Is the open segment still a file of the directory, of that size? Whoever asks for its times as well, as fstat does,
+ * makes the next write record new ones at the cost of the write itself. */
+static int file_is(int fd, uint64_t size)
+{
+#ifdef STATX_SIZE
+    struct statx sx;
+    if (statx(fd, "", AT_EMPTY_PATH, STATX_SIZE | STATX_NLINK, &sx) == 0) return sx.stx_nlink > 0 && sx.stx_size == size;
+#endif
+    struct stat st;
+    return fstat(fd, &st) == 0 && st.st_nlink > 0 && (uint64_t)st.st_size == size;
+}
 
 static uint64_t file_size(const Control *c) { return c->extent > c->end_pos ? c->extent : c->end_pos; }
 
@@ -448,11 +467,10 @@ static uint64_t extend(Kernel *k, const Append *a, uint64_t end, uint64_t size)
 static int append_locked(Kernel *k, Append *a)
 {
     Control c;
-    struct stat st;
     if (control_copy(k, &c) != CURRENT || c.active_base != k->segment_base || k->segment_fd < 0) return ATTENTION;
     uint64_t size = file_size(&c);
     if (atomic_load_explicit(&k->control->writing, memory_order_relaxed)) return ATTENTION;
-    if (fstat(k->segment_fd, &st) < 0 || st.st_nlink == 0 || (uint64_t)st.st_size != size) return ATTENTION;
+    if (!file_is(k->segment_fd, size)) return ATTENTION;
     if (c.end_pos + a->size > a->limit && c.end_pos > SEGMENT_HEADER_BYTES) return ROLL;
     uint64_t time = now_us();
     uint8_t *h = a->data;
@@ -474,7 +492,7 @@ static int append_locked(Kernel *k, Append *a)
     a->end = c.end_pos + a->size;
     a->segment = k->segment_base;
     atomic_store_explicit(&k->control->writing, 1, memory_order_seq_cst);
-    if (a->ahead && a->end > size && a->size <= HEADROOM_BATCH_MAX) size = extend(k, a, c.end_pos, size);
+    if (a->end > size && a->size <= HEADROOM_BATCH_MAX && !(a->flags & FLAG_SEAL)) size = extend(k, a, c.end_pos, size);
     if (write_whole(k->segment_fd, h, a->size, c.end_pos) < 0) {
         int saved = errno;
         /* If it cannot be cut, `writing` stays: the next lock holder looks closer. */
@@ -585,18 +603,21 @@ enum { SETTLE_NOT = 0, SETTLE_GROUP = 1, SETTLE_FSYNC = 2 };
  * `buf` is what encode() made: its first 56 bytes are filled in here. With `held` the caller has the lock.
  * `settle` asks to make it durable before returning; `unsettled` is 0 when there is nothing left to do, 1 when sync()
  * has to be called, and -errno when fdatasync failed. */
-static PyObject *kernel_append(Kernel *k, PyObject *args)
+static PyObject *kernel_append(Kernel *k, PyObject *const *args, Py_ssize_t given)
 {
     Py_buffer buf;
     Append a;
-    unsigned int count, sequence;
-    unsigned long long producer, limit;
-    unsigned short flags;
-    double timeout;
     int held, settle, rc, unsettled = 0;
-    if (!PyArg_ParseTuple(args, "w*IKIHKdpi", &buf, &count, &producer, &sequence, &flags, &limit, &timeout, &held, &settle))
-        return NULL;
-    if (buf.len < HEADER_BYTES || buf.len - HEADER_BYTES > (Py_ssize_t)UINT32_MAX)
+    if (given != 9) { PyErr_Format(PyExc_TypeError, "append takes 9 arguments, got %zd", given); return NULL; }
+    unsigned long count = PyLong_AsUnsignedLong(args[1]), sequence = PyLong_AsUnsignedLong(args[3]);
+    unsigned long long producer = PyLong_AsUnsignedLongLong(args[2]), limit = PyLong_AsUnsignedLongLong(args[5]);
+    unsigned long flags = PyLong_AsUnsignedLong(args[4]);
+    double timeout = PyFloat_AsDouble(args[6]);
+    held = PyObject_IsTrue(args[7]);
+    settle = (int)PyLong_AsLong(args[8]);
+    if (PyErr_Occurred() || PyObject_GetBuffer(args[0], &buf, PyBUF_WRITABLE) < 0) return NULL;
+    if (buf.len < HEADER_BYTES || buf.len - HEADER_BYTES > (Py_ssize_t)UINT32_MAX || count > UINT32_MAX
+        || sequence > UINT32_MAX || flags > UINT16_MAX)
         PyErr_SetString(PyExc_ValueError, "not a batch");
     if (PyErr_Occurred() || kernel_enter(k, 1) < 0) {
         PyBuffer_Release(&buf);
@@ -605,12 +626,11 @@ static PyObject *kernel_append(Kernel *k, PyObject *args)
     memset(&a, 0, sizeof a);
     a.data = buf.buf;
     a.size = (size_t)buf.len;
-    a.count = count;
+    a.count = (uint32_t)count;
     a.producer = producer;
-    a.sequence = sequence;
-    a.flags = flags;
+    a.sequence = (uint32_t)sequence;
+    a.flags = (uint16_t)flags;
     a.limit = limit;
-    a.ahead = settle != SETTLE_NOT;
     Py_BEGIN_ALLOW_THREADS
     a.payload_crc = crc32c(0, a.data + HEADER_BYTES, a.size - HEADER_BYTES);
     rc = held ? 0 : write_lock(k, timeout);
@@ -640,10 +660,9 @@ static PyObject *kernel_trim(Kernel *k, PyObject *unused)
     if (kernel_enter(k, 1) < 0) return NULL;
     Py_BEGIN_ALLOW_THREADS
     Control c;
-    struct stat st;
     if (k->extended && !k->failed && write_lock(k, 0) == 0) {
         if (control_copy(k, &c) == CURRENT && c.active_base == k->segment_base && !atomic_load(&k->control->writing)
-            && c.extent > c.end_pos && fstat(k->segment_fd, &st) == 0 && (uint64_t)st.st_size == c.extent) {
+            && c.extent > c.end_pos && file_is(k->segment_fd, c.extent)) {
             atomic_store(&k->control->writing, 1);
             if (ftruncate(k->segment_fd, (off_t)c.end_pos) == 0)
                 control_publish(k, c.active_base, c.end_pos, c.next_offset, c.last_crc, c.last_time, c.last_batch_pos, c.end_pos);
@@ -690,7 +709,7 @@ static PyObject *kernel_wait(Kernel *k, PyObject *args)
 
 static PyMethodDef kernel_methods[] = {
     {"abandon", (PyCFunction)kernel_abandon, METH_NOARGS, NULL},
-    {"append", (PyCFunction)kernel_append, METH_VARARGS, NULL},
+    {"append", (PyCFunction)(void (*)(void))kernel_append, METH_FASTCALL, NULL},
     {"attach", (PyCFunction)kernel_attach, METH_VARARGS, NULL},
     {"close", (PyCFunction)kernel_close, METH_NOARGS, NULL},
     {"lock", (PyCFunction)kernel_lock, METH_VARARGS, NULL},

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from virta.filters.geo import in_annulus, in_box, in_circle, in_polygon, read_point
 from virta.filters.text import search, text_of
 from virta.filters.tree import And, Condition, Everything, Flat, Node, Not, Or
-from virta.filters.values import number, scalar_key
+from virta.filters.values import INTEGER_EXACT_MAX, number, scalar_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -205,14 +205,13 @@ def _match_array(pattern: list[Any], value: Any) -> bool:
 
     Scalars take only their equals, so for them it is enough to count; the others never take a scalar.
     """
-    scalars = Counter(scalar_key(part) for part in pattern if not isinstance(part, dict | list))
-    if scalars:
-        for item in value:
-            if item is None or isinstance(item, str | bool | int | float):
-                key = scalar_key(number(item) if isinstance(item, int | float) else item)
-                scalars[key] -= 1
-        if any(count > 0 for count in scalars.values()):
-            return False
+    if len(pattern) > len(value):
+        return False
+    scalars = [part for part in pattern if not isinstance(part, dict | list)]
+    if scalars and not _holds_scalars(scalars, value):
+        return False
+    if len(scalars) == len(pattern):
+        return True
     remaining = [item for item in value if isinstance(item, dict | list | tuple)]
     for part in pattern:
         if isinstance(part, dict | list):
@@ -221,6 +220,37 @@ def _match_array(pattern: list[Any], value: Any) -> bool:
                 return False
             del remaining[taken]
     return True
+
+
+def _holds_scalars(wanted: list[Scalar], value: Any) -> bool:
+    """
+    Whether the array has each scalar as often as it is wanted.
+
+    Arrays may be long: types are told apart once for all elements, and the counting is C's.
+    """
+    types = set(map(type, value))
+    for family in (str, float, bool):
+        counts = Counter(part for part in wanted if _family(type(part)) is family)
+        if not counts:
+            continue
+        mine = {kind for kind in types if _family(kind) is family}
+        found = [item for item in value if type(item) in mine]
+        if family is float:
+            exact = INTEGER_EXACT_MAX
+            found = [item if -exact <= item <= exact else number(item) for item in found]
+        have = Counter(filter(counts.__contains__, found))
+        if any(have[part] < count for part, count in counts.items()):
+            return False
+    return True
+
+
+def _family(kind: type) -> type | None:
+    """Scalars are compared within str, within numbers (float), and within the constants (bool)."""
+    if issubclass(kind, str):
+        return str
+    if kind is bool or kind is type(None):
+        return bool
+    return float if issubclass(kind, int | float) else None
 
 
 def _select(select: Any, value: Any) -> bool:

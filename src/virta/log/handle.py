@@ -13,12 +13,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from virta.errors import (
-    LogClosedError,
-    LogLimitError,
-    LogReadOnlyError,
-    LogSyncError,
-)
+from virta.errors import LogClosedError, LogLimitError, LogReadOnlyError, LogSyncError
 from virta.log import compaction, groups, kernel, retention, seek
 from virta.log.arguments import check_option, check_producer, record_error, topic_set
 from virta.log.directory import (
@@ -30,12 +25,7 @@ from virta.log.directory import (
     segment_bases,
 )
 from virta.log.kernel import Snapshot
-from virta.log.limits import (
-    BATCH_BYTES_MAX,
-    LEASE_S_DEFAULT,
-    PARTITIONS_DEFAULT,
-    POLL_S,
-)
+from virta.log.limits import BATCH_BYTES_MAX, LEASE_S_DEFAULT, PARTITIONS_DEFAULT, POLL_S
 from virta.log.reader import FOREVER, Reader, Source
 from virta.log.segment import Segment
 from virta.log.verify import Problem, RepairReport, VerifyReport, repair_log, verify_log
@@ -139,6 +129,15 @@ class Log:
             LogWriteError: the disk refused; nothing was appended.
             LogSyncError: fsync failed; the handle is of no more use.
         """
+        writer = self._writer
+        level = self.durability if durability is None else durability
+        if writer is not None and not self._closed and level in DURABILITIES:
+            try:
+                buf = kernel.encode(((topic, key, value),))
+            except (IndexError, OverflowError):
+                pass  # said in words by append_many
+            else:
+                return writer.append(buf, 1, level)
         return self.append_many(((topic, key, value),), durability=durability)
 
     def append_many(

@@ -19,10 +19,10 @@ SEGMENT_BYTES_DEFAULT: Final = 256 * 1024 * 1024
 SEGMENT_BYTES_MIN: Final = 4 * 1024
 SEGMENT_BYTES_MAX: Final = 2 * 1024 * 1024 * 1024
 
-# Zeros written ahead of the end for durable appends (native/log.c has the same numbers): doubling with use, and none for
-# batches so large that the zeros would cost more than they save.
+# Zeros written ahead of the end (native/log.c has the same numbers): doubling with use, no more than stays in a
+# processor's cache, and none for batches so large that the zeros would cost more than they save.
 HEADROOM_MIN: Final = 4 * 1024
-HEADROOM_MAX: Final = 512 * 1024
+HEADROOM_MAX: Final = 256 * 1024
 HEADROOM_BATCH_MAX: Final = 64 * 1024
 
 # One index entry per this many bytes: a seek reads at most this much in vain.

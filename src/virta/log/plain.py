@@ -231,7 +231,8 @@ class Kernel:
             )
             after = end + len(buf)
             self._put32(_WRITING, 1)
-            if settle != SETTLE_NOT and after > size and len(buf) <= HEADROOM_BATCH_MAX:
+            ahead = len(buf) <= HEADROOM_BATCH_MAX and not flags & codec.FLAG_SEAL
+            if ahead and after > size:
                 size = self._extend(after, size, limit)
             self._write(buf, fields)
             if not flags & codec.FLAG_SEAL:

@@ -63,7 +63,7 @@ class Appended(int):
     def __new__(
         cls, offset: int, count: int, timestamp: int, durability: str, *, duplicate: bool = False
     ) -> Appended:
-        self = super().__new__(cls, offset)
+        self = int.__new__(cls, offset)
         self.count = count
         self.timestamp = timestamp
         self.durability = durability

@@ -100,7 +100,22 @@ class Writer:
         if producer is not None:
             return self._append_once(buf, count, durability, *producer)
         settle = _SETTLE[durability]
-        status, base, time, segment, end, unsettled = self._core_append(buf, count, settle)
+        if self._poison is not None:
+            raise LogSyncError(self._poison)
+        try:
+            status, base, time, segment, end, unsettled = self._core.append(
+                buf,
+                count,
+                PRODUCER_ANONYMOUS,
+                0,
+                0,
+                self._segment_bytes,
+                self._lock_timeout,
+                False,
+                settle,
+            )
+        except (OSError, ValueError) as exc:
+            raise self._refused(exc, len(buf)) from exc
         if status != kernel.APPENDED:
             base, time, segment, end = self._append_slowly(buf, count, settle)
             unsettled = settle
@@ -111,26 +126,17 @@ class Writer:
             self._settle(segment, end, durability)
         return Appended(base, count, time, durability)
 
-    def _core_append(
-        self,
-        buf: bytearray,
-        count: int,
-        settle: int,
-        producer: tuple[int, int] = (PRODUCER_ANONYMOUS, 0),
-        *,
-        held: bool = False,
-    ) -> tuple[int, int, int, int, int, int]:
+    def _append_held(
+        self, buf: bytearray, count: int, settle: int, producer: tuple[int, int]
+    ) -> tuple[int, int, int, int, int]:
+        """The same with the lock in our hands; making it durable is left to the caller."""
         if self._poison is not None:
             raise LogSyncError(self._poison)
+        limit, timeout = self._segment_bytes, self._lock_timeout
         try:
-            result: tuple[int, int, int, int, int, int] = self._core.append(
-                buf, count, *producer, 0, self._segment_bytes, self._lock_timeout, held, settle
-            )
-        except OSError as exc:
-            raise self._write_error(exc, len(buf)) from exc
-        except ValueError as exc:
-            raise LogClosedError(f"the log at {self.directory} is closed") from exc
-        return result
+            return self._core.append(buf, count, *producer, 0, limit, timeout, True, settle)[:5]  # type: ignore[no-any-return]
+        except (OSError, ValueError) as exc:
+            raise self._refused(exc, len(buf)) from exc
 
     def _append_slowly(self, buf: bytearray, count: int, settle: int) -> tuple[int, int, int, int]:
         """The lock is wanted for more than an append: attach, recover or roll, then try again."""
@@ -141,9 +147,8 @@ class Writer:
         self, buf: bytearray, count: int, settle: int, producer: tuple[int, int]
     ) -> tuple[int, int, int, int]:
         for _ in range(_ATTEMPTS_MAX):
-            status, *rest = self._core_append(buf, count, settle, producer, held=True)
+            status, base, time, segment, end = self._append_held(buf, count, settle, producer)
             if status == kernel.APPENDED:
-                base, time, segment, end, _ = rest
                 return base, time, segment, end
             if status == kernel.ROLL:
                 self._roll()
@@ -427,6 +432,11 @@ class Writer:
             "and this handle refuses to write on; close it, check the disk, open again"
         )
         return LogSyncError(self._poison)
+
+    def _refused(self, exc: OSError | ValueError, size: int) -> LogError:
+        if isinstance(exc, OSError):
+            return self._write_error(exc, size)
+        return LogClosedError(f"the log at {self.directory} is closed")
 
     def _write_error(self, exc: OSError, size: int) -> LogError:
         if self._closed:
