@@ -17,11 +17,13 @@ Hot routes are `/channels/…`, `POST /publish` and `/filters/ID/events`. Nothin
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import deque
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from virta.errors import FilterError, HubError, RequestError
@@ -34,8 +36,6 @@ from virta.server.websocket import WebSocket
 from virta.server.wheel import NEVER
 
 if TYPE_CHECKING:
-    import asyncio
-
     from virta.server.quick import QuickWay
     from virta.server.service import Service
     from virta.server.sse import SseConsumer
@@ -64,10 +64,37 @@ LINGER_S = 2.0
 # Streams take no requests: thousands of them share these.
 NO_EXCHANGES = ExchangeQueue(lambda _: None, lambda: None)
 NO_PIPELINE: deque[Any] = deque()
+NO_FLOW = FlowControl(asyncio.Transport())
 
 
 class HotProtocol(HttpToolsProtocol):
     """One connection."""
+
+    # Together with the parent's members these would be too many for one layout of all connections.
+    __slots__ = (
+        "_abort",
+        "_arriving",
+        "_arriving_head",
+        "_cold",
+        "_eof",
+        "_in_head",
+        "_line_max",
+        "_method",
+        "_reading_paused",
+        "_starting",
+        "_unfinished",
+        "between",
+        "consumer",
+        "deadline",
+        "ended",
+        "exchanges",
+        "head_bytes",
+        "quick",
+        "request",
+        "slot",
+        "socket",
+        "url",
+    )
 
     service: ClassVar[Service]
     way: ClassVar[QuickWay]
@@ -245,22 +272,24 @@ class HotProtocol(HttpToolsProtocol):
         # Else the answers of a draining server close the connection behind them.
 
     def pause_writing(self) -> None:
-        super().pause_writing()
         if self.consumer is not None:
             self.consumer.full()
         elif self.socket is not None:
             self.socket.full()
-        elif not self._reading_paused:
-            # Who does not read answers is not asked for more requests.
-            self._reading_paused = True
-            self.transport.pause_reading()
+        else:
+            super().pause_writing()
+            if not self._reading_paused:
+                # Who does not read answers is not asked for more requests.
+                self._reading_paused = True
+                self.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        super().resume_writing()
         if self.consumer is not None:
             self.consumer.room()
         elif self.socket is not None:
             self.socket.room()
+        else:
+            super().resume_writing()
         if self._reading_paused:
             self._read_on()
 
@@ -376,7 +405,9 @@ class HotProtocol(HttpToolsProtocol):
         """Turn into a stream: no more requests are read, so what reads them is let go."""
         self.exchanges.clear()
         self.exchanges = NO_EXCHANGES
+        self.flow = NO_FLOW
         self.between = False
+        self.head_bytes = b""
         self.pipeline = NO_PIPELINE
         self.consumer = consumer
         self.parser = None  # type: ignore[assignment]
