@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import httptools
@@ -55,6 +56,8 @@ MORE_HEADERS = {
 }
 # Method, blanks and version around a path.
 REQUEST_LINE_REST_BYTES = 32
+# A publication of at most this many bytes is kept until it is whole; larger ones are parsed as they come.
+HELD_BYTES_MAX = 64 * 1024
 # Requests of one connection under way at once; a client that sends more has to wait.
 PIPELINE_MAX = 64
 TOO_SLOW = RequestError(408, "body-timeout")
@@ -76,10 +79,14 @@ class HotProtocol(HttpToolsProtocol):
         "_arriving",
         "_arriving_head",
         "_cold",
+        "_completed",
         "_eof",
+        "_held",
+        "_held_since",
         "_in_head",
         "_line_max",
         "_method",
+        "_quiet",
         "_reading_paused",
         "_starting",
         "_unfinished",
@@ -114,6 +121,9 @@ class HotProtocol(HttpToolsProtocol):
         self.quick: Exchange | bool | None = None
         # The bytes of the head that arrives, and then of the one that is checked, if all are at hand.
         self._arriving_head = self.head_bytes = b""
+        # A publication with a known head whose body is not all there, and since when.
+        self._held = b""
+        self._held_since = 0.0
         self.url = b""
         self.headers = []
         self._in_head = False
@@ -152,20 +162,36 @@ class HotProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self.between:
+            if self._held:
+                data, self._held = self._held + data, b""
             way = self.way
             at = data.find(END_OF_HEAD)
             head = data[:at]
             known = way.heads.get(head)
             if known is None:
                 self._arriving_head = head if at > 0 else b""
-            elif len(data) == known.size and self.quick is None and not self.exchanges:
-                self.quick = True
-                self.deadline = self.service.wheel.now + self.service.idle_s
-                if not way.arrived:
-                    self.loop.call_soon(way.run)
-                way.arrived.append((self, known, data))
-                return
+            elif self.quick is None and not self.exchanges:
+                if len(data) == known.size:
+                    self.quick = True
+                    self.deadline = self.service.wheel.now + self.service.idle_s
+                    if not way.arrived:
+                        self.loop.call_soon(way.run)
+                    way.arrived.append((self, known, data, self._held_since))
+                    self._held_since = 0.0
+                    return
+                if len(data) < known.size <= HELD_BYTES_MAX:
+                    self._hold(data)
+                    return
         self._parse(data)
+
+    def _hold(self, data: bytes) -> None:
+        """Keep the first piece of a publication with a known head; many clients send two."""
+        self._held = data
+        if not self._held_since:
+            self._held_since = perf_counter()
+            deadline = self.service.wheel.now + self.service.body_s
+            if self.deadline > deadline:
+                self.service.wheel.set(self, deadline)
 
     def _parse(self, data: bytes) -> None:
         """The long way: whatever is no whole publication with a head that is known."""
@@ -174,8 +200,9 @@ class HotProtocol(HttpToolsProtocol):
         if self.socket is not None:
             self.socket.data_received(data)
             return
+        self._held_since = 0.0
         if self.quick is not None:
-            self._settle_quick()
+            self.settle_quick()
         if self.timeout_keep_alive_task is not None:
             self._unset_keepalive_if_required()
         self._arriving = len(data)
@@ -217,7 +244,7 @@ class HotProtocol(HttpToolsProtocol):
         """The peer sends no more; answers that it waits for are still written."""
         if self.consumer is not None or self.socket is not None or self.ended:
             return False
-        self._settle_quick()
+        self.settle_quick()
         if self.request is not None:
             error = RequestError(400, "partial-content", "the body ended before it was complete")
             self.request.refuse(error, close=True)
@@ -226,7 +253,7 @@ class HotProtocol(HttpToolsProtocol):
 
     def expired(self, now: float) -> None:
         """The wheel: the deadline of whatever state this connection is in has passed."""
-        self._settle_quick()
+        self.settle_quick()
         if self.consumer is not None:
             self.consumer.expired(now)
         elif self.socket is not None:
@@ -262,7 +289,7 @@ class HotProtocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """uvicorn's sign that the server drains."""
-        self._settle_quick()
+        self.settle_quick()
         if self.consumer is not None:
             self.consumer.drain()
         elif self.socket is not None:
@@ -437,29 +464,15 @@ class HotProtocol(HttpToolsProtocol):
 
     # The quick way.
 
-    def _settle_quick(self) -> None:
+    def settle_quick(self) -> None:
         """Something comes behind a publication on the quick way: from now on it has a place in line."""
+        if self._held:
+            held, self._held = self._held, b""
+            self._parse(held)
         if self.quick is True:
             self.way.run()  # before whatever came later is published
         if self.quick is True:
             self.quick = self._enter()
-
-    def answer_quick(self, response: bytes) -> None:
-        """Answer the publication on the quick way, which is not alone or the last."""
-        self._settle_quick()
-        exchange, self.quick = self.quick, None
-        if isinstance(exchange, Exchange):
-            close = self.service.draining
-            if close:
-                response = response.replace(responses.KEEP, responses.CLOSE, 1)
-            self.exchanges.answer(exchange, response, close=close)
-
-    def refuse_quick(self, error: RequestError, more: bytes) -> None:
-        """Refuse the publication on the quick way; the connection stays."""
-        self._settle_quick()
-        exchange, self.quick = self.quick, None
-        if isinstance(exchange, Exchange):
-            self.refuse(exchange, error, close=False, more=more)
 
     def _enter(self) -> Exchange:
         exchange = Exchange()
