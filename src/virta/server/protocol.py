@@ -9,8 +9,7 @@ uvicorn hosts this class (sockets, TLS, signals). A connection is in one of thes
     STREAM    the connection is a consumer (server-sent events) or a WebSocket; no more requests
     ENDED     the last answer is written; what still arrives is thrown away until the peer closes
 
-Between two requests (`between`) a whole publication with a head that is known takes the quick way
-(`virta.server.quick`) past the parser.
+Publications with a head that is known take the quick way past all this (`virta.server.lane`).
 
 Hot routes are `/channels/…`, `POST /publish` and `/filters/ID/events`. Nothing here matches, frames or stores anything.
 """
@@ -20,8 +19,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -30,15 +28,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from virta.errors import FilterError, HubError, RequestError
 from virta.server import responses
 from virta.server.exchange import Exchange, ExchangeQueue
+from virta.server.lane import QuickLane
 from virta.server.paths import CHANNELS
-from virta.server.quick import END_OF_HEAD
 from virta.server.requests import ChannelRequest, FilterEventsRequest, HotRequest, MessagesRequest
 from virta.server.websocket import WebSocket
 from virta.server.wheel import NEVER
 
 if TYPE_CHECKING:
-    from virta.server.quick import QuickWay
-    from virta.server.service import Service
     from virta.server.sse import SseConsumer
 
 PUBLISH = b"/publish"
@@ -56,8 +52,6 @@ MORE_HEADERS = {
 }
 # Method, blanks and version around a path.
 REQUEST_LINE_REST_BYTES = 32
-# A publication of at most this many bytes is kept until it is whole; larger ones are parsed as they come.
-HELD_BYTES_MAX = 64 * 1024
 # Requests of one connection under way at once; a client that sends more has to wait.
 PIPELINE_MAX = 64
 TOO_SLOW = RequestError(408, "body-timeout")
@@ -70,19 +64,16 @@ NO_PIPELINE: deque[Any] = deque()
 NO_FLOW = FlowControl(asyncio.Transport())
 
 
-class HotProtocol(HttpToolsProtocol):
+class HotProtocol(QuickLane):
     """One connection."""
 
     # Together with the parent's members these would be too many for one layout of all connections.
     __slots__ = (
         "_abort",
         "_arriving",
-        "_arriving_head",
         "_cold",
         "_completed",
         "_eof",
-        "_held",
-        "_held_since",
         "_in_head",
         "_line_max",
         "_method",
@@ -90,40 +81,19 @@ class HotProtocol(HttpToolsProtocol):
         "_reading_paused",
         "_starting",
         "_unfinished",
-        "between",
         "consumer",
-        "deadline",
         "ended",
-        "exchanges",
-        "head_bytes",
-        "quick",
         "request",
-        "slot",
         "socket",
         "url",
     )
 
-    service: ClassVar[Service]
-    way: ClassVar[QuickWay]
-
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.deadline = NEVER
-        self.slot = -1
-        self.exchanges = ExchangeQueue(self._write, self.end)
         self.request: HotRequest | None = None
         self.consumer: SseConsumer | None = None
         self.socket: WebSocket | None = None
         self.ended = False
-        # The parser stands between two requests and this is still a connection for requests.
-        self.between = True
-        # A publication on the quick way: True, or its exchange once others came behind it.
-        self.quick: Exchange | bool | None = None
-        # The bytes of the head that arrives, and then of the one that is checked, if all are at hand.
-        self._arriving_head = self.head_bytes = b""
-        # A publication with a known head whose body is not all there, and since when.
-        self._held = b""
-        self._held_since = 0.0
         self.url = b""
         self.headers = []
         self._in_head = False
@@ -160,47 +130,13 @@ class HotProtocol(HttpToolsProtocol):
             self.socket.gone()
         super().connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
-        if self.between:
-            if self._held:
-                data, self._held = self._held + data, b""
-            way = self.way
-            at = data.find(END_OF_HEAD)
-            head = data[:at]
-            known = way.heads.get(head)
-            if known is None:
-                self._arriving_head = head if at > 0 else b""
-            elif self.quick is None and not self.exchanges:
-                if len(data) == known.size:
-                    self.quick = True
-                    self.deadline = self.service.wheel.now + self.service.idle_s
-                    if not way.arrived:
-                        self.loop.call_soon(way.run)
-                    way.arrived.append((self, known, data, self._held_since))
-                    self._held_since = 0.0
-                    return
-                if len(data) < known.size <= HELD_BYTES_MAX:
-                    self._hold(data)
-                    return
-        self._parse(data)
-
-    def _hold(self, data: bytes) -> None:
-        """Keep the first piece of a publication with a known head; many clients send two."""
-        self._held = data
-        if not self._held_since:
-            self._held_since = perf_counter()
-            deadline = self.service.wheel.now + self.service.body_s
-            if self.deadline > deadline:
-                self.service.wheel.set(self, deadline)
-
-    def _parse(self, data: bytes) -> None:
-        """The long way: whatever is no whole publication with a head that is known."""
+    def parse(self, data: bytes) -> None:
+        """The long way: whatever is no publication with a head that is known."""
         if self.ended or self.consumer is not None:
             return
         if self.socket is not None:
             self.socket.data_received(data)
             return
-        self._held_since = 0.0
         if self.quick is not None:
             self.settle_quick()
         if self.timeout_keep_alive_task is not None:
@@ -262,7 +198,7 @@ class HotProtocol(HttpToolsProtocol):
             self.request.refuse(TOO_SLOW, close=True)
         elif self._cold is not None and len(self.exchanges) == 1 and not self.ended:
             self._cold = None
-            self._write(self.service.responder.refused(TOO_SLOW, close=True))
+            self.write(self.service.responder.refused(TOO_SLOW, close=True))
             self.end()
         elif len(self.exchanges) and self._cold is None and not self.ended:
             self.service.wheel.set(self, now + self.service.idle_s)
@@ -320,7 +256,7 @@ class HotProtocol(HttpToolsProtocol):
         if self._reading_paused:
             self._read_on()
 
-    def _write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
         if data and not self.transport.is_closing():
             self.transport.write(data)
         if self._reading_paused:
@@ -359,7 +295,7 @@ class HotProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self.head_bytes, self._arriving_head = self._arriving_head, b""
+        QuickLane.on_headers_complete(self)
         if self.ended or self.consumer is not None:
             return
         if self._arriving > self.service.head_bytes_max or self._unfinished > 0:
@@ -445,10 +381,10 @@ class HotProtocol(HttpToolsProtocol):
         except (FilterError, HubError) as error:
             # The index or the hub will not take it; nothing is written yet.
             self.consumer = None
-            self.exchanges = ExchangeQueue(self._write, self.end)
+            self.exchanges = ExchangeQueue(self.write, self.end)
             status = 400 if isinstance(error, FilterError) else 503
             refusal = RequestError(status, error.code, error.message)
-            self._write(self.service.responder.refused(refusal, close=True))
+            self.write(self.service.responder.refused(refusal, close=True))
             self.end()
 
     def refuse(
@@ -462,23 +398,6 @@ class HotProtocol(HttpToolsProtocol):
             response = responses.without_body(response)
         self.exchanges.answer(exchange, response, close=close)
 
-    # The quick way.
-
-    def settle_quick(self) -> None:
-        """Something comes behind a publication on the quick way: from now on it has a place in line."""
-        if self._held:
-            held, self._held = self._held, b""
-            self._parse(held)
-        if self.quick is True:
-            self.way.run()  # before whatever came later is published
-        if self.quick is True:
-            self.quick = self._enter()
-
-    def _enter(self) -> Exchange:
-        exchange = Exchange()
-        self.exchanges.add(exchange)
-        return exchange
-
     def _hand_over(self) -> None:
         """Give a request to the ASGI application when its turn comes."""
         headers, url = self.headers, self.url
@@ -490,11 +409,11 @@ class HotProtocol(HttpToolsProtocol):
             httptools.parse_url(url).path.decode("ascii")
         except (httptools.HttpParserInvalidURLError, UnicodeDecodeError, AttributeError):
             error = RequestError(400, "invalid-request", "the request's path cannot be read")
-            self.refuse(self._enter(), error, close=True)
+            self.refuse(self.enter(), error, close=True)
             return
         self.cycle = None  # type: ignore[assignment]
         self._starting: list[Any] = []
-        super().on_headers_complete()
+        HttpToolsProtocol.on_headers_complete(self)
         started = self._starting
         start = super()._start_asgi_task
         self._cold = Exchange(lambda: start(*started))
@@ -512,7 +431,7 @@ class HotProtocol(HttpToolsProtocol):
             return
         if self._method == b"CONNECT":
             error = RequestError(405, "invalid-method", "this is no proxy", method="CONNECT")
-            self.refuse(self._enter(), error, close=True)
+            self.refuse(self.enter(), error, close=True)
             return
         # RFC 9110 §7.8: a server may ignore Upgrade. This parser cannot, so it reads again
         # without it; a body may already have followed.
@@ -524,7 +443,7 @@ class HotProtocol(HttpToolsProtocol):
     def _unreadable(self, error: httptools.HttpParserError) -> None:
         """Not HTTP, or beyond its limits; the parser is of no more use."""
         if self._abort is not None:
-            self._write(responses.empty(self._abort))
+            self.write(responses.empty(self._abort))
             self.end()
             return
         if isinstance(error, httptools.HttpParserCallbackError):
@@ -538,4 +457,4 @@ class HotProtocol(HttpToolsProtocol):
         if self.request is not None:
             self.request.refuse(refusal, close=True)
         else:
-            self.refuse(self._enter(), refusal, close=True)
+            self.refuse(self.enter(), refusal, close=True)

@@ -25,7 +25,7 @@ from virta.server.intake import MODES, STRUCTURED, read_events, read_quickly
 
 if TYPE_CHECKING:
     from virta.hub.delivery import Delivery
-    from virta.server.protocol import HotProtocol
+    from virta.server.lane import QuickLane
     from virta.server.service import Service
 
 END_OF_HEAD = b"\r\n\r\n"
@@ -58,7 +58,7 @@ class QuickWay:
     def __init__(self, service: Service) -> None:
         self.heads: dict[bytes, KnownHead] = {}
         # Whose, what head, the bytes, and since when they arrive unless they came at once.
-        self.arrived: list[tuple[HotProtocol, KnownHead, bytes, float]] = []
+        self.arrived: list[tuple[QuickLane, KnownHead, bytes, float]] = []
         self._service = service
 
     def learn(self, head: bytes, channel: str, content_type: bytes, mode: bytes, size: int) -> None:
@@ -86,7 +86,7 @@ class QuickWay:
         service.translations += len(arrived)
         room = publisher.room
         drafts: list[Delivery] = []
-        waiting: list[tuple[HotProtocol, Times]] = []
+        waiting: list[tuple[QuickLane, Times]] = []
         began = perf_counter()
         for protocol, known, data, since in arrived:
             body = data[known.start :]
@@ -138,7 +138,7 @@ class _Answers:
 
     __slots__ = ("_service", "_since", "_waiting")
 
-    def __init__(self, service: Service, waiting: list[tuple[HotProtocol, Times]]) -> None:
+    def __init__(self, service: Service, waiting: list[tuple[QuickLane, Times]]) -> None:
         self._service = service
         self._waiting = waiting
         self._since = perf_counter()
@@ -170,7 +170,7 @@ class _Answers:
                 _answer(protocol, response)
 
 
-def _answer(protocol: HotProtocol, response: bytes) -> None:
+def _answer(protocol: QuickLane, response: bytes) -> None:
     """Answer a publication that is not alone on its connection, or the last there."""
     protocol.settle_quick()
     exchange, protocol.quick = protocol.quick, None
@@ -181,7 +181,7 @@ def _answer(protocol: HotProtocol, response: bytes) -> None:
         protocol.exchanges.answer(exchange, response, close=close)
 
 
-def _refuse(protocol: HotProtocol, error: RequestError, more: bytes) -> None:
+def _refuse(protocol: QuickLane, error: RequestError, more: bytes) -> None:
     """Refuse a publication; the connection stays."""
     protocol.settle_quick()
     exchange, protocol.quick = protocol.quick, None
