@@ -237,22 +237,22 @@ class HotProtocol(QuickLane):
     def pause_writing(self) -> None:
         if self.consumer is not None:
             self.consumer.full()
-        elif self.socket is not None:
+            return
+        super().pause_writing()
+        if self.socket is not None:
             self.socket.full()
-        else:
-            super().pause_writing()
-            if not self._reading_paused:
-                # Who does not read answers is not asked for more requests.
-                self._reading_paused = True
-                self.transport.pause_reading()
+        elif not self._reading_paused:
+            # Who does not read answers is not asked for more requests.
+            self._reading_paused = True
+            self.transport.pause_reading()
 
     def resume_writing(self) -> None:
         if self.consumer is not None:
             self.consumer.room()
-        elif self.socket is not None:
-            self.socket.room()
         else:
             super().resume_writing()
+        if self.socket is not None:
+            self.socket.room()
         if self._reading_paused:
             self._read_on()
 
