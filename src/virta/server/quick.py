@@ -100,6 +100,9 @@ class QuickWay:
             try:
                 events, parse_ms = self._read(known, body, draft)
                 if room <= 0:
+                    if waiting:  # what is under way is part of what the refusal tells
+                        publisher.take(drafts, _Answers(service, waiting))
+                        drafts, waiting = [], []
                     refusal = service.overloaded(len(events))
                     _refuse(protocol, refusal, responses.timings(read_ms, parse_ms))
                     continue
