@@ -11,6 +11,7 @@ import pytest
 import virta
 from virta.errors import LogWriteError
 from virta.filters import parse
+from virta.hub import keeper
 from virta.hub.delivery import SSE_PLAIN, Delivery, from_record
 from virta.hub.hub import Hub
 from virta.hub.idempotency import Idempotency
@@ -113,6 +114,36 @@ def test_published_means_stored_and_heard(tmp_path, durability):
         return error, [e["id"] for e in ear.heard], [r.offset for r in house.log.read()]
 
     assert run(scenario, tmp_path, durability=durability) == (None, ["1", "2"], [0, 1])
+
+
+# Where a commit waits for its sync: nowhere, in the loop (a quick disk), in the thread (a slow one).
+WAYS = [("none", 0.0), ("group", float("inf")), ("group", -1.0)]
+
+
+@pytest.mark.parametrize(("durability", "loop_s"), WAYS)
+def test_order_among_writers_at_once(tmp_path, monkeypatch, durability, loop_s):
+    """While another handle appends all the time, hearers still hear the log's order, each record once."""
+    monkeypatch.setattr(keeper, "LOOP_APPEND_S_MAX", loop_s)
+
+    async def scenario(house):
+        ear = house.attach("c")
+
+        def append_all():
+            with virta.open(tmp_path / "log") as other:
+                for n in range(300):
+                    value = json.dumps({"source": "o", "id": f"o{n}"}).encode()
+                    other.append("c", b"", value, durability="none")
+
+        appending = asyncio.create_task(asyncio.to_thread(append_all))
+        for n in range(150):
+            assert await house.publish("c", f"h{n}") is None
+        await appending
+        heard = await ear.ids(450)
+        return heard, [json.loads(r.value)["id"] for r in house.log.read()]
+
+    heard, stored = run(scenario, tmp_path, durability=durability)
+
+    assert heard == stored
 
 
 @pytest.mark.parametrize("durability", ["none", "group"])

@@ -89,6 +89,14 @@ def test_pieces_of_a_request_with_a_known_head(server):
             assert server.request("GET", "/livez").status == 200
             talk.send(whole[cut:])
             assert talk.answer()[0].split()[1] == b"202"
+        head = whole.index(b"\r\n\r\n") + 4
+        for _ in range(3):
+            talk.send(whole[:head])
+            assert server.request("GET", "/livez").status == 200
+            talk.send(whole[head : head + 9])
+            assert server.request("GET", "/livez").status == 200
+            talk.send(whole[head + 9 :])
+            assert talk.answer()[0].split()[1] == b"202"
         talk.send(whole + whole + whole[:50])
         talk.send(whole[50:] + whole)
         for _ in range(4):
@@ -132,6 +140,24 @@ def test_a_peer_that_sends_no_more_gets_its_quick_answer(start):
                 talk.send(whole)
                 talk.socket.shutdown(socket.SHUT_WR)
                 assert talk.answer()[0].split()[1] == b"202"
+                assert talk.read.read() == b""
+
+
+def test_a_body_that_does_not_come(start):
+    """Behind a known head, too: too late is 408, too little 400; both end the connection."""
+    with start("--body-timeout-ms", 300, "--durability", "none") as server:
+        whole = request("late", json.dumps(event("l")).encode())
+        for cut in (1, 20):
+            with Talk(server) as talk:
+                talk.send(whole)
+                assert talk.answer()[0].split()[1] == b"202"
+                talk.send(whole[:-cut])
+                assert talk.answer()[0].split()[1] == b"408"
+                assert talk.read.read() == b""
+            with Talk(server) as talk:
+                talk.send(whole[:-cut])
+                talk.socket.shutdown(socket.SHUT_WR)
+                assert talk.answer()[0].split()[1] == b"400"
                 assert talk.read.read() == b""
 
 

@@ -89,7 +89,9 @@ class _Index:
         self.entries: dict[str, Entry] = {}
 
     def add(self, entry: Entry) -> None:
-        entry.indexed_as = self.matcher.add(entry.filter)
+        added = self.matcher.add(entry.filter)
+        # The same text, not a copy of it: there may be very many.
+        entry.indexed_as = entry.filter.id if added == entry.filter.id else added
         self.entries[entry.indexed_as] = entry
 
     def match(self, values: list[bytes]) -> list[list[str]]:

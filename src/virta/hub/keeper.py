@@ -4,13 +4,13 @@ The keeper of the log: writes to it and follows it.
 Appends and the search for what other processes appended are made in one order, so runs of records
 reach the hub in the order of the log, each exactly once:
 
-    commit ──► append_many ──► [sync] ──► (records of others before ours) ──► done, in the event loop
+    commit ──► append_many ──► (records of others before ours) ──► done, in the event loop
     nothing to do ──► anything new in the log? ──► arrived, in the event loop
 
-Own records are not read back: whoever committed them still has them in memory. An append is quicker
-than the way to another thread and back, so it is made where it is asked for. So is the sync on a disk
-that has been quick of late; on any other a thread waits for it. The lock keeps appends in one order
-with what the thread finds.
+Own records are not read back: whoever committed them still has them in memory. An append that waits
+for no disk, or for one that has been quick of late, is quicker than the way to another thread and back,
+so it is made where it is asked for; for a slow disk the thread waits. The lock keeps appends in one
+order with what the thread finds.
 """
 
 from __future__ import annotations
@@ -37,12 +37,16 @@ logger = logging.getLogger("virta.hub")
 POLL_S = 0.005
 # A failing log is asked again after this long, so that an error does not become a busy loop.
 RETRY_S = 0.5
-# The event loop may wait this long for a usual sync: less than the way to a thread and back costs, and
-# less than its other work takes in a turn. One that takes longer sends the next ones to the thread.
-LOOP_SYNC_S_MAX = 0.001
-# How much the last sync says about the next; a new log has to show that it is quick.
-SYNC_WEIGHT = 0.2
-FIRST_SYNC_S = 4 * LOOP_SYNC_S_MAX
+# The event loop may wait this long for a usual append and its sync: about what the way to a thread and
+# back costs, and less than its other work takes in a turn. One that takes longer sends the next ones to
+# the thread.
+LOOP_APPEND_S_MAX = 0.001
+# How much the last append in the loop says about the next one there.
+APPEND_WEIGHT = 0.2
+# In the thread the time of an append holds the wait for the interpreter too, so it cannot tell that the
+# disk is quick again. After this many that were not too slow the loop tries one itself.
+CALM_S = 0.005
+CALM_APPENDS = 32
 # Records of others go to the loop in runs of about this many.
 FOREIGN_RUN_MAX = 4096
 
@@ -72,11 +76,13 @@ class Keeper:
         self._log = log
         self._loop = loop
         self._arrived = arrived
+        self._durability = durability
         self._synced = durability != "none"
         self._order = threading.Lock()
         # Runs of others that are on their way to the loop: nothing may overtake them.
         self._under_way = 0
-        self._usual_sync_s = FIRST_SYNC_S
+        self._usual_append_s = 0.0  # of those in the loop
+        self._calm = 0  # appends in the thread, one after the other, that were not too slow
         self._position = log.next_offset
         self._commits: queue.SimpleQueue[Commit | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="virta-keeper", daemon=True)
@@ -99,16 +105,12 @@ class Keeper:
         What needs no thread is done, `done` included, before this returns, unless records of others
         are to be delivered first.
         """
+        if self._synced and self._usual_append_s > LOOP_APPEND_S_MAX:
+            self._commits.put(commit)
+            return
         with self._order:
-            self._append(commit)
-            if commit.error is None:
-                if not self._synced:
-                    self._pass_others(commit)
-                elif self._usual_sync_s <= LOOP_SYNC_S_MAX:
-                    self._sync(commit)
-                else:
-                    self._commits.put(commit)
-                    return
+            took = self._append(commit)
+            self._usual_append_s += APPEND_WEIGHT * (took - self._usual_append_s)
             if self._under_way:
                 self._loop.call_soon(commit.done, commit)
                 return
@@ -131,30 +133,18 @@ class Keeper:
                 continue
             if commit is None:
                 return
-            self._sync(commit)
+            self._calm = self._calm + 1 if self._append(commit) < CALM_S else 0
+            if self._calm >= CALM_APPENDS:
+                self._calm = 0
+                self._usual_append_s = LOOP_APPEND_S_MAX
             self._call(commit.done, commit)
 
-    def _append(self, commit: Commit) -> None:
-        try:
-            commit.appended = self._log.append_many(commit.records, durability="none")
-        except LogError as error:
-            self._failed(commit, error)
-
-    def _sync(self, commit: Commit) -> None:
-        """Make an append durable, then look what others wrote before it."""
+    def _append(self, commit: Commit) -> float:
+        """Append, wait until that is durable, look what others wrote before it; gives the seconds."""
         began = time.monotonic()
         try:
-            self._log.flush()
-            took = time.monotonic() - began
-            self._usual_sync_s += SYNC_WEIGHT * (took - self._usual_sync_s)
-            self._pass_others(commit)
-        except LogError as error:
-            self._failed(commit, error)
-
-    def _pass_others(self, commit: Commit) -> None:
-        """Read what others appended before this commit; our position is behind it then."""
-        appended = commit.appended
-        try:
+            appended = self._log.append_many(commit.records, durability=self._durability)
+            commit.appended = appended
             while self._position < appended.offset:
                 before = self._position
                 commit.foreign += self._read(appended.offset)
@@ -162,17 +152,13 @@ class Keeper:
                     break
             self._position = appended.offset + appended.count
         except LogError as error:
-            self._failed(commit, error)
-
-    def _failed(self, commit: Commit, error: LogError) -> None:
-        logger.warning("append_failed code=%s: %s", error.code, error.message)
-        commit.error = error
-        if isinstance(error, LogSyncError):
-            self.poisoned = error
+            logger.warning("append_failed code=%s: %s", error.code, error.message)
+            commit.error = error
+            if isinstance(error, LogSyncError):
+                self.poisoned = error
+        return time.monotonic() - began
 
     def _follow(self) -> None:
-        if not self._commits.empty():
-            return  # the newest records are our own, and `_sync` comes past the others
         try:
             # Not `while`: what one round leaves is found by the next, and others get the lock.
             if (end := self._log.next_offset) > self._position:

@@ -9,35 +9,32 @@ uvicorn hosts this class (sockets, TLS, signals). A connection is in one of thes
     STREAM    the connection is a consumer (server-sent events) or a WebSocket; no more requests
     ENDED     the last answer is written; what still arrives is thrown away until the peer closes
 
-Between two requests (`between`) a whole publication with a head that is known takes the quick way
-(`virta.server.quick`) past the parser.
+Publications with a head that is known take the quick way past all this (`virta.server.lane`).
 
 Hot routes are `/channels/…`, `POST /publish` and `/filters/ID/events`. Nothing here matches, frames or stores anything.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import deque
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from virta.errors import FilterError, HubError, RequestError
 from virta.server import responses
 from virta.server.exchange import Exchange, ExchangeQueue
+from virta.server.lane import QuickLane
 from virta.server.paths import CHANNELS
-from virta.server.quick import END_OF_HEAD
 from virta.server.requests import ChannelRequest, FilterEventsRequest, HotRequest, MessagesRequest
 from virta.server.websocket import WebSocket
 from virta.server.wheel import NEVER
 
 if TYPE_CHECKING:
-    import asyncio
-
-    from virta.server.quick import QuickWay
-    from virta.server.service import Service
     from virta.server.sse import SseConsumer
 
 PUBLISH = b"/publish"
@@ -64,29 +61,39 @@ LINGER_S = 2.0
 # Streams take no requests: thousands of them share these.
 NO_EXCHANGES = ExchangeQueue(lambda _: None, lambda: None)
 NO_PIPELINE: deque[Any] = deque()
+NO_FLOW = FlowControl(asyncio.Transport())
 
 
-class HotProtocol(HttpToolsProtocol):
+class HotProtocol(QuickLane):
     """One connection."""
 
-    service: ClassVar[Service]
-    way: ClassVar[QuickWay]
+    # Together with the parent's members these would be too many for one layout of all connections.
+    __slots__ = (
+        "_abort",
+        "_arriving",
+        "_cold",
+        "_completed",
+        "_eof",
+        "_in_head",
+        "_line_max",
+        "_method",
+        "_quiet",
+        "_reading_paused",
+        "_starting",
+        "_unfinished",
+        "consumer",
+        "ended",
+        "request",
+        "socket",
+        "url",
+    )
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.deadline = NEVER
-        self.slot = -1
-        self.exchanges = ExchangeQueue(self._write, self.end)
         self.request: HotRequest | None = None
         self.consumer: SseConsumer | None = None
         self.socket: WebSocket | None = None
         self.ended = False
-        # The parser stands between two requests and this is still a connection for requests.
-        self.between = True
-        # A publication on the quick way: True, or its exchange once others came behind it.
-        self.quick: Exchange | bool | None = None
-        # The bytes of the head that arrives, and then of the one that is checked, if all are at hand.
-        self._arriving_head = self.head_bytes = b""
         self.url = b""
         self.headers = []
         self._in_head = False
@@ -123,32 +130,15 @@ class HotProtocol(HttpToolsProtocol):
             self.socket.gone()
         super().connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
-        if self.between:
-            way = self.way
-            at = data.find(END_OF_HEAD)
-            head = data[:at]
-            known = way.heads.get(head)
-            if known is None:
-                self._arriving_head = head if at > 0 else b""
-            elif len(data) == known.size and self.quick is None and not self.exchanges:
-                self.quick = True
-                self.deadline = self.service.wheel.now + self.service.idle_s
-                if not way.arrived:
-                    self.loop.call_soon(way.run)
-                way.arrived.append((self, known, data))
-                return
-        self._parse(data)
-
-    def _parse(self, data: bytes) -> None:
-        """The long way: whatever is no whole publication with a head that is known."""
+    def parse(self, data: bytes) -> None:
+        """The long way: whatever is no publication with a head that is known."""
         if self.ended or self.consumer is not None:
             return
         if self.socket is not None:
             self.socket.data_received(data)
             return
         if self.quick is not None:
-            self._settle_quick()
+            self.settle_quick()
         if self.timeout_keep_alive_task is not None:
             self._unset_keepalive_if_required()
         self._arriving = len(data)
@@ -190,7 +180,7 @@ class HotProtocol(HttpToolsProtocol):
         """The peer sends no more; answers that it waits for are still written."""
         if self.consumer is not None or self.socket is not None or self.ended:
             return False
-        self._settle_quick()
+        self.settle_quick()
         if self.request is not None:
             error = RequestError(400, "partial-content", "the body ended before it was complete")
             self.request.refuse(error, close=True)
@@ -199,7 +189,7 @@ class HotProtocol(HttpToolsProtocol):
 
     def expired(self, now: float) -> None:
         """The wheel: the deadline of whatever state this connection is in has passed."""
-        self._settle_quick()
+        self.settle_quick()
         if self.consumer is not None:
             self.consumer.expired(now)
         elif self.socket is not None:
@@ -208,7 +198,7 @@ class HotProtocol(HttpToolsProtocol):
             self.request.refuse(TOO_SLOW, close=True)
         elif self._cold is not None and len(self.exchanges) == 1 and not self.ended:
             self._cold = None
-            self._write(self.service.responder.refused(TOO_SLOW, close=True))
+            self.write(self.service.responder.refused(TOO_SLOW, close=True))
             self.end()
         elif len(self.exchanges) and self._cold is None and not self.ended:
             self.service.wheel.set(self, now + self.service.idle_s)
@@ -235,7 +225,7 @@ class HotProtocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """uvicorn's sign that the server drains."""
-        self._settle_quick()
+        self.settle_quick()
         if self.consumer is not None:
             self.consumer.drain()
         elif self.socket is not None:
@@ -245,10 +235,11 @@ class HotProtocol(HttpToolsProtocol):
         # Else the answers of a draining server close the connection behind them.
 
     def pause_writing(self) -> None:
-        super().pause_writing()
         if self.consumer is not None:
             self.consumer.full()
-        elif self.socket is not None:
+            return
+        super().pause_writing()
+        if self.socket is not None:
             self.socket.full()
         elif not self._reading_paused:
             # Who does not read answers is not asked for more requests.
@@ -256,15 +247,16 @@ class HotProtocol(HttpToolsProtocol):
             self.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        super().resume_writing()
         if self.consumer is not None:
             self.consumer.room()
-        elif self.socket is not None:
+        else:
+            super().resume_writing()
+        if self.socket is not None:
             self.socket.room()
         if self._reading_paused:
             self._read_on()
 
-    def _write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
         if data and not self.transport.is_closing():
             self.transport.write(data)
         if self._reading_paused:
@@ -303,7 +295,7 @@ class HotProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self.head_bytes, self._arriving_head = self._arriving_head, b""
+        QuickLane.on_headers_complete(self)
         if self.ended or self.consumer is not None:
             return
         if self._arriving > self.service.head_bytes_max or self._unfinished > 0:
@@ -376,7 +368,9 @@ class HotProtocol(HttpToolsProtocol):
         """Turn into a stream: no more requests are read, so what reads them is let go."""
         self.exchanges.clear()
         self.exchanges = NO_EXCHANGES
+        self.flow = NO_FLOW
         self.between = False
+        self.head_bytes = b""
         self.pipeline = NO_PIPELINE
         self.consumer = consumer
         self.parser = None  # type: ignore[assignment]
@@ -387,10 +381,10 @@ class HotProtocol(HttpToolsProtocol):
         except (FilterError, HubError) as error:
             # The index or the hub will not take it; nothing is written yet.
             self.consumer = None
-            self.exchanges = ExchangeQueue(self._write, self.end)
+            self.exchanges = ExchangeQueue(self.write, self.end)
             status = 400 if isinstance(error, FilterError) else 503
             refusal = RequestError(status, error.code, error.message)
-            self._write(self.service.responder.refused(refusal, close=True))
+            self.write(self.service.responder.refused(refusal, close=True))
             self.end()
 
     def refuse(
@@ -404,37 +398,6 @@ class HotProtocol(HttpToolsProtocol):
             response = responses.without_body(response)
         self.exchanges.answer(exchange, response, close=close)
 
-    # The quick way.
-
-    def _settle_quick(self) -> None:
-        """Something comes behind a publication on the quick way: from now on it has a place in line."""
-        if self.quick is True:
-            self.way.run()  # before whatever came later is published
-        if self.quick is True:
-            self.quick = self._enter()
-
-    def answer_quick(self, response: bytes) -> None:
-        """Answer the publication on the quick way, which is not alone or the last."""
-        self._settle_quick()
-        exchange, self.quick = self.quick, None
-        if isinstance(exchange, Exchange):
-            close = self.service.draining
-            if close:
-                response = response.replace(responses.KEEP, responses.CLOSE, 1)
-            self.exchanges.answer(exchange, response, close=close)
-
-    def refuse_quick(self, error: RequestError, more: bytes) -> None:
-        """Refuse the publication on the quick way; the connection stays."""
-        self._settle_quick()
-        exchange, self.quick = self.quick, None
-        if isinstance(exchange, Exchange):
-            self.refuse(exchange, error, close=False, more=more)
-
-    def _enter(self) -> Exchange:
-        exchange = Exchange()
-        self.exchanges.add(exchange)
-        return exchange
-
     def _hand_over(self) -> None:
         """Give a request to the ASGI application when its turn comes."""
         headers, url = self.headers, self.url
@@ -446,11 +409,11 @@ class HotProtocol(HttpToolsProtocol):
             httptools.parse_url(url).path.decode("ascii")
         except (httptools.HttpParserInvalidURLError, UnicodeDecodeError, AttributeError):
             error = RequestError(400, "invalid-request", "the request's path cannot be read")
-            self.refuse(self._enter(), error, close=True)
+            self.refuse(self.enter(), error, close=True)
             return
         self.cycle = None  # type: ignore[assignment]
         self._starting: list[Any] = []
-        super().on_headers_complete()
+        HttpToolsProtocol.on_headers_complete(self)
         started = self._starting
         start = super()._start_asgi_task
         self._cold = Exchange(lambda: start(*started))
@@ -468,7 +431,7 @@ class HotProtocol(HttpToolsProtocol):
             return
         if self._method == b"CONNECT":
             error = RequestError(405, "invalid-method", "this is no proxy", method="CONNECT")
-            self.refuse(self._enter(), error, close=True)
+            self.refuse(self.enter(), error, close=True)
             return
         # RFC 9110 §7.8: a server may ignore Upgrade. This parser cannot, so it reads again
         # without it; a body may already have followed.
@@ -480,7 +443,7 @@ class HotProtocol(HttpToolsProtocol):
     def _unreadable(self, error: httptools.HttpParserError) -> None:
         """Not HTTP, or beyond its limits; the parser is of no more use."""
         if self._abort is not None:
-            self._write(responses.empty(self._abort))
+            self.write(responses.empty(self._abort))
             self.end()
             return
         if isinstance(error, httptools.HttpParserCallbackError):
@@ -494,4 +457,4 @@ class HotProtocol(HttpToolsProtocol):
         if self.request is not None:
             self.request.refuse(refusal, close=True)
         else:
-            self.refuse(self._enter(), refusal, close=True)
+            self.refuse(self.enter(), refusal, close=True)

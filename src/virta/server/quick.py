@@ -2,15 +2,15 @@
 The quick way in: publications whose head was seen before, all that arrived in a tick in one pass.
 
 A publisher sends the same head again and again; only the length differs. Once a head has passed every
-check that looks at nothing but the head, its bytes are remembered with what they meant. A request that
-arrives whole behind such a head needs no parser, no request object and no queue:
+check that looks at nothing but the head, its bytes are remembered with what they meant. A small request
+behind such a head, at once or in pieces, needs no parser, no request object and no queue:
 
     data ──► known head? ──► arrived ─┬─► bodies read ──► one append ──► matched ──► answers
                  └─ no: the parser    └─ (one tick)
 
 Invariant: what is known of a head is what the parser and the checks would say again, since they are
-functions of its bytes and of settings that do not change. Everything else (pieces, pipelines, other
-routes and modes) takes the long way, which gives the same answers.
+functions of its bytes and of settings that do not change. Everything else (pipelines, large bodies in
+pieces, other routes and modes) takes the long way, which gives the same answers.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from virta.errors import LogError, LogLimitError, RequestError
+from virta.server import responses
+from virta.server.exchange import Exchange
 from virta.server.intake import MODES, STRUCTURED, read_events, read_quickly
 
 if TYPE_CHECKING:
     from virta.hub.delivery import Delivery
-    from virta.server.protocol import HotProtocol
+    from virta.server.lane import QuickLane
     from virta.server.service import Service
 
 END_OF_HEAD = b"\r\n\r\n"
@@ -34,7 +36,10 @@ HEAD_BYTES_MAX = 1024
 TIMED_BODY_BYTES = 16 * 1024
 # So many events are handed on together; more would make a tick long.
 RUN_EVENTS_MAX = 8192
-READ_TIME = b"Thorium-Body-Read-Time: 0 ms\r\n"
+
+# Milliseconds in which a body was read and its JSON parsed.
+Times = tuple[int, int]
+NO_TIMES = (0, 0)
 
 
 class KnownHead(NamedTuple):
@@ -52,7 +57,8 @@ class QuickWay:
 
     def __init__(self, service: Service) -> None:
         self.heads: dict[bytes, KnownHead] = {}
-        self.arrived: list[tuple[HotProtocol, KnownHead, bytes]] = []
+        # Whose, what head, the bytes, and since when they arrive unless they came at once.
+        self.arrived: list[tuple[QuickLane, KnownHead, bytes, float]] = []
         self._service = service
 
     def learn(self, head: bytes, channel: str, content_type: bytes, mode: bytes, size: int) -> None:
@@ -80,29 +86,32 @@ class QuickWay:
         service.translations += len(arrived)
         room = publisher.room
         drafts: list[Delivery] = []
-        waiting: list[tuple[HotProtocol, int]] = []
+        waiting: list[tuple[QuickLane, Times]] = []
         began = perf_counter()
-        for protocol, known, data in arrived:
+        for protocol, known, data, since in arrived:
             body = data[known.start :]
             draft = read_quickly(known.channel, body) if known.mode is STRUCTURED else None
             if draft is not None and room > 0:
                 room -= 1
                 drafts.append(draft)
-                waiting.append((protocol, 0))
+                waiting.append((protocol, _since(since, began) if since else NO_TIMES))
                 continue
+            read_ms = _since(since, began)[0] if since else 0
             try:
                 events, parse_ms = self._read(known, body, draft)
                 if room <= 0:
+                    if waiting:  # what is under way is part of what the refusal tells
+                        publisher.take(drafts, _Answers(service, waiting))
+                        drafts, waiting = [], []
                     refusal = service.overloaded(len(events))
-                    parsed = b"Thorium-JSON-Parse-Time: %d ms\r\n" % parse_ms
-                    protocol.refuse_quick(refusal, READ_TIME + parsed)
+                    _refuse(protocol, refusal, responses.timings(read_ms, parse_ms))
                     continue
             except RequestError as error:
-                protocol.refuse_quick(error, READ_TIME)
+                _refuse(protocol, error, responses.timings(read_ms))
                 continue
             room -= len(events)
             drafts += events
-            waiting.append((protocol, parse_ms))
+            waiting.append((protocol, (read_ms, parse_ms)))
             if len(drafts) > RUN_EVENTS_MAX:
                 publisher.take(drafts, _Answers(service, waiting))
                 drafts, waiting = [], []
@@ -122,12 +131,17 @@ class QuickWay:
         return events, int((perf_counter() - began) * 1000) if began else 0
 
 
+def _since(began: float, now: float) -> Times:
+    """The times of a publication that took so long to arrive and none to read."""
+    return max(0, int((now - began) * 1000)), 0
+
+
 class _Answers:
     """The answers of one run, given when the log has its events."""
 
     __slots__ = ("_service", "_since", "_waiting")
 
-    def __init__(self, service: Service, waiting: list[tuple[HotProtocol, int]]) -> None:
+    def __init__(self, service: Service, waiting: list[tuple[QuickLane, Times]]) -> None:
         self._service = service
         self._waiting = waiting
         self._since = perf_counter()
@@ -135,20 +149,19 @@ class _Answers:
     def __call__(self, error: LogError | None) -> None:
         if error is not None:
             refusal = log_refusal(error)
-            for protocol, parse_ms in self._waiting:
-                parsed = b"Thorium-JSON-Parse-Time: %d ms\r\n" % parse_ms
-                protocol.refuse_quick(refusal, READ_TIME + parsed)
+            for protocol, times in self._waiting:
+                _refuse(protocol, refusal, responses.timings(*times))
             return
         service = self._service
         responder = service.responder
         encode_ms = int((perf_counter() - self._since) * 1000)
         head = responder.accepted_head()
-        tails: dict[int, bytes] = {}
+        tails: dict[Times, bytes] = {}
         first = responder.numbers(len(self._waiting))
-        for number, (protocol, parse_ms) in enumerate(self._waiting, first):
-            tail = tails.get(parse_ms)
+        for number, (protocol, times) in enumerate(self._waiting, first):
+            tail = tails.get(times)
             if tail is None:
-                tail = tails[parse_ms] = responder.accepted_tail(0, parse_ms, encode_ms)
+                tail = tails[times] = responder.accepted_tail(*times, encode_ms)
             response = b"%b%08x%b" % (head, number & 0xFFFFFFFF, tail)
             quick = protocol.quick
             if quick is True and not service.draining:
@@ -157,7 +170,26 @@ class _Answers:
                 if not transport.is_closing():
                     transport.write(response)
             else:
-                protocol.answer_quick(response)
+                _answer(protocol, response)
+
+
+def _answer(protocol: QuickLane, response: bytes) -> None:
+    """Answer a publication that is not alone on its connection, or the last there."""
+    protocol.settle_quick()
+    exchange, protocol.quick = protocol.quick, None
+    if isinstance(exchange, Exchange):
+        close = protocol.service.draining
+        if close:
+            response = response.replace(responses.KEEP, responses.CLOSE, 1)
+        protocol.exchanges.answer(exchange, response, close=close)
+
+
+def _refuse(protocol: QuickLane, error: RequestError, more: bytes) -> None:
+    """Refuse a publication; the connection stays."""
+    protocol.settle_quick()
+    exchange, protocol.quick = protocol.quick, None
+    if isinstance(exchange, Exchange):
+        protocol.refuse(exchange, error, close=False, more=more)
 
 
 def log_refusal(error: LogError) -> RequestError:

@@ -107,11 +107,7 @@ class HotRequest(Exchange):
 
     def refuse(self, error: RequestError, *, close: bool) -> None:
         shut = close or not self._keep
-        more = b""
-        if self._read_ms >= 0:
-            more = b"Thorium-Body-Read-Time: %d ms\r\n" % self._read_ms
-        if self._parse_ms >= 0:
-            more += b"Thorium-JSON-Parse-Time: %d ms\r\n" % self._parse_ms
+        more = responses.timings(self._read_ms, self._parse_ms)
         self.protocol.refuse(self, error, close=shut, more=more)
         if close:
             self.protocol.request = None

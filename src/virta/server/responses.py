@@ -83,6 +83,12 @@ def without_body(response: bytes) -> bytes:
     return response[: response.index(b"\r\n\r\n") + 4]
 
 
+def timings(read_ms: int, parse_ms: int = -1) -> bytes:
+    """Thorium's headers for what is known when a publication is refused; -1 is not known."""
+    more = b"" if read_ms < 0 else b"Thorium-Body-Read-Time: %d ms\r\n" % read_ms
+    return more if parse_ms < 0 else b"%bThorium-JSON-Parse-Time: %d ms\r\n" % (more, parse_ms)
+
+
 class Responder:
     """Makes JSON responses; knows the server's name and counts its answers."""
 

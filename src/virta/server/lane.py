@@ -1,0 +1,129 @@
+"""
+The part of a connection that the quick way needs (`virta.server.quick`).
+
+Between two requests (`between`) a publication with a head that is known goes past the parser, whole
+or in small pieces. `quick` says that one is under way: True while it is alone on its connection, its
+place in line once something came behind it. Everything else is for `parse`, the long way.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from virta.server.exchange import Exchange, ExchangeQueue
+from virta.server.quick import END_OF_HEAD
+from virta.server.wheel import NEVER
+
+if TYPE_CHECKING:
+    from virta.errors import RequestError
+    from virta.server.quick import QuickWay
+    from virta.server.service import Service
+
+# A publication of at most this many bytes is kept until it is whole; larger ones are parsed as they come.
+HELD_BYTES_MAX = 64 * 1024
+
+
+class QuickLane(HttpToolsProtocol):
+    """A connection's way past the parser."""
+
+    __slots__ = (
+        "_arriving_head",
+        "_held",
+        "_held_since",
+        "between",
+        "deadline",
+        "exchanges",
+        "head_bytes",
+        "quick",
+        "slot",
+    )
+
+    service: ClassVar[Service]
+    way: ClassVar[QuickWay]
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.deadline = NEVER
+        self.slot = -1
+        self.exchanges = ExchangeQueue(self.write, self.end)
+        # The parser stands between two requests and this is still a connection for requests.
+        self.between = True
+        self.quick: Exchange | bool | None = None
+        # The bytes of the head that arrives, and then of the one that is checked, if all are at hand.
+        self._arriving_head = self.head_bytes = b""
+        # A publication with a known head whose body is not all there, and since when.
+        self._held = b""
+        self._held_since = 0.0
+
+    def parse(self, data: bytes) -> None:
+        raise NotImplementedError
+
+    def write(self, data: bytes) -> None:
+        raise NotImplementedError
+
+    def end(self) -> None:
+        raise NotImplementedError
+
+    def expired(self, now: float) -> None:
+        raise NotImplementedError
+
+    def refuse(
+        self, exchange: Exchange, error: RequestError, *, close: bool, more: bytes = b""
+    ) -> None:
+        raise NotImplementedError
+
+    def enter(self) -> Exchange:
+        """Give a request its place in line."""
+        exchange = Exchange()
+        self.exchanges.add(exchange)
+        return exchange
+
+    def data_received(self, data: bytes) -> None:
+        if self.between:
+            if self._held:
+                data, self._held = self._held + data, b""
+            way = self.way
+            at = data.find(END_OF_HEAD)
+            head = data[:at]
+            known = way.heads.get(head)
+            if known is None:
+                self._arriving_head = head if at > 0 else b""
+            elif self.quick is None and not self.exchanges:
+                if len(data) == known.size:
+                    self.quick = True
+                    self.deadline = self.service.wheel.now + self.service.idle_s
+                    if not way.arrived:
+                        self.loop.call_soon(way.run)
+                    way.arrived.append((self, known, data, self._held_since))
+                    self._held_since = 0.0
+                    return
+                if len(data) < known.size <= HELD_BYTES_MAX:
+                    self._hold(data)
+                    return
+        self._held_since = 0.0
+        self.parse(data)
+
+    def _hold(self, data: bytes) -> None:
+        """Keep the first piece of a publication with a known head; many clients send two."""
+        self._held = data
+        if not self._held_since:
+            self._held_since = perf_counter()
+            deadline = self.service.wheel.now + self.service.body_s
+            if self.deadline > deadline:
+                self.service.wheel.set(self, deadline)
+
+    def settle_quick(self) -> None:
+        """Something comes behind a publication on the quick way: from now on it has a place in line."""
+        if self._held:
+            held, self._held, self._held_since = self._held, b"", 0.0
+            self.parse(held)
+        if self.quick is True:
+            self.way.run()  # before whatever came later is published
+        if self.quick is True:
+            self.quick = self.enter()
+
+    def on_headers_complete(self) -> None:
+        self.head_bytes, self._arriving_head = self._arriving_head, b""
