@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 EXTRAS := cli,match,server,spark
 NATIVE := $(wildcard native/*)
 
-.PHONY: help setup run demo test test-fast lint format bench bench-log bench-match bench-journal bench-server bench-spark fuzz clean
+.PHONY: help setup run demo test test-fast lint format bench bench-log bench-match bench-journal bench-server bench-spark soak-server fuzz clean
 
 help:
 	@echo "make run     set up and serve on port 8232  make test   set up and run every test"
@@ -63,6 +63,10 @@ bench-match: setup
 bench-server: setup
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group bench || echo "some peers are not installable: their rows are skipped"
 	$(BIN)/python bench/server_bench.py $(BENCH_ARGS)
+
+# Ten minutes of many idle consumers and a steady stream; SOAK_ARGS="--seconds 60" for less.
+soak-server: setup
+	$(BIN)/python bench/server_soak.py $(SOAK_ARGS)
 
 # The native index built with ASan and UBSan, apart from the ordinary build, against the plain evaluator.
 FUZZ_SECONDS ?= 60

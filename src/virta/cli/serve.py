@@ -69,7 +69,10 @@ def settled(options: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
 @server_options
 def serve(**options: Any) -> None:
     """
-    Serve channels, streams and filters over HTTP.
+    Serve channels, streams, filters and the journal over HTTP.
+
+    Every option is also a variable (--log-level is VIRTA_LOG_LEVEL) and a key of virta.toml
+    (log_level, in the table [server]); `virta config` shows each value and where it came from.
 
     Exit codes: 0 after a clean stop, 1 when the server cannot run, 2 for settings that cannot be
     used.

@@ -135,9 +135,10 @@ class AsyncClient:
             try:
                 async with asyncio.timeout(self._timeout):
                     opened = await self._send("GET", path, None, headers)
-            except (ClientError, TimeoutError):
+            except (ClientError, TimeoutError) as error:
                 if not reconnect:
                     raise
+                cursor.unanswered(error)
                 await asyncio.sleep(cursor.wait_s())
                 continue
             reader, writer, status, received = opened

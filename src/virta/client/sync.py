@@ -269,6 +269,7 @@ class Subscription:
             except ClientError as error:
                 if error.status is not None or not self._reconnect:
                     raise
+                self._cursor.unanswered(error)
                 self._closed.wait(self._cursor.wait_s())
                 continue
             self._connection = connection

@@ -6,6 +6,7 @@ What both clients say to the server: paths, bodies and the meaning of answers; n
 
 from __future__ import annotations
 
+import logging
 import random
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from virta.client.frames import Frame
+
+logger = logging.getLogger("virta.client")
 
 URL_DEFAULT = "http://127.0.0.1:8232"
 TIMEOUT_S = 30.0
@@ -115,6 +118,7 @@ class Cursor:
         self._on_gap = on_gap
         self._attempts = 0
         self._retry_s: float | None = None
+        self._told = False
 
     def request(self) -> tuple[str, dict[str, str]]:
         """Path and headers of the next attempt."""
@@ -126,6 +130,7 @@ class Cursor:
     def connected(self, position: str | None) -> None:
         """The stream is open; without an event so far, its position is where to come back to."""
         self._attempts = 0
+        self._told = False
         if self._start is None and self.last_event_id is None and position is not None:
             self._start = int(position)
 
@@ -139,6 +144,12 @@ class Cursor:
         if frame.event == "gap" and self._on_gap is not None:
             self._on_gap(frame.json())
         return None
+
+    def unanswered(self, error: Exception) -> None:
+        """Say once that the server is away: who waits should know for what."""
+        if not self._told:
+            self._told = True
+            logger.warning("%s; trying again until it answers", error)
 
     def wait_s(self) -> float:
         """How long to wait before the next attempt."""

@@ -139,8 +139,9 @@ def _checked(setting: Setting, raw: Any, origin: str) -> Any:
     if good and setting.minimum is not None and setting.maximum is not None:
         good = setting.minimum <= value <= setting.maximum
     if not good:
+        shown = ",".join(map(str, raw)) if isinstance(raw, list | tuple) else raw
         raise ConfigError(
-            f"{setting.name} is {raw!r} ({origin}): it must be {setting.allowed}",
+            f"{setting.name} is {shown!r} ({origin}): it must be {setting.allowed}",
             setting=setting.name,
             origin=origin,
         )

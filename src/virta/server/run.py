@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
 import socket
 import ssl
@@ -170,7 +171,9 @@ def _bind(host: str, port: int) -> socket.socket:
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}", setting="server_port"
+            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; stop what listens there, "
+            "or choose another --server-port (0 takes a free one)",
+            setting="server_port",
         ) from error
     listener.set_inheritable(False)
     return listener
