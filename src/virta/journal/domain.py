@@ -78,6 +78,11 @@ class Job(Struct, eq=False):
     lease: int = 0  # the id of this attempt, 0: nobody works on it
     worked_until: int = 0  # while DEAD: when it died
     slot: int = 0  # where it is in the table of leases, 0: nowhere
+    # For copies on other daemons: of two states of one command the larger revision is the later one.
+    revision: int = 0
+    replaced: tuple[int, int] | None = (
+        None  # command and revision of what this one took the place of
+    )
 
     def __lt__(self, other: Job) -> bool:  # equal heap items: any order
         return False

@@ -32,6 +32,8 @@ log = logging.getLogger("virta.journal")
 UNANSWERED_MAX = 256
 RETRY_S_MIN = 0.1
 RETRY_S_MAX = 30.0
+# A daemon that does not answer for so long is asked again on another connection.
+ANSWER_S_MAX = 30.0
 LOOK_S = 1.0  # PING and inotify are hints; this is the promise
 _IN_MODIFY_CREATE = 0x00000002 | 0x00000100
 
@@ -108,11 +110,12 @@ class Forwarder:
             try:
                 async with await AsyncClient.connect(self._host, self._port) as client:
                     if self._hello is not None:
-                        await client.request(self._hello)
+                        async with asyncio.timeout(ANSWER_S_MAX):
+                            await client.request(self._hello)
                     self.connected = True
                     delay = await self._forward(client, stop, delay)
-            except JournalError as error:
-                log.info("journal_forwarder_waits seconds=%.1f %s", delay, error.message)
+            except (JournalError, TimeoutError) as error:
+                log.info("journal_forwarder_waits seconds=%.1f %s", delay, error)
             self.connected = False
             self.drained.clear()
             for file in self._files.values():
@@ -133,9 +136,10 @@ class Forwarder:
                     return delay
                 continue
             self.drained.clear()
-            replies = await asyncio.gather(
-                *(client.request(_request(record)) for _, record in batch)
-            )
+            async with asyncio.timeout(ANSWER_S_MAX):
+                replies = await asyncio.gather(
+                    *(client.request(_request(record)) for _, record in batch)
+                )
             delay = RETRY_S_MIN
             outcomes = [
                 self._settle(file, record, reply)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from functools import partial
 from typing import TYPE_CHECKING
 
 from virta.errors import JournalError, LogError, LogWriteError
@@ -29,7 +28,8 @@ from virta.journal.messages import (
 )
 from virta.journal.persistence import Durability, Persistence
 from virta.journal.session import Session
-from virta.journal.store import MEMORY_BYTES_MAX, Store
+from virta.journal.shelf import MEMORY_BYTES_MAX
+from virta.journal.store import Store
 from virta.journal.table import JOBS_MAX
 
 if TYPE_CHECKING:
@@ -169,7 +169,8 @@ class Node:
             self._waiting.append((respond, reply, copied))
         else:
             respond(reply)
-        if not self._scheduled and (changed or not self._can_wait(request, reply)):
+        hurry = changed or self.peers is not None
+        if not self._scheduled and (hurry or not self._can_wait(request, reply)):
             self._schedule()
 
     def _wants_copies(self, request: Request, reply: Reply, session: Session) -> bool:
@@ -238,13 +239,13 @@ class Node:
         if self._committing:
             return  # what waits goes with the next one, which follows at once
         self.engine.tick()
-        if self.peers is not None and self.engine.outgoing:
+        if self.peers is not None and (outgoing := self.engine.gather()):
             try:
-                self._ticket = self.peers.spool(self.engine.outgoing)
+                self._ticket = self.peers.spool(outgoing)
             except (OSError, JournalError) as error:
+                self.engine.outgoing = outgoing
                 self._settle(LogWriteError(f"a peer's spool: {error}"))
                 return
-            self.engine.outgoing = []
         persistence = self._persistence
         if persistence is None:
             self.engine.store.drain()
@@ -303,8 +304,8 @@ class Node:
         for respond, reply, copied in waiting:
             if error is not None:
                 respond(Reply(reply.identifier, 0, self.engine.clock(), error="disk"))
-            elif copied and self.peers is not None and self._ticket is not None:
-                self._ticket.when(self.peers.copies - 1, partial(self._copied, respond, reply))
+            elif copied and self.peers is not None:
+                self._await_copies(self._ticket or self.peers.backlog, respond, reply)
             else:
                 respond(reply)
         for callback in self.on_batch:
@@ -312,7 +313,29 @@ class Node:
         self._arm()
         self._consider_rotation()
 
-    def _copied(self, respond: Respond, reply: Reply) -> None:
+    def _await_copies(self, ticket: Ticket, respond: Respond, reply: Reply) -> None:
+        """Answer when enough daemons have it, or say that they do not."""
+        assert self._loop is not None
+        assert self.peers is not None
+        wanted = self.peers.copies
+        timeout = self.peers.copies_timeout
+
+        def arrived() -> None:
+            timer.cancel()
+            self._answer(respond, reply)
+
+        def late() -> None:
+            have = 1 + ticket.forget(arrived)
+            detail = (
+                f"{have} of {wanted} daemons have it after {timeout:g} s; the others will get it"
+            )
+            now = self.engine.clock()
+            self._answer(respond, Reply(reply.identifier, 0, now, error=f"no-copies: {detail}"))
+
+        timer = self._loop.call_later(timeout, late)
+        ticket.when(wanted - 1, arrived)
+
+    def _answer(self, respond: Respond, reply: Reply) -> None:
         respond(reply)
         for callback in self.on_batch:
             callback()

@@ -23,7 +23,6 @@ from virta.journal.messages import (
     REPLY_BYTES_MAX,
     TOUCH,
     WORKED_ON,
-    Function,
     Pair,
     RefusedError,
     Reply,
@@ -57,8 +56,19 @@ class Reading:
         self._jobs.tick(now)
         job = self._jobs.find(request.key)
         if job is None:
+            if session.peer is not None:
+                return self._mark_early(request)
             raise RefusedError("does-not-exist")
         return self._get_job(job, request, now)
+
+    def _mark_early(self, request: Request) -> Reply:
+        """Another daemon's mark of a value that is on its way, or gone again."""
+        stored = self._store.stored(request.key)
+        version = request.ttl or 0
+        # At the version's own moment a tombstone is that of another value, unless this one was over.
+        if stored is None or (stored.timestamp, bool(stored.expires)) < (version, True):
+            raise RefusedError("not-yet", "the value has not arrived")
+        return Reply(request.identifier, 0, stored.timestamp)
 
     def _get_one(self, entry: Entry, request: Request, session: Session, now: int) -> Reply:
         if request.flags & WORKED_ON and entry.worked_until > now:
@@ -148,11 +158,17 @@ class Reading:
     def _mark_and_touch(self, entry: Entry, request: Request, session: Session, now: int) -> None:
         entry.accessed = now
         if request.timeout is not None:
+            if session.peer is not None:
+                version, known = request.ttl or 0, entry.moment(request.key)
+                if known < version:
+                    raise RefusedError("not-yet", "that version has not arrived")
+                if known == version and request.key == entry.keys[0]:
+                    self._store.mark_told(entry, request.timeout, request.timestamp)
+                return
             self._store.mark(entry, request.timeout, now)
-            mark = Request(Function.GET, key=entry.keys[0], timeout=request.timeout)
-            self._engine.tell_peers(session, mark)
         if request.flags & TOUCH:
             self._store.touch(entry, entry.ttl if request.ttl is None else request.ttl, now)
+        self._engine.tell_read(entry, request)
 
     def _pair(self, key: bytes, entry: Entry, flags: int, now: int) -> Pair:
         value = self._store.value(entry) if flags & DATA else Value(entry.type, b"")
