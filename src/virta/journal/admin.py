@@ -135,13 +135,10 @@ class Admin:
 
     def tick(self, now: int) -> None:
         if now < self._ticked - CLOCK_BACK_US:
-            for key, (cron, schedule, _) in list(self._crons.items()):
-                self._expect(key, cron, schedule, now)
+            self._expect_all(now)
         self._ticked = now
         if self._engine.primary and not self._was_primary:
-            for key, (cron, schedule, _) in self._crons.items():
-                if cron.catch_up == "once":
-                    self._catch_up(key, cron, schedule, now)
+            self._catch_up_all(now)
         self._was_primary = self._engine.primary
         while self._due and self._due[0][0] <= now:
             due, key = heapq.heappop(self._due)
@@ -153,6 +150,15 @@ class Admin:
                 self._push(cron, due, now)
                 if cron.catch_up == "once":
                     self._engine.remember(RAN_PREFIX + key[len(CRON_PREFIX) :], due, now)
+
+    def _expect_all(self, now: int) -> None:
+        for key, (cron, schedule, _) in list(self._crons.items()):
+            self._expect(key, cron, schedule, now)
+
+    def _catch_up_all(self, now: int) -> None:
+        for key, (cron, schedule, _) in self._crons.items():
+            if cron.catch_up == "once":
+                self._catch_up(key, cron, schedule, now)
 
     def _catch_up(self, key: bytes, cron: Cron, schedule: Schedule, now: int) -> None:
         """One push for all the times that passed while no daemon was there, dated by the last one."""
