@@ -124,7 +124,9 @@ class Engine:
         """Let time pass: expiries, starts, lapses, recurring jobs, and who waits for them."""
         now = self.clock()
         event = self.next_event()
-        if now >= self._tidy_at or (event is not None and event <= now) or self.store.unannounced:
+        due = event is not None and event <= now
+        set_back = now < self._tidy_at - TIDY_US
+        if due or set_back or now >= self._tidy_at or self.store.unannounced:
             self._tidy_at = now + TIDY_US
             gone = self.store.tick(now)
             if gone:
