@@ -19,7 +19,7 @@ from virta.journal import Client, commands
 from virta.journal.messages import RefusedError
 
 SEED = int(os.environ.get("VIRTA_SEED", random.SystemRandom().randrange(10**9)))
-STEPS = int(os.environ.get("VIRTA_MESH_STEPS", "250"))
+STEPS = int(os.environ.get("VIRTA_MESH_STEPS", "150"))
 KEYS = [f"k{number}" for number in range(8)]
 URIS = [f"http://h/{number}" for number in range(8)]
 HEALED_S_MAX = 60
@@ -197,7 +197,7 @@ def state(client):
     keys = []
     page = client.call(commands.scan(count=1000))
     for key, value in page.items:
-        if not key.startswith(b"http"):
+        if key.startswith(b"k"):
             keys.append((key, value))
     jobs = client.admin("list", limit=1000)["jobs"]
     return keys, sorted(

@@ -144,6 +144,7 @@ class Domain:
         self.prefix = name.replace(b":", b"%3A")  # of sort keys
         self.settings = DEFAULTS
         self.counts = [0] * GONE
+        self.watch: Callable[[Job], None] | None = None  # told of every job that moves
         self.armed: int | None = None  # the alarm that Jobs holds for this domain
         self.offered: Rank | None = None  # the head that Jobs knows of
         self._ready: list[tuple[int, int, int, Job]] = []
@@ -157,6 +158,8 @@ class Domain:
     def move(self, job: Job, state: int) -> None:
         """Change a job's state and put it where that state is looked for."""
         counts = self.counts
+        if self.watch is not None:
+            self.watch(job)
         if job.state != GONE:
             counts[job.state] -= 1
         job.state = state

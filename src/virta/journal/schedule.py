@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from virta.journal.domain import Domain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from virta.journal.domain import Job
 
@@ -24,6 +24,7 @@ class Schedule:
         self.domains: dict[bytes, Domain] = {}
         self._alarms: list[tuple[int, int, Domain]] = []
         self._offers: list[tuple[int, int, int, int, Domain]] = []
+        self._watch: Callable[[Job], None] | None = None
         self._tie = 0  # keeps domains out of comparisons
 
     def domain(self, name: bytes) -> Domain:
@@ -31,7 +32,14 @@ class Schedule:
         place = self.domains.get(name)
         if place is None:
             place = self.domains[name] = Domain(name)
+            place.watch = self._watch
         return place
+
+    def watch(self, moved: Callable[[Job], None] | None) -> None:
+        """Have somebody told of every job that moves, or nobody any more."""
+        self._watch = moved
+        for place in self.domains.values():
+            place.watch = moved
 
     def sweep(self, place: Domain) -> None:
         """A domain nobody needs any more is forgotten; hosts come and go without bound."""
