@@ -269,7 +269,7 @@ def test_expiry_heap_does_not_grow_with_sets():
     for i in range(10_000):
         store.set(b"k", text(b""), i, i, expires=1_000_000 + i)
 
-    assert len(store._expiries) == 1
+    assert len(store.expiries) == 1
     assert store.tick(1_000_000) == []
     assert store.tick(1_009_999) == [b"k"]
 

@@ -92,7 +92,7 @@ def test_new_work_wakes_an_idle_worker(monkeypatch):
 
             stop = asyncio.Event()
             task = asyncio.create_task(worker.work(stop))
-            await until(lambda: server.node.engine.listeners._domains)
+            await until(lambda: server.node.engine.listeners.awaited)
             await client.call(commands.push("http://h/x"))
             await until(lambda: worker.done)
             stop.set()

@@ -191,7 +191,7 @@ class JournalServer:
     """
     `await start()`, `await stop()`; `address` says where it listens (port 0 picks one).
 
-    With `awake` a lone client is waited for without sleeping, for up to 0.1 ms, while it asks again and
+    With `awake` a lone client is waited for without sleeping, for up to 0.5 ms, while it asks again and
     again; for a loop that has little else to do. The node may be given (it is then started and stopped here all the same), so that other doors,
     such as the HTTP handler, can share it.
     """

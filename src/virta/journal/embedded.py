@@ -130,7 +130,7 @@ class Journal(Calls):
         try:
             self._disk.commit(records)
             self._disk.settled()
-            if self._disk.wants_rotation(self.engine):
+            if self._disk.grown and self._disk.wants_rotation(self.engine):
                 self._disk.snapshot(self.engine)
         except LogError as error:
             self._failure = error

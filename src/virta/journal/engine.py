@@ -11,7 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from virta.journal import numbers, rules
 from virta.journal.admin import Admin
@@ -72,6 +72,7 @@ class Engine:
         self.outgoing: list[Request] = []
         self.handled = 0
         self._reading = Reading(self)
+        self._heaps: tuple[list[Any], ...] = (self.store.expiries, self.jobs.schedule.alarms)
         self._last_stamp = 0
         self._tidy_at = 0
         self._functions: dict[int, Callable[[Request, Session, int], Reply]] = {
@@ -120,8 +121,12 @@ class Engine:
         self._last_stamp = max(now, self._last_stamp + 1)
         return self._last_stamp
 
-    def tick(self) -> None:
-        """Let time pass: expiries, starts, lapses, recurring jobs, and who waits for them."""
+    def tick(self) -> int | None:
+        """
+        Let time pass: expiries, starts, lapses, recurring jobs, and who waits for them.
+
+        The `next_event` is returned.
+        """
         now = self.clock()
         event = self.next_event()
         due = event is not None and event <= now
@@ -133,14 +138,17 @@ class Engine:
                 self.listeners.changed(gone, None, now, None)
             self.jobs.tick(now)
             self.admin.tick(now)
-        self.listeners.work_due(self.jobs, now)
+            event = self.next_event()
+        if self.listeners.awaited:
+            self.listeners.work_due(self.jobs, now)
+        return event
 
     def next_event(self) -> int | None:
         """When `tick` may have something to do; too early is possible, too late is not."""
-        first = self.jobs.schedule.next_alarm()
-        for time in (self.store.next_expiry(), self.admin.next_event()):
-            if time is not None and (first is None or time < first):
-                first = time
+        first = self.admin.next_event()
+        for heap in self._heaps:
+            if heap and (first is None or heap[0][0] < first):
+                first = heap[0][0]
         return first
 
     def close(self, session: Session) -> None:

@@ -37,7 +37,7 @@ class Shelf:
         self._spill = spill
         self._entries: dict[bytes, Entry] = {}
         self._keys = SortedKeys()
-        self._expiries: list[tuple[int, Entry]] = []
+        self.expiries: list[tuple[int, Entry]] = []  # a heap, and always the same list
         self._tombstones: deque[tuple[int, Entry]] = deque()
         # Persistent entries whose data is in memory, least recently used first.
         self._resident: OrderedDict[Entry, None] = OrderedDict()
@@ -258,7 +258,7 @@ class Shelf:
         entry.expires = expires
         if expires and (not entry.queued or expires < entry.queued):
             entry.queued = expires
-            heapq.heappush(self._expiries, (expires, entry))
+            heapq.heappush(self.expiries, (expires, entry))
 
     def _room_for(self, entry: Entry | None, key: bytes, value: Value) -> None:
         more = len(value.data)

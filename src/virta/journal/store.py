@@ -304,8 +304,8 @@ class Store(Shelf):
 
     def tick(self, now: int) -> list[bytes]:
         """Let expire what is over and forget old tombstones; the keys that are newly gone."""
-        while self._expiries and self._expiries[0][0] <= now:
-            due, entry = heapq.heappop(self._expiries)
+        while self.expiries and self.expiries[0][0] <= now:
+            due, entry = heapq.heappop(self.expiries)
             if entry.queued != due or not entry.keys:
                 continue
             entry.queued = 0
@@ -321,9 +321,6 @@ class Store(Shelf):
                 self._detach(entry.keys[0])
         gone, self.unannounced = self.unannounced, []
         return gone
-
-    def next_expiry(self) -> int | None:
-        return self._expiries[0][0] if self._expiries else None
 
     # Inner workings.
 

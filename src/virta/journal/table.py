@@ -71,7 +71,7 @@ class JobTable:
 
     def last_command(self, uri: bytes) -> int:
         """The newest command known of a uri, however it went; -1 if none is."""
-        last = self.finished.last(uri)
+        last = self.finished.commands.get(uri, -1)
         for table in (self._waiting, self._working, self._dead):
             if uri in table and table[uri].timestamp > last:
                 last = table[uri].timestamp
