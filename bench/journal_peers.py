@@ -123,7 +123,7 @@ class Virta(System):
 
 
 class VirtaAwake(Virta):
-    """Both ends look for the next bytes for up to 0.1 ms before they sleep."""
+    """Both ends look for the next bytes for up to 0.5 ms before they sleep."""
 
     name = "virta journal, awake"
     awake = True

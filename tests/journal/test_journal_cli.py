@@ -99,6 +99,43 @@ def test_jobs(shell):
     assert "bad-settings" in shell("cron", "bad", "* *", "http://h/", code=1)
 
 
+def test_every_command_speaks_json(shell):
+    """One JSON object per line from each command, also when nothing is found."""
+    lines = {
+        words[0]: shell.json(*words, code=code)
+        for code, *words in (
+            (0, "set", "k", "v"),
+            (0, "get", "k"),
+            (3, "get", "nothing"),
+            (0, "add", "n", "2"),
+            (0, "set", "b", "true", "--type", "boolean"),
+            (0, "not", "b"),
+            (0, "truncate", "k", "0"),
+            (0, "link", "k", "k2"),
+            (0, "unlink", "k2"),
+            (0, "rename", "k", "k3"),
+            (0, "ls", "k"),
+            (0, "delete", "k3"),
+            (0, "push", "http://h/1"),
+            (0, "jobs"),
+            (0, "kick", "h"),
+            (0, "pause", "h"),
+            (0, "resume", "h"),
+            (0, "configure", "h", "--retry-delay", "1"),
+            (0, "stats"),
+            (3, "dead"),
+            (0, "cron", "c", "@every 1h", "http://h/c", "--catch-up", "once"),
+            (0, "next", "h"),
+        )
+    }
+
+    assert all(rows and all(isinstance(row, dict) for row in rows) for rows in lines.values())
+    assert lines["cron"][0]["catch_up"] == "once"
+    assert lines["configure"][0]["retry_delay"] == 1.0
+    key = lines["next"][0]["jobs"][0]["key"]
+    assert shell.json("done", key)
+
+
 def test_lock(shell):
     """A command runs while the key is locked, and its exit code is passed on."""
     shell("set", "k", "v")

@@ -548,6 +548,47 @@ def test_range_regex_and_cursor_walk_everything_once():
     assert [key for key in keys if key.endswith(b"5")] == fives
 
 
+def test_jobs_are_in_ranges_and_patterns():
+    """A job is found under both its keys, in order among the values, marked and passed over alike."""
+
+    async def run():
+        async with daemon() as server, connected(server) as wire:
+            for key in (b"a", b"x:1", b"zz"):
+                await wire.ask(set_(key))
+            for name in (b"http://x/2", b"http://x/1"):
+                await wire.ask(push(name, domain=b""))
+
+            async def keys(**fields):
+                reply = await wire.ask(Request(Function.GET, flags=m.DATA, **fields))
+                return [(pair.key, pair.value.data) for pair in reply.all_pairs()], reply.cursor
+
+            everything, _ = await keys(query=m.QUERY_RANGE, count=0)
+            page, cursor = await keys(query=m.QUERY_RANGE, count=3)
+            rest, _ = await keys(query=m.QUERY_CURSOR, key=cursor, count=9)
+            sort_keys, _ = await keys(
+                query=m.QUERY_RANGE, key=b"x:000", key2=b"x:001", count=0, timeout=1 << 60
+            )
+            unmarked = await wire.ask(
+                Request(Function.GET, flags=m.WORKED_ON, query=m.QUERY_REGEX, key=b"http")
+            )
+            await wire.ask(Request(Function.DELETE, key=sort_keys[0][0]))
+            left, _ = await keys(query=m.QUERY_REGEX, key=b"^http")
+            return everything, page + rest, sort_keys, unmarked.pairs, left
+
+    everything, paged, sort_keys, unmarked, left = asyncio.run(run())
+    assert everything == paged
+    assert [key for key, _ in everything if not key.startswith(b"x:000")] == [
+        b"a",
+        b"http://x/1",
+        b"http://x/2",
+        b"x:1",
+        b"zz",
+    ]
+    assert [value for _, value in sort_keys] == [b"http://x/2", b"http://x/1"]
+    assert unmarked == []
+    assert left == [(b"http://x/1", b"http://x/1")]
+
+
 def test_marking_in_a_range_is_atomic():
     """Two workers that mark what they read never get the same value."""
 

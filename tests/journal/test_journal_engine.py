@@ -14,6 +14,7 @@ from virta.journal import messages as m
 from virta.journal.cron import Schedule
 from virta.journal.engine import Engine
 from virta.journal.messages import RefusedError, Request, Type, Value
+from virta.journal.persistence import Persistence
 from virta.journal.rules import RULES, Rule
 from virta.journal.session import LISTEN_KEYS_MAX, Session
 from virta.journal.wire import RequestParser, encode_reply, encode_request
@@ -181,6 +182,87 @@ def test_recurring_jobs():
 
     assert pushed == [b"http://h/c", b"http://h/c"]
     assert console.engine.next_event() == first + 40_000_000
+
+
+HOUR = 3600 * 1_000_000
+
+
+def recurring(engine, catch_up, schedule="0 * * * *"):
+    fields = {"schedule": schedule, "uri": "http://h/x", "catch_up": catch_up}
+    request = commands.set_("virta:cron:x", json.dumps(fields)).request
+    assert engine.handle(request, Session()).error == ""
+
+
+@pytest.mark.parametrize(("catch_up", "expected"), [("none", []), ("once", [105 * HOUR])])
+def test_times_missed_while_down(catch_up, expected, tmp_path):
+    """Five times pass while no daemon runs: one push for all of them, or none; and only once."""
+    clock = Clock(100 * HOUR + 5)
+
+    def restarted():
+        disk = Persistence(tmp_path, durability="none")
+        engine = Engine(clock)
+        disk.restore(engine)
+        return disk, engine
+
+    disk, engine = restarted()
+    recurring(engine, catch_up)
+    disk.commit(images.drain(engine, clock.now))
+    disk.close()
+    clock.now = 105 * HOUR + 7
+    seen = []
+    for _ in range(2):
+        disk, engine = restarted()
+        engine.tick()
+        seen += [job.timestamp for job in engine.jobs.take(b"", clock.now, remove=True)]
+        disk.commit(images.drain(engine, clock.now))
+        disk.close()
+
+    assert seen == expected
+
+
+def test_a_daemon_that_becomes_primary_makes_up():
+    """The time that passed between two primaries is not lost, and one that ran is not repeated."""
+    clock = Clock(100 * HOUR + 5)
+    engine = Engine(clock)
+    engine.primary = False
+    recurring(engine, "once")
+    clock.now = 101 * HOUR + 1
+    engine.tick()
+    before = len(engine.jobs)
+    engine.primary = True
+    clock.now += HOUR // 60
+    engine.tick()
+
+    assert (before, [job.timestamp for job in engine.jobs.all()]) == (0, [101 * HOUR])
+
+
+def test_a_clock_that_is_set():
+    """Ahead: one push, not one per time passed. Back: it goes on by the new time and repeats nothing."""
+    clock = Clock(100 * HOUR + 5)
+    engine = Engine(clock)
+    recurring(engine, "none", "@every 1h")
+    engine.tick()
+    done = []
+    for now in (200 * HOUR + 5, 150 * HOUR, 150 * HOUR + 9, 151 * HOUR, 201 * HOUR):
+        clock.now = now
+        engine.tick()
+        done += [job.timestamp // HOUR for job in engine.jobs.take(b"", now, remove=True)]
+
+    assert done == [101, 151, 152]
+
+
+@pytest.mark.parametrize(
+    ("text", "time", "expected"),
+    [
+        ("@every 1h", 5 * HOUR + 1, 5 * HOUR),
+        ("0 * * * *", 5 * HOUR, 5 * HOUR),
+        ("30 2 * * *", 24 * HOUR, 2 * HOUR + HOUR // 2),
+        ("0 0 29 2 *", 59 * 24 * HOUR, 0),
+    ],
+)
+def test_the_latest_time(text, time, expected):
+    """The last moment that is not later; 0 if there was none since 1970."""
+    assert Schedule(text).latest(time) == expected
 
 
 @pytest.mark.parametrize(

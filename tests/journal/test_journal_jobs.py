@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from virta.journal.domain import (
+    DEAD,
     HEAP_SLACK,
     READY,
     WORK_DEADLINE_US,
@@ -17,6 +18,7 @@ from virta.journal.domain import (
     parse_key,
 )
 from virta.journal.finished import FINISHED_US
+from virta.journal.jobkeys import JobKeys
 from virta.journal.jobs import Jobs
 from virta.journal.messages import RefusedError
 
@@ -112,6 +114,7 @@ class JobsMachine(RuleBasedStateMachine):
         self.jobs = Jobs()
         self.model = Model()
         self.now = 100
+        self.job_keys = JobKeys(self.jobs)
         self.keys = [b"a:000:00000000000000000000:00000000000000ff"]
 
     @rule(
@@ -235,6 +238,12 @@ class JobsMachine(RuleBasedStateMachine):
         for domain in [b"", *DOMAINS]:
             expected = self.model.wake_up(domain, self.now)
             assert expected == self.jobs.wake_up(domain, self.now)
+
+    @invariant()
+    def keys_are_in_order(self):
+        live = [job for job in self.jobs.all() if job.state != DEAD]
+        expected = sorted({job.uri for job in live} | {job.key() for job in live})
+        assert list(self.job_keys.in_order().scan(b"", None)) == expected
 
     @invariant()
     def counts_add_up(self):

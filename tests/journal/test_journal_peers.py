@@ -10,9 +10,10 @@ import pytest
 from journal_support import Clock, Wire, connected, until
 
 from virta.errors import JournalError
-from virta.journal import forwarder
+from virta.journal import commands, forwarder
 from virta.journal import messages as m
 from virta.journal.daemon import JournalServer
+from virta.journal.domain import STATE_NAMES
 from virta.journal.engine import Engine
 from virta.journal.messages import Function, Request, Type, Value
 from virta.journal.node import Node
@@ -26,87 +27,166 @@ URIS = [b"http://h/%d" % i for i in range(3)]
 
 def copies_of(engine):
     """What all daemons must agree on."""
-    now = engine.clock()
+    store, jobs = engine.store, engine.jobs
     values = {}
     for key in KEYS:
-        entry = engine.store.live(key, now)
+        entry = store.live(key, engine.clock())
         if entry is not None:
-            values[key] = (engine.store.value(entry), entry.timestamp, entry.persist)
-    jobs = {
-        job.uri: (job.domain.name, job.priority, job.start, job.timestamp)
-        for job in engine.jobs.listed(limit=100)
+            values[key] = (
+                sorted(entry.keys),
+                store.value(entry),
+                entry.timestamp,
+                entry.persist,
+                entry.expires,
+                entry.worked_until,
+            )
+    known = {
+        (job.uri, job.timestamp): (
+            job.domain.name,
+            STATE_NAMES[job.state],
+            job.priority,
+            job.start,
+            job.payload,
+            job.attempts,
+            job.reason,
+            job.worked_until,
+            job.revision,
+        )
+        for job in jobs.all()
     }
-    return values, jobs
+    return values, known, jobs.finished.commands
 
 
-def random_request(rng, engine, session):
-    key, uri = rng.choice(KEYS), rng.choice(URIS)
+def value_request(rng, now):
+    key, other = rng.choice(KEYS), rng.choice(KEYS)
     value = Value(Type.STRING, b"%d" % rng.randrange(100))
-    kind = rng.randrange(8)
-    if kind < 2:
-        return Request(
-            Function.SET, 1, m.OVERWRITE | rng.choice([0, m.PERSIST]), key=key, value=value
-        )
-    if kind == 2:
-        return Request(Function.DELETE, 1, key=key)
-    if kind == 3:
-        number = Value(Type.INTEGER, (1).to_bytes(8))
-        return Request(Function.ADD, 1, key=key, value=number)
-    if kind == 4:
-        return Request(
-            Function.RENAME, 1, m.OVERWRITE, key=key, key2=rng.choice(KEYS), count=0, query=1
-        )
-    if kind < 7:
-        return Request(
-            Function.PUSH, 1, m.PERSIST, key=uri, key2=b"", count=rng.randrange(9), query=1
-        )
-    taken = engine.handle(Request(Function.NEXT, 1), session)
-    if not taken.pairs:
-        return Request(Function.NOP, 1)
-    return Request(Function.DELETE, 1, m.OVERWRITE, key=taken.pairs[0].key)
+    two = {"key": key, "key2": other, "count": 0, "query": 1}
+    persist = rng.choice([0, m.PERSIST])
+    return rng.choice(
+        [
+            Request(Function.SET, 1, m.OVERWRITE | persist, key=key, value=value),
+            Request(Function.SET, 1, persist, key=key, value=value),
+            Request(Function.SET, 1, m.OVERWRITE, 0, now + 9, 5, key=key, value=value),
+            Request(Function.GET, 1, m.TOUCH, ttl=20, key=key),
+            Request(Function.GET, 1, timeout=now + rng.randrange(-3, 30), key=key),
+            Request(Function.DELETE, 1, rng.choice([0, m.OVERWRITE]), key=key),
+            Request(Function.ADD, 1, key=key, value=Value(Type.INTEGER, (1).to_bytes(8))),
+            Request(Function.RENAME, 1, m.OVERWRITE, **two),
+            Request(Function.LINK, 1, **two),
+            Request(Function.LINK, 1, **two),
+            Request(Function.UNLINK, 1, key=key),
+        ]
+    )
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_two_daemons_converge(seed):
-    """Messages dropped and sent again, doubled and reordered: both daemons end with the same."""
-    rng = random.Random(seed)
-    clock = Clock(1_000_000)
-    engines = [Engine(clock), Engine(clock)]
-    for engine in engines:
-        engine.replicate = True
-    links = [Session(), Session()]
-    for link in links:
-        link.peer = "other"
-    clients = [Session(), Session()]
-    spools = [[], []]
-    for _ in range(rng.randrange(5, 120)):
-        clock.now += rng.randrange(3)
-        one = rng.randrange(2)
-        # Only one of them is primary and hands out jobs.
-        engine = engines[one]
-        request = random_request(rng, engines[0] if one == 0 else engine, clients[one])
-        engine.handle(request, clients[one])
-        for side in range(2):
-            spools[1 - side] += [encode_request(r) for r in engines[side].outgoing]
-            engines[side].outgoing.clear()
-            rng.shuffle(spools[side])
-            while spools[side] and rng.random() < 0.5:
-                # Dropped: it stays in the spool. Acknowledged: gone. Doubled: sent, and kept too.
+def admin(do, **fields):
+    return commands.admin(do, **fields).request
+
+
+def job_request(rng, now, keys):
+    uri, key = rng.choice(URIS), rng.choice(keys)
+    start = rng.choice([None, now + rng.randrange(-3, 9)])
+    return rng.choice(
+        [
+            *3
+            * [
+                Request(
+                    Function.PUSH, 1, m.PERSIST, 0, start, key=uri, count=rng.randrange(3), query=1
+                )
+            ],
+            Request(Function.NEXT, 1, timeout=now + rng.randrange(1, 9)),
+            Request(Function.NEXT, 1, rng.choice([0, m.OVERWRITE])),
+            Request(Function.DELETE, 1, m.OVERWRITE, key=key),
+            Request(Function.DELETE, 1, key=uri),
+            Request(Function.GET, 1, timeout=now + rng.randrange(-3, 9), key=key),
+            admin("fail", key=key.decode(), reason="why", delay=rng.choice([None, 0])),
+            admin("kick", uri=uri.decode()),
+            admin("requeue", uri=uri.decode()),
+            admin("drop", uri=uri.decode()),
+            admin("configure", domain="h", settings={"max_attempts": rng.randrange(3)}),
+        ]
+    )
+
+
+class Faulty:
+    """Engines whose messages to each other are dropped and sent again, doubled and reordered."""
+
+    def __init__(self, rng, count):
+        self.rng = rng
+        self.clock = Clock(1_000_000)
+        self.engines = [Engine(self.clock) for _ in range(count)]
+        for number, engine in enumerate(self.engines):
+            engine.start_copying()
+            engine.jobs.use_range(number + 1)
+        self.client = Session()
+        self.link = Session()
+        self.link.peer = "other"
+        self.spools = [[] for _ in self.engines]
+        self.keys = [b"h:000:00000000000000000000:0000000000000000"]
+
+    def step(self):
+        rng = self.rng
+        self.clock.now += rng.randrange(3)
+        engine = rng.choice(self.engines)
+        if rng.random() < 0.5:
+            request = value_request(rng, self.clock.now)
+        else:
+            request = job_request(rng, self.clock.now, self.keys)
+        if request.function == Function.SET and request.timeout is not None:
+            # A value that is over counts as deleted at its own moment, which a SET of that very
+            # moment would win against: no other has it.
+            self.clock.now += 3
+            request.timestamp = self.clock.now - 1
+        reply = engine.handle(request, self.client)
+        if request.function == Function.NEXT and reply.pairs:
+            self.keys.append(reply.pairs[0].key)
+        self.gather()
+        for side, spool in enumerate(self.spools):
+            rng.shuffle(spool)
+            while spool and rng.random() < 0.5:
                 fate = rng.random()
                 if fate < 0.3:
-                    break
-                (message,) = RequestParser().feed(spools[side][-1])
-                engines[side].handle(message, links[side])
-                if fate < 0.8:
-                    spools[side].pop()
-    for side in range(2):
-        rng.shuffle(spools[side])
-        for raw in spools[side]:
-            (message,) = RequestParser().feed(raw)
-            assert engines[side].handle(message, links[side]).error == ""
-        assert engines[side].outgoing == []
+                    break  # dropped: it stays in the spool
+                if self.deliver(side, spool[-1]) and fate < 0.8:
+                    spool.pop()  # else doubled: sent, and kept, too
 
-    assert copies_of(engines[0]) == copies_of(engines[1])
+    def gather(self):
+        for side, engine in enumerate(self.engines):
+            engine.tick()
+            messages = [encode_request(request) for request in engine.gather()]
+            for other, spool in enumerate(self.spools):
+                if other != side:
+                    spool.extend(messages)
+
+    def deliver(self, side, raw):
+        (message,) = RequestParser().feed(raw)
+        error = self.engines[side].handle(message, self.link).error
+        assert error.partition(":")[0] in ("", "not-yet", "already-exists"), error
+        return not error
+
+    def heal(self):
+        for _ in range(50):
+            for side, spool in enumerate(self.spools):
+                self.rng.shuffle(spool)
+                self.spools[side] = [raw for raw in spool if not self.deliver(side, raw)]
+            self.gather()
+            if not any(self.spools):
+                return
+        raise AssertionError(RequestParser().feed(next(filter(None, self.spools))[0]))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_daemons_converge(seed):
+    """Whatever messages go through, two or three daemons end with the same values, jobs and marks."""
+    rng = random.Random(seed)
+    faulty = Faulty(rng, rng.choice([2, 3]))
+    for _ in range(rng.randrange(5, 120)):
+        faulty.step()
+    faulty.heal()
+
+    first, *others = [copies_of(engine) for engine in faulty.engines]
+    for other in others:
+        assert first == other
 
 
 @pytest.fixture(autouse=True)
@@ -117,9 +197,9 @@ def impatient(monkeypatch):
 class Mesh:
     """Two daemons that know each other, on fixed ports, to be started and stopped."""
 
-    def __init__(self, directory, copies=1):
+    def __init__(self, directory, **options):
         self.directory = directory
-        self.copies = copies
+        self.options = options
         self.ports = {}
         self.servers = {}
 
@@ -135,7 +215,7 @@ class Mesh:
         directory = self.directory / name
         node = Node(directory / "journal")
         peer = Peer(other, "127.0.0.1", self.ports[other])
-        node.peers = Peers(node.engine, directory, name, [peer], copies=self.copies)
+        node.peers = Peers(node.engine, directory, name, [peer], **self.options)
         server = JournalServer(port=self.ports[name], node=node)
         await server.start()
         self.servers[name] = server
@@ -212,6 +292,77 @@ def test_a_new_peer_is_filled(tmp_path):
     assert asyncio.run(run()) == (2_500, 2_500)
 
 
+def test_a_new_peer_has_everything_else_too(tmp_path):
+    """Links, marks, tombstones, dead letters, settings and finished commands come with the pull."""
+
+    async def run():
+        async with mesh(tmp_path) as both:
+            a = await both.start("a")
+            async with connected(a) as wire:
+                for request in (
+                    set_(b"a"),
+                    Request(Function.LINK, key=b"a", key2=b"b", count=0, query=1),
+                    Request(Function.GET, key=b"a", timeout=1 << 60),
+                    set_(b"c"),
+                    Request(Function.DELETE, key=b"c"),
+                    admin("configure", domain="h", settings={"max_attempts": 1}),
+                    *map(push, URIS),
+                ):
+                    assert (await wire.ask(request)).error == ""
+                taken = (await wire.ask(Request(Function.NEXT, count=3))).pairs
+                await wire.ask(admin("fail", key=taken[0].key.decode(), reason="why"))
+                await wire.ask(Request(Function.DELETE, key=taken[1].key))
+            b = await both.start("b")
+            same = copies_of(a.node.engine) == copies_of(b.node.engine)
+            states = sorted(STATE_NAMES[job.state] for job in b.node.engine.jobs.all())
+            buried = b.node.engine.store.stored(b"c").tombstone
+            await both.stop("a")
+            await until(lambda: b.node.engine.primary)
+            async with connected(b) as wire:
+                done = await wire.ask(Request(Function.DELETE, key=taken[2].key))
+            return same, states, buried, bool(done.flags & m.DELETED)
+
+    assert asyncio.run(run()) == (True, ["dead", "working"], True, True)
+
+
+def test_a_peer_that_was_away_is_pulled_later(tmp_path):
+    """What a peer knew before this daemon was configured arrives once it can be reached."""
+
+    async def run():
+        async with mesh(tmp_path) as both:
+            b = await both.start("b")
+            a = JournalServer(port=both.ports["a"], node=Node(tmp_path / "a" / "journal"))
+            await a.start()
+            async with connected(a) as wire:
+                await wire.ask(set_(b"old"))
+            await until(lambda: b.node.engine.store.live(b"old", 0))
+            await a.stop()
+
+    asyncio.run(run())
+
+
+def test_copies_that_are_not_made_are_an_error(tmp_path):
+    """Too few daemons in time: no-copies, with numbers; the change stands and arrives later."""
+
+    async def run():
+        async with mesh(tmp_path, copies=2, copies_timeout=0.1) as both:
+            a = await both.start("a")
+            async with connected(a) as wire:
+                request = set_(b"k")
+                request.timestamp = a.node.engine.clock()
+                refused = await wire.ask(request)
+                again = await wire.ask(request)  # the same change, still on one daemon only
+                b = await both.start("b")
+                await until(lambda: b.node.engine.store.live(b"k", 0))
+                await until(a.node.peers._links[0].forwarder.drained.is_set)
+                accepted = await wire.ask(request)
+            return refused.error, again.error, accepted.error
+
+    refused, again, accepted = asyncio.run(run())
+    assert refused == "no-copies: 1 of 2 daemons have it after 0.1 s; the others will get it"
+    assert (again, accepted) == (refused, "")
+
+
 def test_copies_are_waited_for(tmp_path):
     """With two copies a persist SET is answered only when both daemons have it."""
 
@@ -259,7 +410,19 @@ def test_bad_peer(text):
         Peer.parse(text)
 
 
-def test_more_copies_than_daemons(tmp_path):
-    """Copies that can never be made are refused at once."""
-    with pytest.raises(JournalError, match="copies 3"):
-        Peers(Engine(Clock()), tmp_path, "a", [Peer("b", "h", 1)], copies=3)
+@pytest.mark.parametrize(
+    ("peers", "options", "problem"),
+    [
+        ("b", {"copies": 3}, "copies 3"),
+        ("b", {"copies": 0}, "copies 0"),
+        ("b", {"copies_timeout": 0}, "copies timeout 0"),
+        ("a", {}, "differ in name"),
+        ("bcb", {}, "differ in name"),
+        ("bcdefghijklmnopqr", {}, "at most 16"),
+    ],
+)
+def test_wrong_copies(peers, options, problem, tmp_path):
+    """Copies that can never be made, and daemons that cannot be told apart, are refused at once."""
+    others = [Peer(name, "h", 1) for name in peers]
+    with pytest.raises(JournalError, match=problem):
+        Peers(Engine(Clock()), tmp_path, "a", others, **options)

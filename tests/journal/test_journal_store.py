@@ -14,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from virta.journal import numbers
 from virta.journal.keys import CHUNK_KEYS_MAX, SortedKeys
 from virta.journal.messages import RefusedError, Type, Value
-from virta.journal.store import ENTRY_OVERHEAD_BYTES, TOMBSTONE_US, Store
+from virta.journal.shelf import ENTRY_OVERHEAD_BYTES
+from virta.journal.store import TOMBSTONE_US, Store
 
 KEYS = [b"a", b"b", b"c", b"d"]
 
@@ -207,17 +208,17 @@ def test_one_value_under_several_keys():
     """A linked key reads, changes and deletes the same value; unlinking the last deletes it."""
     store = Store()
     store.set(b"a", text(b"1"), 1, 10)
-    store.link(b"a", b"b", 10)
+    store.link(b"a", b"b", 5, 10)
     store.set(b"b", text(b"2"), 2, 10)
     entry = store.live(b"a", 10)
 
-    assert store.link(b"a", b"b", 10) is entry
+    assert store.link(b"a", b"b", 5, 10) is entry
     assert store.value(entry).data == b"2"
     assert store.unlink(b"a", 3, 10) is False
     assert store.live(b"a", 10) is None
     assert store.live(b"b", 10) is entry
 
-    store.link(b"b", b"c", 10)
+    store.link(b"b", b"c", 5, 10)
 
     assert store.delete(b"c", 4, 10) is True
     assert store.live(b"b", 10) is None
@@ -268,7 +269,7 @@ def test_expiry_heap_does_not_grow_with_sets():
     for i in range(10_000):
         store.set(b"k", text(b""), i, i, expires=1_000_000 + i)
 
-    assert len(store._expiries) == 1
+    assert len(store.expiries) == 1
     assert store.tick(1_000_000) == []
     assert store.tick(1_009_999) == [b"k"]
 

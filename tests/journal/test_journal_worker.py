@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from journal_support import daemon, until
 
+from virta.cli.journal_jobs import run_command
 from virta.errors import JournalError
 from virta.journal import AsyncClient, Worker, commands
 from virta.journal import worker as worker_module
@@ -92,7 +93,7 @@ def test_new_work_wakes_an_idle_worker(monkeypatch):
 
             stop = asyncio.Event()
             task = asyncio.create_task(worker.work(stop))
-            await until(lambda: server.node.engine.listeners._domains)
+            await until(lambda: server.node.engine.listeners.awaited)
             await client.call(commands.push("http://h/x"))
             await until(lambda: worker.done)
             stop.set()
@@ -194,3 +195,43 @@ def test_wrong_use():
     worker.handle("d")(print)
     with pytest.raises(JournalError, match="already"):
         worker.handle("d")(print)
+
+
+@pytest.mark.parametrize(
+    ("command", "state", "reason"),
+    [
+        ("exit 0", None, None),
+        ("exit 3", "dead", "exit code 3"),
+        ("echo no luck >&2; exit 1", "dead", "exit code 1: no luck"),
+        ("kill -9 $$", "dead", "exit code -9"),
+        ("head -c 9000 /dev/zero | tr '\\0' x >&2; exit 1", "dead", "x" * 400),
+        ("no-such-command-here", "dead", "exit code 127"),
+        ('test "$(cat)" = payload && test $VIRTA_JOB_ATTEMPTS = 0', None, None),
+    ],
+)
+def test_commands_that_work(command, state, reason, tmp_path):
+    """`work --exec`: exit code 0 is done; another, a signal or no command is a failure with its reason."""
+
+    async def run():
+        async with (
+            daemon(tmp_path) as server,
+            await AsyncClient.connect(*server.address) as client,
+        ):
+            await client.admin("configure", domain="h", settings={"max_attempts": 1})
+            await client.call(commands.push("http://h/1", payload="payload"))
+            worker = Worker(*server.address)
+            stop = asyncio.Event()
+
+            @worker.handle("h")
+            async def handle(job):
+                try:
+                    await run_command(command, job)
+                finally:
+                    stop.set()
+
+            await worker.work(stop)
+            return (await client.admin("list"))["jobs"]
+
+    jobs = asyncio.run(run())
+    assert [job["state"] for job in jobs] == ([] if state is None else [state])
+    assert reason is None or reason in jobs[0]["reason"]

@@ -277,6 +277,14 @@ def link(client: Client, as_json: bool, key: str, additional: str) -> None:  # n
 
 
 @journal.command()
+@click.argument("key")
+@connected
+def unlink(client: Client, as_json: bool, key: str) -> None:  # noqa: FBT001
+    """Let KEY no longer lead to its value; the last key takes the value with it."""
+    show({"key": key, "deleted": client.unlink(key)}, as_json, "ok")
+
+
+@journal.command()
 @click.argument("prefix", default="")
 @click.option("--regex", help="Keys that this RE2 pattern is found in, instead of a prefix.")
 @click.option("--limit", default=1000, help="Print at most so many.")

@@ -163,6 +163,12 @@ def configure(client: Client, as_json: bool, domain: str, **settings: Any) -> No
 @click.option("--domain", default="", help="Where it waits; the uri's host by default.")
 @click.option("--priority", default=0, type=click.IntRange(0, 255), help="0 (first) to 255.")
 @click.option("--payload", help="Data for the worker.")
+@click.option(
+    "--catch-up",
+    default="none",
+    type=click.Choice(["none", "once"]),
+    help="What becomes of times that pass while the daemon is down: nothing, or one push for all.",
+)
 @click.option("--remove", is_flag=True, help="Let it no longer recur.")
 @connected
 def cron(
@@ -174,6 +180,7 @@ def cron(
     domain: str,
     priority: int,
     payload: str | None,
+    catch_up: str,
     remove: bool,  # noqa: FBT001
 ) -> None:
     """Push URI by SCHEDULE ("*/5 * * * *", UTC, or "@every 30s"); with only NAME, show it."""
@@ -187,6 +194,7 @@ def cron(
         show(json.loads(stored), as_json, stored)
     else:
         fields = {"schedule": schedule, "uri": uri, "domain": domain, "priority": priority}
+        fields["catch_up"] = catch_up
         client.set(key, json.dumps({**fields, "payload": payload}))
         show({"name": name, **fields}, as_json, "ok")
 
@@ -272,6 +280,11 @@ def talk(verbose: bool) -> None:  # noqa: FBT001
 @click.option("--peer", "peers", multiple=True, help="name=host:port of another daemon; repeat.")
 @click.option("--copies", default=1, help="Daemons that have a change before it is acknowledged.")
 @click.option("--awake", is_flag=True, help="Wait for a lone, quick client without sleeping.")
+@click.option(
+    "--copies-timeout",
+    default=10.0,
+    help="Seconds until no-copies is the answer instead.",
+)
 @click.option("--verbose", is_flag=True, help="Say what happens.")
 def serve(
     host: str,
@@ -290,13 +303,17 @@ def serve(
         from virta.journal.node import Node
         from virta.journal.peers import Peer, Peers
 
-        copies, awake = options.pop("copies"), options.pop("awake")
+        copies, timeout = options.pop("copies"), options.pop("copies_timeout")
+        awake = options.pop("awake")
         node = Node(data_dir / "journal", **options)
         if peers:
             if not name:
                 raise JournalError("a daemon with peers needs a --name", code="bad-peer")
             others = [Peer.parse(text) for text in peers]
-            node.peers = Peers(node.engine, data_dir / "peers", name, others, copies=copies)
+            directory = data_dir / "peers"
+            node.peers = Peers(
+                node.engine, directory, name, others, copies=copies, copies_timeout=timeout
+            )
         server = JournalServer(host=host, port=port, node=node, awake=awake)
         stop = stop_on_signal()
         await server.start()

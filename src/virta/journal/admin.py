@@ -3,7 +3,7 @@ What the seed's protocol has no words for: domain settings, recurring jobs, dead
 
 Settings and recurring jobs are ordinary persistent values under `virta:domain:<domain>` and
 `virta:cron:<name>` (JSON), so they are logged, copied and listed like any value, and the largest
-timestamp wins. Everything else is a command: a SET of `virta:admin` whose value is a JSON object
+timestamp wins; `virta:ran:<name>` is kept by the journal itself. Everything else is a command: a SET of `virta:admin` whose value is a JSON object
 `{"do": ..., ...}`; the answer is the JSON value of the reply's pair. Nothing else lives under `virta:`.
 """
 
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from virta.journal import images
 from virta.journal.cron import Cron, Schedule
 from virta.journal.domain import DEAD, STATE_NAMES, Job, Settings, host_of
 from virta.journal.messages import (
@@ -38,8 +37,10 @@ if TYPE_CHECKING:
 RESERVED = b"virta:"
 DOMAIN_PREFIX = b"virta:domain:"
 CRON_PREFIX = b"virta:cron:"
+RAN_PREFIX = b"virta:ran:"  # the moment a recurring job that makes up for missed times was last due
+# A clock that goes back by more than this was set, and what is due by it has to be worked out anew.
+CLOCK_BACK_US = 1_000_000
 CRONS_MAX = 10_000
-EXPORT_BYTES_MAX = 4 * 1024 * 1024
 Setting = TypeVar("Setting", Settings, Cron)
 
 
@@ -63,6 +64,8 @@ class Admin:
         self._engine = engine
         self._crons: dict[bytes, tuple[Cron, Schedule, int]] = {}
         self._due: list[tuple[int, bytes]] = []
+        self._ticked = 0
+        self._was_primary = False
 
     # Settings as values.
 
@@ -105,9 +108,12 @@ class Admin:
         elif key.startswith(CRON_PREFIX):
             cron = _decoded(value, Cron)
             schedule = Schedule(cron.schedule)
-            due = schedule.after(now)
-            self._crons[key] = (cron, schedule, due)
-            heapq.heappush(self._due, (due, key))
+            self._expect(key, cron, schedule, now)
+
+    def _expect(self, key: bytes, cron: Cron, schedule: Schedule, now: int) -> None:
+        due = schedule.after(now)
+        self._crons[key] = (cron, schedule, due)
+        heapq.heappush(self._due, (due, key))
 
     def removed(self, keys: list[bytes]) -> None:
         for key in keys:
@@ -115,6 +121,7 @@ class Admin:
                 self._engine.jobs.configure(key[len(DOMAIN_PREFIX) :].lower(), Settings())
             elif key.startswith(CRON_PREFIX):
                 self._crons.pop(key, None)
+                self._engine.forget(RAN_PREFIX + key[len(CRON_PREFIX) :])
 
     def restored(self, now: int) -> None:
         """Obey the settings that came back with the store."""
@@ -127,16 +134,41 @@ class Admin:
     # Recurring jobs.
 
     def tick(self, now: int) -> None:
+        if now < self._ticked - CLOCK_BACK_US:
+            self._expect_all(now)
+        self._ticked = now
+        if self._engine.primary and not self._was_primary:
+            self._catch_up_all(now)
+        self._was_primary = self._engine.primary
         while self._due and self._due[0][0] <= now:
             due, key = heapq.heappop(self._due)
             cron, schedule, expected = self._crons.get(key, (None, None, None))
             if cron is None or schedule is None or expected != due:
                 continue
-            following = schedule.after(now)
-            self._crons[key] = (cron, schedule, following)
-            heapq.heappush(self._due, (following, key))
+            self._expect(key, cron, schedule, now)
             if self._engine.primary:
                 self._push(cron, due, now)
+                if cron.catch_up == "once":
+                    self._engine.remember(RAN_PREFIX + key[len(CRON_PREFIX) :], due, now)
+
+    def _expect_all(self, now: int) -> None:
+        for key, (cron, schedule, _) in list(self._crons.items()):
+            self._expect(key, cron, schedule, now)
+
+    def _catch_up_all(self, now: int) -> None:
+        for key, (cron, schedule, _) in self._crons.items():
+            if cron.catch_up == "once":
+                self._catch_up(key, cron, schedule, now)
+
+    def _catch_up(self, key: bytes, cron: Cron, schedule: Schedule, now: int) -> None:
+        """One push for all the times that passed while no daemon was there, dated by the last one."""
+        ran = RAN_PREFIX + key[len(CRON_PREFIX) :]
+        store = self._engine.store
+        known = [entry.timestamp for entry in map(store.stored, (key, ran)) if entry is not None]
+        missed = schedule.latest(now)
+        if missed > max(known, default=now):
+            self._push(cron, missed, now)
+            self._engine.remember(ran, missed, now)
 
     def _push(self, cron: Cron, due: int, now: int) -> None:
         """The moment it was due is the command's timestamp: every daemon would push the same."""
@@ -172,7 +204,7 @@ class Admin:
         answer = action(command, session, now)
         flags = DATA | (PERSIST if self._engine.wants_log else 0)
         if command.do == "export":
-            value = Value(Type.BUFFER, msgspec.msgpack.encode(answer))
+            value = Value(Type.BUFFER, answer)
         else:
             value = Value(Type.STRING, msgspec.json.encode(answer))
         return Reply(request.identifier, flags, now, pair=Pair(b"", value))
@@ -219,16 +251,9 @@ class Admin:
             raise RefusedError("does-not-exist")
         return _job_view(job)
 
-    def _do_export(self, command: Command, session: Session, now: int) -> list[Any]:  # noqa: ARG002
-        """Whole jobs in the order of their ids, those after `offset`, for another daemon."""
-        exported: list[Any] = []
-        size = 0
-        for job in self._engine.jobs.after(command.offset, LIST_MAX):
-            exported.append((job.id, job.uri, images.job_image(job)))
-            size += len(job.uri) + (len(job.payload.data) if job.payload else 0)
-            if size > EXPORT_BYTES_MAX:
-                break
-        return exported
+    def _do_export(self, command: Command, session: Session, now: int) -> bytes:
+        """Everything there is as requests, page by page, for another daemon; offset 0 starts over."""
+        return self._engine.copies.export(session, now, again=command.offset == 0)
 
     def _do_fail(self, command: Command, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
         self._engine.jobs.tick(now)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from socket import socket
 
-AWAKE_S_MAX = 0.000_1
+AWAKE_S_MAX = 0.000_5
 RECEIVE_BYTES = 65_536
 _LEARNING = 0.2
 

@@ -99,7 +99,7 @@ class Client(Calls):
     """
     A blocking connection; not to be shared between threads without a lock.
 
-    With `awake` it looks for a quick reply for up to 0.1 ms before it sleeps: see `virta.journal.awake`.
+    With `awake` it looks for a quick reply for up to 0.5 ms before it sleeps: see `virta.journal.awake`.
     """
 
     def __init__(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from typing import Literal
 
 from msgspec import Struct
 
@@ -21,6 +22,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 EVERY_SECONDS_MIN = 1
 # 29 February may be eight years away; beyond that an expression never comes true.
 SEARCH_DAYS_MAX = 366 * 9
+_EPOCH_DAY = datetime.fromtimestamp(0, UTC).toordinal()
 
 
 class Cron(Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,10 +33,16 @@ class Cron(Struct, frozen=True, forbid_unknown_fields=True):
     domain: str = ""
     priority: int = 0
     payload: str | None = None
+    # Times that passed while nobody was there to push: forgotten, or made up for by one push.
+    catch_up: Literal["none", "once"] = "none"
 
 
 class Schedule:
-    """`after(time)` is the first moment later than `time`, both in µs."""
+    """
+    `after(time)` is the first moment later than `time`, `latest(time)` the last one not later; in µs.
+
+    In UTC, so that no hour is missing or there twice when clocks are put forward or back.
+    """
 
     def __init__(self, text: str) -> None:
         self._every = 0
@@ -68,6 +76,21 @@ class Schedule:
                             return int(found.timestamp()) * 1_000_000
             day += timedelta(days=1)
         raise RefusedError("bad-settings", "this schedule never comes true")
+
+    def latest(self, time: int) -> int:
+        if self._every:
+            return time // self._every * self._every
+        moment = datetime.fromtimestamp(time // 60_000_000 * 60, UTC)
+        day = moment.replace(hour=0, minute=0)
+        for _ in range(min(SEARCH_DAYS_MAX, day.toordinal() - _EPOCH_DAY + 1)):
+            if self._on(day):
+                for hour in sorted(self._hours, reverse=True):
+                    for minute in sorted(self._minutes, reverse=True):
+                        found = day.replace(hour=hour, minute=minute)
+                        if found <= moment:
+                            return int(found.timestamp()) * 1_000_000
+            day -= timedelta(days=1)
+        return 0
 
     def _on(self, day: datetime) -> bool:
         if day.month not in self._months:

@@ -191,7 +191,7 @@ class JournalServer:
     """
     `await start()`, `await stop()`; `address` says where it listens (port 0 picks one).
 
-    With `awake` a lone client is waited for without sleeping, for up to 0.1 ms, while it asks again and
+    With `awake` a lone client is waited for without sleeping, for up to 0.5 ms, while it asks again and
     again; for a loop that has little else to do. The node may be given (it is then started and stopped here all the same), so that other doors,
     such as the HTTP handler, can share it.
     """
@@ -212,6 +212,7 @@ class JournalServer:
         self.address = (host, port)
         self._connections: set[Connection] = set()
         self._connections_max = connections_max
+        self._stopping = False  # a connection accepted meanwhile is not taken
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -231,6 +232,7 @@ class JournalServer:
 
     async def stop(self) -> None:
         """Take no more, answer what is waiting, keep a snapshot."""
+        self._stopping = True
         if self._server is not None:
             self._server.close()
         await self.node.stop()
@@ -254,6 +256,8 @@ class JournalServer:
         return len(self._connections) == 1
 
     def admit(self, connection: Connection) -> bool:
+        if self._stopping:
+            return False
         if len(self._connections) >= self._connections_max:
             log.warning("journal_connection_refused: there are %d", self._connections_max)
             return False

@@ -78,6 +78,11 @@ class Job(Struct, eq=False):
     lease: int = 0  # the id of this attempt, 0: nobody works on it
     worked_until: int = 0  # while DEAD: when it died
     slot: int = 0  # where it is in the table of leases, 0: nowhere
+    # For copies on other daemons: of two states of one command the larger revision is the later one.
+    revision: int = 0
+    replaced: tuple[int, int] | None = (
+        None  # command and revision of what this one took the place of
+    )
 
     def __lt__(self, other: Job) -> bool:  # equal heap items: any order
         return False
@@ -139,6 +144,7 @@ class Domain:
         self.prefix = name.replace(b":", b"%3A")  # of sort keys
         self.settings = DEFAULTS
         self.counts = [0] * GONE
+        self.watch: Callable[[Job], None] | None = None  # told of every job that moves
         self.armed: int | None = None  # the alarm that Jobs holds for this domain
         self.offered: Rank | None = None  # the head that Jobs knows of
         self._ready: list[tuple[int, int, int, Job]] = []
@@ -152,6 +158,8 @@ class Domain:
     def move(self, job: Job, state: int) -> None:
         """Change a job's state and put it where that state is looked for."""
         counts = self.counts
+        if self.watch is not None:
+            self.watch(job)
         if job.state != GONE:
             counts[job.state] -= 1
         job.state = state

@@ -22,7 +22,8 @@ from virta.journal.jobs import Jobs
 from virta.journal.messages import RefusedError, Reply, system_clock
 from virta.journal.persistence import Durability, Persistence
 from virta.journal.session import Session
-from virta.journal.store import MEMORY_BYTES_MAX, Store
+from virta.journal.shelf import MEMORY_BYTES_MAX
+from virta.journal.store import Store
 from virta.journal.table import JOBS_MAX
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class Journal(Calls):
         try:
             self._disk.commit(records)
             self._disk.settled()
-            if self._disk.wants_rotation(self.engine):
+            if self._disk.grown and self._disk.wants_rotation(self.engine):
                 self._disk.snapshot(self.engine)
         except LogError as error:
             self._failure = error

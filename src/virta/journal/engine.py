@@ -11,10 +11,11 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from virta.journal import numbers, rules
 from virta.journal.admin import Admin
+from virta.journal.copies import COPIED_PAYLOAD_BYTES_MAX, JOB_KEY, Copies
 from virta.journal.domain import parse_key
 from virta.journal.jobs import Jobs
 from virta.journal.messages import (
@@ -26,6 +27,7 @@ from virta.journal.messages import (
     OVERWRITE,
     PERSIST,
     REPLY_BYTES_MAX,
+    TOUCH,
     WORKED_ON,
     Details,
     Function,
@@ -51,7 +53,7 @@ TIDY_US = 1_000_000
 NO_DETAILS = Details()
 STRING = int(Type.STRING)
 PEER_PREFIX = b"peer:"
-DONE_PREFIX = b"virta:done:"  # on a link between daemons: the commands of a uri are finished
+FAR_FUTURE_US = 1 << 65
 
 
 class Engine:
@@ -62,6 +64,7 @@ class Engine:
         self.store = store or Store()
         self.jobs = jobs or Jobs()
         self.listeners = Listeners()
+        self.copies = Copies(self)
         self.admin = Admin(self)
         self.disk_bytes: Callable[[], int] = lambda: 0  # for figures; set by whoever has a disk
         self.primary = True  # only the primary hands out jobs
@@ -69,6 +72,7 @@ class Engine:
         self.outgoing: list[Request] = []
         self.handled = 0
         self._reading = Reading(self)
+        self._heaps: tuple[list[Any], ...] = (self.store.expiries, self.jobs.schedule.alarms)
         self._last_stamp = 0
         self._tidy_at = 0
         self._functions: dict[int, Callable[[Request, Session, int], Reply]] = {
@@ -94,7 +98,8 @@ class Engine:
         self.handled += 1
         now = self.clock()
         try:
-            rules.check(request, now)
+            # Another daemon's clock was checked where the command came in.
+            rules.check(request, now if session.peer is None else FAR_FUTURE_US)
             if request.timestamp == 0:
                 request.timestamp = self.stamp(now)
             return self._functions[request.function](request, session, now)
@@ -116,25 +121,34 @@ class Engine:
         self._last_stamp = max(now, self._last_stamp + 1)
         return self._last_stamp
 
-    def tick(self) -> None:
-        """Let time pass: expiries, starts, lapses, recurring jobs, and who waits for them."""
+    def tick(self) -> int | None:
+        """
+        Let time pass: expiries, starts, lapses, recurring jobs, and who waits for them.
+
+        The `next_event` is returned.
+        """
         now = self.clock()
         event = self.next_event()
-        if now >= self._tidy_at or (event is not None and event <= now) or self.store.unannounced:
+        due = event is not None and event <= now
+        set_back = now < self._tidy_at - TIDY_US
+        if due or set_back or now >= self._tidy_at or self.store.unannounced:
             self._tidy_at = now + TIDY_US
             gone = self.store.tick(now)
             if gone:
                 self.listeners.changed(gone, None, now, None)
             self.jobs.tick(now)
             self.admin.tick(now)
-        self.listeners.work_due(self.jobs, now)
+            event = self.next_event()
+        if self.listeners.awaited:
+            self.listeners.work_due(self.jobs, now)
+        return event
 
     def next_event(self) -> int | None:
         """When `tick` may have something to do; too early is possible, too late is not."""
-        first = self.jobs.schedule.next_alarm()
-        for time in (self.store.next_expiry(), self.admin.next_event()):
-            if time is not None and (first is None or time < first):
-                first = time
+        first = self.admin.next_event()
+        for heap in self._heaps:
+            if heap and (first is None or heap[0][0] < first):
+                first = heap[0][0]
         return first
 
     def close(self, session: Session) -> None:
@@ -158,7 +172,11 @@ class Engine:
         key, value = request.key, request.value
         assert value is not None
         flags = request.flags
+        told = session.peer is not None
         if key.startswith(b"virta:"):
+            if told and key == JOB_KEY:
+                self.copies.merge_job(value, now)
+                return Reply(request.identifier, 0, request.timestamp)
             if self.admin.is_command(key):
                 return self.admin.run(request, session, now)
             self.admin.check(request)
@@ -173,6 +191,7 @@ class Engine:
             persist=bool(flags & PERSIST),
             expires=request.timeout or 0,
             ttl=request.ttl or 0,
+            told=told,
         )
         entry = self.store.stored(key)
         assert entry is not None
@@ -180,20 +199,21 @@ class Engine:
             self._publish(entry, session)
             if key.startswith(b"virta:"):
                 self.admin.applied(key, value, now)
-            self.tell_peers(session, request)
+            if self.replicate and not told:
+                self._tell_value(entry)
         if flags & LISTEN:
             self.listeners.listen(session, [key])
         return self._about(request, entry, now)
 
     def _delete(self, request: Request, session: Session, now: int) -> Reply:
         key = request.key
-        complete = bool(request.flags & OVERWRITE)
-        if session.peer is not None and key.startswith(DONE_PREFIX):
-            self.jobs.finished_elsewhere(key[len(DONE_PREFIX) :], request.timestamp, now)
-            return Reply(request.identifier, 0, request.timestamp)
+        if session.peer is not None:
+            return self._bury(request, session, now)
+        # With copies a tombstone is always needed: an older SET may be on its way from elsewhere.
+        complete = bool(request.flags & OVERWRITE) and not self.replicate
         entry = self.store.live(key, now)
         if entry is None:
-            reply = self._delete_job(request, session, now)
+            reply = self._delete_job(request, now)
             if reply is not None:
                 return reply
         keys = [] if entry is None else list(entry.keys)
@@ -203,11 +223,21 @@ class Engine:
             self.admin.removed(keys)
         stored = self.store.stored(key)
         timestamp = request.timestamp if stored is None else stored.timestamp
-        if timestamp <= request.timestamp:
-            self.tell_peers(session, request)
+        if self.replicate and (removed or timestamp <= request.timestamp):
+            for each in keys or [key]:
+                self._tell_gone(each)
         return Reply(request.identifier, DELETED if removed else 0, timestamp)
 
-    def _delete_job(self, request: Request, session: Session, now: int) -> Reply | None:
+    def _bury(self, request: Request, session: Session, now: int) -> Reply:
+        """Another daemon deleted one key; it says of each by itself."""
+        key = request.key
+        removed = self.store.bury(key, request.timestamp, now, owner=session)
+        if removed:
+            self.listeners.changed([key], session, request.timestamp, None)
+            self.admin.removed([key])
+        return Reply(request.identifier, DELETED if removed else 0, request.timestamp)
+
+    def _delete_job(self, request: Request, now: int) -> Reply | None:
         """Done, or cancelled; None if the key belongs to no job."""
         key = request.key
         job = self.jobs.find(key)
@@ -221,7 +251,6 @@ class Engine:
             self.jobs.cancel(key, now)
         else:
             self.jobs.done(job, now)
-        self._tell_done(session, job.uri)
         return Reply(request.identifier, DELETED, request.timestamp)
 
     def _add(self, request: Request, session: Session, now: int) -> Reply:
@@ -257,7 +286,8 @@ class Engine:
     def _result(self, request: Request, entry: Entry, session: Session, now: int) -> Reply:
         self._publish(entry, session)
         value = self.store.value(entry)
-        self.tell_peers(session, self._as_set(request.key, entry, value))
+        if self.replicate:
+            self._tell_value(entry)
         reply = self._about(request, entry, now)
         reply.flags |= DATA
         reply.pair = Pair(b"", value)
@@ -291,11 +321,10 @@ class Engine:
         assert entry is not None
         self.listeners.changed([key], session, entry.timestamp, None)
         self._publish(entry, session)
-        self.tell_peers(
-            session,
-            self._as_set(target, entry, self.store.value(entry)),
-            Request(Function.DELETE, key=key, timestamp=entry.timestamp),
-        )
+        if self.replicate:
+            self._tell_value(entry)
+            if key != target:
+                self._tell_gone(key)
         return self._about(request, entry, now)
 
     def _link(self, request: Request, session: Session, now: int) -> Reply:
@@ -303,35 +332,43 @@ class Engine:
             raise RefusedError("key-missing", "the additional key")
         self.admin.refuse_reserved(request.key)
         self.admin.refuse_reserved(request.key2)
-        if session.peer is not None and self.store.live(request.key, now) is None:
-            return self._link_early(request)
-        entry = self.store.link(request.key, request.key2, now, owner=session)
+        if session.peer is not None:
+            return self._link_told(request, session, now)
+        entry = self.store.link(request.key, request.key2, request.timestamp, now, owner=session)
         self.listeners.changed([request.key2], session, entry.timestamp, entry.type)
-        self.tell_peers(session, request)
+        if self.replicate:
+            self._tell_value(entry)
         return self._about(request, entry, now)
 
-    def _link_early(self, request: Request) -> Reply:
-        """Another daemon's LINK before the value it is about, which is on its way or gone again."""
-        buried = self.store.stored(request.key)
-        if buried is None:
-            raise RefusedError("not-yet", "the value has not arrived")
-        return Reply(request.identifier, 0, buried.timestamp)
+    def _link_told(self, request: Request, session: Session, now: int) -> Reply:
+        """Another daemon's LINK, perhaps before the value it is about."""
+        key = request.key2
+        if self.store.link_told(request.key, key, request.timestamp, now):
+            entry = self.store.live(key, now)
+            kind = None if entry is None else entry.type
+            self.listeners.changed([key], session, request.timestamp, kind)
+        return Reply(request.identifier, 0, request.timestamp)
 
     def _unlink(self, request: Request, session: Session, now: int) -> Reply:
         self.admin.refuse_reserved(request.key)
         entry = self.store.live(request.key, now)
         if entry is not None:
-            request.timestamp = max(request.timestamp, entry.timestamp + 1)
+            moment = max(entry.timestamp, entry.moment(request.key)) + 1
+            request.timestamp = max(request.timestamp, moment)
         removed = self.store.unlink(request.key, request.timestamp, now, owner=session)
         if entry is not None:
             self.listeners.changed([request.key], session, request.timestamp, None)
-            self.tell_peers(session, request)
+            if self.replicate and session.peer is None:
+                self._tell_gone(request.key)
         return Reply(request.identifier, DELETED if removed else 0, request.timestamp)
 
     # Jobs.
 
     def _push(self, request: Request, session: Session, now: int) -> Reply:
         persist = bool(request.flags & PERSIST)
+        payload = request.value
+        if self.replicate and payload and len(payload.data) > COPIED_PAYLOAD_BYTES_MAX:
+            raise RefusedError("too-large", f"copied payloads: {COPIED_PAYLOAD_BYTES_MAX} bytes")
         if request.timeout is None:
             request.timeout = now
         applied = self.jobs.push(
@@ -341,15 +378,11 @@ class Engine:
             now,
             priority=request.count or 0,
             start=request.timeout,
-            payload=request.value,
+            payload=payload,
             persist=persist,
             tied=session.peer is not None,
         )
-        timestamp = request.timestamp
-        if applied:
-            self.tell_peers(session, request)
-        else:
-            timestamp = self.jobs.last_command(request.key)
+        timestamp = request.timestamp if applied else self.jobs.last_command(request.key)
         return Reply(request.identifier, PERSIST if persist else 0, timestamp)
 
     def _next(self, request: Request, session: Session, now: int) -> Reply:
@@ -372,9 +405,7 @@ class Engine:
             if request.flags & DATA and job.payload is not None:
                 pairs.append(Pair(b"", job.payload, NO_DETAILS if detailed else None))
                 size += len(job.payload.data)
-            if remove:
-                self._tell_done(session, job.uri)
-            elif deadline is None or job.worked_until < deadline:
+            if not remove and (deadline is None or job.worked_until < deadline):
                 deadline = job.worked_until
             if size > REPLY_BYTES_MAX // 2:
                 break
@@ -398,25 +429,51 @@ class Engine:
     def _publish(self, entry: Entry, session: Session) -> None:
         self.listeners.changed(entry.keys, session, entry.timestamp, entry.type)
 
-    def _as_set(self, key: bytes, entry: Entry, value: Value) -> Request:
-        return Request(
-            Function.SET,
-            0,
-            OVERWRITE | (PERSIST if entry.persist else 0),
-            entry.timestamp,
-            entry.expires or None,
-            entry.ttl or None,
-            key=key,
-            value=value,
-        )
+    def _tell_value(self, entry: Entry) -> None:
+        self.outgoing += self.copies.of_value(entry)
+        self._tell_moved()
 
-    def tell_peers(self, session: Session, *requests: Request) -> None:
-        if self.replicate and session.peer is None:
-            self.outgoing.extend(requests)
+    def _tell_gone(self, key: bytes) -> None:
+        stored = self.store.stored(key)
+        if stored is not None:
+            self.outgoing.append(Request(Function.DELETE, 0, 0, stored.moment(key), key=key))
+        self._tell_moved()
 
-    def _tell_done(self, session: Session, uri: bytes) -> None:
-        if self.replicate and session.peer is None:
-            timestamp = self.jobs.finished.last(uri)
-            self.outgoing.append(
-                Request(Function.DELETE, key=DONE_PREFIX + uri, timestamp=timestamp)
-            )
+    def _tell_moved(self) -> None:
+        """Values that go on under another key, because theirs was taken away."""
+        moved, self.store.moved = self.store.moved, []
+        for entry in moved:
+            if entry.keys:
+                self.outgoing += self.copies.of_value(entry)
+
+    # What the journal keeps for itself.
+
+    def remember(self, key: bytes, moment: int, now: int) -> None:
+        """A persistent value that says when something happened, on every daemon."""
+        if self.store.set(key, Value(Type.VOID, b""), moment, now, persist=True) and self.replicate:
+            entry = self.store.stored(key)
+            assert entry is not None
+            self._tell_value(entry)
+
+    def forget(self, key: bytes) -> None:
+        """What `remember` kept; every daemon does so by itself."""
+        entry = self.store.stored(key)
+        if entry is not None:
+            self.store.delete(key, entry.timestamp + 1, self.clock())
+
+    def tell_read(self, entry: Entry, request: Request) -> None:
+        """A mark or a longer life, together with the value, as that may be still on its way."""
+        if self.replicate and (request.timeout is not None or request.flags & TOUCH):
+            self._tell_value(entry)
+
+    def gather(self) -> list[Request]:
+        """Everything other daemons have to hear of and have not been told; taken once."""
+        self.outgoing += self.copies.of_jobs(self.clock())
+        gone, self.store.expired_links = self.store.expired_links, []
+        self.outgoing += [Request(Function.DELETE, 0, 0, at, key=key) for key, at in gone]
+        outgoing, self.outgoing = self.outgoing, []
+        return outgoing
+
+    def start_copying(self) -> None:
+        """From now on every change is to be told to other daemons."""
+        self.replicate = self.jobs.copied = self.store.copied = True

@@ -19,19 +19,25 @@ class Spill(Protocol):
     def drop(self, handle: int) -> None: ...
 
 
+_NO_LINKS: dict[bytes, int] = {}  # shared by all values with one key, never changed
+
+
 class Entry:
     """One value under one or more keys, or the tombstone of one key."""
 
     __slots__ = (
         "accessed",
+        "alias",
         "created",
         "data",
         "expires",
         "handle",
         "keys",
+        "links",
         "lock_owner",
         "lock_until",
         "logged",
+        "marked_at",
         "modified",
         "persist",
         "queued",
@@ -44,7 +50,9 @@ class Entry:
     )
 
     def __init__(self, key: bytes, timestamp: int) -> None:
-        self.keys = [key]
+        self.keys = [key]  # the first is the value's own, the others were linked to it
+        self.links: dict[bytes, int] = _NO_LINKS  # when each of the others was
+        self.alias: bytes | None = None  # a tombstone only as long as that key has no value
         self.type = 0
         self.data: bytes | None = b""  # None: spilled, `handle` says where
         self.handle = 0
@@ -56,6 +64,7 @@ class Entry:
         self.expires = 0
         self.ttl = 0
         self.worked_until = 0
+        self.marked_at = 0  # when that was said
         self.persist = False
         self.tombstone = False
         self.logged = False  # an image of it is in the log
@@ -63,6 +72,10 @@ class Entry:
         # In memory only: a lock never outlives its connection.
         self.lock_owner: object = None
         self.lock_until = 0
+
+    def moment(self, key: bytes) -> int:
+        """The timestamp of what a key is: linked, or the value or tombstone itself."""
+        return self.links.get(key, self.timestamp)
 
     def __lt__(self, other: Entry) -> bool:  # entries of equal expiry in the heap: any order
         return False

@@ -32,6 +32,8 @@ log = logging.getLogger("virta.journal")
 UNANSWERED_MAX = 256
 RETRY_S_MIN = 0.1
 RETRY_S_MAX = 30.0
+# A daemon that does not answer for so long is asked again on another connection.
+ANSWER_S_MAX = 30.0
 LOOK_S = 1.0  # PING and inotify are hints; this is the promise
 _IN_MODIFY_CREATE = 0x00000002 | 0x00000100
 
@@ -62,6 +64,7 @@ class Forwarder:
         self._port = port
         self._hello = hello
         self._acknowledged = acknowledged
+        self._delay = RETRY_S_MIN  # before the next connection
         self._wake = asyncio.Event()
         self._files: dict[str, SpoolFile] = {}
         directory.mkdir(parents=True, exist_ok=True)
@@ -103,25 +106,25 @@ class Forwarder:
         self._wake.set()
 
     async def _run(self, stop: asyncio.Event) -> None:
-        delay = RETRY_S_MIN
         while not stop.is_set():
             try:
                 async with await AsyncClient.connect(self._host, self._port) as client:
                     if self._hello is not None:
-                        await client.request(self._hello)
+                        async with asyncio.timeout(ANSWER_S_MAX):
+                            await client.request(self._hello)
                     self.connected = True
-                    delay = await self._forward(client, stop, delay)
-            except JournalError as error:
-                log.info("journal_forwarder_waits seconds=%.1f %s", delay, error.message)
+                    await self._forward(client, stop)
+            except (JournalError, TimeoutError) as error:
+                log.info("journal_forwarder_waits seconds=%.1f %s", self._delay, error)
             self.connected = False
             self.drained.clear()
             for file in self._files.values():
                 file.rewind()
-            await self._sleep(delay)
-            delay = min(delay * 2, RETRY_S_MAX)
+            await self._sleep(self._delay)
+            self._delay = min(self._delay * 2, RETRY_S_MAX)
 
-    async def _forward(self, client: AsyncClient, stop: asyncio.Event, delay: float) -> float:
-        """Send until stopped, refused for now, or cut off; the delay before the next connection."""
+    async def _forward(self, client: AsyncClient, stop: asyncio.Event) -> None:
+        """Send until stopped, refused for now, or cut off."""
         while not stop.is_set():
             self._wake.clear()
             batch = self._pending()
@@ -130,20 +133,20 @@ class Forwarder:
                 self.drained.set()
                 await self._sleep(LOOK_S)
                 if not client.connected:
-                    return delay
+                    return
                 continue
             self.drained.clear()
-            replies = await asyncio.gather(
-                *(client.request(_request(record)) for _, record in batch)
-            )
-            delay = RETRY_S_MIN
+            async with asyncio.timeout(ANSWER_S_MAX):
+                replies = await asyncio.gather(
+                    *(client.request(_request(record)) for _, record in batch)
+                )
+            self._delay = RETRY_S_MIN  # the daemon is there, and so is the line
             outcomes = [
                 self._settle(file, record, reply)
                 for (file, record), reply in zip(batch, replies, strict=True)
             ]
             if not all(outcomes):
-                return delay
-        return delay
+                return
 
     def _pending(self) -> list[tuple[SpoolFile, Spooled]]:
         """The oldest records not yet sent, in order."""

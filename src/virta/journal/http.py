@@ -46,6 +46,7 @@ STATUS = {
     "disk": 503,
     "not-primary": 503,
     "shutting-down": 503,
+    "no-copies": 503,
 }
 
 

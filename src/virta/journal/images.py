@@ -6,15 +6,16 @@ state after the last image. That is what lets a snapshot be taken little by litt
 works, and makes replaying a record twice harmless.
 
     topic   value (MessagePack array)
-    value   keys, type, data, timestamp, created, modified, accessed, expires, ttl, worked until, tombstone
+    value   keys, type, data, timestamp, created, modified, accessed, expires, ttl, worked until, tombstone,
+            when that was marked, when each further key was linked, what a linked key without value waits for
     gone    key
-    mark    key, timestamp of the version, worked until, expires
+    mark    key, timestamp of the version, worked until, expires, when it was marked
     job     uri, last finished command (-1: none known), when it finished, entries: none, one, or what is
             worked on and what waits behind it
     ids     the first id that was not handed out yet, for sure
 
 An entry of a job is: domain, id, priority, start, timestamp, created, payload type (-1: none), payload,
-attempts, reason, dead, worked until (if dead: when it died), lease.
+attempts, reason, dead, worked until (if dead: when it died), lease, revision, persist.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from virta.log.limits import KEY_BYTES_MAX
 
 if TYPE_CHECKING:
     from virta.journal.engine import Engine
+    from virta.journal.jobs import Jobs
 
 Record = tuple[str, bytes, bytes]
 _encode = msgspec.msgpack.Encoder().encode
@@ -49,6 +51,9 @@ def value_image(entry: Entry, value: Value) -> tuple[Any, ...]:
         entry.ttl,
         entry.worked_until,
         entry.tombstone,
+        entry.marked_at,
+        [entry.links[key] for key in entry.keys[1:]],
+        entry.alias,
     )
 
 
@@ -68,6 +73,8 @@ def job_image(job: Job) -> tuple[Any, ...]:
         job.state == DEAD,
         job.worked_until,
         job.lease,
+        job.revision,
+        job.persist,
     )
 
 
@@ -84,7 +91,7 @@ def drain(engine: Engine, now: int) -> list[Record]:
         records.append(("value", _short(entry.keys[0]), _encode(image)))
     for entry in marked:
         key = entry.keys[0]
-        mark = (key, entry.timestamp, entry.worked_until, entry.expires)
+        mark = (key, entry.timestamp, entry.worked_until, entry.expires, entry.marked_at)
         records.append(("mark", _short(key), _encode(mark)))
     return records
 
@@ -106,20 +113,23 @@ def apply(engine: Engine, topic: str, image: bytes, now: int) -> None:
     elif topic == "gone":
         engine.store.restore_gone(fields[0])
     elif topic == "mark":
-        key, timestamp, worked_until, expires = fields
+        key, timestamp, worked_until, expires, marked_at = fields
         stored = engine.store.stored(key)
         if stored is not None and stored.timestamp == timestamp and not stored.tombstone:
-            engine.store.restore_mark(stored, worked_until, expires)
+            engine.store.restore_mark(stored, worked_until, marked_at, expires)
     elif topic == "ids":
-        engine.jobs.next_id = max(engine.jobs.next_id, fields[0])
+        engine.jobs.saw_id(fields[0] - 1)
 
 
 def restore_value(engine: Engine, image: list[Any], now: int) -> None:
-    keys, kind, data, timestamp, created, modified, accessed, expires, ttl, worked, tombstone = (
-        image
-    )
+    keys, kind, data, timestamp, created, modified, accessed, expires, ttl = image[:9]
+    worked, tombstone, marked_at, links, alias = image[9:]
     entry = Entry(keys[0], timestamp)
     entry.keys = keys
+    if links:
+        entry.links = dict(zip(keys[1:], links, strict=True))
+    entry.alias = alias
+    entry.marked_at = marked_at
     entry.created = created
     entry.modified = modified
     entry.accessed = accessed
@@ -132,6 +142,10 @@ def restore_value(engine: Engine, image: list[Any], now: int) -> None:
 
 
 def restore_job(engine: Engine, uri: bytes, image: list[Any], now: int) -> None:
+    engine.jobs.restore(job_of(engine.jobs, uri, image), now, dead=image[10])
+
+
+def job_of(jobs: Jobs, uri: bytes, image: list[Any]) -> Job:
     (
         domain,
         job_id,
@@ -143,29 +157,32 @@ def restore_job(engine: Engine, uri: bytes, image: list[Any], now: int) -> None:
         payload,
         attempts,
         reason,
-        dead,
+        _,
         worked_until,
         lease,
+        revision,
+        persist,
     ) = image
     # Times that are the same are one number in memory, as they were before: 32 bytes each.
-    job = Job(
+    return Job(
         uri,
-        engine.jobs.schedule.domain(domain),
+        jobs.schedule.domain(domain),
         job_id,
         priority,
         timestamp if start == timestamp else start,
         timestamp,
         timestamp if created == timestamp else created,
         Value(payload_type, payload) if payload_type >= 0 else None,
-        True,
+        persist,
         attempts,
         reason,
-        True,
+        False,
         GONE,
         lease,
         worked_until,
+        0,
+        revision,
     )
-    engine.jobs.restore(job, now, dead=dead)
 
 
 def _short(key: bytes) -> bytes:

@@ -56,15 +56,19 @@ class Jobs(JobTable):
             return False
         if last == timestamp and not self._wins_tie(uri, timestamp, (priority, start, payload)):
             return False
-        if self._dead:
-            self._drop_dead(uri)
+        died = self._drop_dead(uri) if self._dead else None
         job = self._waiting.get(uri)
         if job is None:
             if len(self) >= self.jobs_max:
                 raise RefusedError("out-of-memory", f"the journal holds {self.jobs_max} jobs")
             job = self._new_job(uri, name, timestamp)
+            if died is not None:
+                job.replaced = (died.timestamp, died.revision)
         else:
             start = self._throttled(job, start)
+            if job.revision and job.state != HELD:
+                job.replaced = (job.timestamp, job.revision)
+            job.revision = 0
             self._unschedule(job, name)
             job.timestamp = timestamp
             job.attempts = 0
@@ -76,6 +80,8 @@ class Jobs(JobTable):
             self._changed(uri)
         job.persist = persist
         self._schedule(job, now)
+        if self.copied and not tied:
+            self._tell(job)
         return True
 
     # What workers do.
@@ -107,7 +113,7 @@ class Jobs(JobTable):
         if remove:
             self._finish(job, now)
         else:
-            self._reserve(job, self._deadline(job, until, now))
+            self._reserve(job, self._deadline(job, until, now), now)
         return job
 
     def wake_up(self, domain: bytes, now: int) -> int | None:
@@ -141,10 +147,11 @@ class Jobs(JobTable):
             self.schedule.arm(job.domain)
             if job.slot and self.leases is not None:
                 self.leases.put(job)
+            self._tell(job, now)
         elif job.state == HELD:
             raise RefusedError("worked-on", timestamp=job.timestamp)
         else:
-            self._reserve(job, until, lease=job.id)
+            self._reserve(job, until, now, lease=job.id)
 
     def fail(self, job: Job, reason: str, now: int, *, delay: int | None = None) -> None:
         """The attempt failed: again after `delay` µs, or dead if it was the last one allowed."""
@@ -177,6 +184,7 @@ class Jobs(JobTable):
         self._unschedule(job, job.domain.name)
         job.start = min(job.start, now)
         self._schedule(job, now)
+        self._tell(job, now)
         if job.persist:
             self._changed(job.uri)
 
@@ -202,6 +210,7 @@ class Jobs(JobTable):
         self._waiting[job.uri] = job
         self._by_id[job.id] = job
         self._schedule(job, now)
+        self._tell(job, now)
         if job.persist or job.logged:
             self._changed(job.uri)
 
@@ -209,17 +218,85 @@ class Jobs(JobTable):
         """Out of the dead letters for good."""
         self.finished.remember(job.uri, job.timestamp, now)
         self._drop_dead(job.uri)
+        self._tell(job)
 
     # What another daemon tells.
 
-    def finished_elsewhere(self, uri: bytes, timestamp: int, now: int) -> None:
-        """All commands of a uri up to `timestamp` are done."""
-        for job in (self._waiting.get(uri), self._working.get(uri), self._dead.get(uri)):
-            if job is not None and job.timestamp <= timestamp:
-                self._finish(job, now)
-        if self.finished.last(uri) < timestamp:
-            self.finished.remember(uri, timestamp, now)
+    def merge(
+        self, uri: bytes, finished: int, finished_at: int, states: list[Job], now: int
+    ) -> None:
+        """
+        Take in what another daemon knows of a uri.
+
+        Whatever order such states arrive in, and however often, all daemons end up with the same: the
+        last finished command is the largest, of one command the later state wins, of two commands the
+        newer one; the older stays only while it is worked on.
+        """
+        if finished > self.finished.last(uri):
+            self.finished.remember(uri, finished, finished_at)
             self._changed(uri)
+        known = self.finished.last(uri)
+        for job in self.entries(uri):
+            if job.timestamp <= known:
+                self._merged_out(job, now)
+        for state in states:
+            if state.timestamp > known and self._merge(state, now):
+                self._changed(uri)
+            self.schedule.sweep(state.domain)  # it may not have been needed
+
+    def _merge(self, state: Job, now: int) -> bool:
+        """True if it was news."""
+        others = self.entries(state.uri)
+        mine = next((job for job in others if job.timestamp == state.timestamp), None)
+        if mine is not None:
+            if _version(state) <= _version(mine):
+                return False
+            state.logged = mine.logged
+            state.replaced = mine.replaced
+            self._take_out(mine)
+            others.remove(mine)
+        newer = [job for job in others if job.timestamp > state.timestamp]
+        version = (state.timestamp, state.revision)
+        stale = any((job.replaced or (0, 0)) >= version for job in newer)
+        contested = bool(state.lease) and not stale and any(job.lease for job in newer)
+        if stale or contested or (newer and not state.lease):
+            if state.revision:
+                for job in newer:  # they cover it
+                    job.replaced = max(job.replaced or (0, 0), version)
+            if contested:
+                self._yield(state, now)
+            self._rehold(state.uri, now)
+            return mine is not None
+        for job in others:
+            if job not in newer and (state.lease or not job.lease):
+                for replaced in (job.replaced, (job.timestamp, job.revision)):
+                    if replaced and replaced[1] and job.state != HELD:
+                        state.replaced = max(state.replaced or (0, 0), replaced)
+                if job.lease:
+                    self._yield(job, now)
+                self._take_out(job)
+        self._put_in(state, now)
+        self._rehold(state.uri, now)
+        return True
+
+    def _yield(self, job: Job, now: int) -> None:
+        """Two daemons handed out two commands of one uri: the older is over, everywhere."""
+        self.finished.remember(job.uri, job.timestamp, now)
+        self._changed(job.uri)
+        self._tell(job)
+
+    def _merged_out(self, job: Job, now: int) -> None:
+        self._take_out(job)
+        self._rehold(job.uri, now)
+        if job.persist or job.logged:
+            self._changed(job.uri)
+
+    def _rehold(self, uri: bytes, now: int) -> None:
+        """What waits is held back exactly while something of its uri is worked on."""
+        waiting = self._waiting.get(uri)
+        if waiting is not None and (waiting.state == HELD) != (uri in self._working):
+            waiting.domain.move(waiting, GONE)
+            self._schedule(waiting, now)
 
     # Time.
 
@@ -227,7 +304,7 @@ class Jobs(JobTable):
         """Starts that have come, work windows that are over, finished commands to forget."""
         for place in self.schedule.due(now):
             while (job := place.due_lapse(now)) is not None:
-                self._attempt_over(job, "the work deadline passed", now)
+                self._attempt_over(job, "the work deadline passed", now, when=job.worked_until)
             while (job := place.due_start(now)) is not None:
                 place.move(job, READY)
             self.schedule.offer(place)
@@ -252,25 +329,32 @@ class Jobs(JobTable):
         seconds = job.domain.settings.deadline
         return now + (int(seconds * 1_000_000) if seconds else WORK_DEADLINE_US)
 
-    def _attempt_over(self, job: Job, reason: str, now: int, *, start: int | None = None) -> None:
-        """An attempt came to nothing: count it, and decide what becomes of the job."""
+    def _attempt_over(
+        self, job: Job, reason: str, now: int, *, start: int | None = None, when: int | None = None
+    ) -> None:
+        """
+        An attempt came to nothing: count it, and decide what becomes of the job.
+
+        A lapse is dated by its deadline (`when`), so that every daemon that sees it sees the same.
+        """
         newer = self._waiting.get(job.uri)
         if newer is not None:
-            self._unlease(job)
-            job.domain.move(job, GONE)
-            self.schedule.sweep(job.domain)
+            self._take_out(job)
+            self.finished.remember(job.uri, job.timestamp, now)  # the newer command covers it
             newer.domain.move(newer, GONE)
             self._schedule(newer, now)
+            self._tell(job)
             if job.logged:
                 self._changed(job.uri)
             return
+        self._tell(job, now if when is None else when)
         job.attempts = min(job.attempts + 1, ATTEMPTS_MAX)
         job.reason = reason
         if job.persist:
             self._changed(job.uri)
         limit = job.domain.settings.max_attempts
         if limit and job.attempts >= limit:
-            self.bury(job, reason, now)
+            self.bury(job, reason, now if when is None else when)
             return
         if start is not None:
             job.start = start
@@ -282,6 +366,7 @@ class Jobs(JobTable):
             self._attempt_over(job, "", now)
         else:
             self._back_to_waiting(job, now)
+            self._tell(job, now)
             if job.logged:  # a snapshot may have said that it is worked on
                 self._changed(job.uri)
 
@@ -293,32 +378,25 @@ class Jobs(JobTable):
         self._schedule(job, now)
 
     def _finish(self, job: Job, now: int) -> None:
-        if job.state == WORKING:
-            self._unlease(job)
-        elif job.state == DEAD:
-            del self._dead[job.uri]
-        else:
-            del self._waiting[job.uri]
-            del self._by_id[job.id]
-        place = job.domain
-        place.move(job, GONE)
+        self._take_out(job)
         uri = job.uri
         self.finished.remember(uri, job.timestamp, now)
         newer = self._waiting.get(uri)
         if newer is not None and newer.state == HELD:
             newer.domain.move(newer, GONE)
             self._schedule(newer, now)
-        self.schedule.sweep(place)
+        self._tell(job)
         if job.persist or job.logged:
             self._changed(uri)
 
-    def _drop_dead(self, uri: bytes) -> None:
+    def _drop_dead(self, uri: bytes) -> Job | None:
         job = self._dead.pop(uri, None)
         if job is not None:
             job.domain.move(job, GONE)
             self.schedule.sweep(job.domain)
             if job.persist or job.logged:
                 self._changed(uri)
+        return job
 
 
 def _order(command: tuple[int, int, Value | None]) -> tuple[int, int, int, bytes]:
@@ -328,4 +406,19 @@ def _order(command: tuple[int, int, Value | None]) -> tuple[int, int, int, bytes
         start,
         -1 if payload is None else payload.type,
         payload.data if payload else b"",
+    )
+
+
+def _version(job: Job) -> tuple[object, ...]:
+    """Orders the states of one command; anything that can differ takes part."""
+    return (
+        job.revision,
+        bool(job.worked_until and not job.lease),
+        job.attempts,
+        job.lease,
+        job.worked_until,
+        *_order((job.priority, job.start, job.payload)),
+        job.domain.name,
+        job.reason,
+        job.persist,
     )

@@ -61,7 +61,7 @@ class Leases:
         self._slots = 0
         self._free: list[int] = []
         self._ended: list[Job] = []
-        self._leaving: list[Job] = []
+        self.leaving: list[Job] = []  # whose end is on its way to the log
 
     def load(self) -> Iterator[Lease]:
         """What is in the file; a slot that was being written when the process died is passed over."""
@@ -114,12 +114,12 @@ class Leases:
     def drained(self) -> None:
         """What ended up to now is in the images that go to the log."""
         if self._ended:
-            self._leaving += self._ended
+            self.leaving += self._ended
             self._ended = []
 
     def settled(self) -> None:
         """Those images are in the log."""
-        leaving, self._leaving = self._leaving, []
+        leaving, self.leaving = self.leaving, []
         for job in leaving:
             slot = job.slot
             if slot and not job.lease and self._map is not None:

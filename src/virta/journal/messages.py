@@ -159,6 +159,7 @@ class RefusedError(JournalError):
 # Errors after which the same request may succeed later; a forwarder keeps the record.
 RETRY_CODES = frozenset(
     {"worked-on", "locked", "out-of-memory", "disk", "not-primary", "shutting-down", "not-yet"}
+    | {"no-copies"}
 )
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from functools import partial
 from typing import TYPE_CHECKING
 
 from virta.errors import JournalError, LogError, LogWriteError
@@ -29,7 +28,8 @@ from virta.journal.messages import (
 )
 from virta.journal.persistence import Durability, Persistence
 from virta.journal.session import Session
-from virta.journal.store import MEMORY_BYTES_MAX, Store
+from virta.journal.shelf import MEMORY_BYTES_MAX
+from virta.journal.store import Store
 from virta.journal.table import JOBS_MAX
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ class Node:
         self._rotation_task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
+        self._uneasy = False  # something may be refused
 
     # Life.
 
@@ -121,13 +122,13 @@ class Node:
         if self.peers is not None:
             await self.peers.start()
             self._schedule()
-        self._arm()
+        self._arm(self.engine.next_event())
 
     async def stop(self) -> None:
         """Answer what is waiting, take a snapshot, release the directory; once is enough."""
         if self._stopping:
             return
-        self._stopping = True
+        self._stopping = self._uneasy = True
         if self._timer is not None:
             self._timer.cancel()
         while self._waiting or self._committing:
@@ -156,7 +157,7 @@ class Node:
     def handle(self, request: Request, session: Session, respond: Respond) -> None:
         """Carry out a request now; `respond` is called when its effect is as lasting as it must be."""
         function = request.function
-        if self._refuses() and (request.flags & PERSIST or function in _LASTING):
+        if self._uneasy and (request.flags & PERSIST or function in _LASTING) and self._refuses():
             error = "shutting-down" if self._stopping else "disk"
             respond(Reply(request.identifier, 0, self.engine.clock(), error=error))
             return
@@ -169,7 +170,8 @@ class Node:
             self._waiting.append((respond, reply, copied))
         else:
             respond(reply)
-        if not self._scheduled and (changed or not self._can_wait(request, reply)):
+        hurry = changed or self.peers is not None
+        if not self._scheduled and (hurry or not self._can_wait(request, reply)):
             self._schedule()
 
     def _wants_copies(self, request: Request, reply: Reply, session: Session) -> bool:
@@ -237,28 +239,30 @@ class Node:
         self._scheduled = False
         if self._committing:
             return  # what waits goes with the next one, which follows at once
-        self.engine.tick()
-        if self.peers is not None and self.engine.outgoing:
+        event = self.engine.tick()
+        if self.peers is not None and (outgoing := self.engine.gather()):
             try:
-                self._ticket = self.peers.spool(self.engine.outgoing)
+                self._ticket = self.peers.spool(outgoing)
             except (OSError, JournalError) as error:
-                self._settle(LogWriteError(f"a peer's spool: {error}"))
+                self.engine.outgoing = outgoing
+                self._settle(LogWriteError(f"a peer's spool: {error}"), event)
                 return
-            self.engine.outgoing = []
         persistence = self._persistence
         if persistence is None:
             self.engine.store.drain()
             self.engine.jobs.drain()
         elif self.failure is None:
-            records = self._backlog + images.drain(self.engine, self.engine.clock())
+            records = images.drain(self.engine, self.engine.clock())
             records += persistence.id_records(self.engine.jobs.next_id)
-            self._backlog = []
+            if self._backlog:
+                records = self._backlog + records
+                self._backlog = []
             if records:
-                self._commit(records)
+                self._commit(records, event)
                 return
-        self._settle(None)
+        self._settle(None, event)
 
-    def _commit(self, records: list[images.Record]) -> None:
+    def _commit(self, records: list[images.Record], event: int | None) -> None:
         assert self._persistence is not None
         assert self._loop is not None
         if self._commit_s > INLINE_COMMIT_S_MAX and self._persistence.synced:
@@ -267,7 +271,7 @@ class Node:
             future = self._loop.run_in_executor(None, self._append, records)
             future.add_done_callback(lambda done: self._committed(done.result(), waiting))
         else:
-            self._settle(self._append(records))
+            self._settle(self._append(records), event)
 
     def _append(self, records: list[images.Record]) -> LogError | None:
         """In a thread or not; the error is for whoever waits."""
@@ -288,13 +292,13 @@ class Node:
     def _committed(self, error: LogError | None, waiting: list[Waiting]) -> None:
         self._committing = False
         later, self._waiting = self._waiting, waiting
-        self._settle(error)
+        self._settle(error, self.engine.next_event())
         self._waiting = later
         if later or self.engine.wants_log:
             self._schedule()
 
-    def _settle(self, error: LogError | None) -> None:
-        """Give the replies that waited for this batch."""
+    def _settle(self, error: LogError | None, event: int | None) -> None:
+        """Give the replies that waited for this batch, and see to what comes next."""
         if error is not None:
             self._failed(error)
         elif self._persistence is not None:
@@ -303,22 +307,47 @@ class Node:
         for respond, reply, copied in waiting:
             if error is not None:
                 respond(Reply(reply.identifier, 0, self.engine.clock(), error="disk"))
-            elif copied and self.peers is not None and self._ticket is not None:
-                self._ticket.when(self.peers.copies - 1, partial(self._copied, respond, reply))
+            elif copied and self.peers is not None:
+                self._await_copies(self._ticket or self.peers.backlog, respond, reply)
             else:
                 respond(reply)
         for callback in self.on_batch:
             callback()
-        self._arm()
-        self._consider_rotation()
+        if self._timer is None or (event is not None and event < self._timer_us):
+            self._arm(event)
+        if self._persistence is not None and self._persistence.grown:
+            self._consider_rotation(self._persistence)
 
-    def _copied(self, respond: Respond, reply: Reply) -> None:
+    def _await_copies(self, ticket: Ticket, respond: Respond, reply: Reply) -> None:
+        """Answer when enough daemons have it, or say that they do not."""
+        assert self._loop is not None
+        assert self.peers is not None
+        wanted = self.peers.copies
+        timeout = self.peers.copies_timeout
+
+        def arrived() -> None:
+            timer.cancel()
+            self._answer(respond, reply)
+
+        def late() -> None:
+            have = 1 + ticket.forget(arrived)
+            detail = (
+                f"{have} of {wanted} daemons have it after {timeout:g} s; the others will get it"
+            )
+            now = self.engine.clock()
+            self._answer(respond, Reply(reply.identifier, 0, now, error=f"no-copies: {detail}"))
+
+        timer = self._loop.call_later(timeout, late)
+        ticket.when(wanted - 1, arrived)
+
+    def _answer(self, respond: Respond, reply: Reply) -> None:
         respond(reply)
         for callback in self.on_batch:
             callback()
 
     def _failed(self, error: LogError) -> None:
         log.error("journal_commit_failed code=%s %s", error.code, error.message)
+        self._uneasy = True
         if isinstance(error, LogWriteError):
             self._retry_at = time.monotonic() + RETRY_AFTER_WRITE_ERROR_S
         else:
@@ -326,11 +355,8 @@ class Node:
 
     # Time and housekeeping.
 
-    def _arm(self) -> None:
+    def _arm(self, event: int | None) -> None:
         """Look again when something is due by itself, and now and then anyway: clocks are set."""
-        event = self.engine.next_event()
-        if self._timer is not None and (event is None or event >= self._timer_us):
-            return  # early enough
         if self._stopping:
             return
         assert self._loop is not None
@@ -347,11 +373,9 @@ class Node:
         self._timer = None  # the batch arms it again
         self._schedule()
 
-    def _consider_rotation(self) -> None:
-        persistence = self._persistence
+    def _consider_rotation(self, persistence: Persistence) -> None:
         if (
-            persistence is not None
-            and self._rotation_task is None
+            self._rotation_task is None
             and self.failure is None
             and not self._backlog
             and not self._stopping

@@ -3,12 +3,11 @@ Copies on several daemons: a spool and a forwarder per peer, and a pull when a d
 
 Every change accepted from a client is written to each peer's spool with its final timestamp before it
 is acknowledged, and forwarded from there; what arrives on a link is applied and not passed on (a full
-mesh). The largest timestamp wins on every daemon, so order and repetition do not matter and the values
-converge. A starting daemon first pulls what its peers have.
+mesh). What is sent is in `copies`: order and repetition do not matter and all daemons converge. A starting
+daemon pulls everything its peers have, as soon as it reaches them.
 
 Only the primary hands out jobs: the first daemon of the configured order that can be reached. After a
-switch a job may run twice. Who works on a job, failed attempts and kicks stay with the daemon they
-happened on.
+switch a job may run twice; its key acknowledges on every daemon.
 """
 
 from __future__ import annotations
@@ -16,31 +15,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import zlib
 from typing import TYPE_CHECKING, NamedTuple
-
-import msgspec
 
 from virta.errors import JournalError
 from virta.journal import commands
 from virta.journal.client import AsyncClient
 from virta.journal.engine import PEER_PREFIX
 from virta.journal.forwarder import Forwarder
-from virta.journal.messages import (
-    COMMAND_KEY,
-    DATA,
-    DETAILS,
-    OVERWRITE,
-    PERSIST,
-    QUERY_CURSOR,
-    QUERY_RANGE,
-    Function,
-    Pair,
-    Request,
-    Value,
-)
+from virta.journal.messages import PERSIST, Function, Request
 from virta.journal.session import Session
 from virta.journal.spool import Spool
-from virta.journal.wire import encode_request
+from virta.journal.wire import RequestParser, encode_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,8 +39,12 @@ log = logging.getLogger("virta.journal.peers")
 PEERS_MAX = 16
 WATCH_S = 0.2
 CONNECT_S_MAX = 3.0
-PULL_S_MAX = 60.0
-CATCH_UP_PAIRS = 1_000
+PULL_PAGE_S_MAX = 60.0
+PULL_AGAIN_S = 1.0
+# A link that is made anew must not make another daemon primary for a moment.
+GRACE_S = 1.0
+COPIES_TIMEOUT_S = 10.0
+NAME_RANGES = 1 << 23  # see `table.ID_RANGE_SHIFT`
 
 
 class Peer(NamedTuple):
@@ -93,12 +83,18 @@ class Ticket:
         else:
             self._waiting.append((copies, callback))
 
+    def forget(self, callback: Callable[[], None]) -> int:
+        """Whoever waits has given up; how many have it."""
+        self._waiting = [item for item in self._waiting if item[1] is not callback]
+        return self._copies
+
 
 class Link:
     """What one peer still has to hear."""
 
     def __init__(self, directory: Path, peer: Peer, own_name: str) -> None:
         self.peer = peer
+        self.seen = float("-inf")  # when it was last connected
         self._spool = Spool(directory)
         self._open: dict[tuple[str, int], Ticket] = {}
         self._missing: dict[Ticket, int] = {}
@@ -131,6 +127,7 @@ class Peers:
     Args:
         name: this daemon's, unique among all; the order of `peers` and `name` in `order` makes the primary.
         copies: daemons, this one included, that have a persist SET or PUSH before it is acknowledged.
+        copies_timeout: seconds after which `no-copies` is the answer instead.
     """
 
     def __init__(
@@ -141,6 +138,7 @@ class Peers:
         peers: list[Peer],
         *,
         copies: int = 1,
+        copies_timeout: float = COPIES_TIMEOUT_S,
         order: list[str] | None = None,
     ) -> None:
         if len(peers) > PEERS_MAX:
@@ -150,7 +148,21 @@ class Peers:
                 f"copies {copies}: with {len(peers)} peers it is 1 to {len(peers) + 1}",
                 code="bad-peer",
             )
+        if not 0 < copies_timeout <= 3600:
+            raise JournalError(
+                f"copies timeout {copies_timeout}: it is above 0 and at most 3600 seconds",
+                code="bad-peer",
+            )
+        if len({name, *(peer.name for peer in peers)}) <= len(peers):
+            raise JournalError(
+                f"the daemons {[name, *(peer.name for peer in peers)]} do not all differ in name",
+                code="bad-peer",
+            )
         self.copies = copies
+        self.copies_timeout = copies_timeout
+        self.backlog = Ticket()  # what a process before this one left in the spools
+        # Before the journal is restored, so that its own ids are known from those of others.
+        engine.jobs.use_range(zlib.crc32(name.encode()) % NAME_RANGES)
         self._engine = engine
         self._name = name
         self._peers = peers
@@ -159,20 +171,32 @@ class Peers:
         self._links: list[Link] = []
         self._stop = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._helpers: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Pull what the peers have, then send them what they miss, for as long as this runs."""
-        self._engine.replicate = True
+        self._engine.start_copying()
         for peer in self._peers:
-            await self._pull(peer)
             link = Link(self._directory / f"peer-{peer.name}", peer, self._name)
             self._links.append(link)
+            if await self._pull(peer):
+                link.seen = asyncio.get_running_loop().time()
+            else:
+                self._helpers.append(asyncio.create_task(self._pull_later(peer)))
             self._tasks.append(asyncio.create_task(link.forwarder.run(self._stop)))
+            self._helpers.append(asyncio.create_task(self._drained(link)))
+        self._choose_primary()
         self._tasks.append(asyncio.create_task(self._watch()))
+
+    async def _drained(self, link: Link) -> None:
+        await link.forwarder.drained.wait()
+        self.backlog.arrived()
 
     async def stop(self) -> None:
         self._stop.set()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for task in self._helpers:
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._helpers, return_exceptions=True)
         for link in self._links:
             link.close()
 
@@ -186,84 +210,58 @@ class Peers:
         return ticket
 
     async def _watch(self) -> None:
-        """Who is primary: this daemon, if nobody before it in the order can be reached."""
         while not self._stop.is_set():
-            before = self._order[: self._order.index(self._name)]
-            self._engine.primary = not any(
-                link.forwarder.connected for link in self._links if link.peer.name in before
-            )
+            self._choose_primary()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), WATCH_S)
 
+    def _choose_primary(self) -> None:
+        """This daemon, if nobody before it in the order can be reached."""
+        now = asyncio.get_running_loop().time()
+        for link in self._links:
+            if link.forwarder.connected:
+                link.seen = now
+        before = self._order[: self._order.index(self._name)]
+        self._engine.primary = not any(
+            link.seen > now - GRACE_S for link in self._links if link.peer.name in before
+        )
+
     # Catching up.
 
-    async def _pull(self, peer: Peer) -> None:
+    async def _pull_later(self, peer: Peer) -> None:
+        """A peer that was away when this daemon started."""
+        while not self._stop.is_set():
+            await asyncio.sleep(PULL_AGAIN_S)
+            if await self._pull(peer):
+                return
+
+    async def _pull(self, peer: Peer) -> bool:
         try:
             # A host that does not answer at all must not hold up the start.
             async with asyncio.timeout(CONNECT_S_MAX):
                 connected = await AsyncClient.connect(peer.host, peer.port)
-            async with asyncio.timeout(PULL_S_MAX), connected as client:
-                values = await self._pull_values(client)
-                jobs = await self._pull_jobs(client)
+            async with connected as client:
+                pulled = await self._pull_all(client)
         except (JournalError, TimeoutError) as error:
             log.info("peer_not_pulled name=%s %s", peer.name, error)
-            return
-        log.info("peer_pulled name=%s values=%d jobs=%d", peer.name, values, jobs)
+            return False
+        log.info("peer_pulled name=%s requests=%d", peer.name, pulled)
+        return True
 
-    async def _pull_values(self, client: AsyncClient) -> int:
+    async def _pull_all(self, client: AsyncClient) -> int:
+        """Everything the peer knows, as the requests it would have sent."""
         session = Session()
         session.peer = "pull"
-        request = Request(
-            Function.GET, flags=DATA | DETAILS, count=CATCH_UP_PAIRS, query=QUERY_RANGE
-        )
         pulled = 0
         while True:
-            reply = await client.request(request)
-            for pair in reply.all_pairs():
-                self._engine.handle(_as_set(pair), session)
-                pulled += 1
-            if reply.cursor is None:
-                return pulled
-            request = Request(Function.GET, key=reply.cursor, query=QUERY_CURSOR)
-
-    async def _pull_jobs(self, client: AsyncClient) -> int:
-        pulled = last = 0
-        while True:
-            command = commands.admin("export", offset=last).request
-            assert command.key == COMMAND_KEY
-            reply = await client.request(command)
+            command = commands.admin("export", offset=pulled).request
+            async with asyncio.timeout(PULL_PAGE_S_MAX):
+                reply = await client.request(command)
             if reply.error or reply.pair is None or reply.pair.value is None:
+                raise JournalError(f"the export was refused: {reply.error}", code="bad-peer")
+            requests = RequestParser().feed(reply.pair.value.data)
+            if not requests:
                 return pulled
-            jobs = msgspec.msgpack.decode(reply.pair.value.data)
-            if not jobs:
-                return pulled
-            now = self._engine.clock()
-            for last, uri, image in jobs:  # noqa: B007  (the last id is where the next page starts)
-                domain, _, priority, start, timestamp, _, kind, payload = image[:8]
-                self._engine.jobs.push(
-                    uri,
-                    domain,
-                    timestamp,
-                    now,
-                    priority=priority,
-                    start=start,
-                    payload=None if kind < 0 else Value(kind, payload),
-                    persist=True,
-                )
-            pulled += len(jobs)
-
-
-def _as_set(pair: Pair) -> Request:
-    """A value of another daemon as the SET that made it."""
-    details = pair.details
-    assert details is not None
-    return Request(
-        Function.SET,
-        0,
-        OVERWRITE | (PERSIST if details.bits & 1 else 0),
-        details.modified,
-        details.expires or None,
-        details.ttl or None,
-        key=pair.key,
-        value=pair.value,
-    )
+            for request in requests:
+                self._engine.handle(request, session)
+            pulled += len(requests)

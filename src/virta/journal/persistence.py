@@ -140,21 +140,20 @@ class Persistence:
         Raises:
             LogError: they may or may not be on disk; nothing must be acknowledged any more.
         """
-        batch: list[images.Record] = []
-        size = 0
-        for record in records:
+        begin = size = 0
+        for at, record in enumerate(records):
             more = len(record[2])
-            if batch and size + more > BATCH_BYTES_MAX:
-                self._append(batch, size, "none")
-                batch, size = [], 0
-            batch.append(record)
+            if size + more > BATCH_BYTES_MAX and at > begin:
+                self._append(records[begin:at], size, "none")
+                begin, size = at, 0
             size += more
-        if batch:
-            self._append(batch, size, self.durability)
+        if records:
+            self._append(records[begin:] if begin else records, size, self.durability)
 
     def settled(self) -> None:
         """What was drained before the last commit is durable; not while another thread commits."""
-        self._leases.settled()
+        if self._leases.leaving:
+            self._leases.settled()
 
     def _append(self, batch: list[images.Record], size: int, durability: Durability) -> None:
         assert self._log is not None
@@ -175,9 +174,12 @@ class Persistence:
 
     # Rotation.
 
+    @property
+    def grown(self) -> bool:
+        """Whether rotation may be worth a thought."""
+        return self._records > ROTATE_RECORDS_MIN or self._bytes > ROTATE_BYTES_MIN
+
     def wants_rotation(self, engine: Engine) -> bool:
-        if self._records <= ROTATE_RECORDS_MIN and self._bytes <= ROTATE_BYTES_MIN:
-            return False
         live = len(engine.jobs) + len(engine.store)
         return self._rotation is None and (
             self._records > max(ROTATE_RECORDS_MIN, live // 2)

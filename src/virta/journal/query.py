@@ -8,6 +8,7 @@ after the last key returned. There is no snapshot.
 
 from __future__ import annotations
 
+import heapq
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,8 +18,6 @@ from virta.journal.messages import KEY_BYTES_MAX, QUERY_RANGE, QUERY_REGEX, Refu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from virta.journal.store import Store
 
 PATTERN_BYTES_MAX = 1024
 # RE2's automata for one pattern; more is refused rather than built.
@@ -30,6 +29,10 @@ _CURSOR_PREFIX = b"c1:"
 
 class Pattern(Protocol):
     def search(self, text: bytes) -> object | None: ...
+
+
+class Scanned(Protocol):
+    def scan(self, lower: bytes, upper: bytes | None, *, after: bool) -> Iterator[bytes]: ...
 
 
 class Query(msgspec.Struct, array_like=True):
@@ -50,14 +53,17 @@ class Query(msgspec.Struct, array_like=True):
             raise RefusedError("too-large", "these keys are too long for a cursor; ask for fewer")
         return encoded
 
-    def keys(self, store: Store) -> Iterator[tuple[bytes, bool]]:
+    def keys(self, *scanned: Scanned) -> Iterator[tuple[bytes, bool]]:
         """Keys in order, and whether each is asked for."""
+        upper = self.bound or None if self.kind == QUERY_RANGE else None
+        scans = [source.scan(self.last, upper, after=self.after) for source in scanned]
+        keys = heapq.merge(*scans) if len(scans) > 1 else scans[0]
         if self.kind == QUERY_RANGE:
-            for key in store.scan(self.last, self.bound or None, after=self.after):
+            for key in keys:
                 yield key, True
             return
         pattern = compiled(self.bound)
-        for key in store.scan(self.last, None, after=self.after):
+        for key in keys:
             yield key, pattern.search(key) is not None
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from virta.journal.domain import HELD, Job
+from virta.journal.jobkeys import JobKeys
 from virta.journal.messages import (
     DATA,
     DETAILS,
@@ -23,7 +25,6 @@ from virta.journal.messages import (
     REPLY_BYTES_MAX,
     TOUCH,
     WORKED_ON,
-    Function,
     Pair,
     RefusedError,
     Reply,
@@ -34,7 +35,6 @@ from virta.journal.messages import (
 from virta.journal.query import SCAN_KEYS_MAX, Query, parse_cursor
 
 if TYPE_CHECKING:
-    from virta.journal.domain import Job
     from virta.journal.engine import Engine
     from virta.journal.entry import Entry
     from virta.journal.session import Session
@@ -47,6 +47,7 @@ class Reading:
         self._engine = engine
         self._store = engine.store
         self._jobs = engine.jobs
+        self._job_keys = JobKeys(engine.jobs)
 
     def get(self, request: Request, session: Session, now: int) -> Reply:
         if request.query != QUERY_KEY:
@@ -57,8 +58,19 @@ class Reading:
         self._jobs.tick(now)
         job = self._jobs.find(request.key)
         if job is None:
+            if session.peer is not None:
+                return self._mark_early(request)
             raise RefusedError("does-not-exist")
         return self._get_job(job, request, now)
+
+    def _mark_early(self, request: Request) -> Reply:
+        """Another daemon's mark of a value that is on its way, or gone again."""
+        stored = self._store.stored(request.key)
+        version = request.ttl or 0
+        # At the version's own moment a tombstone is that of another value, unless this one was over.
+        if stored is None or (stored.timestamp, bool(stored.expires)) < (version, True):
+            raise RefusedError("not-yet", "the value has not arrived")
+        return Reply(request.identifier, 0, stored.timestamp)
 
     def _get_one(self, entry: Entry, request: Request, session: Session, now: int) -> Reply:
         if request.flags & WORKED_ON and entry.worked_until > now:
@@ -89,12 +101,15 @@ class Reading:
         query = self._query(request)
         flags = request.flags | query.flags
         limit = min(query.count or PAIRS_MAX, PAIRS_MAX)
-        entries: list[tuple[bytes, Entry]] = []
+        found: list[tuple[bytes, Entry | Job]] = []
         size = looked = 0
         last = query.last
+        before: bytes | None = None  # a key may be that of a value and a uri
         cursor: bytes | None = None
-        for key, wanted in query.keys(self._store):
-            entry = self._readable(key, flags, now) if wanted else None
+        self._jobs.tick(now)
+        for key, wanted in query.keys(self._store, self._job_keys.in_order()):
+            entry = self._readable(key, flags, now) if wanted and key != before else None
+            before = key
             if entry is None:
                 last = key
                 looked += 1
@@ -102,36 +117,47 @@ class Reading:
                     cursor = query.cursor(last)
                     break
                 continue
-            cost = len(key) + PAIR_OVERHEAD_BYTES + (entry.size if flags & DATA else 0)
-            if len(entries) == limit or (entries and size + cost > REPLY_BYTES_MAX):
+            cost = len(key) + PAIR_OVERHEAD_BYTES
+            if flags & DATA:
+                cost += len(entry.uri) if isinstance(entry, Job) else entry.size
+            if len(found) == limit or (found and size + cost > REPLY_BYTES_MAX):
                 cursor = query.cursor(last)
                 break
             size += cost
             last = key
-            entries.append((key, entry))
-        for _, entry in entries:
-            self._mark_and_touch(entry, request, session, now)
+            found.append((key, entry))
+        for _, entry in found:
+            if isinstance(entry, Job):
+                self._mark_job(entry, request, now)
+            else:
+                self._mark_and_touch(entry, request, session, now)
         if flags & LISTEN:
-            self._engine.listeners.listen(session, [key for key, _ in entries])
-        marked = request.timeout is not None and request.timeout > now and entries
+            self._engine.listeners.listen(session, [key for key, _ in found])
+        marked = request.timeout is not None and request.timeout > now and found
         return Reply(
             request.identifier,
             (flags & DATA) | (WORKED_ON if marked else 0),
             now,
             query=request.query,
-            pairs=[self._pair(key, entry, flags, now) for key, entry in entries],
+            pairs=[self._pair(key, entry, flags, now) for key, entry in found],
             cursor=cursor,
         )
 
-    def _readable(self, key: bytes, flags: int, now: int) -> Entry | None:
-        """The entry if it is to be in the reply; never one whose time is over, without burying it
-        here, as the keys are being walked."""
+    def _readable(self, key: bytes, flags: int, now: int) -> Entry | Job | None:
+        """What is to be in the reply; never a value whose time is over, without burying it here, as
+        the keys are being walked."""
         entry = self._store.stored(key)
         if entry is None or entry.tombstone or (entry.expires and entry.expires <= now):
-            return None
+            job = self._jobs.find(key)
+            return None if job is None or (flags & WORKED_ON and job.lease) else job
         if flags & WORKED_ON and entry.worked_until > now:
             return None
         return entry
+
+    def _mark_job(self, job: Job, request: Request, now: int) -> None:
+        """Claim, extend or give back; one that waits behind another is only looked at."""
+        if request.timeout is not None and job.state != HELD:
+            self._jobs.mark(job, request.timeout, now)
 
     def _query(self, request: Request) -> Query:
         flags = request.flags & (DATA | WORKED_ON | DETAILS | TOUCH)
@@ -148,12 +174,21 @@ class Reading:
     def _mark_and_touch(self, entry: Entry, request: Request, session: Session, now: int) -> None:
         entry.accessed = now
         if request.timeout is not None:
+            if session.peer is not None:
+                version, known = request.ttl or 0, entry.moment(request.key)
+                if known < version:
+                    raise RefusedError("not-yet", "that version has not arrived")
+                if known == version and request.key == entry.keys[0]:
+                    self._store.mark_told(entry, request.timeout, request.timestamp)
+                return
             self._store.mark(entry, request.timeout, now)
-            mark = Request(Function.GET, key=entry.keys[0], timeout=request.timeout)
-            self._engine.tell_peers(session, mark)
         if request.flags & TOUCH:
             self._store.touch(entry, entry.ttl if request.ttl is None else request.ttl, now)
+        self._engine.tell_read(entry, request)
 
-    def _pair(self, key: bytes, entry: Entry, flags: int, now: int) -> Pair:
+    def _pair(self, key: bytes, entry: Entry | Job, flags: int, now: int) -> Pair:
+        if isinstance(entry, Job):
+            text = Value(Type.STRING, entry.uri if flags & DATA else b"")
+            return Pair(key, text, entry.details() if flags & DETAILS else None)
         value = self._store.value(entry) if flags & DATA else Value(entry.type, b"")
         return Pair(key, value, entry.details(now) if flags & DETAILS else None)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from virta.journal.domain import Domain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from virta.journal.domain import Job
 
@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 class Schedule:
     def __init__(self) -> None:
         self.domains: dict[bytes, Domain] = {}
-        self._alarms: list[tuple[int, int, Domain]] = []
+        self.alarms: list[
+            tuple[int, int, Domain]
+        ] = []  # a heap, and always the same list; the first may no longer hold
         self._offers: list[tuple[int, int, int, int, Domain]] = []
+        self._watch: Callable[[Job], None] | None = None
         self._tie = 0  # keeps domains out of comparisons
 
     def domain(self, name: bytes) -> Domain:
@@ -31,7 +34,14 @@ class Schedule:
         place = self.domains.get(name)
         if place is None:
             place = self.domains[name] = Domain(name)
+            place.watch = self._watch
         return place
+
+    def watch(self, moved: Callable[[Job], None] | None) -> None:
+        """Have somebody told of every job that moves, or nobody any more."""
+        self._watch = moved
+        for place in self.domains.values():
+            place.watch = moved
 
     def sweep(self, place: Domain) -> None:
         """A domain nobody needs any more is forgotten; hosts come and go without bound."""
@@ -49,7 +59,7 @@ class Schedule:
         if time is not None and (place.armed is None or time < place.armed):
             place.armed = time
             self._tie += 1
-            heapq.heappush(self._alarms, (time, self._tie, place))
+            heapq.heappush(self.alarms, (time, self._tie, place))
 
     def offer(self, place: Domain, job: Job | None = None) -> None:
         """Let the choice across domains know of a better head; with `job`, only that one is new."""
@@ -90,24 +100,20 @@ class Schedule:
         if domain:
             named = self.domains.get(domain)
             return None if named is None else named.earliest()
-        while self._alarms:
-            time, _, place = self._alarms[0]
+        while self.alarms:
+            time, _, place = self.alarms[0]
             if place.armed == time and place.earliest() == time:
                 return time
-            heapq.heappop(self._alarms)
+            heapq.heappop(self.alarms)
             if place.armed == time:
                 place.armed = None
                 self.arm(place)
         return None
 
-    def next_alarm(self) -> int | None:
-        """The first alarm, which may be one that no longer holds."""
-        return self._alarms[0][0] if self._alarms else None
-
     def due(self, now: int) -> Iterator[Domain]:
         """Domains whose alarm has come; each must be armed again by whoever looks at it."""
-        while self._alarms and self._alarms[0][0] <= now:
-            time, _, place = heapq.heappop(self._alarms)
+        while self.alarms and self.alarms[0][0] <= now:
+            time, _, place = heapq.heappop(self.alarms)
             if place.armed == time:
                 place.armed = None
                 yield place

@@ -34,7 +34,7 @@ class Listeners:
     def __init__(self) -> None:
         self._keys: dict[bytes, set[Session]] = {}
         # Per domain, who waits for work and until when it was told to wait (None: for ever).
-        self._domains: dict[bytes, dict[Session, int | None]] = {}
+        self.awaited: dict[bytes, dict[Session, int | None]] = {}
 
     def listen(self, session: Session, keys: Iterable[bytes]) -> None:
         if session.notify is None:
@@ -52,7 +52,7 @@ class Listeners:
         if domain not in session.domains and len(session.domains) >= LISTEN_KEYS_MAX:
             raise RefusedError("too-large", f"listening to {LISTEN_KEYS_MAX} domains already")
         session.domains.add(domain)
-        self._domains.setdefault(domain, {})[session] = announced
+        self.awaited.setdefault(domain, {})[session] = announced
 
     def changed(
         self, keys: Iterable[bytes], origin: Session | None, timestamp: int, kind: int | None
@@ -67,12 +67,10 @@ class Listeners:
 
     def work_due(self, jobs: Jobs, now: int) -> None:
         """Wake those whose domain has something to do."""
-        if not self._domains:
-            return
-        for domain in list(self._domains):
+        for domain in list(self.awaited):
             if not jobs.has_due(domain, now):
                 continue
-            for session, announced in self._domains.pop(domain).items():
+            for session, announced in self.awaited.pop(domain).items():
                 session.domains.discard(domain)
                 early = announced is None or now < announced
                 if early and session.notify is not None:
@@ -86,9 +84,9 @@ class Listeners:
                 if not waiting:
                     del self._keys[key]
         for domain in session.domains:
-            self._domains.get(domain, {}).pop(session, None)
-            if not self._domains.get(domain, True):
-                del self._domains[domain]
+            self.awaited.get(domain, {}).pop(session, None)
+            if not self.awaited.get(domain, True):
+                del self.awaited[domain]
         session.keys.clear()
         session.domains.clear()
 

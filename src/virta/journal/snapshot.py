@@ -84,7 +84,7 @@ def load_snapshot(engine: Engine, path: Path, now: int) -> None:
                 next_id, expected = items
                 if expected != chunks:
                     raise _damaged(path, file.tell(), f"{chunks} chunks instead of {expected}")
-                engine.jobs.next_id = max(engine.jobs.next_id, next_id)
+                engine.jobs.saw_id(next_id - 1)
                 return
             chunks += 1
             if kind == "values":

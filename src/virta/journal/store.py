@@ -1,28 +1,24 @@
 """
 The values: a plain state machine, no I/O, time comes in as an argument.
 
-Invariants:
-- `_entries` maps every key to its entry, live or tombstone; an entry lists exactly the keys that map
-  to it; only keys of live entries are in the ordered index.
-- A change applies only if it is newer than what is stored (the largest timestamp wins; at equal
-  timestamps SET beats DELETE and the larger (type, data) wins), so any order and any repetition of
-  the same changes ends in the same state.
-- `drain` names every entry and key whose stored image has become wrong since the last call.
+Invariant: a change applies only if it is newer than what is stored (the largest timestamp wins; at equal
+timestamps SET beats DELETE, DELETE beats LINK, and the larger (type, data) wins), so any order and any
+repetition of the same changes ends in the same state. Where values are is in `shelf`.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
 from virta.journal import numbers
-from virta.journal.entry import Entry, Spill
-from virta.journal.keys import SortedKeys
 from virta.journal.messages import RefusedError, Value
+from virta.journal.shelf import Shelf
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
+
+    from virta.journal.entry import Entry
 
 LOCK_DEFAULT_US = 30 * 1_000_000
 # Longer than a spool may be cut off from its daemon.
@@ -30,67 +26,9 @@ TOMBSTONE_US = 7 * 24 * 3600 * 1_000_000
 TOMBSTONES_MAX = 1_000_000
 KEYS_PER_VALUE_MAX = 64
 TIME_US_MAX = (1 << 64) - 1  # what a reply can say
-MEMORY_BYTES_MAX = 1024 * 1024 * 1024
-# What CPython spends on an entry, its keys' places in dict and index, besides the bytes themselves.
-ENTRY_OVERHEAD_BYTES = 512
 
 
-class Store:
-    def __init__(
-        self, spill: Spill | None = None, *, memory_bytes_max: int = MEMORY_BYTES_MAX
-    ) -> None:
-        self.memory_bytes = 0
-        self.memory_bytes_max = memory_bytes_max
-        self.spilled = 0
-        self._spill = spill
-        self._entries: dict[bytes, Entry] = {}
-        self._keys = SortedKeys()
-        self._expiries: list[tuple[int, Entry]] = []
-        self._tombstones: deque[tuple[int, Entry]] = deque()
-        # Persistent entries whose data is in memory, least recently used first.
-        self._resident: OrderedDict[Entry, None] = OrderedDict()
-        self.wants_log = False  # an acknowledgement of the last changes has to wait for the log
-        self._dirty: dict[Entry, None] = {}
-        self._marked: dict[Entry, None] = {}
-        self._gone: dict[bytes, None] = {}
-        self.unannounced: list[bytes] = []  # keys expired since the last tick, for listeners
-
-    # Reading.
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def live(self, key: bytes, now: int) -> Entry | None:
-        """The entry a key leads to, unless it is gone or its time is over."""
-        entry = self._entries.get(key)
-        if entry is None or entry.tombstone:
-            return None
-        if entry.expires and entry.expires <= now:
-            self._expire(entry, now)
-            return None
-        return entry
-
-    def stored(self, key: bytes) -> Entry | None:
-        """Whatever is known of a key: a live entry, a tombstone, or nothing."""
-        return self._entries.get(key)
-
-    def scan(self, lower: bytes, upper: bytes | None, *, after: bool = False) -> Iterator[bytes]:
-        return self._keys.scan(lower, upper, after=after)
-
-    def entries(self) -> list[Entry]:
-        """Every entry once, tombstones too."""
-        return list(dict.fromkeys(self._entries.values()))
-
-    def value(self, entry: Entry) -> Value:
-        """Type and data, fetched from the spill when memory had no room."""
-        data = entry.data
-        if data is None:
-            assert self._spill is not None
-            data = self._spill.get(entry.handle)
-        elif entry in self._resident:
-            self._resident.move_to_end(entry)
-        return Value(entry.type, data)
-
+class Store(Shelf):
     # Changes. `owner` is the connection that asks, for locks.
 
     def set(
@@ -105,9 +43,19 @@ class Store:
         persist: bool = False,
         expires: int = 0,
         ttl: int = 0,
+        told: bool = False,
     ) -> bool:
-        """Store a value; False if what is there is newer or the same."""
+        """
+        Store a value; False if what is there is newer or the same.
+
+        With `told`, by another daemon, it is about this very key, even if that is linked here.
+        """
         entry = self._unlocked(key, now, owner)
+        if told and entry is not None and key in entry.links:
+            if entry.links[key] > timestamp:
+                return False
+            self._detach(key)
+            entry = None
         if entry is not None and not overwrite:
             if timestamp == entry.timestamp and value == self.value(entry):
                 return False
@@ -119,10 +67,14 @@ class Store:
         self._room_for(entry, key, value)
         if entry is None:
             entry = self._create(key, timestamp)
+        if entry.timestamp != timestamp or not told:
+            # A mark belongs to a version; other daemons may know of one for this very version.
+            again = entry.marked_at and entry.timestamp == timestamp
+            entry.marked_at = entry.marked_at + 1 if again else 0
+            entry.worked_until = 0
         entry.timestamp = entry.modified = timestamp
         entry.persist = persist
         entry.ttl = ttl
-        entry.worked_until = 0
         self._set_data(entry, value)
         self._set_expiry(entry, expires)
         self._changed(entry)
@@ -144,12 +96,31 @@ class Store:
             else:
                 self._bury(key, timestamp, now, persist=True)
             return False
-        keys = list(entry.keys)
-        for each in keys:
+        moments = {each: max(timestamp, entry.links.get(each, 0)) for each in entry.keys}
+        for each, moment in moments.items():
             if complete:
                 self._detach(each)
             else:
-                self._bury(each, timestamp, now, persist=entry.persist)
+                self._bury(each, moment, now, persist=entry.persist)
+        return True
+
+    def bury(self, key: bytes, timestamp: int, now: int, *, owner: object = None) -> bool:
+        """Another daemon deleted this very key, and says of others itself; True if it led to a value."""
+        entry = self._unlocked(key, now, owner)
+        before = self._entries.get(key)
+        if before is None or entry is None:
+            if before is None or timestamp >= before.timestamp:
+                self._bury(key, timestamp, now, persist=True)
+            return False
+        if key in entry.links:
+            if timestamp >= entry.links[key]:
+                self._bury(key, timestamp, now, persist=entry.persist)
+                return True
+            return False
+        if timestamp <= entry.timestamp:
+            return False
+        self._uproot(entry, now)
+        self._bury(key, timestamp, now, persist=entry.persist)
         return True
 
     def change(
@@ -162,7 +133,7 @@ class Store:
         self._room_for(entry, key, value)
         if entry is None:
             entry = self._create(key, final)
-        entry.timestamp = entry.modified = final
+        self._renew(entry, final)
         self._set_data(entry, value)
         self._changed(entry)
         return entry
@@ -206,23 +177,25 @@ class Store:
         if timestamp < entry.timestamp or (before is not None and timestamp < before.timestamp):
             return False
         # Later than what either key had, or the same moment would have two values.
-        final = max(timestamp, entry.timestamp + 1, 0 if before is None else before.timestamp + 1)
+        final = max(timestamp, entry.timestamp + 1, entry.moment(key) + 1)
+        if before is not None:
+            final = max(final, before.timestamp + 1, before.moment(target) + 1)
         if key != target:
-            self._detach(target)
-            entry.keys[entry.keys.index(key)] = target
-            self._entries[target] = entry
-            self._keys.add(target)
-            del self._entries[key]
-            self._keys.remove(key)
-            self.memory_bytes += len(target) - len(key)
-            if entry.logged:
-                self._gone[key] = None
+            self._drop_key(target, final)
+            first = entry.keys[0] == key
+            self._attach(entry, target, final)
+            if first:
+                entry.keys.remove(target)
+                entry.keys.insert(0, target)
+                entry.links = dict.fromkeys(entry.keys[1:], final)
             self._bury(key, final, now, persist=entry.persist)
-        entry.timestamp = entry.modified = final
+        self._renew(entry, final)
         self._changed(entry)
         return True
 
-    def link(self, key: bytes, additional: bytes, now: int, *, owner: object = None) -> Entry:
+    def link(
+        self, key: bytes, additional: bytes, timestamp: int, now: int, *, owner: object = None
+    ) -> Entry:
         """Let a second key lead to a value; doing it again is no error."""
         entry = self._required(key, now, owner)
         other = self.live(additional, now)
@@ -233,13 +206,34 @@ class Store:
         if len(entry.keys) == KEYS_PER_VALUE_MAX:
             raise RefusedError("too-large", f"a value has at most {KEYS_PER_VALUE_MAX} keys")
         self._make_room(len(additional))
-        self._detach(additional)
-        entry.keys.append(additional)
-        self._entries[additional] = entry
-        self._keys.add(additional)
-        self.memory_bytes += len(additional)
-        self._changed(entry)
+        before = self._entries.get(additional)
+        moment = timestamp if before is None else max(timestamp, before.timestamp + 1)
+        self._attach(entry, additional, moment)
         return entry
+
+    def link_told(self, key: bytes, additional: bytes, timestamp: int, now: int) -> bool:
+        """Another daemon linked a key to a value, which may not have arrived yet; True if it applies."""
+        before = self._entries.get(additional)
+        if key == additional or (
+            before is not None and self._link_rank(before, additional) >= (timestamp, 0, key)
+        ):
+            return False
+        if before is not None and not before.tombstone and additional not in before.links:
+            self._uproot(before, now)
+        entry = self.live(key, now)
+        if entry is not None and key == entry.keys[0]:
+            self._attach(entry, additional, timestamp)
+        else:
+            self._bury(additional, timestamp, now, persist=True, alias=key)
+        return True
+
+    def _link_rank(self, entry: Entry, key: bytes) -> tuple[int, int, bytes]:
+        """What a key is, in the order in which it wins over a link."""
+        if key in entry.links:
+            return entry.links[key], 0, entry.keys[0]
+        if entry.alias is not None:
+            return entry.timestamp, 0, entry.alias
+        return entry.timestamp, 1, b""
 
     def unlink(self, key: bytes, timestamp: int, now: int, *, owner: object = None) -> bool:
         """Drop one key; the last one takes the value with it (True)."""
@@ -248,15 +242,49 @@ class Store:
             return False
         if len(entry.keys) == 1:
             return self.delete(key, max(timestamp, entry.timestamp + 1), now, owner=owner)
+        self._drop_key(key, timestamp)
         self._bury(key, timestamp, now, persist=entry.persist)
         return False
+
+    def _drop_key(self, key: bytes, timestamp: int) -> None:
+        """Take a key off its value, which goes on under the next one if it was its own."""
+        entry = self._entries.get(key)
+        first = entry is not None and entry.keys[0] == key and len(entry.keys) > 1
+        self._detach(key)
+        if entry is not None and first:
+            self._renew(entry, timestamp)
+            entry.links = dict.fromkeys(entry.keys[1:], timestamp)
+            self._changed(entry)
+            if self.copied:
+                self.moved.append(entry)
+
+    def _renew(self, entry: Entry, timestamp: int) -> None:
+        """A new version that keeps its mark."""
+        entry.timestamp = entry.modified = timestamp
+        if entry.worked_until:
+            entry.marked_at = max(entry.marked_at, timestamp + 1)
+
+    def _uproot(self, entry: Entry, now: int) -> None:
+        """Its own key is about to lead elsewhere: the linked ones wait for it to have a value again."""
+        root = entry.keys[0]
+        for key, moment in list(entry.links.items()):
+            self._bury(key, moment, now, persist=entry.persist, alias=root)
+            self.unannounced.append(key)
 
     # Attributes that change without a new version.
 
     def mark(self, entry: Entry, until: int, now: int) -> None:
         """Worked on until then; a time that is over clears the mark."""
         entry.worked_until = until if until > now else 0
+        entry.marked_at = max(now, entry.marked_at + 1, entry.timestamp + 1)
         self._marked[entry] = None
+
+    def mark_told(self, entry: Entry, until: int, timestamp: int) -> None:
+        """Another daemon marked this version; of two marks the later one wins."""
+        if (timestamp, until) > (entry.marked_at, entry.worked_until):
+            entry.marked_at = timestamp
+            entry.worked_until = until
+            self._marked[entry] = None
 
     def touch(self, entry: Entry, ttl: int, now: int) -> None:
         """Live at least `ttl` from now; a value without expiry stays without."""
@@ -276,8 +304,8 @@ class Store:
 
     def tick(self, now: int) -> list[bytes]:
         """Let expire what is over and forget old tombstones; the keys that are newly gone."""
-        while self._expiries and self._expiries[0][0] <= now:
-            due, entry = heapq.heappop(self._expiries)
+        while self.expiries and self.expiries[0][0] <= now:
+            due, entry = heapq.heappop(self.expiries)
             if entry.queued != due or not entry.keys:
                 continue
             entry.queued = 0
@@ -294,73 +322,7 @@ class Store:
         gone, self.unannounced = self.unannounced, []
         return gone
 
-    def next_expiry(self) -> int | None:
-        return self._expiries[0][0] if self._expiries else None
-
-    # Persistence.
-
-    def drain(self) -> tuple[list[bytes], list[Entry], list[Entry]]:
-        """
-        What the log must learn, once: keys to forget, entries to keep whole, entries of which only
-        mark and expiry changed. The keys to forget come first in the log.
-        """
-        self.wants_log = False
-        if not (self._dirty or self._gone or self._marked):
-            return [], [], []
-        whole: list[Entry] = []
-        for entry in self._dirty:
-            if not entry.keys:
-                continue
-            if entry.persist:
-                entry.logged = True
-                whole.append(entry)
-            elif entry.logged:
-                entry.logged = False
-                self._gone.update(dict.fromkeys(entry.keys))
-        marked = [e for e in self._marked if e.logged and e.keys and e not in self._dirty]
-        gone = list(self._gone)
-        self._dirty.clear()
-        self._marked.clear()
-        self._gone.clear()
-        return gone, whole, marked
-
-    def restore(self, entry: Entry, value: Value, now: int) -> None:
-        """Take an entry from the log or a snapshot, whatever its keys led to before."""
-        for key in entry.keys:
-            self._detach(key)
-            self._entries[key] = entry
-            self.memory_bytes += len(key)
-            if not entry.tombstone:
-                self._keys.add(key)
-        self.memory_bytes += ENTRY_OVERHEAD_BYTES
-        entry.logged = True
-        entry.data = b""
-        entry.size = 0
-        if entry.tombstone:
-            self._tombstones.append((now, entry))
-        else:
-            self._evict(len(value.data))
-            self._set_data(entry, value)
-            self._set_expiry(entry, entry.expires)
-
-    def restore_gone(self, key: bytes) -> None:
-        self._detach(key)
-
-    def restore_mark(self, entry: Entry, worked_until: int, expires: int) -> None:
-        entry.worked_until = worked_until
-        self._set_expiry(entry, expires)
-
-    def restored(self) -> None:
-        """The log knows everything up to here."""
-        self._dirty.clear()
-        self._marked.clear()
-        self._gone.clear()
-        self.wants_log = False
-
     # Inner workings.
-
-    def _overhead(self, key: bytes) -> int:
-        return len(key) + ENTRY_OVERHEAD_BYTES
 
     def _required(self, key: bytes, now: int, owner: object) -> Entry:
         entry = self._unlocked(key, now, owner)
@@ -390,103 +352,3 @@ class Store:
             before.expires,
             before.ttl,
         )
-
-    def _changed(self, entry: Entry) -> None:
-        self._dirty[entry] = None
-        self.wants_log |= entry.persist or entry.logged
-
-    def _create(self, key: bytes, timestamp: int) -> Entry:
-        self._detach(key)
-        entry = Entry(key, timestamp)
-        self._entries[key] = entry
-        self._keys.add(key)
-        self.memory_bytes += self._overhead(key)
-        return entry
-
-    def _detach(self, key: bytes) -> None:
-        """Take a key off whatever it leads to; an entry without keys is forgotten."""
-        entry = self._entries.pop(key, None)
-        if entry is None:
-            return
-        self._keys.remove(key)
-        entry.keys.remove(key)
-        self.memory_bytes -= len(key)
-        if entry.logged:
-            self._gone[key] = None
-            self.wants_log = True
-        if entry.keys:
-            self._changed(entry)
-            return
-        self._set_data(entry, Value(0, b""))
-        self._resident.pop(entry, None)
-        self._dirty.pop(entry, None)
-        self._marked.pop(entry, None)
-        self.memory_bytes -= ENTRY_OVERHEAD_BYTES
-
-    def _bury(self, key: bytes, timestamp: int, now: int, *, persist: bool) -> None:
-        """Leave a tombstone, so that an older change cannot bring the key back."""
-        self._detach(key)
-        entry = Entry(key, timestamp)
-        entry.tombstone = True
-        entry.persist = persist
-        self._entries[key] = entry
-        self.memory_bytes += self._overhead(key)
-        self._tombstones.append((now, entry))
-        self._changed(entry)
-
-    def _expire(self, entry: Entry, now: int) -> None:
-        """A DELETE with the value's own timestamp; the log need not hear of it, the clock tells."""
-        for key in list(entry.keys):
-            self._bury(key, entry.timestamp, now, persist=entry.persist)
-            self.unannounced.append(key)
-
-    def _set_data(self, entry: Entry, value: Value) -> None:
-        if entry.data is None:
-            assert self._spill is not None
-            self._spill.drop(entry.handle)
-            self.spilled -= 1
-        else:
-            self.memory_bytes -= entry.size
-        entry.type = value.type
-        entry.data = value.data
-        entry.size = len(value.data)
-        self.memory_bytes += entry.size
-        if entry.persist and self._spill is not None:
-            self._resident[entry] = None
-            self._resident.move_to_end(entry)
-        else:
-            self._resident.pop(entry, None)
-
-    def _set_expiry(self, entry: Entry, expires: int) -> None:
-        """Queue it once: an expiry that moves away is looked at again when the old one comes."""
-        entry.expires = expires
-        if expires and (not entry.queued or expires < entry.queued):
-            entry.queued = expires
-            heapq.heappush(self._expiries, (expires, entry))
-
-    def _room_for(self, entry: Entry | None, key: bytes, value: Value) -> None:
-        more = len(value.data)
-        if entry is None:
-            more += self._overhead(key)
-        elif entry.data is not None:
-            more -= entry.size
-        self._make_room(more)
-
-    def _make_room(self, more: int) -> None:
-        """Values in memory only are never dropped, so there may be no room to make."""
-        if more > 0 and not self._evict(more):
-            raise RefusedError("out-of-memory", f"the limit is {self.memory_bytes_max} bytes")
-
-    def _evict(self, more: int) -> bool:
-        """Spill what was not used for longest until `more` bytes fit; False if they cannot."""
-        while self.memory_bytes + more > self.memory_bytes_max:
-            if self._spill is None or not self._resident:
-                return False
-            entry, _ = self._resident.popitem(last=False)
-            if entry.data is None or not entry.keys:
-                continue
-            entry.handle = self._spill.put(entry.data)
-            entry.data = None
-            self.spilled += 1
-            self.memory_bytes -= entry.size
-        return True

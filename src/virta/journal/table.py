@@ -11,7 +11,6 @@ Invariants:
 
 from __future__ import annotations
 
-import heapq
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
 
 JOBS_MAX = 10_000_000
 LIST_MAX = 1_000
+# 2^40 ids for each of the 2^23 names a daemon may have.
+ID_RANGE_SHIFT = 40
 
 
 class JobTable:
@@ -45,12 +46,14 @@ class JobTable:
         self.schedule = Schedule()
         self.finished = Finished()
         self.leases: Leases | None = None  # set by whoever has a disk
+        self.copied = False  # other daemons have to hear of what happens here
         self.wants_log = False  # an acknowledgement of the last changes has to wait for the log
         self._waiting: dict[bytes, Job] = {}
         self._working: dict[bytes, Job] = {}
         self._dead: dict[bytes, Job] = {}
         self._by_id: dict[int, Job] = {}
         self._dirty: dict[bytes, None] = {}
+        self._untold: dict[bytes, None] = {}
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._working) + len(self._dead)
@@ -68,11 +71,17 @@ class JobTable:
 
     def last_command(self, uri: bytes) -> int:
         """The newest command known of a uri, however it went; -1 if none is."""
-        last = self.finished.last(uri)
+        last = self.finished.commands.get(uri, -1)
         for table in (self._waiting, self._working, self._dead):
             if uri in table and table[uri].timestamp > last:
                 last = table[uri].timestamp
         return last
+
+    def uris(self) -> list[bytes]:
+        """Every uri something is known of."""
+        return list(
+            dict.fromkeys(chain(self._working, self._waiting, self._dead, self.finished.commands))
+        )
 
     def dead(self, uri: bytes) -> Job | None:
         return self._dead.get(uri)
@@ -97,11 +106,22 @@ class JobTable:
         )
         return list(islice(wanted, offset, offset + min(limit, LIST_MAX)))
 
-    def after(self, job_id: int, limit: int) -> list[Job]:
-        """Jobs with a larger id that are to be done, in the order of their ids."""
-        alive = chain(self._working.values(), self._waiting.values())
-        later = (job for job in alive if job.id > job_id)
-        return heapq.nsmallest(limit, later, key=lambda job: job.id)
+    # Copies.
+
+    def use_range(self, number: int) -> None:
+        """Take ids from a range of our own, so that keys mean the same job on every daemon."""
+        self.next_id = max(self.next_id, (number << ID_RANGE_SHIFT) + 1)
+
+    def saw_id(self, job_id: int) -> None:
+        """An id that was handed out; those of other daemons are in other ranges."""
+        if job_id >= self.next_id and job_id >> ID_RANGE_SHIFT == self.next_id >> ID_RANGE_SHIFT:
+            self.next_id = job_id + 1
+
+    def untold(self) -> list[tuple[bytes, bool]]:
+        """Uris other daemons have to hear of, once, and whether the log waits for them, too."""
+        uris = [(uri, uri in self._dirty) for uri in self._untold]
+        self._untold.clear()
+        return uris
 
     # Persistence.
 
@@ -138,14 +158,13 @@ class JobTable:
             self._working[job.uri] = job
             self._by_id[job.lease] = job
             job.domain.restore(job, WORKING)
-            self.next_id = max(self.next_id, job.lease + 1)
+            self.saw_id(job.lease)
         else:
             self._waiting[job.uri] = job
             self._by_id[job.id] = job
             held = job.uri in self._working
             job.domain.restore(job, HELD if held else READY if job.start <= now else DELAYED)
-        if job.id >= self.next_id:
-            self.next_id = job.id + 1
+        self.saw_id(job.id)
 
     def restore_gone(self, uri: bytes, now: int, finished: int) -> None:
         """Nothing is left of a uri but perhaps the memory of its last finished command."""
@@ -179,6 +198,41 @@ class JobTable:
         job.worked_until = lease.worked_until
         self.restore(job, 0)
 
+    def _take_out(self, job: Job) -> None:
+        """Out of every table, as if it had never been here."""
+        if job.state == WORKING:
+            self._unlease(job)
+        elif job.state == DEAD:
+            del self._dead[job.uri]
+        else:
+            del self._waiting[job.uri]
+            del self._by_id[job.id]
+        place = job.domain
+        place.move(job, GONE)
+        self.schedule.sweep(place)
+
+    def _put_in(self, job: Job, now: int) -> None:
+        """A state from another daemon into the tables; ids that are taken here are replaced."""
+        uri = job.uri
+        if job.worked_until and not job.lease:
+            self._dead[uri] = job
+            job.domain.move(job, DEAD)
+        elif job.lease:
+            if job.lease in self._by_id:
+                job.lease = self.next_id
+                self.next_id += 1
+            self._working[uri] = self._by_id[job.lease] = job
+            job.domain.move(job, WORKING)
+            self.schedule.arm(job.domain)
+            if job.persist and self.leases is not None:
+                self.leases.put(job)
+        else:
+            if job.id in self._by_id:
+                job.id = self.next_id
+                self.next_id += 1
+            self._waiting[uri] = self._by_id[job.id] = job
+            self._schedule(job, now)
+
     def restored(self) -> None:
         """All is taken in, and the log knows everything up to here."""
         for place in list(self.schedule.domains.values()):
@@ -196,6 +250,13 @@ class JobTable:
     def _changed(self, uri: bytes) -> None:
         self._dirty[uri] = None
         self.wants_log = True
+
+    def _tell(self, job: Job, when: int | None = None) -> None:
+        """Other daemons have to hear of it: of a state later than the one before, if `when` is given."""
+        if self.copied:
+            if when is not None:
+                job.revision = max(job.revision + 1, when)
+            self._untold[job.uri] = None
 
     def _new_job(self, uri: bytes, domain: bytes, timestamp: int) -> Job:
         number = self.next_id
@@ -224,7 +285,7 @@ class JobTable:
             place.move(job, DELAYED)
             self.schedule.arm(place, job.start)
 
-    def _reserve(self, job: Job, until: int, *, lease: int = 0) -> None:
+    def _reserve(self, job: Job, until: int, now: int, *, lease: int = 0) -> None:
         if not lease:
             lease = self.next_id
             self.next_id += 1
@@ -238,6 +299,7 @@ class JobTable:
         self.schedule.arm(job.domain, until)
         if job.persist and self.leases is not None:
             self.leases.put(job)
+        self._tell(job, now)
 
     def _unlease(self, job: Job) -> None:
         """The attempt is over; its key finds nothing any more."""

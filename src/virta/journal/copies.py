@@ -1,0 +1,189 @@
+"""
+What daemons tell each other, as requests: every change with its final timestamp, and whole states.
+
+Invariant: each request writes one register (a key, or all that is known of a uri) with a total order
+between writes, so that daemons which have heard the same requests, in any order and however often, hold
+the same.
+
+    SET, DELETE, LINK   of a key: the largest timestamp wins; at one moment SET before DELETE before LINK
+    GET with timeout    the mark of a version, whose timestamp is the ttl: the later one wins
+    SET virta:job       [uri, last finished command, when, states]: see `Jobs.merge`
+
+`export` is everything a daemon knows, in the same words: a peer that starts asks for it and applies it
+like anything else that arrives.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+from weakref import WeakKeyDictionary
+
+import msgspec
+from msgspec import Meta, Struct
+
+from virta.journal import images
+from virta.journal.domain import ATTEMPTS_MAX
+from virta.journal.messages import (
+    OVERWRITE,
+    PERSIST,
+    QUERY_RANGE,
+    Function,
+    RefusedError,
+    Request,
+    Type,
+    Value,
+)
+from virta.journal.wire import encode_request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from virta.journal.engine import Engine
+    from virta.journal.entry import Entry
+    from virta.journal.session import Session
+
+JOB_KEY = b"virta:job"
+EXPORT_BYTES_MAX = 4 * 1024 * 1024
+# A job has to fit one value together with its uri, domain and reason.
+COPIED_PAYLOAD_BYTES_MAX = 8 * 1024 * 1024 - 256 * 1024
+
+_Time = Annotated[int, Meta(ge=0)]
+_Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class JobState(Struct, array_like=True, frozen=True):
+    """A job as `images.job_image` writes it, checked."""
+
+    domain: Annotated[bytes, Meta(min_length=1)]
+    id: _Id
+    priority: Annotated[int, Meta(ge=0, le=255)]
+    start: _Time
+    timestamp: _Time
+    created: _Time
+    payload_type: Annotated[int, Meta(ge=-1, le=5)]
+    payload: bytes
+    attempts: Annotated[int, Meta(ge=0, le=ATTEMPTS_MAX)]
+    reason: str
+    dead: bool
+    worked_until: _Time
+    lease: _Id
+    revision: _Time
+    persist: bool
+
+
+class JobCopy(Struct, array_like=True, frozen=True):
+    uri: Annotated[bytes, Meta(min_length=1)]
+    finished: Annotated[int, Meta(ge=-1)]
+    finished_at: _Time
+    states: Annotated[list[JobState], Meta(max_length=2)]
+
+
+_decode = msgspec.msgpack.Decoder(JobCopy).decode
+
+
+class Copies:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._exports: WeakKeyDictionary[Session, Iterator[Request]] = WeakKeyDictionary()
+
+    # Sending.
+
+    def of_jobs(self, now: int) -> list[Request]:
+        """What happened to jobs since the last call."""
+        return [self._job(uri, now, persist) for uri, persist in self._engine.jobs.untold()]
+
+    def of_value(self, entry: Entry) -> list[Request]:
+        """A value with its further keys and its mark."""
+        root = entry.keys[0]
+        requests = [self.as_set(entry)]
+        requests += [self.as_link(root, key, when) for key, when in entry.links.items()]
+        if entry.marked_at:
+            requests.append(self.as_mark(entry))
+        return requests
+
+    def as_set(self, entry: Entry) -> Request:
+        return Request(
+            Function.SET,
+            0,
+            OVERWRITE | (PERSIST if entry.persist else 0),
+            entry.timestamp,
+            entry.expires or None,
+            entry.ttl or None,
+            key=entry.keys[0],
+            value=self._engine.store.value(entry),
+        )
+
+    def as_link(self, root: bytes, key: bytes, timestamp: int) -> Request:
+        return Request(
+            Function.LINK, 0, 0, timestamp, key=root, key2=key, count=0, query=QUERY_RANGE
+        )
+
+    def as_mark(self, entry: Entry) -> Request:
+        """With the version it is about, which may arrive later."""
+        return Request(
+            Function.GET,
+            0,
+            0,
+            entry.marked_at,
+            entry.worked_until,
+            entry.timestamp,
+            key=entry.keys[0],
+        )
+
+    def _job(self, uri: bytes, now: int, persist: bool) -> Request:  # noqa: FBT001
+        jobs = self._engine.jobs
+        states = [images.job_image(job) for job in jobs.entries(uri)]
+        state = msgspec.msgpack.encode((uri, jobs.finished.last(uri), now, states))
+        flags = OVERWRITE | (PERSIST if persist else 0)
+        return Request(Function.SET, 0, flags, now, key=JOB_KEY, value=Value(Type.BUFFER, state))
+
+    # Receiving.
+
+    def merge_job(self, value: Value, now: int) -> None:
+        """
+        Take in another daemon's state of a uri.
+
+        Raises:
+            RefusedError: it is not one.
+        """
+        try:
+            copy = _decode(value.data)
+        except msgspec.DecodeError as error:
+            raise RefusedError("bad-settings", f"not the state of a job: {error}"[:200]) from error
+        jobs = self._engine.jobs
+        states = [
+            images.job_of(jobs, copy.uri, list(msgspec.structs.astuple(state)))
+            for state in copy.states
+        ]
+        jobs.merge(copy.uri, copy.finished, copy.finished_at, states, now)
+
+    # Catching up.
+
+    def export(self, session: Session, now: int, *, again: bool) -> bytes:
+        """The next requests of everything there is; nothing when that was all. `again` starts over."""
+        if again or session not in self._exports:
+            self._exports[session] = self._everything(now)
+        page: list[bytes] = []
+        size = 0
+        for request in self._exports[session]:
+            page.append(encode_request(request))
+            size += len(page[-1])
+            if size > EXPORT_BYTES_MAX:
+                break
+        if not page:
+            del self._exports[session]
+        return b"".join(page)
+
+    def _everything(self, now: int) -> Iterator[Request]:
+        store = self._engine.store
+        for entry in store.entries():
+            if not entry.keys:
+                continue  # gone since
+            if entry.alias is not None:
+                yield self.as_link(entry.alias, entry.keys[0], entry.timestamp)
+            elif entry.tombstone:
+                yield Request(Function.DELETE, 0, 0, entry.timestamp, key=entry.keys[0])
+            else:
+                yield from self.of_value(entry)
+        for uri in self._engine.jobs.uris():
+            yield self._job(uri, now, persist=False)
