@@ -14,8 +14,10 @@ from spark_logs import fill, read_log
 
 import virta
 from virta.cli.pipeline import pipeline as command
-from virta.spark.pipeline import loads
-from virta.spark.runner import RunError, build, explain, run
+from virta.spark.building import build
+from virta.spark.pipeline_file import loads
+from virta.spark.runner import RunError, run
+from virta.spark.sentences import explain
 from virta.spark.status import read_status
 
 pytestmark = pytest.mark.slow

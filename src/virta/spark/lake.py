@@ -102,11 +102,9 @@ def sealed_end(log_path: str) -> tuple[int, int]:
         return log.first_offset, max(sealed, default=log.first_offset)
 
 
-def compact(
-    log_path: str, lake: str, *, spark: SparkSession | None = None, on_gap: str = "raise"
-) -> LakeReport:
+def pending(log_path: str, lake: str, *, on_gap: str = "raise") -> tuple[int, int, int]:
     """
-    Write the sealed segments that are not in the lake yet, as one new range.
+    What a compaction would have to do, without Spark: the log's first offset, then from where and to where.
 
     Raises:
         LogGapError: the log no longer has the offset the lake ends at, and `on_gap` is not skip.
@@ -116,6 +114,19 @@ def compact(
     start = ranges[-1][1] if ranges else first
     if start < first and on_gap != "skip":
         raise gap_error(start, first)
+    return first, start, stop
+
+
+def compact(
+    log_path: str, lake: str, *, spark: SparkSession | None = None, on_gap: str = "raise"
+) -> LakeReport:
+    """
+    Write the sealed segments that are not in the lake yet, as one new range.
+
+    Raises:
+        LogGapError: the log no longer has the offset the lake ends at, and `on_gap` is not skip.
+    """
+    first, start, stop = pending(log_path, lake, on_gap=on_gap)
     if stop <= start:
         return LakeReport(start, start, 0, 0)
     spark = spark or session()
