@@ -1,20 +1,31 @@
 """
 A driver of its own: copies a log to another as a stream, until its input is used up.
 
-    python copy_driver.py MASTER IN OUT CHECKPOINT RECORDS_PER_TRIGGER
+    python copy_driver.py MASTER IN OUT CHECKPOINT RECORDS_PER_TRIGGER [LAKES]
+
+With LAKES it compacts the log into one lake after the other there, all the while.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
 import sys
+import threading
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 import virta.spark
 from virta.filters import parse
+from virta.spark.lake import compact
 
 
-def main(master, source, target, checkpoint, limit):
+def keep_compacting(spark, source, lakes):
+    for number in itertools.count():
+        compact(source, f"{lakes}/{os.getpid()}-{number}", spark=spark)
+
+
+def main(master, source, target, checkpoint, limit, lakes=None):
     spark = virta.spark.session(
         "virta-copy",
         master,
@@ -27,6 +38,9 @@ def main(master, source, target, checkpoint, limit):
             "spark.driver.bindAddress": "127.0.0.1",
         },
     )
+    if lakes is not None:
+        arguments = (spark, source, lakes)
+        threading.Thread(target=keep_compacting, args=arguments, daemon=True).start()
     events = virta.spark.read_stream(
         source, spark=spark, events=True, max_records=int(limit), split_bytes=65536
     )

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from virta.filters import Filter
     from virta.spark.pipeline import Pipeline
 
+ENVIRONMENT = ".virta-environment"
 STARTED_NAME = "virta-pipeline"
 EOF_SECONDS_MAX = 15.0  # how long a run may take to stop after the end of its input
 
@@ -224,10 +225,11 @@ def start_spark(
         settings["spark.submit.pyFiles"] = ",".join(py_files)
     if archives:
         # Unpacked in each executor's directory under the name after '#'.
-        settings["spark.archives"] = f"{archives}#environment"
-        settings["spark.pyspark.python"] = "./environment/bin/python"
-    from virta.spark.launch import session
+        settings["spark.archives"] = f"{archives}#{ENVIRONMENT}"
+    from virta.spark.launch import session, use_packed_python
 
+    if archives:
+        use_packed_python(ENVIRONMENT)
     try:
         return session(app, master, **settings)
     except VirtaError as error:
