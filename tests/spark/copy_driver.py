@@ -3,7 +3,8 @@ A driver of its own: copies a log to another as a stream, until its input is use
 
     python copy_driver.py MASTER IN OUT CHECKPOINT RECORDS_PER_TRIGGER [LAKES]
 
-With LAKES it compacts the log into one lake after the other there, all the while.
+With LAKES it compacts the log into one lake after the other there, all the while. An environment.tar.gz in the
+working directory is what executors run.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import itertools
 import os
 import sys
 import threading
+from pathlib import Path
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 import virta.spark
 from virta.filters import parse
 from virta.spark.lake import compact
+from virta.spark.launch import use_packed_python
 
 
 def keep_compacting(spark, source, lakes):
@@ -26,6 +29,10 @@ def keep_compacting(spark, source, lakes):
 
 
 def main(master, source, target, checkpoint, limit, lakes=None):
+    packed = {}
+    if Path("environment.tar.gz").exists():
+        use_packed_python("environment")
+        packed["spark.archives"] = "environment.tar.gz#environment"
     spark = virta.spark.session(
         "virta-copy",
         master,
@@ -36,6 +43,7 @@ def main(master, source, target, checkpoint, limit, lakes=None):
             "spark.sql.shuffle.partitions": "2",
             "spark.task.maxFailures": "8",
             "spark.driver.bindAddress": "127.0.0.1",
+            **packed,
         },
     )
     if lakes is not None:

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -157,6 +158,7 @@ def start_driver(master, source, target, checkpoint, limit=50, *lakes):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        cwd=Path(source).parent,
     )
 
 
@@ -287,8 +289,23 @@ class Cluster:
             kill_group(process)
 
 
+def pack_environment(directory):
+    """An archive whose Python notes that it was started, then is ours; gives the notes' file."""
+    home, notes = directory / "packed", directory / "started"
+    (home / "bin").mkdir(parents=True)
+    python = home / "bin" / "python"
+    python.write_text(f'#!/bin/sh\necho "$PWD" >> "{notes}"\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    shutil.make_archive(str(directory / "environment"), "gztar", home)
+    return notes
+
+
 def test_cluster_with_a_killed_executor(tmp_path):
-    """On a master with two workers, an executor dies in the middle: each row is in the sink once."""
+    """
+    On a master with two workers, which run the Python of an archive, an executor dies in the middle: each row
+    is in the sink once.
+    """
+    notes = pack_environment(tmp_path)
     source, target, checkpoint = str(tmp_path / "in"), str(tmp_path / "out"), str(tmp_path / "c")
     events = fill(source, 1200)
     cluster = Cluster(tmp_path)
@@ -306,3 +323,6 @@ def test_cluster_with_a_killed_executor(tmp_path):
         cluster.stop()
 
     assert ids(target, "copy") == [event["id"] for event in events]
+    places = {Path(line).parents[1] for line in notes.read_text().split()}
+    assert places == {tmp_path / "worker-0", tmp_path / "worker-1"}
+    assert not (tmp_path / "environment").exists()

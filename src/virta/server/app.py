@@ -23,9 +23,10 @@ from virta.errors import RequestError
 from virta.filters.tree import conditions
 from virta.journal.http import BODY_BYTES_MAX, Handler
 from virta.server import responses
+from virta.server.asyncapi import asyncapi
 from virta.server.filters_api import FiltersApi
 from virta.server.metrics import CONTENT_TYPE, Metrics
-from virta.server.openapi import asyncapi, openapi
+from virta.server.openapi import openapi
 from virta.server.paths import form_decode
 from virta.server.pipelines_api import PipelinesApi
 from virta.server.subscriptions_api import SubscriptionsApi

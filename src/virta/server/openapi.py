@@ -80,9 +80,10 @@ INDEX = parameter("index", "path", NAME, "The index.")
 COLLECTION = parameter("collection", "path", NAME, "The collection.")
 FILTER_ID = parameter("id", "path", {"type": "string", "pattern": HEX_ID}, "A filter's id.")
 
-PIPELINE_STATES = (
-    "never run|starting|running|waiting|finished|stopping|stopped|failed|lost|invalid".split("|")
-)
+PIPELINE_STATES = [
+    *("never run", "starting", "running", "waiting", "finished"),
+    *("stopping", "stopped", "failed", "lost", "invalid"),
+]
 SCHEMAS: dict[str, Schema] = {
     "Refusal": {
         "type": "object",
@@ -174,8 +175,9 @@ SCHEMAS: dict[str, Schema] = {
             "log": {"type": ["string", "null"]},
             "rows": {"type": "number"},
             "rows_per_second": {"type": "number"},
-            "late": {"type": "number"},
-            "dead": {"type": "number"},
+            "late": {"type": "integer"},
+            "repeats": {"type": "integer"},
+            "dead": {"type": "integer"},
             "lag": {"type": ["integer", "null"]},
             "batch": {"type": "integer"},
             "queries": {"type": "object"},
@@ -471,44 +473,4 @@ def openapi() -> Schema:
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{}, {"token": []}],
-    }
-
-
-def asyncapi() -> Schema:
-    """What is sent without being asked each time: server-sent events and WebSockets."""
-    message = {"payload": {"$ref": "#/components/schemas/Message"}}
-    event = {
-        "contentType": "application/cloudevents+json",
-        "payload": {"$ref": "#/components/schemas/Event"},
-    }
-    channels = {
-        "channel": {
-            "address": "/channels/{name}",
-            "parameters": {"name": {"description": "The channel."}},
-            "messages": {"event": {"$ref": "#/components/messages/event"}},
-        },
-        "streams": {
-            "address": "/subscribe",
-            "messages": {"message": {"$ref": "#/components/messages/message"}},
-            "bindings": {"ws": {"method": "GET"}},
-        },
-    }
-
-    def operation(action: str, channel: str, text: str) -> Schema:
-        return {"action": action, "channel": {"$ref": f"#/channels/{channel}"}, "summary": text}
-
-    return {
-        "asyncapi": "3.0.0",
-        "info": {"title": "Virta", "version": __version__},
-        "servers": {
-            "http": {"host": "127.0.0.1:8232", "protocol": "http"},
-            "ws": {"host": "127.0.0.1:8232", "protocol": "ws"},
-        },
-        "channels": channels,
-        "operations": {
-            "hearChannel": operation("send", "channel", "Events, by SSE or WebSocket."),
-            "publishToChannel": operation("receive", "channel", "Events over a WebSocket."),
-            "hearStreams": operation("send", "streams", "Messages of matching streams."),
-        },
-        "components": {"schemas": SCHEMAS, "messages": {"event": event, "message": message}},
     }
