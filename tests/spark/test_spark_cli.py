@@ -142,9 +142,8 @@ def test_run_replay_and_compact(tmp_path):
     commands = [
         ["pipeline", "run", str(tmp_path / "p.toml"), "--json", *conf],
         ["pipeline", "status", str(tmp_path / "p.toml")],
-        ["pipeline", "replay", log, "--from", "100", "--to", "200", "--filter", "n=>=50", *conf],
         ["pipeline", "replay", live, "--topics", "orders", "--filter", "n=>=50", "--topic", "again", *conf],
-        ["pipeline", "replay", live, "--topics", "shop/orders", "--filter", '{"equals": {"user": "u1"}}',
+        ["pipeline", "replay", live, "--from", "301", "--to", "602", "--filter", '{"equals": {"user": "u1"}}',
          "--dialect", "koncorde", "--parquet", str(tmp_path / "found"), *conf],
         ["lake", "compact", log, str(tmp_path / "lake"), "--json", *conf],
         ["lake", "compact", log, str(tmp_path / "lake"), *conf],
@@ -159,7 +158,7 @@ def test_run_replay_and_compact(tmp_path):
         check=True,
         env={**os.environ, "PYTHONWARNINGS": "ignore"},
     )
-    run, status, replay, topic, parquet, compact, again, dialect, nothing = map(
+    run, status, topic, parquet, compact, again, dialect, nothing = map(
         json.loads, done.stdout.splitlines()
     )
 
@@ -168,7 +167,6 @@ def test_run_replay_and_compact(tmp_path):
     assert run[0] == 0
     assert json.loads(run[1].splitlines()[-1])["state"] == "finished"
     assert "paid: finished" in status[1]
-    assert json.loads(replay[1])["events"] == sum(e["data"]["n"] >= 50 for e in events[100:200])
     assert json.loads(topic[1])["events"] == len(query) > 100
     assert [json.loads(r.value)["id"] for r in read_log(live, "again")] == query
     assert json.loads(parquet[1])["events"] == len(koncorde) > 5
