@@ -11,7 +11,8 @@ from schemathesis.specs.openapi.checks import (
 )
 from server_harness import BATCH, STRUCTURED, event
 
-from virta.server.openapi import asyncapi, openapi
+from virta.server.asyncapi import asyncapi
+from virta.server.openapi import openapi
 
 # Streams do not end, and /subscribe is a socket: their routes are tested by their own modules.
 STREAMS = {"consume", "consumeFrom", "filterEvents", "subscribe"}

@@ -1,20 +1,38 @@
 """
 A driver of its own: copies a log to another as a stream, until its input is used up.
 
-    python copy_driver.py MASTER IN OUT CHECKPOINT RECORDS_PER_TRIGGER
+    python copy_driver.py MASTER IN OUT CHECKPOINT RECORDS_PER_TRIGGER [LAKES]
+
+With LAKES it compacts the log into one lake after the other there, all the while. An environment.tar.gz in the
+working directory is what executors run.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
 import sys
+import threading
+from pathlib import Path
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 import virta.spark
 from virta.filters import parse
+from virta.spark.lake import compact
+from virta.spark.launch import use_packed_python
 
 
-def main(master, source, target, checkpoint, limit):
+def keep_compacting(spark, source, lakes):
+    for number in itertools.count():
+        compact(source, f"{lakes}/{os.getpid()}-{number}", spark=spark)
+
+
+def main(master, source, target, checkpoint, limit, lakes=None):
+    packed = {}
+    if Path("environment.tar.gz").exists():
+        use_packed_python("environment")
+        packed["spark.archives"] = "environment.tar.gz#environment"
     spark = virta.spark.session(
         "virta-copy",
         master,
@@ -25,8 +43,12 @@ def main(master, source, target, checkpoint, limit):
             "spark.sql.shuffle.partitions": "2",
             "spark.task.maxFailures": "8",
             "spark.driver.bindAddress": "127.0.0.1",
+            **packed,
         },
     )
+    if lakes is not None:
+        arguments = (spark, source, lakes)
+        threading.Thread(target=keep_compacting, args=arguments, daemon=True).start()
     events = virta.spark.read_stream(
         source, spark=spark, events=True, max_records=int(limit), split_bytes=65536
     )

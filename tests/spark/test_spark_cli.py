@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("pyspark")
 
-from spark_logs import fill, read_log
+import pyarrow.parquet as pq
+from spark_logs import fill, make_event, read_log
 
 import virta
 
 pytestmark = pytest.mark.slow
 
+BATCH = "application/cloudevents-batch+json"
 PIPELINE = """
 [pipeline]
 name = "paid"
@@ -41,8 +47,92 @@ for command in json.loads(sys.argv[1]):
 """
 
 
+class Live:
+    """A real server, with consumers that note the ids they are sent until the event `end`."""
+
+    def __init__(self, data_dir):
+        command = [sys.executable, "-m", "virta", "serve", "--server-port", "0"]
+        command += ["--journal-port", "none", "--durability", "none", "--data-dir", str(data_dir)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=data_dir.parent)
+        said = next(json.loads(line) for line in self.process.stdout if b'"listening"' in line)
+        self.port = int(said["url"].rsplit(":", 1)[1])
+        self.threads = []
+
+    def request(self, method, path, body, kind):
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request(method, path, json.dumps(body), {"Content-Type": kind})
+            answer = connection.getresponse()
+            assert answer.status < 300
+            return json.loads(answer.read())
+        finally:
+            connection.close()
+
+    def consume(self, path):
+        """The ids that a consumer hears; complete after `heard`."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        assert answer.readline() == b"event: connect\n"
+        found = []
+
+        def listen():
+            try:
+                for line in answer:
+                    name, _, value = line.decode().partition(": ")
+                    made = json.loads(value) if name == "data" else {}
+                    if "id" in made:
+                        found.append(made["id"])
+                    if made.get("id") == "end":
+                        return
+            finally:
+                connection.close()
+
+        self.threads.append(threading.Thread(target=listen))
+        self.threads[-1].start()
+        return found
+
+    def publish(self, channel, events):
+        """In batches of random size, three at a time: the order is the log's."""
+        rng = random.Random(9)
+        batches = []
+        while events:
+            size = rng.choice([1, 4, 15])
+            batches, events = [*batches, events[:size]], events[size:]
+        with ThreadPoolExecutor(3) as pool:
+            list(
+                pool.map(lambda b: self.request("POST", f"/channels/{channel}", b, BATCH), batches)
+            )
+
+    def heard(self):
+        for thread in self.threads:
+            thread.join(60)
+        self.process.terminate()
+        self.process.communicate(timeout=60)
+
+
+def live_deliveries(data_dir):
+    """What a live query and a standing Koncorde filter were sent of 300 random events."""
+    rng = random.Random(4)
+    events = [make_event(rng, n) for n in range(300)]
+    end = {**events[0], "id": "end", "data": {"n": 99, "user": "u1"}}
+    server = Live(data_dir)
+    made = server.request(
+        "POST", "/filters/shop/orders", {"equals": {"user": "u1"}}, "application/json"
+    )
+    query = server.consume("/channels/orders?n=%3E%3D50")
+    koncorde = server.consume(f"/filters/{made['id']}/events")
+    for channel in ("orders", "shop%2Forders"):
+        server.publish(channel, events)
+        server.publish(channel, [end])
+    server.heard()
+    return query, koncorde
+
+
 def test_run_replay_and_compact(tmp_path):
-    """A pipeline run, two replays, a compaction, and a run that fails: outputs, exit codes, results."""
+    """A run, replays (equal to what a live server delivered), compactions, failures: outputs, exit codes, results."""
+    query, koncorde = live_deliveries(tmp_path / "data")
+    live = str(tmp_path / "data" / "log")
     log = str(tmp_path / "log")
     events = fill(log, 300)
     (tmp_path / "p.toml").write_text(PIPELINE)
@@ -52,9 +142,9 @@ def test_run_replay_and_compact(tmp_path):
     commands = [
         ["pipeline", "run", str(tmp_path / "p.toml"), "--json", *conf],
         ["pipeline", "status", str(tmp_path / "p.toml")],
-        ["pipeline", "replay", log, "--from", "100", "--to", "200", "--filter", "n=>=50", *conf],
-        ["pipeline", "replay", log, "--filter", '{"equals": {"user": "u1"}}', "--dialect", "koncorde",
-         "--parquet", str(tmp_path / "found"), *conf],
+        ["pipeline", "replay", live, "--topics", "orders", "--filter", "n=>=50", "--topic", "again", *conf],
+        ["pipeline", "replay", live, "--from", "301", "--to", "602", "--filter", '{"equals": {"user": "u1"}}',
+         "--dialect", "koncorde", "--parquet", str(tmp_path / "found"), *conf],
         ["lake", "compact", log, str(tmp_path / "lake"), "--json", *conf],
         ["lake", "compact", log, str(tmp_path / "lake"), *conf],
         ["pipeline", "replay", log, "--filter", "n=", "--dialect", "sql", *conf],
@@ -68,7 +158,7 @@ def test_run_replay_and_compact(tmp_path):
         check=True,
         env={**os.environ, "PYTHONWARNINGS": "ignore"},
     )
-    run, status, replay, parquet, compact, again, dialect, nothing = map(
+    run, status, topic, parquet, compact, again, dialect, nothing = map(
         json.loads, done.stdout.splitlines()
     )
 
@@ -77,14 +167,19 @@ def test_run_replay_and_compact(tmp_path):
     assert run[0] == 0
     assert json.loads(run[1].splitlines()[-1])["state"] == "finished"
     assert "paid: finished" in status[1]
-    assert json.loads(replay[1])["events"] == sum(e["data"]["n"] >= 50 for e in events[100:200])
-    assert json.loads(parquet[1])["events"] == sum(e["data"]["user"] == "u1" for e in events)
-    assert list(Path(tmp_path / "found").glob("day=*/topic=*/*.parquet"))
+    assert json.loads(topic[1])["events"] == len(query) > 100
+    assert [json.loads(r.value)["id"] for r in read_log(live, "again")] == query
+    assert json.loads(parquet[1])["events"] == len(koncorde) > 5
+    files = sorted(Path(tmp_path / "found").glob("day=*/topic=*/*.parquet"))
+    rows = [
+        row for file in files for row in pq.ParquetFile(file).read(["offset", "id"]).to_pylist()
+    ]
+    assert [row["id"] for row in sorted(rows, key=lambda row: row["offset"])] == koncorde
     report = json.loads(compact[1])
     assert report["records"] == report["next"] > 0
     assert "nothing to do" in again[1]
     assert dialect[0] == 2
     assert "unknown dialect" in dialect[1]
     assert nothing[0] == 1
-    assert nothing[1].startswith("LogNotFoundError: ")
+    assert nothing[1].startswith("no log at ")
     assert nothing[1].count("\n") == 1

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,11 +24,12 @@ from spark_logs import fill, read_log
 
 import virta
 from virta.spark.java import ensure_java
+from virta.spark.lake import compact, lake_ranges, read_all
 
 pytestmark = pytest.mark.slow
 
-WORKER_ROUNDS = int(os.environ.get("VIRTA_SPARK_WORKER_ROUNDS", "17"))
-DRIVER_ROUNDS = int(os.environ.get("VIRTA_SPARK_DRIVER_ROUNDS", "3"))
+WORKER_ROUNDS = int(os.environ.get("VIRTA_SPARK_WORKER_ROUNDS", "18"))
+DRIVER_ROUNDS = int(os.environ.get("VIRTA_SPARK_DRIVER_ROUNDS", "2"))
 DEADLINE = 240.0
 DRIVER = Path(__file__).with_name("copy_driver.py")
 SRC = Path(virta.__file__).parent.parent
@@ -134,9 +136,9 @@ def test_workers_killed_at_random(spark, tmp_path):
 
     killed = failed = 0
     for number in range(WORKER_ROUNDS):
-        events += fill(source, 120, seed=seed + number, first=len(events))
+        events += fill(source, 80, seed=seed + number, first=len(events))
         query = copy()
-        threading.Event().wait(rng.uniform(0.05, 2.0))
+        threading.Event().wait(rng.uniform(0.05, 1.4))
         killed += query.isActive and kill_workers()
         failed += not ended_well(query)
     # Spark may still hand out a dead worker or two that it kept for reuse.
@@ -148,14 +150,15 @@ def test_workers_killed_at_random(spark, tmp_path):
     assert failed
 
 
-def start_driver(master, source, target, checkpoint, limit=50):
+def start_driver(master, source, target, checkpoint, limit=50, *lakes):
     environment = {**os.environ, "PYTHONPATH": str(SRC), "PYTHONWARNINGS": "ignore"}
     return subprocess.Popen(
-        [sys.executable, DRIVER, master, source, target, checkpoint, str(limit)],
+        [sys.executable, DRIVER, master, source, target, checkpoint, str(limit), *lakes],
         env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        cwd=Path(source).parent,
     )
 
 
@@ -171,20 +174,25 @@ def kill_group(process):
     process.communicate()
 
 
-def test_driver_killed_at_random(tmp_path):
-    """SIGKILL the driver and everything it started at a random micro-batch; restarts add each row once."""
+def test_driver_killed_at_random(spark, tmp_path):
+    """
+    SIGKILL the driver and everything it started at a random micro-batch, in the middle of a compaction:
+    restarts add each row once, lakes have all of a range or nothing.
+    """
     source, target, checkpoint = str(tmp_path / "in"), str(tmp_path / "out"), str(tmp_path / "c")
     events = fill(source, 1500)
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    reached = 0
+    reached, lakes = 0, tmp_path / "lakes"
     for _ in range(DRIVER_ROUNDS):
         reached = min(reached + rng.randrange(1, 300), 1400)
-        process = start_driver("local[2]", source, target, checkpoint)
+        process = start_driver("local[2]", source, target, checkpoint, 50, str(lakes))
         try:
             wait_for(lambda goal=reached: next_offset(target) >= goal, f"offset {reached}", process)
             threading.Event().wait(rng.uniform(0, 0.3))
+            known = set(lakes.glob("*/_draft-*"))
+            wait_for(lambda old=known: set(lakes.glob("*/_draft-*")) - old, "a draft", process)
         finally:
             kill_group(process)
         reached = next_offset(target)
@@ -192,6 +200,25 @@ def test_driver_killed_at_random(tmp_path):
     finish(process)
 
     assert ids(target) == [event["id"] for event in events]
+    check_lakes(spark, source, [draft.parent for draft in lakes.glob("*/_draft-*")])
+
+
+def check_lakes(spark, source, interrupted):
+    """What a killed compaction left shows nothing of it, and the next one completes."""
+    everything = [(record.offset, record.value) for record in read_log(source)]
+
+    def united(lake):
+        found = read_all(source, str(lake), spark=spark).select("offset", "value").collect()
+        return sorted((row.offset, bytes(row.value)) for row in found)
+
+    assert interrupted
+    for lake in interrupted:
+        assert lake_ranges(lake) == []
+        assert united(lake) == everything
+        report = compact(source, str(lake), spark=spark)
+        assert 0 < report.next <= len(everything)
+        assert united(lake) == everything
+        assert not list(lake.glob("_draft-*"))
 
 
 # A standalone cluster: master and two workers, each a process of its own, on loopback.
@@ -262,8 +289,23 @@ class Cluster:
             kill_group(process)
 
 
+def pack_environment(directory):
+    """An archive whose Python notes that it was started, then is ours; gives the notes' file."""
+    home, notes = directory / "packed", directory / "started"
+    (home / "bin").mkdir(parents=True)
+    python = home / "bin" / "python"
+    python.write_text(f'#!/bin/sh\necho "$PWD" >> "{notes}"\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    shutil.make_archive(str(directory / "environment"), "gztar", home)
+    return notes
+
+
 def test_cluster_with_a_killed_executor(tmp_path):
-    """On a master with two workers, an executor dies in the middle: each row is in the sink once."""
+    """
+    On a master with two workers, which run the Python of an archive, an executor dies in the middle: each row
+    is in the sink once.
+    """
+    notes = pack_environment(tmp_path)
     source, target, checkpoint = str(tmp_path / "in"), str(tmp_path / "out"), str(tmp_path / "c")
     events = fill(source, 1200)
     cluster = Cluster(tmp_path)
@@ -281,3 +323,6 @@ def test_cluster_with_a_killed_executor(tmp_path):
         cluster.stop()
 
     assert ids(target, "copy") == [event["id"] for event in events]
+    places = {Path(line).parents[1] for line in notes.read_text().split()}
+    assert places == {tmp_path / "worker-0", tmp_path / "worker-1"}
+    assert not (tmp_path / "environment").exists()

@@ -6,7 +6,8 @@ import textwrap
 
 import pytest
 
-from virta.spark.pipeline import Aggregate, Pipeline, PipelineError, Sink, Source, load, loads
+from virta.spark.pipeline import Aggregate, Pipeline, PipelineError, Sink, Source
+from virta.spark.pipeline_file import load, loads
 from virta.spark.toml_lines import find_lines, line_of
 
 GOOD = textwrap.dedent(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from typing import Any
 
 import click
 
 from virta.cli.pipeline import ended, spark_options, start_spark
+from virta.errors import VirtaError
 
 
 @click.group()
@@ -30,11 +32,20 @@ def lake() -> None:
 @spark_options
 def compact(log: str, directory: str, *, on_gap: str, as_json: bool, **spark: Any) -> None:
     """Write the sealed segments of LOG that are not in DIRECTORY yet."""
-    session = start_spark("virta-lake", **spark)
+    from virta.spark.lake import LakeReport, pending
     from virta.spark.lake import compact as compact_lake
 
-    with ended(session):
-        report = compact_lake(log, directory, spark=session, on_gap=on_gap)
+    try:
+        _, start, stop = pending(log, directory, on_gap=on_gap)
+    except VirtaError as error:
+        click.echo(error.message, err=True)
+        sys.exit(1)
+    if stop <= start:
+        report = LakeReport(start, start, 0, 0)
+    else:
+        session = start_spark("virta-lake", **spark)
+        with ended(session):
+            report = compact_lake(log, directory, spark=session, on_gap=on_gap)
     if as_json:
         click.echo(json.dumps(asdict(report)))
     elif report.records or report.next > report.first:

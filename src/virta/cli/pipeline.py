@@ -2,12 +2,14 @@
 `virta pipeline`: check, run, list and watch pipelines; replay history through filters.
 
 Exit codes: 0 done, 1 a run failed, 2 a file or an option is wrong. Spark is started only by `run` and
-`replay`, and only after everything else has been checked.
+`replay`, and only after everything else has been checked. What the command line says about Spark is
+stronger than the pipeline's `[spark]`.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import threading
@@ -19,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from virta.errors import FilterError, VirtaError
-from virta.spark.pipeline import PipelineError, load
+from virta.spark.pipeline import PipelineError
+from virta.spark.pipeline_file import load, nameless
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,7 +32,9 @@ if TYPE_CHECKING:
     from virta.filters import Filter
     from virta.spark.pipeline import Pipeline
 
+ENVIRONMENT = ".virta-environment"
 STARTED_NAME = "virta-pipeline"
+EOF_SECONDS_MAX = 15.0  # how long a run may take to stop after the end of its input
 
 
 @click.group()
@@ -74,14 +79,24 @@ def check(files: tuple[str, ...], *, as_json: bool) -> None:
 @pipeline.command()
 @click.argument("file", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print each status as one JSON line.")
+@click.option("--until-eof", is_flag=True, help="Also stop when standard input ends.")
 @spark_options
-def run(file: str, *, as_json: bool, **spark: Any) -> None:
+def run(file: str, *, as_json: bool, until_eof: bool, **spark: Any) -> None:
     """Run a pipeline until its input is used up, or until it is interrupted."""
     wanted = loaded(file)
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
-    session = start_spark(f"{STARTED_NAME}-{wanted.name}", **spark)
+    if until_eof:
+        threading.Thread(target=watch_input, args=(stopping,), daemon=True).start()
+    with only_run(wanted):
+        run_claimed(wanted, spark, stopping, as_json=as_json)
+
+
+def run_claimed(
+    wanted: Pipeline, spark: dict[str, Any], stopping: threading.Event, *, as_json: bool
+) -> None:
+    session = start_spark(f"{STARTED_NAME}-{wanted.name}", wanted, **spark)
     from virta.spark.runner import run as run_pipeline
 
     with ended(session):
@@ -99,21 +114,15 @@ def run(file: str, *, as_json: bool, **spark: Any) -> None:
 def list_(directory: str, *, as_json: bool) -> None:
     """List the pipeline files of a directory with their last state."""
     for file in sorted(Path(directory).glob("*.toml")):
+        if nameless(file):
+            continue
         try:
             found = load(file)
         except PipelineError as error:
-            row = {
-                "file": str(file),
-                "pipeline": None,
-                "state": "invalid",
-                "problems": error.problems,
-            }
-            if not any("there is no pipeline name" in p for p in error.problems):
-                show_row(row, as_json=as_json)
-            continue
-        status = status_of(found)
-        row = {"file": str(file), "pipeline": found.name, "state": status["state"]}
-        show_row({**row, "description": found.description}, as_json=as_json)
+            row = {"pipeline": None, "state": "invalid", "problems": error.problems}
+        else:
+            row = status_of(found)
+        show_row({"file": str(file), **row}, as_json=as_json)
 
 
 @pipeline.command()
@@ -143,6 +152,7 @@ def replay(log: str, **options: Any) -> None:
         fail("--topic and --parquet exclude each other: give one")
     filters = parsed(options["filters"], options["dialect"])
     reading = reading_options(options)
+    check_log(log)
     session = start_spark("virta-replay", **spark_arguments)
     with ended(session):
         begun = time.monotonic()
@@ -168,15 +178,44 @@ def loaded(file: str) -> Pipeline:
         sys.exit(2)
 
 
+@contextmanager
+def only_run(wanted: Pipeline) -> Iterator[None]:
+    """Hold the pipeline; a second run of it ends with one sentence."""
+    from virta.spark.status import BusyError, claimed
+
+    try:
+        with claimed(wanted):
+            yield
+    except BusyError as error:
+        click.echo(error.message, err=True)
+        sys.exit(1)
+
+
+def watch_input(stopping: threading.Event) -> None:
+    """Stop when whoever started this run is gone; at the latest after EOF_SECONDS_MAX, by force."""
+    while os.read(sys.stdin.fileno(), 4096):
+        continue
+    stopping.set()
+    time.sleep(EOF_SECONDS_MAX)
+    os._exit(1)
+
+
 def start_spark(
     app: str,
+    wanted: Pipeline | None = None,
     *,
     master: str | None,
     conf: tuple[str, ...],
     py_files: tuple[str, ...],
     archives: str | None,
 ) -> SparkSession:
-    settings = {}
+    settings: dict[str, str] = {}
+    if wanted is not None:
+        own = wanted.spark
+        settings |= own.conf
+        master = master or own.master
+        py_files = py_files or tuple(map(wanted.path, own.py_files))
+        archives = archives or (own.archives and wanted.path(own.archives))
     for item in conf:
         name, sign, value = item.partition("=")
         if not sign:
@@ -186,10 +225,11 @@ def start_spark(
         settings["spark.submit.pyFiles"] = ",".join(py_files)
     if archives:
         # Unpacked in each executor's directory under the name after '#'.
-        settings["spark.archives"] = f"{archives}#environment"
-        settings["spark.pyspark.python"] = "./environment/bin/python"
-    from virta.spark.launch import session
+        settings["spark.archives"] = f"{archives}#{ENVIRONMENT}"
+    from virta.spark.launch import session, use_packed_python
 
+    if archives:
+        use_packed_python(ENVIRONMENT)
     try:
         return session(app, master, **settings)
     except VirtaError as error:
@@ -202,7 +242,7 @@ def ended(session: SparkSession) -> Iterator[None]:
     """Stop Spark at the end; an error is one sentence and exit code 1, not two hundred lines of stack."""
     from pyspark.errors import PySparkException
 
-    from virta.spark.runner import explain
+    from virta.spark.sentences import explain
 
     try:
         yield
@@ -223,13 +263,16 @@ def shown(status: dict[str, Any], *, as_json: bool) -> str:
     if as_json:
         return json.dumps(status)
     lines = [f"{status['pipeline']}: {status['state']}"]
+    if status.get("restarts"):
+        lines[0] += f", {status['restarts']} restarts"
     if status.get("reason"):
         lines.append(f"  {status['reason']}")
     for name, query in status["queries"].items():
         lag = "?" if query["lag"] is None else query["lag"]
         lines.append(
             f"  {name}: {query['rows']} rows in {query['batches']} batches,"
-            f" {query['rows_per_second']:.0f} rows/s, {query['late']} too late, lag {lag}"
+            f" {query['rows_per_second']:.0f} rows/s, {query['late']} too late,"
+            f" {query['dead']} dead, lag {lag}"
         )
     return "\n".join(lines)
 
@@ -239,6 +282,17 @@ def show_row(row: dict[str, Any], *, as_json: bool) -> None:
         click.echo(json.dumps(row))
     else:
         click.echo(f"{row['state']:10} {row['pipeline'] or '-':20} {row['file']}")
+
+
+def check_log(path: str) -> None:
+    """A directory without a log is found out before Spark starts."""
+    import virta
+
+    try:
+        virta.open(path, create=False, read_only=True).close()
+    except VirtaError as error:
+        click.echo(error.message, err=True)
+        sys.exit(1)
 
 
 def parsed(texts: tuple[str, ...], dialect: str) -> list[Filter]:

@@ -8,6 +8,7 @@ requests are served right now (it fails at once when draining or when the log ca
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from typing import TYPE_CHECKING, Any
@@ -22,10 +23,12 @@ from virta.errors import RequestError
 from virta.filters.tree import conditions
 from virta.journal.http import BODY_BYTES_MAX, Handler
 from virta.server import responses
+from virta.server.asyncapi import asyncapi
 from virta.server.filters_api import FiltersApi
 from virta.server.metrics import CONTENT_TYPE, Metrics
-from virta.server.openapi import asyncapi, openapi
+from virta.server.openapi import openapi
 from virta.server.paths import form_decode
+from virta.server.pipelines_api import PipelinesApi
 from virta.server.subscriptions_api import SubscriptionsApi
 from virta.server.websocket import check_subscribe
 
@@ -61,6 +64,7 @@ def build_app(service: Service) -> ASGIApp:
         Route("/asyncapi.json", endpoints.asyncapi, methods=["GET"]),
         *FiltersApi(service).routes(),
         *SubscriptionsApi(service).routes(),
+        *PipelinesApi(service).routes(),
     ]
     if service.journal is not None:
         routes.append(
@@ -193,7 +197,8 @@ class Endpoints:
             "Cache-Control": "no-store",
             "Access-Control-Allow-Origin": "*",
         }
-        return Response(self._metrics.text(), headers=headers)
+        overviews = await asyncio.to_thread(self._service.pipelines.overviews)
+        return Response(self._metrics.text(overviews), headers=headers)
 
     async def keycounts(self, request: Request) -> Response:
         """How many terms of standing queries name each path of a channel."""

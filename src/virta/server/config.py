@@ -162,6 +162,11 @@ def _converted(setting: Setting, raw: Any) -> Any:
             return None if isinstance(raw, bool | float) else int(raw)
         except (TypeError, ValueError):
             return None
+    if setting.kind is list:
+        items = raw.split(",") if isinstance(raw, str) else raw
+        if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+            return None
+        return tuple(item.strip() for item in items if item.strip())
     return raw if isinstance(raw, str) and raw else None
 
 

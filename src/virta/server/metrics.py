@@ -2,12 +2,12 @@
 `/metrics`: Prometheus text, Thorium's names beside ours.
 
 Numbers are read when asked for; nothing is counted twice for the sake of a library. Labels are bounded:
-a router, a translator, an HTTP status, never a channel or a stream.
+a router, a translator, an HTTP status, a listed pipeline, never a channel or a stream.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -34,8 +34,11 @@ class Metrics:
         self._service = service
         self._registry = CollectorRegistry()
         self._registry.register(self)
+        self._pipelines: list[dict[str, Any]] = []
 
-    def text(self) -> bytes:
+    def text(self, pipelines: list[dict[str, Any]]) -> bytes:
+        """All metrics; what the listed pipelines do was read beforehand, in a thread."""
+        self._pipelines = pipelines
         return generate_latest(self._registry)
 
     def describe(self) -> list[Metric]:
@@ -46,6 +49,8 @@ class Metrics:
         yield from self._thorium()
         yield from self._gauges()
         yield from self._counters()
+        if self._pipelines:
+            yield from self._of_pipelines()
 
     def _thorium(self) -> Iterator[Metric]:
         service = self._service
@@ -117,3 +122,25 @@ class Metrics:
         for status, number in sorted(service.refusals.items()):
             refusals.add_metric([str(status)], number)
         yield refusals
+
+    def _of_pipelines(self) -> Iterator[Metric]:
+        # Gauges throughout: a run that starts again counts from nothing.
+        for state in ("running", "failed"):
+            gauge = GaugeMetricFamily(
+                f"virta_pipeline_{state}", f"1 while it is {state}", labels=["pipeline"]
+            )
+            for pipeline in self._pipelines:
+                gauge.add_metric([pipeline["pipeline"]], int(pipeline["state"] == state))
+            yield gauge
+        for name, text in (
+            ("restarts", "Starts after failures"),
+            ("rows", "Rows its run has read"),
+            ("rows_per_second", "Rows read per second of work"),
+            ("lag", "Records it has not read yet"),
+            ("late", "Rows that came too late"),
+            ("dead", "Rows among the dead letters"),
+        ):
+            gauge = GaugeMetricFamily(f"virta_pipeline_{name}", text, labels=["pipeline"])
+            for pipeline in self._pipelines:
+                gauge.add_metric([pipeline["pipeline"]], pipeline.get(name) or 0)
+            yield gauge

@@ -80,6 +80,10 @@ INDEX = parameter("index", "path", NAME, "The index.")
 COLLECTION = parameter("collection", "path", NAME, "The collection.")
 FILTER_ID = parameter("id", "path", {"type": "string", "pattern": HEX_ID}, "A filter's id.")
 
+PIPELINE_STATES = [
+    *("never run", "starting", "running", "waiting", "finished"),
+    *("stopping", "stopped", "failed", "lost", "invalid"),
+]
 SCHEMAS: dict[str, Schema] = {
     "Refusal": {
         "type": "object",
@@ -155,6 +159,28 @@ SCHEMAS: dict[str, Schema] = {
             "filters": {"type": "array", "items": {"type": "object"}},
             "types": {"type": "array", "items": {"type": "string"}},
             "source": {"type": "string"},
+        },
+    },
+    "Pipeline": {
+        "type": "object",
+        "required": ["pipeline", "state", "queries"],
+        "properties": {
+            "pipeline": {"type": "string"},
+            "description": {"type": "string"},
+            "state": {"enum": PIPELINE_STATES},
+            "pid": {"type": ["integer", "null"]},
+            "updated": {"type": ["number", "null"]},
+            "reason": {"type": ["string", "null"]},
+            "restarts": {"type": "integer"},
+            "log": {"type": ["string", "null"]},
+            "rows": {"type": "number"},
+            "rows_per_second": {"type": "number"},
+            "late": {"type": "integer"},
+            "repeats": {"type": "integer"},
+            "dead": {"type": "integer"},
+            "lag": {"type": ["integer", "null"]},
+            "batch": {"type": "integer"},
+            "queries": {"type": "object"},
         },
     },
     "Test": {
@@ -383,6 +409,31 @@ def _subscriptions() -> dict[str, Schema]:
     }
 
 
+def _pipelines() -> dict[str, Schema]:
+    name = parameter("name", "path", NAME, "A pipeline's name.")
+    listed = {"type": "array", "items": ref("Pipeline")}
+    return {
+        "/pipelines": {
+            "get": {
+                "operationId": "listPipelines",
+                "summary": "The pipelines that run beside the server.",
+                "responses": COMMON | {"200": answer("All that are listed.", listed)},
+            }
+        },
+        "/pipelines/{name}": {
+            "get": {
+                "operationId": "showPipeline",
+                "parameters": [name],
+                "responses": COMMON
+                | {
+                    "200": answer("This one.", ref("Pipeline")),
+                    "404": refusal("No pipeline of this name is listed."),
+                },
+            }
+        },
+    }
+
+
 def _operating() -> dict[str, Schema]:
     def get(operation: str, responses: Schema) -> Schema:
         return {"get": {"operationId": operation, "responses": responses}}
@@ -411,50 +462,15 @@ def openapi() -> Schema:
             "license": {"name": "MIT", "identifier": "MIT"},
         },
         "servers": [{"url": f"http://127.0.0.1:{BY_NAME['server_port'].default}"}],
-        "paths": _channels() | _filters() | _one_filter() | _subscriptions() | _operating(),
+        "paths": _channels()
+        | _filters()
+        | _one_filter()
+        | _subscriptions()
+        | _pipelines()
+        | _operating(),
         "components": {
             "schemas": SCHEMAS,
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{}, {"token": []}],
-    }
-
-
-def asyncapi() -> Schema:
-    """What is sent without being asked each time: server-sent events and WebSockets."""
-    message = {"payload": {"$ref": "#/components/schemas/Message"}}
-    event = {
-        "contentType": "application/cloudevents+json",
-        "payload": {"$ref": "#/components/schemas/Event"},
-    }
-    channels = {
-        "channel": {
-            "address": "/channels/{name}",
-            "parameters": {"name": {"description": "The channel."}},
-            "messages": {"event": {"$ref": "#/components/messages/event"}},
-        },
-        "streams": {
-            "address": "/subscribe",
-            "messages": {"message": {"$ref": "#/components/messages/message"}},
-            "bindings": {"ws": {"method": "GET"}},
-        },
-    }
-
-    def operation(action: str, channel: str, text: str) -> Schema:
-        return {"action": action, "channel": {"$ref": f"#/channels/{channel}"}, "summary": text}
-
-    return {
-        "asyncapi": "3.0.0",
-        "info": {"title": "Virta", "version": __version__},
-        "servers": {
-            "http": {"host": "127.0.0.1:8232", "protocol": "http"},
-            "ws": {"host": "127.0.0.1:8232", "protocol": "ws"},
-        },
-        "channels": channels,
-        "operations": {
-            "hearChannel": operation("send", "channel", "Events, by SSE or WebSocket."),
-            "publishToChannel": operation("receive", "channel", "Events over a WebSocket."),
-            "hearStreams": operation("send", "streams", "Messages of matching streams."),
-        },
-        "components": {"schemas": SCHEMAS, "messages": {"event": event, "message": message}},
     }

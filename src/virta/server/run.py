@@ -128,6 +128,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._service.draining = True
+        self._service.pipelines.stop_soon()
         await super().shutdown(sockets)
         for connection in list(self.server_state.connections):
             connection.transport.abort()

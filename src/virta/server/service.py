@@ -34,6 +34,7 @@ from virta.hub.topics import STREAMS
 from virta.journal.daemon import JournalServer
 from virta.server.door import Door, is_loopback, read_tokens
 from virta.server.origins import Origins
+from virta.server.pipelines import Limits, Pipelines
 from virta.server.responses import COMMON, KEEP, Responder
 from virta.server.webhooks import Webhooks
 from virta.server.wheel import Wheel
@@ -48,6 +49,7 @@ READERS_MAX = 4
 LOCK_NAME = "serve.lock"
 REGISTRY_NAME = "registry"
 JOURNAL_NAME = "journal"
+PIPELINES_NAME = "pipelines"
 
 
 class Service:
@@ -120,12 +122,15 @@ class Service:
         self.wheel.start()
         self.keeper.start()
         self.webhooks.start()
+        self.pipelines = self._listed_pipelines()
+        self.pipelines.start()
         self.ready = True
 
     async def stop(self) -> None:
         """Finish what was accepted, then let go of the log."""
         self.ready = False
         self.wheel.stop()
+        await asyncio.to_thread(self.pipelines.stop)
         await self.webhooks.stop()
         if self.journal is not None:
             await self.journal.stop()
@@ -153,6 +158,17 @@ class Service:
                 "choose another --journal-port, or none",
                 setting="journal_port",
             ) from error
+
+    def _listed_pipelines(self) -> Pipelines:
+        config = self.config
+        limits = Limits(
+            failures_max=config.pipeline_failures_max,
+            window_ms=config.pipeline_failure_window_ms,
+            backoff_ms=config.pipeline_backoff_ms,
+            stop_ms=config.pipeline_stop_ms,
+        )
+        logs = Path(config.data_dir) / PIPELINES_NAME
+        return Pipelines(config.pipelines or (), logs, limits, self.logger)
 
     def overloaded(self, refused: int) -> RequestError:
         """The 429 for a publication of so many events."""

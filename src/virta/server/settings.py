@@ -57,6 +57,8 @@ class Setting:
         if self.minimum is not None and self.maximum is not None:
             number = f"a whole number from {self.minimum} to {self.maximum}"
             return f"{number}, or none" if self.optional else number
+        if self.kind is list:
+            return "a list of texts, or one text with commas"
         return self.form or "a text"
 
 
@@ -290,6 +292,37 @@ SETTINGS: tuple[Setting, ...] = (
         0,
         INT_MAX,
         "Time for open requests and streams to end after SIGTERM.",
+    ),
+    # Pipelines beside the server.
+    Setting(
+        name="pipelines",
+        kind=list,
+        default=None,
+        help="Pipeline files to run beside the server: paths or patterns, separated by commas.",
+    ),
+    _number(
+        "pipeline_failures_max",
+        5,
+        1,
+        1000,
+        "Failures within --pipeline-failure-window-ms after which a pipeline is left alone.",
+    ),
+    _number(
+        "pipeline_failure_window_ms", 600_000, 1000, INT_MAX, "How long a failure is remembered."
+    ),
+    _number(
+        "pipeline_backoff_ms",
+        1000,
+        1,
+        60_000,
+        "First wait before a failed pipeline starts again; it doubles, up to a minute.",
+    ),
+    _number(
+        "pipeline_stop_ms",
+        15_000,
+        0,
+        INT_MAX,
+        "Time for pipelines to end after SIGTERM, before they are killed.",
     ),
     _number(
         "shard_count",

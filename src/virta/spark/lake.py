@@ -13,10 +13,12 @@ in `value`, whole. They are sorted by offset and compressed with zstd.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
 import uuid
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -40,8 +42,11 @@ from virta.spark.layout import gap_error
 from virta.spark.schemas import RECORD
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import DataFrame, SparkSession
 
+LOCK = "_lock"
 RANGE = re.compile(r"range=(\d{20})-(\d{20})")
 ATTRIBUTES = ("id", "source", "type", "subject", "time")
 FILES = StructType(
@@ -102,11 +107,9 @@ def sealed_end(log_path: str) -> tuple[int, int]:
         return log.first_offset, max(sealed, default=log.first_offset)
 
 
-def compact(
-    log_path: str, lake: str, *, spark: SparkSession | None = None, on_gap: str = "raise"
-) -> LakeReport:
+def pending(log_path: str, lake: str, *, on_gap: str = "raise") -> tuple[int, int, int]:
     """
-    Write the sealed segments that are not in the lake yet, as one new range.
+    What a compaction would have to do, without Spark: the log's first offset, then from where and to where.
 
     Raises:
         LogGapError: the log no longer has the offset the lake ends at, and `on_gap` is not skip.
@@ -116,19 +119,48 @@ def compact(
     start = ranges[-1][1] if ranges else first
     if start < first and on_gap != "skip":
         raise gap_error(start, first)
+    return first, start, stop
+
+
+def compact(
+    log_path: str, lake: str, *, spark: SparkSession | None = None, on_gap: str = "raise"
+) -> LakeReport:
+    """
+    Write the sealed segments that are not in the lake yet, as one new range.
+
+    Raises:
+        LogGapError: the log no longer has the offset the lake ends at, and `on_gap` is not skip.
+    """
+    ranges = lake_ranges(lake)
+    first, start, stop = pending(log_path, lake, on_gap=on_gap)
     if stop <= start:
         return LakeReport(start, start, 0, 0)
     spark = spark or session()
     root = Path(lake)
-    root.mkdir(parents=True, exist_ok=True)
-    for stale in root.glob("_draft-*"):
-        shutil.rmtree(stale, ignore_errors=True)
-    draft = root / f"_draft-{uuid.uuid4().hex}"
-    write_range(spark, log_path, (max(start, first), stop), draft)
-    publish(draft, root / f"range={start:020d}-{stop:020d}")
-    files = list((root / f"range={start:020d}-{stop:020d}").rglob("*.parquet"))
+    final = root / f"range={start:020d}-{stop:020d}"
+    with only_writer(root):
+        if lake_ranges(lake) != ranges:
+            raise LakeError(f"another compaction has just written to {lake}: run this one again")
+        for stale in root.glob("_draft-*"):
+            shutil.rmtree(stale, ignore_errors=True)
+        draft = root / f"_draft-{uuid.uuid4().hex}"
+        write_range(spark, log_path, (max(start, first), stop), draft)
+        publish(draft, final)
+    files = list(final.rglob("*.parquet"))
     records = spark.read.schema(FILES).parquet(*map(str, files)).count() if files else 0
     return LakeReport(start, stop, records, sum(file.stat().st_size for file in files))
+
+
+@contextmanager
+def only_writer(root: Path) -> Iterator[None]:
+    """Hold the lake: two compactions at once would write the same range, and clear away each other's drafts."""
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / LOCK).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise LakeError(f"another compaction is writing to {root}: wait for its end") from error
+        yield
 
 
 def write_range(spark: SparkSession, log_path: str, offsets: tuple[int, int], draft: Path) -> None:
@@ -184,13 +216,16 @@ def sync(path: Path) -> None:
 def read_lake(lake: str, *, spark: SparkSession | None = None) -> DataFrame:
     """The records in the lake, with the columns of the log and the attributes."""
     spark = spark or session()
-    ranges = [str(directory) for _, _, directory in lake_ranges(lake)]
+    return read_ranges(spark, lake, lake_ranges(lake))
+
+
+def read_ranges(spark: SparkSession, lake: str, ranges: list[tuple[int, int, Path]]) -> DataFrame:
     if not ranges:
         return spark.createDataFrame([], FILES)
     return (
         spark.read.schema(FILES)
         .option("basePath", lake)
-        .parquet(*ranges)
+        .parquet(*[str(directory) for _, _, directory in ranges])
         # A partition directory cannot be named "": the empty topic comes back as null.
         .withColumn("topic", F.coalesce("topic", F.lit("")))
     )
@@ -212,4 +247,5 @@ def read_all(log_path: str, lake: str, *, spark: SparkSession | None = None) -> 
     live = spark.read.format("virta").option("start", str(seam)).load(log_path)
     if not ranges:
         return live
-    return read_lake(lake, spark=spark).select(*RECORD.names).unionByName(live)
+    # The ranges listed above, not those of a second look: a compaction may have added one meanwhile.
+    return read_ranges(spark, lake, ranges).select(*RECORD.names).unionByName(live)

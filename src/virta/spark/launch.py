@@ -8,6 +8,7 @@ JVM itself only count for the first session of a process, as in any Spark progra
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from pathlib import Path
@@ -86,6 +87,22 @@ def prepare_environment(master: str) -> None:
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if master.startswith(("local", "spark://127.", "spark://localhost")):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+def use_packed_python(name: str) -> None:
+    """
+    Let executors run the Python of an archive that they unpack as `name`.
+
+    Spark starts workers of a Python source by one and the same relative path on executors and on the
+    driver, so the driver gets a link of that name to its own Python, for as long as this process lives.
+    """
+    link = Path(name)
+    if not link.exists():
+        link.unlink(missing_ok=True)  # a link that a killed process left
+        link.symlink_to(sys.prefix)
+        atexit.register(link.absolute().unlink, missing_ok=True)
+    for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        os.environ[variable] = f"./{name}/bin/python"
 
 
 def package_root() -> Path:

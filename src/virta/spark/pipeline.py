@@ -1,24 +1,22 @@
 """
 A pipeline: source → dedupe → filters → columns → aggregate → sinks, as a value.
 
-Written as TOML or made in Python; both give the same frozen dataclasses. Everything that can be wrong
-without Spark is found by `load` before Spark starts, all at once, each with the line it stands on.
+Written as TOML (`virta.spark.pipeline_file`) or made in Python; both give the same frozen dataclasses.
+Everything that can be wrong without Spark is found by `check` before Spark starts, all at once.
 """
 
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence  # noqa: TC003 - the types are read at run time
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
+from datetime import datetime
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
 
 from virta.errors import FilterError, VirtaError
 from virta.filters import DIALECTS, Filter, parse
-from virta.spark.toml_lines import Place, find_lines, line_of
+from virta.spark.toml_lines import Place, line_of
 
-FILE_BYTES_MAX = 1024 * 1024
 FILTERS_MAX = 100_000
 SINKS_MAX = 32
 
@@ -31,8 +29,17 @@ SECONDS = {
     "day": 86_400,
     "week": 604_800,
 }
+QUOTED = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|`[^`]*`""")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 TRIGGERS = ("available-now", "continuous")
+REPEATS = ("drop", "dead-letter")
+DURABILITIES = ("none", "interval", "group", "fsync")
+# What an event of a log has; `virta.spark.schemas` has the types.
+COLUMNS = (
+    *("topic", "offset", "timestamp", "key", "value"),
+    *("id", "source", "type", "specversion", "datacontenttype", "dataschema", "subject", "time"),
+    *("extensions", "data", "data_binary"),
+)
 
 
 class PipelineError(VirtaError):
@@ -69,6 +76,7 @@ class Dedupe:
     by: tuple[str, ...] = ("source", "id")
     within: str = "10 minutes"
     time: str = "timestamp"
+    repeats: str = "drop"
 
 
 @dataclass(frozen=True)
@@ -113,6 +121,7 @@ class Sink:
     partition_by: tuple[str, ...] = ()
     url: str | None = None
     table: str | None = None
+    keys: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -121,9 +130,19 @@ SINKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "channel": (("topic",), ("topic", "log", "type", "source", "key", "durability")),
     "parquet": (("path",), ("path", "partition_by")),
     "kafka": (("topic",), ("topic", "key")),
-    "jdbc": (("url", "table"), ("url", "table")),
+    "jdbc": (("url", "table"), ("url", "table", "keys")),
     "console": ((), ()),
 }
+
+
+@dataclass(frozen=True)
+class Spark:
+    """Where and how the pipeline runs, unless the command line says otherwise."""
+
+    master: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict)
+    py_files: tuple[str, ...] = ()
+    archives: str | None = None
 
 
 @dataclass(frozen=True)
@@ -141,12 +160,19 @@ class Pipeline:
     columns: Mapping[str, str] = field(default_factory=dict)
     aggregate: Aggregate | None = None
     dead_letter: Sink | None = None
+    spark: Spark = field(default_factory=Spark)
     directory: str = field(default=".", compare=False)
+    file: str = field(default="", compare=False, repr=False)
+    lines: Mapping[Place, int] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         problems = [message for _, message in check(self)]
         if problems:
             raise PipelineError(problems)
+
+    def spot(self, *place: str | int) -> str:
+        """`file:line: ` of a place of the file, for messages; nothing for a pipeline made in Python."""
+        return f"{self.file}:{line_of(self.lines, place)}: " if self.file else ""
 
     def path(self, name: str) -> str:
         """A path of the pipeline, absolute; URIs stay as they are."""
@@ -166,17 +192,19 @@ def check(pipeline: Pipeline) -> list[tuple[Place, str]]:
         found.append(
             (("pipeline", "name"), f"name {pipeline.name!r}: use letters, digits, '.', '_', '-'")
         )
-    if pipeline.trigger not in TRIGGERS and not INTERVAL.fullmatch(pipeline.trigger):
+    if pipeline.trigger not in TRIGGERS and check_interval((), pipeline.trigger):
         expected = f'{", ".join(TRIGGERS)} or an interval such as "10 seconds"'
         found.append(
             (("pipeline", "trigger"), f"trigger {pipeline.trigger!r}: expected {expected}")
         )
     found += check_source(pipeline.source)
     if pipeline.dedupe:
-        found += check_interval(("dedupe", "within"), pipeline.dedupe.within)
+        found += check_dedupe(pipeline.dedupe, pipeline)
     found += check_filters(pipeline.filters)
+    for name, sql in pipeline.columns.items():
+        found += check_sql(("columns", name), name, sql)
     if pipeline.aggregate:
-        found += check_aggregate(pipeline.aggregate)
+        found += check_aggregate(pipeline.aggregate, pipeline)
     found += check_sinks(pipeline)
     return found
 
@@ -195,10 +223,33 @@ def check_source(source: Source) -> list[tuple[Place, str]]:
         found.append(
             (("source", "start"), f"start {source.start!r}: expected earliest, latest or an offset")
         )
+    for name in ("start_time", "end_time"):
+        value = getattr(source, name)
+        if value is not None and not is_moment(value):
+            expected = 'ISO 8601, "2026-01-31T12:00:00Z", or microseconds since 1970'
+            found.append((("source", name), f"{name} {value!r}: expected {expected}"))
     for name in ("max_records_per_trigger", "max_bytes_per_trigger"):
         limit = getattr(source, name)
         if limit is not None and limit < 1:
             found.append((("source", name), f"{name} {limit}: expected a number above 0"))
+    return found
+
+
+def check_dedupe(dedupe: Dedupe, pipeline: Pipeline) -> list[tuple[Place, str]]:
+    found = check_interval(("dedupe", "within"), dedupe.within)
+    if not dedupe.by:
+        found.append((("dedupe", "by"), 'by is empty: expected columns, ["source", "id"]'))
+    for name in dedupe.by:
+        found += check_column(("dedupe", "by"), name, pipeline, own=False)
+    if pipeline.aggregate is None:  # else the window's time counts
+        found += check_column(("dedupe", "time"), dedupe.time, pipeline)
+    if dedupe.repeats not in REPEATS:
+        expected = " or ".join(REPEATS)
+        found.append((("dedupe", "repeats"), f"repeats {dedupe.repeats!r}: expected {expected}"))
+    elif dedupe.repeats != "drop" and pipeline.dead_letter is None:
+        found.append((("dedupe", "repeats"), "repeats go to the dead letters: give [dead_letter]"))
+    elif dedupe.repeats != "drop" and pipeline.source.format != "virta":
+        found.append((("dedupe", "repeats"), "repeats are found again in a log only"))
     return found
 
 
@@ -223,7 +274,7 @@ def check_filters(filters: Sequence[Where]) -> list[tuple[Place, str]]:
     return found
 
 
-def check_aggregate(aggregate: Aggregate) -> list[tuple[Place, str]]:
+def check_aggregate(aggregate: Aggregate, pipeline: Pipeline) -> list[tuple[Place, str]]:
     found: list[tuple[Place, str]] = []
     if (aggregate.window is None) == (aggregate.session is None):
         found.append((("aggregate",), "aggregate needs either window or session"))
@@ -233,6 +284,16 @@ def check_aggregate(aggregate: Aggregate) -> list[tuple[Place, str]]:
         value = getattr(aggregate, name)
         if value is not None:
             found += check_interval(("aggregate", name), value)
+    if not found and aggregate.slide is not None and aggregate.window is not None:
+        longer = interval_seconds(aggregate.slide) > interval_seconds(aggregate.window)
+        if longer:
+            text = f"slide {aggregate.slide!r} is longer than the window: events would fall between"
+            found.append((("aggregate", "slide"), text))
+    for name in aggregate.by:
+        found += check_column(("aggregate", "by"), name, pipeline)
+    found += check_column(("aggregate", "time"), aggregate.time, pipeline)
+    for name, sql in aggregate.aggregates.items():
+        found += check_sql(("aggregate", "aggregates", name), name, sql)
     if not aggregate.aggregates:
         found.append(
             (("aggregate", "aggregates"), 'aggregates is empty: expected { n = "count(*)" }')
@@ -270,6 +331,11 @@ def check_sink(sink: Sink, place: Place, pipeline: Pipeline) -> list[tuple[Place
         name = spec.name
         if name not in {"kind", "name", "options", *allowed} and getattr(sink, name):
             found.append(((*place, name), f"{name} does not go with a {sink.kind} sink"))
+    if sink.durability is not None and sink.durability not in DURABILITIES:
+        expected = ", ".join(DURABILITIES)
+        found.append(
+            ((*place, "durability"), f"durability {sink.durability!r}: expected {expected}")
+        )
     if sink.kind == "channel" and not sink.log and pipeline.source.format != "virta":
         found.append((place, "a channel sink needs log when the source is not a log"))
     mode = pipeline.aggregate.mode if pipeline.aggregate else "append"
@@ -278,10 +344,39 @@ def check_sink(sink: Sink, place: Place, pipeline: Pipeline) -> list[tuple[Place
     return found
 
 
-def check_interval(place: Place, value: str) -> list[tuple[Place, str]]:
-    if INTERVAL.fullmatch(value):
+def check_column(
+    place: Place, name: str, pipeline: Pipeline, *, own: bool = True
+) -> list[tuple[Place, str]]:
+    """A column there must be: of the event, or (`own`) one of [columns]; other formats may have others."""
+    known = [*COLUMNS, *(pipeline.columns if own else ())]
+    if pipeline.source.format != "virta" or name.split(".", maxsplit=1)[0] in known:
         return []
-    return [(place, f'{place[-1]} {value!r}: expected an interval such as "10 minutes"')]
+    return [(place, f"{place[-1]} names {name!r}, which is no column: {', '.join(known)}")]
+
+
+def check_sql(place: Place, name: str, sql: str) -> list[tuple[Place, str]]:
+    """What can be seen without Spark: that it is there, and that quotes and brackets are closed."""
+    bare = QUOTED.sub("", sql)
+    if sql.strip() and bare.count("(") == bare.count(")") and not set("\"'`") & set(bare):
+        return []
+    return [
+        (place, f"{name} is {sql!r}: expected a SQL expression, its quotes and brackets closed")
+    ]
+
+
+def is_moment(text: str) -> bool:
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        return text.isdecimal()
+    return True
+
+
+def check_interval(place: Place, value: str) -> list[tuple[Place, str]]:
+    if INTERVAL.fullmatch(value) and interval_seconds(value) > 0:
+        return []
+    name = place[-1] if place else ""
+    return [(place, f'{name} {value!r}: expected an interval such as "10 minutes"')]
 
 
 def interval_seconds(interval: str) -> float:
@@ -294,157 +389,3 @@ def interval_seconds(interval: str) -> float:
 def sink_names(pipeline: Pipeline) -> list[str]:
     """The name of each sink: its own, or its kind and place. Checkpoints are kept under it."""
     return [sink.name or f"{sink.kind}-{i}" for i, sink in enumerate(pipeline.sinks)]
-
-
-# TOML.
-
-TABLES: dict[str, Any] = {
-    "source": Source,
-    "dedupe": Dedupe,
-    "filter": Where,
-    "aggregate": Aggregate,
-    "sink": Sink,
-    "dead_letter": Sink,
-}
-HEAD = {"name": str, "description": str, "checkpoint": str, "trigger": str}
-
-
-def load(path: str | Path) -> Pipeline:
-    """
-    Read and check a pipeline file.
-
-    Raises:
-        PipelineError: its `problems` are `file:line: message`, in the order of lines.
-    """
-    file = Path(path)
-    try:
-        raw = file.read_bytes()
-    except OSError as exc:
-        raise PipelineError([f"{file}: cannot be read: {exc.strerror}"]) from exc
-    if len(raw) > FILE_BYTES_MAX:
-        raise PipelineError([f"{file}: {len(raw)} bytes, at most {FILE_BYTES_MAX}"])
-    return loads(raw.decode("utf-8", "replace"), str(file), str(file.parent))
-
-
-def loads(text: str, name: str = "<pipeline>", directory: str = ".") -> Pipeline:
-    """As `load`, from a text."""
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as exc:
-        where = re.search(r"line (\d+)", str(exc))
-        line = where[1] if where else text.count("\n") + 1  # "at end of document"
-        raise PipelineError([f"{name}:{line}: {exc}"]) from exc
-    lines = find_lines(text)
-    problems: list[tuple[Place, str]] = []
-    values = read_document(document, problems)
-    if not problems:
-        # Made past its own check: here the problems need their lines.
-        draft = object.__new__(Pipeline)
-        for spec in fields(Pipeline):
-            object.__setattr__(draft, spec.name, values.get(spec.name, default_of(spec)))
-        problems = check(draft)
-    if problems:
-        found = sorted({(line_of(lines, place), message) for place, message in problems})
-        raise PipelineError([f"{name}:{line}: {message}" for line, message in found])
-    return Pipeline(**values, directory=directory)
-
-
-def default_of(spec: Field[Any]) -> Any:
-    if spec.default is not MISSING:
-        return spec.default
-    return spec.default_factory() if spec.default_factory is not MISSING else None
-
-
-def read_document(document: dict[str, Any], problems: list[tuple[Place, str]]) -> dict[str, Any]:
-    """The arguments of Pipeline; shape errors go to `problems`."""
-    known = {"pipeline", "columns", *TABLES}
-    problems += [
-        ((name,), f"unknown table {name!r}: choose from {', '.join(sorted(known))}")
-        for name in document.keys() - known
-    ]
-    head = document.get("pipeline", {})
-    values: dict[str, Any] = {}
-    if not isinstance(head, dict) or "name" not in head:
-        problems.append((("pipeline",), 'there is no pipeline name: [pipeline] name = "…"'))
-        head = {}
-    for key, value in head.items():
-        if key not in HEAD:
-            problems.append(
-                (("pipeline", key), f"unknown key {key!r}: choose from {', '.join(HEAD)}")
-            )
-        elif not isinstance(value, str):
-            problems.append((("pipeline", key), f"{key} is {value!r}: expected a string"))
-        else:
-            values[key] = value
-    values["columns"] = read_texts(document.get("columns", {}), ("columns",), problems)
-    for name in ("source", "dedupe", "aggregate", "dead_letter"):
-        if name in document:
-            values[name] = read_table(TABLES[name], document[name], (name,), problems)
-    if "source" not in document:
-        problems.append(((), "there is no [source]"))
-    for name, plural in (("filter", "filters"), ("sink", "sinks")):
-        tables = document.get(name, [])
-        if not isinstance(tables, list):
-            problems.append(((name,), f"write [[{name}]] (two brackets): there may be several"))
-            continue
-        values[plural] = tuple(
-            read_table(TABLES[name], table, (name, i), problems) for i, table in enumerate(tables)
-        )
-    return values
-
-
-def read_table(kind: Any, table: Any, place: Place, problems: list[tuple[Place, str]]) -> Any:
-    """A dataclass of `kind` from a TOML table; None when it has problems."""
-    if not isinstance(table, dict):
-        problems.append((place, f"{place[0]} is {table!r}: expected a table"))
-        return None
-    hints = get_type_hints(kind)
-    before = len(problems)
-    problems += [
-        ((*place, key), f"unknown key {key!r}: choose from {', '.join(hints)}")
-        for key in table.keys() - hints.keys()
-    ]
-    problems += [
-        (place, f"{place[0]} has no {spec.name}")
-        for spec in fields(kind)
-        if spec.name not in table and spec.default is spec.default_factory is MISSING
-    ]
-    values = {
-        key: read_value(hints[key], value, (*place, key), problems)
-        for key, value in table.items()
-        if key in hints
-    }
-    return kind(**values) if len(problems) == before else None
-
-
-def read_value(hint: Any, value: Any, place: Place, problems: list[tuple[Place, str]]) -> Any:
-    allowed = get_args(hint) or (hint,)
-    if str(hint).startswith("tuple"):
-        if isinstance(value, list) and all(isinstance(item, str) for item in value):
-            return tuple(value)
-        problems.append((place, f"{place[-1]} is {value!r}: expected a list of strings"))
-    elif "Mapping" in str(hint):
-        return read_texts(value, place, problems)
-    elif int in allowed:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-        problems.append((place, f"{place[-1]} is {value!r}: expected a whole number"))
-    elif isinstance(value, str):
-        return value
-    elif place[-1] == "start" and isinstance(value, int):
-        return str(value)
-    else:
-        problems.append((place, f"{place[-1]} is {value!r}: expected a string"))
-    return None
-
-
-def read_texts(table: Any, place: Place, problems: list[tuple[Place, str]]) -> Mapping[str, str]:
-    if not isinstance(table, dict):
-        problems.append((place, f"{place[-1]} is {table!r}: expected a table of strings"))
-        return {}
-    for key, value in table.items():
-        if not isinstance(value, str | int | float | bool):
-            problems.append(((*place, key), f"{key} is {value!r}: expected a string"))
-    return {
-        key: value if isinstance(value, str) else str(value).lower() for key, value in table.items()
-    }

@@ -1,41 +1,141 @@
 """
-What a pipeline's run last said about itself: one small file, replaced whole, beside its checkpoints.
+What a pipeline's run last said about itself, and what its supervisor says: small files beside its checkpoints.
 
-Reading it needs no Spark, so the command line and the server can.
+    status.json      by the run, replaced whole whenever a query has moved
+    supervised.json  by the server that keeps the run going, replaced whole whenever that changes
+    run.lock         held by the run: a checkpoint has one run at a time
+
+Reading them needs no Spark, so the command line and the server give the same answer.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from virta.errors import VirtaError
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from virta.spark.pipeline import Pipeline
 
 STATUS = "status.json"
+SUPERVISED = "supervised.json"
+LOCK = "run.lock"
+COUNTED = ("rows", "rows_per_second", "late", "repeats")
+
+
+class BusyError(VirtaError):
+    """The pipeline runs already."""
+
+    default_code = "pipeline_busy"
+
+
+def is_remote(pipeline: Pipeline) -> bool:
+    """Checkpoints on remote storage have none of these files."""
+    return "://" in pipeline.checkpoint_path()
+
+
+@contextmanager
+def claimed(pipeline: Pipeline) -> Iterator[None]:
+    """
+    Hold the pipeline's lock: two runs on one checkpoint would break each other's micro-batches.
+
+    Raises:
+        BusyError: another process holds it.
+    """
+    if is_remote(pipeline):
+        yield
+        return
+    path = Path(pipeline.checkpoint_path()) / LOCK
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            running = read_json(pipeline, STATUS).get("pid", "unknown")
+            raise BusyError(
+                f"pipeline {pipeline.name} runs already (process {running}): stop that run first,"
+                " or give this one another checkpoint"
+            ) from error
+        yield
 
 
 def write_status(pipeline: Pipeline, status: dict[str, Any]) -> None:
-    """Replace the status; checkpoints on remote storage have none."""
-    directory = pipeline.checkpoint_path()
-    if "://" in directory:
+    write_json(pipeline, STATUS, status)
+
+
+def write_supervised(pipeline: Pipeline, supervised: dict[str, Any]) -> None:
+    write_json(pipeline, SUPERVISED, supervised)
+
+
+def write_json(pipeline: Pipeline, name: str, value: dict[str, Any]) -> None:
+    if is_remote(pipeline):
         return
-    path = Path(directory) / STATUS
+    path = Path(pipeline.checkpoint_path()) / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{STATUS}.{os.getpid()}")
-    draft.write_text(json.dumps(status))
+    draft = path.with_name(f"{name}.{os.getpid()}")
+    draft.write_text(json.dumps(value))
     draft.replace(path)
 
 
-def read_status(pipeline: Pipeline) -> dict[str, Any]:
-    """The last status of a pipeline; one that says running while its process is gone is `lost`."""
-    path = Path(pipeline.checkpoint_path()) / STATUS
+def read_json(pipeline: Pipeline, name: str) -> dict[str, Any]:
     try:
-        status: dict[str, Any] = json.loads(path.read_text())
+        value: dict[str, Any] = json.loads((Path(pipeline.checkpoint_path()) / name).read_text())
     except FileNotFoundError:
-        return {"pipeline": pipeline.name, "state": "never run", "queries": {}}
-    if status["state"] == "running" and not Path(f"/proc/{status['pid']}").exists():
+        return {}
+    return value
+
+
+def alive(pid: int | None) -> bool:
+    return pid is not None and Path(f"/proc/{pid}").exists()
+
+
+def read_status(pipeline: Pipeline, supervised: dict[str, Any] | None = None) -> dict[str, Any]:
+    """
+    The state of a pipeline: `never run`, `running`, `finished`, `stopped`, `failed`, or `lost` when its
+    process is gone without a word; under a living server also `starting`, `waiting`, `stopping`.
+
+    `supervised` is the supervisor's own knowledge, else its file is read.
+    """
+    status = read_json(pipeline, STATUS) or {"state": "never run", "queries": {}}
+    if status["state"] == "running" and not alive(status["pid"]):
         status["state"] = "lost"
-    return status
+    if supervised is None:
+        supervised = read_json(pipeline, SUPERVISED)
+        if not alive(supervised.get("server")):
+            supervised = {}
+    if supervised:
+        status["state"] = united(status, supervised)
+        status["pid"] = supervised["pid"]
+    queries = list(status["queries"].values())
+    # Every query reads the same input: what was read is told by the first.
+    first = queries[0] if queries else {}
+    return {
+        "pipeline": pipeline.name,
+        "description": pipeline.description,
+        "state": status["state"],
+        "pid": status.get("pid"),
+        "updated": status.get("updated"),
+        "reason": supervised.get("last_error") or status.get("reason"),
+        "restarts": supervised.get("restarts", 0),
+        "log": supervised.get("log"),
+        **{name: first.get(name, 0) for name in COUNTED},
+        "dead": sum(query.get("dead", 0) for query in queries),
+        "lag": max((query["lag"] for query in queries if query["lag"] is not None), default=None),
+        "batch": first.get("batches", 0) - 1,
+        "queries": status["queries"],
+    }
+
+
+def united(status: dict[str, Any], supervised: dict[str, Any]) -> str:
+    """One word for both: while the process lives its own word counts, once it has spoken."""
+    state: str = supervised["state"]
+    if state != "running":
+        return state
+    return str(status["state"]) if status.get("pid") == supervised["pid"] else "starting"

@@ -9,6 +9,10 @@ value runs over several lines.
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Place = tuple[str | int, ...]  # ("sink", 1, "topic"): the key topic of the second [[sink]]
 
@@ -69,7 +73,7 @@ def bracket_balance(line: str) -> int:
     return sum(bare.count(c) for c in "[{") - sum(bare.count(c) for c in "]}")
 
 
-def line_of(lines: dict[Place, int], place: Place) -> int:
+def line_of(lines: Mapping[Place, int], place: Place) -> int:
     """The line of a place, or of the nearest table around it; 1 when there is none."""
     while place:
         if place in lines:

@@ -1,0 +1,46 @@
+"""The machine-readable description of what is sent without being asked each time, at `/asyncapi.json`."""
+
+from __future__ import annotations
+
+from virta import __version__
+from virta.server.openapi import SCHEMAS, Schema
+
+
+def asyncapi() -> Schema:
+    """What is sent without being asked each time: server-sent events and WebSockets."""
+    message = {"payload": {"$ref": "#/components/schemas/Message"}}
+    event = {
+        "contentType": "application/cloudevents+json",
+        "payload": {"$ref": "#/components/schemas/Event"},
+    }
+    channels = {
+        "channel": {
+            "address": "/channels/{name}",
+            "parameters": {"name": {"description": "The channel."}},
+            "messages": {"event": {"$ref": "#/components/messages/event"}},
+        },
+        "streams": {
+            "address": "/subscribe",
+            "messages": {"message": {"$ref": "#/components/messages/message"}},
+            "bindings": {"ws": {"method": "GET"}},
+        },
+    }
+
+    def operation(action: str, channel: str, text: str) -> Schema:
+        return {"action": action, "channel": {"$ref": f"#/channels/{channel}"}, "summary": text}
+
+    return {
+        "asyncapi": "3.0.0",
+        "info": {"title": "Virta", "version": __version__},
+        "servers": {
+            "http": {"host": "127.0.0.1:8232", "protocol": "http"},
+            "ws": {"host": "127.0.0.1:8232", "protocol": "ws"},
+        },
+        "channels": channels,
+        "operations": {
+            "hearChannel": operation("send", "channel", "Events, by SSE or WebSocket."),
+            "publishToChannel": operation("receive", "channel", "Events over a WebSocket."),
+            "hearStreams": operation("send", "streams", "Messages of matching streams."),
+        },
+        "components": {"schemas": SCHEMAS, "messages": {"event": event, "message": message}},
+    }

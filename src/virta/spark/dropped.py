@@ -1,0 +1,221 @@
+"""
+The rows that a stateful query has dropped, found again for the dead letters: late ones and repeats.
+
+Spark only counts them. But a checkpoint says, for every micro-batch, which stretch of the log it read and
+which watermark stood, before the micro-batch runs and for ever after; so the rows it dropped follow from
+the log, exactly, also after a crash:
+
+    late     its last window had ended, or its time had passed where deduplication judges, at the watermark
+             of the micro-batch before (the one Spark judges lateness by)
+    repeat   its key was in the state that the micro-batch before left, or earlier in this micro-batch
+
+Invariant: each micro-batch is looked at once it is committed, in order, and handed on under its number; the
+number of the last one is kept. After a crash the last may be handed on again under the same number, which
+a channel refuses and a directory replaces.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from virta.errors import VirtaError
+from virta.spark.building import RECORD_NAMES, clock, read_range, timed, wanted
+from virta.spark.pipeline import interval_seconds
+from virta.spark.status import is_remote, read_json, write_json
+from virta.spark.transforms import valid_events
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from virta.spark.pipeline import Pipeline
+
+HANDLED = "dropped.json"
+DEDUPE_OPERATOR = "dedupeWithinWatermark"
+
+
+class DroppedError(VirtaError):
+    """Dropped rows that cannot be found again."""
+
+    default_code = "dropped_unknown"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the checkpoint says about a micro-batch: where it ended, and the watermark it began with."""
+
+    end: int | str
+    watermark_ms: int
+
+
+class Dropped:
+    """Follows one query's checkpoint; `deliver(rows, kind, batch)` takes rows and gives their number."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        pipeline: Pipeline,
+        query: str,
+        deliver: Callable[[DataFrame, str, int], int],
+    ) -> None:
+        self._spark = spark
+        self._pipeline = pipeline
+        self._checkpoint = Path(pipeline.checkpoint_path()) / query
+        self._deliver = deliver
+        self._handled = -1
+        self.late = 0
+        self.repeats = 0
+        # Batches of this run that Spark says dropped nothing need not be read again.
+        self.clean: set[int] = set()
+
+    def resume(self) -> None:
+        """Continue where the last run stopped; a checkpoint that is new starts anew."""
+        kept = read_json(self._pipeline, HANDLED)
+        if kept and kept["query"] == self._identity():
+            self._handled = kept["batch"]
+
+    def catch_up(self) -> int:
+        """Deal with every committed micro-batch that was not; gives the number of rows found."""
+        found = 0
+        for number in self._committed():
+            if number > self._handled:
+                if number not in self.clean:
+                    found += self._look(number)
+                self.clean.discard(number)
+                self._handled = number
+                write_json(
+                    self._pipeline, HANDLED, {"query": self._identity(), "batch": self._handled}
+                )
+        return found
+
+    def _look(self, number: int) -> int:
+        pipeline = self._pipeline
+        # The first one began where the pipeline says, and nothing is late in it.
+        before = self._batch(number - 1) if number else Batch(pipeline.source.start, 0)
+        this = self._batch(number)
+        if before.end in {this.end, "latest"}:
+            return 0
+        rows = valid_events(read_range(self._spark, pipeline, before.end, this.end))
+        rows = timed(rows, pipeline)
+        over = judged(pipeline)
+        late = over <= F.lit(before.watermark_ms * 1000)
+        lost = wanted(rows, pipeline).where(late).withColumn("reason", late_reason(over, before))
+        count = self._deliver(letters(lost), "late", number)
+        self.late += count
+        dedupe = pipeline.dedupe
+        if dedupe is not None and dedupe.repeats != "drop":
+            again = self._repeated(rows.where(~late), dedupe.by, number)
+            repeats = self._deliver(letters(wanted(again, pipeline)), "repeat", number)
+            self.repeats += repeats
+            count += repeats
+        return count
+
+    def _repeated(self, rows: DataFrame, by: tuple[str, ...], number: int) -> DataFrame:
+        """The rows whose key the state had, or that are not the first of their key in the micro-batch."""
+        order = Window.partitionBy(*by).orderBy("offset")
+        marked = rows.withColumn("_nth", F.row_number().over(order)).withColumn("_known", F.lit(0))
+        if number:
+            known = self._known(by, number - 1).withColumn("_known", F.lit(1))
+            marked = marked.drop("_known").join(known, list(by), "left")
+        again = marked.where((F.col("_known") == 1) | (F.col("_nth") > 1)).select(*rows.columns)
+        return again.withColumn("reason", F.lit(f"a repeat of {', '.join(by)}"))
+
+    def _known(self, by: tuple[str, ...], number: int) -> DataFrame:
+        """The keys in the state that a micro-batch left."""
+        reader = self._spark.read.format("state-metadata").load(str(self._checkpoint))
+        operator = reader.where(F.col("operatorName") == DEDUPE_OPERATOR).first()
+        if operator is None:
+            raise DroppedError(f"{self._checkpoint} has no state of a deduplication")
+        state = (
+            self._spark.read.format("statestore")
+            .option("batchId", number)
+            .option("operatorId", operator.operatorId)
+            .load(str(self._checkpoint))
+        )
+        return state.select(*[F.col(f"key.{name}").alias(name) for name in by])
+
+    def _committed(self) -> list[int]:
+        directory = self._checkpoint / "commits"
+        if not directory.is_dir():
+            return []
+        return sorted(int(file.name) for file in directory.iterdir() if file.name.isdecimal())
+
+    def _batch(self, number: int) -> Batch:
+        try:
+            _, metadata, offset = (
+                (self._checkpoint / "offsets" / str(number)).read_text().split("\n")
+            )
+            end = json.loads(offset)["offset"]
+            return Batch(end, json.loads(metadata)["batchWatermarkMs"])
+        except (OSError, ValueError, KeyError) as error:
+            raise DroppedError(
+                f"{self._checkpoint / 'offsets' / str(number)} cannot be read: {error}; rows that"
+                " micro-batches dropped are not known any more"
+            ) from error
+
+    def _identity(self) -> str:
+        """The query's id: the same over restarts, another for a checkpoint made anew."""
+        return str(json.loads((self._checkpoint / "metadata").read_text())["id"])
+
+
+def can_follow(pipeline: Pipeline) -> bool:
+    """Dropped rows can be found again in a log, by a checkpoint that this machine can read."""
+    complete = pipeline.aggregate is not None and pipeline.aggregate.mode == "complete"
+    return (
+        pipeline.dead_letter is not None
+        and clock(pipeline) is not None
+        and not (complete and pipeline.dedupe is None)  # mode complete closes no window
+        and pipeline.source.format == "virta"
+        and not is_remote(pipeline)
+    )
+
+
+def judged(pipeline: Pipeline) -> Column:
+    """The moment, in microseconds, that must lie behind the watermark for a row to be late."""
+    time = clock(pipeline)
+    assert time is not None
+    at = F.unix_micros(F.col(time).cast("timestamp"))
+    spec = pipeline.aggregate
+    if spec is None or pipeline.dedupe is not None:
+        return at
+    if spec.session is not None:
+        return at + F.lit(micros(spec.session))
+    assert spec.window is not None
+    slide = micros(spec.slide or spec.window)
+    # The newest window that the row belongs to: the older ones end before it.
+    return at - F.pmod(at, F.lit(slide)) + F.lit(micros(spec.window))
+
+
+def micros(interval: str) -> int:
+    return round(interval_seconds(interval) * 1_000_000)
+
+
+def late_reason(over: Column, before: Batch) -> Column:
+    watermark = F.timestamp_micros(F.lit(before.watermark_ms * 1000))
+    return F.concat(
+        F.lit("too late: over at "),
+        F.timestamp_micros(over).cast("string"),
+        F.lit(", the watermark was "),
+        watermark.cast("string"),
+    )
+
+
+def letters(rows: DataFrame) -> DataFrame:
+    return rows.select(*RECORD_NAMES, "reason")
+
+
+def count_of(progress: Any, name: str) -> int:
+    """How many rows a micro-batch dropped, by Spark's own count (of groups, where it aggregates first)."""
+    return sum(
+        state["numRowsDroppedByWatermark"]
+        if name == "late"
+        else int(state["customMetrics"].get("numDroppedDuplicateRows", 0))
+        for state in progress["stateOperators"]
+    )

@@ -1,0 +1,111 @@
+"""
+Rows into a table of a database, through Spark's JDBC.
+
+With `keys`, a micro-batch goes to a table beside (`<table>_virta`), and one transaction replaces the rows that
+have the same keys: a repeated micro-batch changes nothing, and readers see all of it or none. In mode
+complete the table is emptied and filled again. Otherwise rows are appended, at least once.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from virta.errors import VirtaError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import DataFrame
+
+    from virta.spark.pipeline import Sink
+
+BESIDE = "_virta"  # the end of the name of the table a micro-batch waits in
+
+
+class JdbcError(VirtaError):
+    """Rows that do not fit the table they should go to."""
+
+    default_code = "jdbc_invalid"
+
+
+def jdbc_batch(sink: Sink, mode: str) -> Callable[[DataFrame, int], None]:
+    """What foreachBatch does for a jdbc sink."""
+
+    def write(batch: DataFrame, _: int) -> None:
+        write_jdbc(batch, sink, mode)
+
+    return write
+
+
+def write_jdbc(rows: DataFrame, sink: Sink, mode: str) -> None:
+    """Append, replace by keys, or (mode complete) replace all."""
+    assert sink.url is not None
+    assert sink.table is not None
+    options = dict(sink.options)
+    if sink.keys:
+        replace_by_keys(rows, sink.url, sink.table, sink.keys, options)
+    elif mode == "complete":
+        rows.write.option("truncate", value=True).jdbc(
+            sink.url, sink.table, mode="overwrite", properties=options
+        )
+    else:
+        rows.write.jdbc(sink.url, sink.table, mode="append", properties=options)
+
+
+def replace_by_keys(
+    rows: DataFrame, url: str, table: str, keys: tuple[str, ...], options: dict[str, str]
+) -> None:
+    missing = [key for key in keys if key not in rows.columns]
+    if missing:
+        raise JdbcError(f"the key {missing[0]!r} is no column: there are {', '.join(rows.columns)}")
+    beside = f"{table}{BESIDE}"
+    # Makes the table when there is none; the empty write costs nothing when there is.
+    rows.limit(0).write.jdbc(url, table, mode="append", properties=options)
+    rows.write.jdbc(url, beside, mode="overwrite", properties=options)
+    with connected(rows, url, table, options) as (connection, quote):
+        same = " AND ".join(same_value(f"{table}.{quote(key)}", f"s.{quote(key)}") for key in keys)
+        names = ", ".join(quote(name) for name in rows.columns)
+        # Names of tables are the pipeline author's own SQL, as everywhere in Spark's JDBC.
+        run(connection, f"DELETE FROM {table} WHERE EXISTS (SELECT 1 FROM {beside} s WHERE {same})")  # noqa: S608
+        run(connection, f"INSERT INTO {table} ({names}) SELECT {names} FROM {beside}")  # noqa: S608
+        connection.commit()
+        run(connection, f"DROP TABLE {beside}")
+        connection.commit()
+
+
+def same_value(left: str, right: str) -> str:
+    return f"({left} = {right} OR ({left} IS NULL AND {right} IS NULL))"
+
+
+@contextmanager
+def connected(
+    rows: DataFrame, url: str, table: str, options: dict[str, str]
+) -> Iterator[tuple[Any, Callable[[str], str]]]:
+    """A connection made as Spark makes its own, without automatic commits, and its way of quoting names."""
+    spark = rows.sparkSession
+    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - Spark has no Python door to its connections
+    jdbc = jvm.org.apache.spark.sql.execution.datasources.jdbc
+    java_options = jvm.java.util.HashMap()
+    for name, value in options.items():
+        java_options.put(name, value)
+    parameters = jvm.PythonUtils.toScalaMap(java_options)
+    dialect = jvm.org.apache.spark.sql.jdbc.JdbcDialects.get(url)
+    factory = dialect.createConnectionFactory(jdbc.JDBCOptions(url, table, parameters))
+    connection = factory.apply(-1)
+    try:
+        connection.setAutoCommit(False)
+        yield connection, dialect.quoteIdentifier
+    except BaseException:
+        connection.rollback()
+        raise
+    finally:
+        connection.close()
+
+
+def run(connection: Any, statement: str) -> None:
+    prepared = connection.createStatement()
+    try:
+        prepared.executeUpdate(statement)
+    finally:
+        prepared.close()

@@ -1,0 +1,154 @@
+"""
+Where a pipeline's rows go: the columns each kind of sink takes, and how they are written.
+
+Exactly once: a channel (the query's id and the micro-batch's number stand in the log's batch), Parquet (Spark's
+list of committed files; dead letters by a directory per micro-batch), JDBC with keys or in mode complete.
+At least once: JDBC without keys, Kafka. A micro-batch that Spark repeats after a crash is written again there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from virta.spark import transforms
+from virta.spark.jdbc import jdbc_batch, write_jdbc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from virta.spark.pipeline import Pipeline, Sink
+
+
+def shape(rows: DataFrame, sink: Sink, pipeline: Pipeline) -> DataFrame:
+    """The columns a sink takes."""
+    if sink.kind in {"channel", "kafka"}:
+        return to_records(rows, sink, pipeline)
+    if sink.kind == "parquet" and "day" in partitions(rows, sink) and "day" not in rows.columns:
+        return rows.withColumn("day", F.to_date(F.col("timestamp")))
+    if sink.kind in {"jdbc", "console"} and "data" in rows.columns:
+        return rows.withColumn("data", F.to_json("data")).drop("value")
+    return rows
+
+
+def to_records(rows: DataFrame, sink: Sink, pipeline: Pipeline) -> DataFrame:
+    """Events pass through as they are; anything computed becomes an event with the row as data."""
+    assert sink.topic is not None
+    if not pipeline.aggregate and not pipeline.columns and "value" in rows.columns:
+        key = F.col(sink.key or "key").cast("binary")
+        return rows.select(F.lit(sink.topic).alias("topic"), key.alias("key"), "value")
+    plain = rows.drop("value", "key")
+    return transforms.to_events(
+        plain,
+        topic=sink.topic,
+        type=sink.type or f"virta.pipeline.{pipeline.name}",
+        source=sink.source or f"/virta/pipelines/{pipeline.name}",
+        key=sink.key,
+    )
+
+
+def partitions(rows: DataFrame, sink: Sink) -> tuple[str, ...]:
+    """By day and topic unless the sink says otherwise; aggregates have neither."""
+    if sink.partition_by:
+        return sink.partition_by
+    return ("day", "topic") if {"timestamp", "topic"} <= set(rows.columns) else ()
+
+
+def writer(rows: DataFrame, sink: Sink, pipeline: Pipeline) -> DataStreamWriter:
+    shaped = shape(rows, sink, pipeline)
+    stream = shaped.writeStream.options(**dict(sink.options))
+    if sink.kind == "channel":
+        log = sink.log or pipeline.source.log
+        assert log is not None
+        options = {"durability": sink.durability} if sink.durability else {}
+        if pipeline.aggregate and pipeline.aggregate.mode != "append":
+            return shaped.writeStream.foreachBatch(channel_batch(pipeline.path(log), options))
+        return stream.format("virta").options(**options).option("path", pipeline.path(log))
+    if sink.kind == "parquet":
+        assert sink.path is not None
+        names = partitions(rows, sink)
+        stream = stream.partitionBy(*names) if names else stream
+        stream = stream.option("compression", sink.options.get("compression", "zstd"))
+        return stream.format("parquet").option("path", pipeline.path(sink.path))
+    if sink.kind == "jdbc":
+        mode = pipeline.aggregate.mode if pipeline.aggregate else "append"
+        return stream.foreachBatch(jdbc_batch(sink, mode))
+    return stream.format(sink.kind)
+
+
+def channel_batch(path: str, options: dict[str, str]) -> Callable[[DataFrame, int], None]:
+    """
+    Appends results in mode update or complete, which Spark does not let a Python sink take.
+
+    Exactly once all the same: the query's id and the batch's number go into the log's batch header.
+    """
+
+    def append(batch: DataFrame, number: int) -> None:
+        context = batch.sparkSession.sparkContext
+        query = context.getLocalProperty("sql.streaming.queryId")
+        batch.write.format("virta").mode("append").options(
+            queryId=query, sequence=str(number), **options
+        ).save(path)
+
+    return append
+
+
+# Dead letters: few, of several kinds, some by a stream and some by hand; all by this one way.
+
+
+def write_dead(rows: DataFrame, pipeline: Pipeline, name: str, number: int) -> int:
+    """
+    Write dead letters; gives how many there were.
+
+    `name` is the query and the kind (invalid, late, repeat), `number` the micro-batch: the same rows again
+    under both are in a channel or a directory once.
+    """
+    sink = pipeline.dead_letter
+    assert sink is not None
+    kept = rows.persist()
+    try:
+        count = kept.count()
+        if count:
+            write_letters(kept, sink, pipeline, name, number)
+    finally:
+        kept.unpersist()
+    return count
+
+
+def write_letters(rows: DataFrame, sink: Sink, pipeline: Pipeline, name: str, number: int) -> None:
+    if sink.kind == "console":
+        rows.show(truncate=False)
+    elif sink.kind == "jdbc":
+        write_jdbc(rows, sink, "append")
+    elif sink.kind == "parquet":
+        assert sink.path is not None
+        query, _, kind = name.rpartition(".")
+        place = f"{pipeline.path(sink.path)}/kind={kind}/batch={query[:8]}-{number}"
+        codec = sink.options.get("compression", "zstd")
+        rows.coalesce(1).write.mode("overwrite").option("compression", codec).parquet(place)
+    else:
+        write_events(rows, sink, pipeline, name, number)
+
+
+def write_events(rows: DataFrame, sink: Sink, pipeline: Pipeline, name: str, number: int) -> None:
+    """Dead letters as events that carry the value's bytes and the reason."""
+    assert sink.topic is not None
+    records = transforms.to_events(
+        rows.withColumn("value", F.base64("value")).drop("key"),
+        topic=sink.topic,
+        type=sink.type or "virta.dead-letter",
+        source=sink.source or f"/virta/pipelines/{pipeline.name}",
+    )
+    if sink.kind == "kafka":
+        records.write.format("kafka").options(**dict(sink.options)).save()
+        return
+    log = sink.log or pipeline.source.log
+    assert log is not None
+    options: dict[str, Any] = {"durability": sink.durability} if sink.durability else {}
+    records.coalesce(1).write.format("virta").mode("append").options(
+        queryId=name, sequence=str(number), **options
+    ).save(pipeline.path(log))

@@ -1,0 +1,199 @@
+"""
+A pipeline's TOML file: read into the dataclasses of `virta.spark.pipeline`.
+
+Invariant: whatever is wrong with the file is found here, before Spark starts, all at once, and every
+problem is `file:line: message`.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+from virta.spark.pipeline import (
+    Aggregate,
+    Dedupe,
+    Pipeline,
+    PipelineError,
+    Sink,
+    Source,
+    Spark,
+    Where,
+    check,
+)
+from virta.spark.toml_lines import Place, find_lines, line_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FILE_BYTES_MAX = 1024 * 1024
+
+TABLES: dict[str, Any] = {
+    "source": Source,
+    "dedupe": Dedupe,
+    "filter": Where,
+    "aggregate": Aggregate,
+    "sink": Sink,
+    "dead_letter": Sink,
+    "spark": Spark,
+}
+LIKE = dict.fromkeys(("within", "window", "slide", "session", "late"), "10 minutes")
+HEAD = {"name": str, "description": str, "checkpoint": str, "trigger": str}
+
+
+def load(path: str | Path) -> Pipeline:
+    """
+    Read and check a pipeline file.
+
+    Raises:
+        PipelineError: its `problems` are `file:line: message`, in the order of lines.
+    """
+    file = Path(path)
+    try:
+        raw = file.read_bytes()
+    except OSError as exc:
+        raise PipelineError([f"{file}: cannot be read: {exc.strerror}"]) from exc
+    if len(raw) > FILE_BYTES_MAX:
+        raise PipelineError([f"{file}: {len(raw)} bytes, at most {FILE_BYTES_MAX}"])
+    return loads(raw.decode("utf-8", "replace"), str(file), str(file.parent))
+
+
+def nameless(path: str | Path) -> bool:
+    """True for a TOML file without a pipeline's name: some other program's settings."""
+    try:
+        document = tomllib.loads(Path(path).read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return not isinstance(document.get("pipeline"), dict)
+
+
+def loads(text: str, name: str = "<pipeline>", directory: str = ".") -> Pipeline:
+    """As `load`, from a text."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
+        where = re.search(r"line (\d+)", str(exc))
+        line = where[1] if where else text.count("\n") + 1  # "at end of document"
+        raise PipelineError([f"{name}:{line}: {exc}"]) from exc
+    lines = find_lines(text)
+    problems: list[tuple[Place, str]] = []
+    values = read_document(document, problems)
+    if not problems:
+        # Made past its own check: here the problems need their lines.
+        draft = object.__new__(Pipeline)
+        for spec in fields(Pipeline):
+            object.__setattr__(draft, spec.name, values.get(spec.name, default_of(spec)))
+        problems = check(draft)
+    if problems:
+        found = sorted({(line_of(lines, place), message) for place, message in problems})
+        raise PipelineError([f"{name}:{line}: {message}" for line, message in found])
+    return Pipeline(**values, directory=directory, file=name, lines=lines)
+
+
+def default_of(spec: Field[Any]) -> Any:
+    if spec.default is not MISSING:
+        return spec.default
+    return spec.default_factory() if spec.default_factory is not MISSING else None
+
+
+def read_document(document: dict[str, Any], problems: list[tuple[Place, str]]) -> dict[str, Any]:
+    """The arguments of Pipeline; shape errors go to `problems`."""
+    known = {"pipeline", "columns", *TABLES}
+    problems += [
+        ((name,), f"unknown table {name!r}: choose from {', '.join(sorted(known))}")
+        for name in document.keys() - known
+    ]
+    head = document.get("pipeline", {})
+    values: dict[str, Any] = {}
+    if not isinstance(head, dict) or "name" not in head:
+        problems.append((("pipeline",), 'there is no pipeline name: [pipeline] name = "…"'))
+    if not isinstance(head, dict):
+        head = {}
+    for key, value in head.items():
+        if key not in HEAD:
+            problems.append(
+                (("pipeline", key), f"unknown key {key!r}: choose from {', '.join(HEAD)}")
+            )
+        elif not isinstance(value, str):
+            problems.append((("pipeline", key), f"{key} is {value!r}: expected a string"))
+        else:
+            values[key] = value
+    values["columns"] = read_texts(document.get("columns", {}), ("columns",), problems)
+    for name in ("source", "dedupe", "aggregate", "dead_letter", "spark"):
+        if name in document:
+            values[name] = read_table(TABLES[name], document[name], (name,), problems)
+    if "source" not in document:
+        problems.append(((), "there is no [source]"))
+    for name, plural in (("filter", "filters"), ("sink", "sinks")):
+        tables = document.get(name, [])
+        if not isinstance(tables, list):
+            problems.append(((name,), f"write [[{name}]] (two brackets): there may be several"))
+            continue
+        values[plural] = tuple(
+            read_table(TABLES[name], table, (name, i), problems) for i, table in enumerate(tables)
+        )
+    return values
+
+
+def read_table(kind: Any, table: Any, place: Place, problems: list[tuple[Place, str]]) -> Any:
+    """A dataclass of `kind` from a TOML table; None when it has problems."""
+    if isinstance(table, list):
+        problems.append(((*place, 0), f"write [{place[0]}] (one bracket): there is only one"))
+        return None
+    if not isinstance(table, dict):
+        problems.append((place, f"{place[0]} is {table!r}: expected a table"))
+        return None
+    hints = get_type_hints(kind)
+    before = len(problems)
+    problems += [
+        ((*place, key), f"unknown key {key!r}: choose from {', '.join(hints)}")
+        for key in table.keys() - hints.keys()
+    ]
+    problems += [
+        (place, f"{place[0]} has no {spec.name}")
+        for spec in fields(kind)
+        if spec.name not in table and spec.default is spec.default_factory is MISSING
+    ]
+    values = {
+        key: read_value(hints[key], value, (*place, key), problems)
+        for key, value in table.items()
+        if key in hints
+    }
+    return kind(**values) if len(problems) == before else None
+
+
+def read_value(hint: Any, value: Any, place: Place, problems: list[tuple[Place, str]]) -> Any:
+    allowed = get_args(hint) or (hint,)
+    if str(hint).startswith("tuple"):
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        problems.append((place, f"{place[-1]} is {value!r}: expected a list of strings"))
+    elif "Mapping" in str(hint):
+        return read_texts(value, place, problems)
+    elif int in allowed:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        problems.append((place, f"{place[-1]} is {value!r}: expected a whole number"))
+    elif isinstance(value, str):
+        return value
+    elif place[-1] == "start" and isinstance(value, int):
+        return str(value)
+    else:
+        such = f' such as "{LIKE[str(place[-1])]}"' if place[-1] in LIKE else ""
+        problems.append((place, f"{place[-1]} is {value!r}: expected a string{such}"))
+    return None
+
+
+def read_texts(table: Any, place: Place, problems: list[tuple[Place, str]]) -> Mapping[str, str]:
+    if not isinstance(table, dict):
+        problems.append((place, f"{place[-1]} is {table!r}: expected a table of strings"))
+        return {}
+    for key, value in table.items():
+        if not isinstance(value, str | int | float | bool):
+            problems.append(((*place, key), f"{key} is {value!r}: expected a string"))
+    return {
+        key: value if isinstance(value, str) else str(value).lower() for key, value in table.items()
+    }

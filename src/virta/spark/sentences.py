@@ -1,0 +1,56 @@
+"""The one sentence that a person needs, out of two hundred lines of a Spark error."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from pyspark.errors import PySparkException
+
+from virta.spark.pipeline import PipelineError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from virta.spark.pipeline import Pipeline
+
+KAFKA = (
+    "Spark's Kafka connector is missing: give"
+    " spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:4.3.0 by --conf or [spark] conf"
+)
+DRIVER = (
+    "no JDBC driver for the url: give its jar (spark.jars or spark.jars.packages, by --conf or [spark]"
+    ' conf), and the sink options = { driver = "the driver\'s class" }'
+)
+KNOWN = (
+    (
+        re.compile(r"(?:Failed to find data source|DATA_SOURCE_NOT_FOUND).{0,40}kafka", re.DOTALL),
+        KAFKA,
+    ),
+    (re.compile(r"No suitable driver|ClassNotFoundException: \S*[Dd]river"), DRIVER),
+)
+_PYTHON_ERROR = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
+
+
+def explain(error: BaseException | None) -> str:
+    """The one sentence in a Spark error that a person needs: the Python part, if there is one."""
+    text = str(error)
+    for pattern, sentence in KNOWN:
+        if pattern.search(text):
+            return sentence
+    found = _PYTHON_ERROR.findall(text)
+    wanted = [m for m in found if not m[0].startswith(("Py4J", "StreamingQuery", "PySpark"))]
+    if wanted:
+        name, message = wanted[-1]
+        return f"{name}: {message}"
+    return text.strip().splitlines()[0] if text.strip() else type(error).__name__
+
+
+@contextmanager
+def blamed_on(pipeline: Pipeline, *place: str | int) -> Iterator[None]:
+    """Give an error of Spark's analyser the line of the pipeline file whose SQL it is about."""
+    try:
+        yield
+    except PySparkException as error:
+        raise PipelineError([f"{pipeline.spot(*place)}{explain(error)}"]) from error

@@ -1,0 +1,192 @@
+"""Late rows, repeats and rows without a time: in the dead letters with the reason, each once, the rest counted."""
+
+from __future__ import annotations
+
+import json
+import random
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from spark_logs import read_log
+
+import virta
+from virta.spark.building import read_range
+from virta.spark.dropped import HANDLED
+from virta.spark.pipeline_file import loads
+from virta.spark.runner import run
+
+pytestmark = pytest.mark.slow
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+BATCH = 25
+LATE = timedelta(minutes=5)
+TEXT = """
+[pipeline]
+name = "dropped"
+
+[source]
+log = "log"
+max_records_per_trigger = 25
+
+{steps}
+
+[[sink]]
+kind = "channel"
+log = "out"
+topic = "out"
+
+[dead_letter]
+kind = "{dead}"
+{place}
+"""
+WINDOWS = """
+[aggregate]
+window = "2 minutes"
+{slide}
+time = "time"
+late = "5 minutes"
+aggregates = { rows = "count(*)" }
+"""
+DEDUPE = """
+[dedupe]
+within = "5 minutes"
+time = "time"
+repeats = "dead-letter"
+"""
+
+
+def fill(path, count, seed, first=0):
+    """Events whose times run ahead, but some come far behind, some again, and some have no time."""
+    rng = random.Random(seed)
+    events = []
+    for i in range(first, first + count):
+        at = START + timedelta(seconds=20 * i)
+        if rng.random() < 0.2:
+            at -= timedelta(minutes=rng.uniform(0, 40))
+        made = {"specversion": "1.0", "id": str(i), "source": "/s", "type": "t", "data": {"n": i}}
+        if rng.random() > 0.05:
+            made["time"] = at.isoformat()
+        if events and rng.random() < 0.15:
+            made = rng.choice(events[-30:])
+        events.append(made)
+    with virta.open(path) as log:
+        for made in events:
+            log.append("t", "", json.dumps(made).encode())
+    return events
+
+
+def micro_batches(runs):
+    """Ranges of offsets; a run ends with an empty micro-batch, which only moves the watermark."""
+    first = 0
+    for count in runs:
+        for begin in range(first, first + count, BATCH):
+            yield range(begin, min(begin + BATCH, first + count))
+        first += count
+        yield range(0)
+
+
+def expected(events, over, runs, *, dedupe=False):
+    """What Spark promises, in plain Python: offsets that are late, repeats or without a time."""
+    late, repeats, untimed, state = set(), set(), set(), {}
+    watermarks, newest = [], None
+    for offsets in micro_batches(runs):
+        watermarks.append(START - timedelta(days=9000) if newest is None else newest - LATE)
+        judge = watermarks[-2] if len(watermarks) > 1 else watermarks[0]
+        for offset in offsets:
+            made = events[offset]
+            if "time" not in made:
+                untimed.add(offset)
+                continue
+            at = datetime.fromisoformat(made["time"])
+            newest = at if newest is None else max(newest, at)
+            if over(at) <= judge:
+                late.add(offset)
+            elif dedupe and made["id"] in state:
+                repeats.add(offset)
+            elif dedupe:
+                state[made["id"]] = at + LATE
+        state = {k: end for k, end in state.items() if end > watermarks[-1]}
+    return late, repeats, untimed
+
+
+def window_end(at, slide=timedelta(minutes=2)):
+    since = at - datetime(1970, 1, 1, tzinfo=UTC)
+    return at - since % slide + timedelta(minutes=2)
+
+
+def kinds(letters):
+    found = {}
+    for letter in letters:
+        kind = letter["reason"].partition(":")[0].partition(" of ")[0]
+        found.setdefault(kind, []).append(letter["offset"])
+    return found
+
+
+def test_late_rows_of_windows(spark, tmp_path):
+    """Over two runs, late rows and rows without a time are dead letters, once; windows have all the others."""
+    text = TEXT.format(
+        steps=WINDOWS.replace("{slide}", ""), dead="channel", place='log = "dead"\ntopic = "dead"'
+    )
+    pipeline = loads(text, directory=str(tmp_path))
+    events = fill(tmp_path / "log", 100, seed=3)
+    first = run(spark, pipeline)
+    # The account is lost, as in a crash: micro-batches are looked at again, their rows stay once.
+    account = tmp_path / ".virta" / "pipelines" / "dropped" / HANDLED
+    account.write_text(json.dumps({**json.loads(account.read_text()), "batch": 1}))
+    events += fill(tmp_path / "log", 50, seed=4, first=100)
+    run(spark, pipeline)
+
+    late, _, untimed = expected(events, window_end, [100, 50])
+    found = kinds(json.loads(r.value)["data"] for r in read_log(tmp_path / "dead"))
+
+    assert sorted(found["too late"]) == sorted(late)
+    assert sorted(found["no time"]) == sorted(untimed)
+    assert len(late) > 8
+    early = [offset for offset in late if offset < 100]
+    assert first["queries"]["channel-0"]["late"] == len(early)
+    assert first["queries"]["dead-letter"]["dead"] == len(early) + sum(o < 100 for o in untimed)
+
+
+def test_repeats_and_late_rows_of_a_deduplication(spark, tmp_path):
+    """A pipeline that asks for it has repeats among its dead letters, in Parquet; what goes on is the rest."""
+    text = TEXT.format(steps=DEDUPE, dead="parquet", place='path = "dead"')
+    pipeline = loads(text, directory=str(tmp_path))
+    events = fill(tmp_path / "log", 100, seed=6)
+
+    status = run(spark, pipeline)
+
+    late, repeats, untimed = expected(events, lambda at: at, [100], dedupe=True)
+    rows = spark.read.parquet(str(tmp_path / "dead")).collect()
+    found = kinds({"reason": r.reason, "offset": r.offset} for r in rows)
+    # Of copies within one micro-batch Spark may keep another than the first: they are equal.
+    assert sorted(found["too late"]) == sorted(late)
+    assert sorted(found["no time"]) == sorted(untimed)
+    assert sorted(found["a repeat"]) == sorted(repeats)
+    assert {r.kind for r in rows} == {"invalid", "late", "repeat"}
+    passed = [json.loads(r.value)["id"] for r in read_log(tmp_path / "out")]
+    kept = [events[i]["id"] for i in range(len(events)) if i not in late | repeats | untimed]
+    assert sorted(passed) == sorted(kept)
+    assert status["queries"]["channel-0"]["repeats"] == len(repeats) > 5
+
+
+@pytest.mark.parametrize("text", ['slide = "1 minute"', 'session = "3 minutes"'])
+def test_the_moment_a_row_is_over(spark, tmp_path, text):
+    """For sliding windows the end of the newest one, for sessions the gap after the row."""
+    from virta.spark.dropped import judged
+
+    steps = WINDOWS.replace("{slide}", text)
+    if "session" in text:
+        steps = steps.replace('window = "2 minutes"', 'by = ["type"]')
+    place = 'log = "dead"\ntopic = "dead"'
+    pipeline = loads(TEXT.format(steps=steps, dead="channel", place=place), directory=str(tmp_path))
+    (made,) = fill(tmp_path / "log", 1, seed=1)
+    at = datetime.fromisoformat(made["time"])
+
+    row = read_range(spark, pipeline, 0, 1).select(judged(pipeline).alias("over")).first()
+
+    over = datetime.fromtimestamp(row.over / 1e6, UTC)
+    slid = window_end(at, timedelta(minutes=1))
+    assert over == (at + timedelta(minutes=3) if "session" in text else slid)
