@@ -386,6 +386,31 @@ def test_long_patterns_on_long_arrays(make):
     assert not filter_.matches({"a": [*pattern[1:], "another"]})
 
 
+LONG_COMPOUNDS = {
+    "objects": lambda i: {"b": i},
+    "objects with much in common": lambda i: {"a": 0, "b": i},
+    "arrays": lambda i: [i],
+    "arrays with much in common": lambda i: [0, i],
+}
+
+
+@pytest.mark.parametrize("make", LONG_COMPOUNDS.values(), ids=LONG_COMPOUNDS.keys())
+def test_objects_and_arrays_of_patterns_on_long_arrays(make):
+    """32 of them, each the last of 100,000 like it: found within the bound, in any order, each taken once."""
+    pattern = [make(i) for i in range(1, 33)]
+    filter_ = parse({"match": {"a": pattern}})
+    doc = {"a": [make(0)] * 100_000 + pattern[::-1]}
+    started = time.process_time()
+
+    assert filter_.matches(doc)
+
+    assert time.process_time() - started < PATIENCE_S
+    assert not filter_.matches({"a": [make(0)] * 50 + pattern[1:]})
+    twice = parse({"match": {"a": [pattern[0], pattern[0]]}})
+    assert not twice.matches({"a": pattern})
+    assert twice.matches({"a": [pattern[0], 1, pattern[0]]})
+
+
 def test_scalars_of_a_pattern_keep_their_types():
     """1, 1.0 and a number that rounds to it are one; true, "1" and null are others."""
     wanted = parse({"match": {"a": [1, 1, True, None, "1", 2**53]}})

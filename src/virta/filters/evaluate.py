@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
+from itertools import islice
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from virta.filters.geo import in_annulus, in_box, in_circle, in_polygon, read_point
@@ -20,7 +22,7 @@ from virta.filters.tree import And, Condition, Everything, Flat, Node, Not, Or
 from virta.filters.values import INTEGER_EXACT_MAX, number, scalar_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from virta.filters.values import Path, Range, Scalar
 
@@ -33,6 +35,12 @@ class _Missing:
 
 
 MISSING: Final = _Missing()
+
+_COMPOUND: Final = frozenset({dict, list, tuple})
+_COMPARABLE: Final = _COMPOUND | {str, int, float, bool, type(None), _Missing}
+
+# Scalars of one object or array of a pattern that are asked how rare they are.
+TELLING_MAX = 4
 
 # `in` lists longer than this are searched, not scanned.
 SEARCHED_MIN = 8
@@ -212,14 +220,90 @@ def _match_array(pattern: list[Any], value: Any) -> bool:
         return False
     if len(scalars) == len(pattern):
         return True
-    remaining = [item for item in value if isinstance(item, dict | list | tuple)]
-    for part in pattern:
-        if isinstance(part, dict | list):
-            taken = next((i for i, item in enumerate(remaining) if _match(part, item)), None)
-            if taken is None:
-                return False
-            del remaining[taken]
-    return True
+    parts = [part for part in pattern if isinstance(part, dict | list)]
+    compounds = _Compounds(parts, [item for item in value if isinstance(item, dict | list | tuple)])
+    return all(map(compounds.take, parts))
+
+
+class _Compounds:
+    """The objects and arrays of an array, of which each part of a pattern takes the first that contains it."""
+
+    def __init__(self, parts: list[Any], items: list[Any]) -> None:
+        self._parts = parts
+        self._items = items
+        self._taken: set[int] = set()
+        self._columns: dict[str, list[Any]] = {}
+        self._holders: dict[Scalar, list[int]] | None = None
+
+    def take(self, part: Any) -> bool:
+        for at in self._candidates(part):
+            if at not in self._taken and _match(part, self._items[at]):
+                self._taken.add(at)
+                return True
+        return False
+
+    def _candidates(self, part: Any) -> Iterable[int]:
+        """Where it is worth to look: where the rarest of the scalars is that a part names."""
+        if isinstance(part, list):
+            held = [self._holding(scalar) for scalar in islice(filter(_telling, part), TELLING_MAX)]
+            return min(held, key=len, default=range(len(self._items)))
+        told = ((wanted, self._column(name)) for name, wanted in part.items() if _telling(wanted))
+        counted = [
+            (column.count(wanted), wanted, column) for wanted, column in islice(told, TELLING_MAX)
+        ]
+        if not counted:
+            return range(len(self._items))
+        _, wanted, column = min(counted, key=itemgetter(0))
+        return _places(wanted, column)
+
+    def _holding(self, scalar: Scalar) -> Sequence[int]:
+        """The arrays that hold a scalar, looked up once for all parts that are arrays."""
+        if self._holders is None:
+            arrays = [part for part in self._parts if isinstance(part, list)]
+            wanted = {s for part in arrays for s in islice(filter(_telling, part), TELLING_MAX)}
+            holders: dict[Any, list[int]] = {part: [] for part in wanted}
+            for at, item in enumerate(self._items):
+                if not isinstance(item, dict):
+                    for held in item:
+                        if (held is None or isinstance(held, str | int | float)) and held in wanted:
+                            holders[held].append(at)
+            self._holders = holders
+        return self._holders[scalar]
+
+    def _column(self, name: str) -> list[Any]:
+        column = self._columns.get(name)
+        if column is None:
+            items = self._items
+            column = [item.get(name, MISSING) if type(item) is dict else MISSING for item in items]
+            if not set(map(type, column)) <= _COMPARABLE or not set(map(type, items)) <= _COMPOUND:
+                # Not from JSON: an object that compares in its own way must not do so here.
+                column = [
+                    item[name]
+                    if isinstance(item, dict)
+                    and name in item
+                    and (item[name] is None or isinstance(item[name], str | int | float))
+                    else MISSING
+                    for item in items
+                ]
+            self._columns[name] = column
+        return column
+
+
+def _telling(wanted: Any) -> bool:
+    """Whether Python's equality finds all that JSON's does: not beyond the whole numbers that doubles hold."""
+    if isinstance(wanted, int | float):
+        return abs(wanted) < INTEGER_EXACT_MAX
+    return not isinstance(wanted, dict | list)
+
+
+def _places(wanted: Scalar, column: list[Any]) -> Iterator[int]:
+    at = -1
+    while True:
+        try:
+            at = column.index(wanted, at + 1)
+        except ValueError:
+            return
+        yield at
 
 
 def _holds_scalars(wanted: list[Scalar], value: Any) -> bool:
@@ -228,6 +312,8 @@ def _holds_scalars(wanted: list[Scalar], value: Any) -> bool:
 
     Arrays may be long: types are told apart once for all elements, and the counting is C's.
     """
+    if len(wanted) == 1:
+        return any(same(wanted[0], item) for item in value)
     types = set(map(type, value))
     for family in (str, float, bool):
         counts = Counter(part for part in wanted if _family(type(part)) is family)
