@@ -145,23 +145,27 @@ def test_endless_heads_and_trailers(server, endless):
     assert heard.startswith(b"HTTP/1.1 431 ")
 
 
-@pytest.mark.parametrize("path", ["/filters/validate", "/journal/x", "/channels/h"])
-def test_bodies_have_to_arrive_in_time(start, path):
+def test_bodies_have_to_arrive_in_time(start):
     """A body that trickles is 408 on every route, however lively it trickles."""
-    with start("--body-timeout-ms", 300) as server, dial(server) as connection:
-        head = POST.replace("/channels/h", path) + "Content-Length: 1000\r\n\r\n"
-        connection.sendall(head.encode())
-        connection.settimeout(0.05)
-        heard = b""
-        began = time.monotonic()
-        while not heard and time.monotonic() - began < 10:
-            connection.sendall(b"x")
-            try:
-                heard = connection.recv(65536)
-            except TimeoutError:
-                continue
+    with start("--body-timeout-ms", 300) as server:
+        for path in ("/filters/validate", "/journal/x", "/channels/h"):
+            with dial(server) as connection:
+                head = POST.replace("/channels/h", path) + "Content-Length: 1000\r\n\r\n"
+                connection.sendall(head.encode())
+                assert trickle(connection).startswith(b"HTTP/1.1 408 ")
 
-    assert heard.startswith(b"HTTP/1.1 408 ")
+
+def trickle(connection):
+    """Send a byte at a time until the server says something."""
+    connection.settimeout(0.05)
+    began = time.monotonic()
+    while time.monotonic() - began < 10:
+        connection.sendall(b"x")
+        try:
+            return connection.recv(65536)
+        except TimeoutError:
+            continue
+    return b""
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 SOAK = Path(__file__).parents[2] / "bench" / "server_soak.py"
 # The real thing: VIRTA_SOAK_S=600 VIRTA_SOAK_CONSUMERS=2000 VIRTA_SOAK_RATE=5000, or `make soak-server`.
-SECONDS = os.environ.get("VIRTA_SOAK_S", "12")
+SECONDS = os.environ.get("VIRTA_SOAK_S", "8")
 CONSUMERS = os.environ.get("VIRTA_SOAK_CONSUMERS", "500")
 EVENTS_PER_S = os.environ.get("VIRTA_SOAK_RATE", "1000")
 GROWTH_KIB_MAX = 16 * 1024
