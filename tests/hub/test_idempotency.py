@@ -102,3 +102,17 @@ def test_agrees_with_a_model(steps):
             while len(model) > 4:
                 del model[next(iter(model))]
         assert len(table) == len(model)
+
+
+def test_neighbours_expire_with_the_last_of_them():
+    """Keys settled within a moment share a group: none is forgotten early, and none is kept long."""
+    table = Idempotency(keys_max=100, horizon_s=10.0)
+    for number in range(5):
+        table.settle([(f"k{number}", number)], 1.0 + number * 0.004)
+
+    table.expire(11.007)
+    assert [table.offset(f"k{number}") for number in range(5)] == [0, 1, 2, 3, 4]
+    table.expire(11.0085)
+    assert [table.offset(f"k{number}") for number in range(5)] == [None, None, None, 3, 4]
+    table.expire(11.016)
+    assert len(table) == 0

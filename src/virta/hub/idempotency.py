@@ -15,10 +15,24 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+# Keys settled within so many seconds expire together: a group of its own for each would cost more
+# than the keys.
+GROUP_S = 0.01
+
 
 def key_of(channel: str, source: str, id_: str) -> str:
     """Join the three; no CloudEvents attribute and no channel needs a NUL."""
     return f"{channel}\0{source}\0{id_}"
+
+
+class _Group:
+    """Keys that expire together, which is when the last of them does."""
+
+    __slots__ = ("begun", "keys", "last")
+
+    def __init__(self, now: float, keys: deque[str]) -> None:
+        self.begun = self.last = now
+        self.keys = keys
 
 
 class Idempotency:
@@ -31,8 +45,8 @@ class Idempotency:
         self._offsets: dict[str, int] = {}
         # Accepted, not yet in the log: few, so that looking here costs nothing beside the table.
         self._claimed: set[str] = set()
-        # Keys settled together, oldest group first: expiry is per group, eviction per key.
-        self._groups: deque[tuple[float, deque[str]]] = deque()
+        # Keys settled at about one time, oldest group first: expiry is per group, eviction per key.
+        self._groups: deque[_Group] = deque()
         self._settled = 0
 
     def __len__(self) -> int:
@@ -72,7 +86,12 @@ class Idempotency:
 
     def _remember(self, keys: Sequence[str], now: float) -> None:
         self._claimed.difference_update(keys)
-        self._groups.append((now, deque(keys)))
+        groups = self._groups
+        if groups and now - groups[-1].begun <= GROUP_S:
+            groups[-1].last = max(groups[-1].last, now)
+            groups[-1].keys.extend(keys)
+        else:
+            groups.append(_Group(now, deque(keys)))
         self._settled += len(keys)
         while self._settled > self._keys_max:
             self._drop_oldest_key()
@@ -80,8 +99,8 @@ class Idempotency:
     def expire(self, now: float) -> None:
         """Forget what is older than the horizon."""
         groups = self._groups
-        while groups and now - groups[0][0] >= self._horizon_s:
-            _, keys = groups.popleft()
+        while groups and now - groups[0].last >= self._horizon_s:
+            keys = groups.popleft().keys
             self._settled -= len(keys)
             for key in keys:
                 self._offsets.pop(key, None)
@@ -91,7 +110,7 @@ class Idempotency:
         return self._offsets.get(key)
 
     def _drop_oldest_key(self) -> None:
-        _, keys = self._groups[0]
+        keys = self._groups[0].keys
         self._offsets.pop(keys.popleft(), None)
         self._settled -= 1
         if not keys:
