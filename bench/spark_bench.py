@@ -33,11 +33,11 @@ SEED = 7
 RUNS = 3
 PATHS = {  # path in the data -> number of values
     "country": 5,
-    "channel": 20,
-    "status": 50,
-    "city": 500,
+    "channel": 10,
+    "status": 12,
+    "city": 25,
     "brand": 2_000,
-    "shop": 10_000,
+    "shop": 2_500,
     "user": 50_000,
     "sku": 100_000,
 }

@@ -28,6 +28,7 @@ from virta.filters import Filter, parse
 from virta.spark.columns import compile_filter
 from virta.spark.filter_set import FilterSet, MatchError, keep, opened_set, pack, texts_of
 from virta.spark.schemas import FILTER_ID
+from virta.spark.worker import settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -158,6 +159,8 @@ def ship(df: DataFrame, filters: Mapping[str, Filter]) -> Callable[[], FilterSet
     broadcast = df.sparkSession.sparkContext.broadcast(packed.to_pybytes())
 
     def opened() -> FilterSet:
-        return opened_set(path, lambda: broadcast.value)
+        found = opened_set(path, lambda: broadcast.value)
+        settle()
+        return found
 
     return opened

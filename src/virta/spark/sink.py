@@ -35,6 +35,7 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 import virta
 from virta.errors import VirtaError
 from virta.spark.options import WRITE_OPTIONS, OptionError, by_name, required
+from virta.spark.worker import settle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -127,6 +128,7 @@ def check_columns(schema: StructType, topic: str | None) -> None:
 
 def stage(options: WriteOptions, batches: Iterable[pa.RecordBatch]) -> Staged:
     """Keep a task's rows until the driver commits them."""
+    settle()
     context = TaskContext.get()
     partition = context.partitionId() if context else 0
     query = context.getLocalProperty("sql.streaming.queryId") if context else None

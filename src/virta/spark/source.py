@@ -44,6 +44,7 @@ from virta.spark.options import ReadOptions, read_options
 from virta.spark.pushdown import Bounds, push
 from virta.spark.schemas import EVENT, FILTER_ID, MATCH, RECORD, check_schema
 from virta.spark.sink import LogStreamWriter, LogWriter
+from virta.spark.worker import settle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, MutableMapping
@@ -129,6 +130,7 @@ class Decoder:
         if (self.event_fields or self.filters) and "value" not in names:
             names.append("value")
         filters = None if self.filters is None else opened_set(self.filters)
+        settle()
         for rows in read_rows(self.reading, split, names, self.text):
             yield self.batch(rows, schema, filters)
 
