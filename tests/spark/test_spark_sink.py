@@ -15,7 +15,7 @@ from spark_logs import fill, read_log
 
 import virta
 from virta.spark import sink
-from virta.spark.sink import LogStreamWriter, SinkError, chunks, producer_id
+from virta.spark.sink import LogStreamWriter, SinkError, batch_records, chunks, producer_id
 
 pytestmark = pytest.mark.slow
 
@@ -134,7 +134,10 @@ def test_large_batches_are_several_appends_each_once(tmp_path, monkeypatch):
     writer.commit([message], 0)
 
     assert [r.value[0] for r in read_log(path)] == list(range(10))
-    assert len(list(chunks(("t", b"", bytes(1000)) for _ in range(10)))) == 5
+    rows = batch_records(batch(*[("t", b"", bytes(1000)) for _ in range(10)]), None)
+    assert [len(part) for part in chunks([rows])] == [2, 2, 2, 2, 2]
+    halves = [(rows[0][:3], rows[1][:3]), (rows[0][3:], rows[1][3:])]
+    assert [len(part) for part in chunks(halves)] == [2, 2, 2, 2, 2]
 
 
 def test_a_row_without_topic_is_refused(tmp_path):

@@ -14,7 +14,7 @@ from pyspark.sql.types import VariantVal
 
 from virta.errors import EventError
 from virta.spark import variant
-from virta.spark.variant import encode_plain, encode_variant
+from virta.spark.variant import encode_plain, variant_pair
 
 VALUES = st.recursive(
     st.none()
@@ -27,6 +27,10 @@ VALUES = st.recursive(
     ),
     max_leaves=30,
 )
+
+
+def encode_variant(value):
+    return dict(zip(("value", "metadata"), variant_pair(value), strict=True))
 
 
 @settings(max_examples=300, deadline=None)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import msgspec
 import pyarrow as pa
 from msgspec import UNSET
 from pyspark.sql.pandas.types import to_arrow_type
@@ -31,8 +32,8 @@ from pyspark.sql.types import (
 )
 
 from virta.errors import EventError
-from virta.event import Event, parse_time
-from virta.spark.variant import encode_variant
+from virta.event import EVENT_BYTES_MAX, Event, parse_time
+from virta.spark.variant import variant_pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,40 +50,71 @@ TEXT_ATTRIBUTES = (
 )
 
 
+class Plain(msgspec.Struct, forbid_unknown_fields=True):
+    """
+    An event as most are: text attributes, no extensions, data as JSON.
+
+    Whatever is not just that is refused here and parsed as an `Event`, which gives the same in thrice the time.
+    """
+
+    id: str
+    source: str
+    type: str = ""
+    specversion: str = ""
+    datacontenttype: str | None = None
+    dataschema: str | None = None
+    subject: str | None = None
+    time: str | None = None
+    data: Any = UNSET
+    extensions: ClassVar[dict[str, Any]] = {}
+
+
+_plain = msgspec.json.Decoder(Plain).decode
+
+
+def parse_lenient(raw: bytes) -> Event | Plain:
+    """An event, as leniently as the server takes it. Raises EventError."""
+    if len(raw) <= EVENT_BYTES_MAX:
+        try:
+            return _plain(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            pass
+    return Event.from_json(raw, lenient=True)
+
+
 class EventColumns:
     """Collects the wanted event columns of one Arrow batch."""
 
     def __init__(self, fields: dict[str, DataType]) -> None:
         self.fields = fields
         self.values: dict[str, list[Any]] = {name: [] for name in fields}
+        self.texts = [(n, self.values[n].append) for n in TEXT_ATTRIBUTES if n in fields]
+        self.others = [n for n in fields if n not in TEXT_ATTRIBUTES]
         self.convert = data_converter(fields["data"]) if "data" in fields else None
 
     def add(self, raw: bytes) -> None:
         try:
-            event = Event.from_json(raw, lenient=True)
-            time = event_time(event)
+            event = parse_lenient(raw)
             data = None if self.convert is None else self.data(event)
         except EventError as error:
             self.add_invalid(error.message)
             return
-        values = self.values
-        for name in values:
-            if name in TEXT_ATTRIBUTES:
-                values[name].append(clean(getattr(event, name)) or None)
+        for name, append in self.texts:
+            append(clean(getattr(event, name)) or None)
+        for name in self.others:
+            if name == "data":
+                value = data
             elif name == "time":
-                values[name].append(time)
+                value = event_time(event)
             elif name == "extensions":
-                values[name].append(
-                    [(clean(k), extension_text(v)) for k, v in event.extensions.items()]
-                )
-            elif name == "data":
-                values[name].append(data)
+                value = [(clean(k), extension_text(v)) for k, v in event.extensions.items()]
             elif name == "data_binary":
-                values[name].append(event.data if isinstance(event.data, bytes) else None)
+                value = event.data if isinstance(event.data, bytes) else None
             else:
-                values[name].append(None)
+                value = None
+            self.values[name].append(value)
 
-    def data(self, event: Event) -> Any:
+    def data(self, event: Event | Plain) -> Any:
         assert self.convert is not None
         if event.data is UNSET or isinstance(event.data, bytes):
             return None
@@ -93,12 +125,15 @@ class EventColumns:
             column.append(clean(reason) if name == "invalid" else None)
 
     def arrays(self) -> dict[str, pa.Array]:
-        return {
-            name: make_map(column)
-            if name == "extensions"
-            else pa.array(column, to_arrow_type(self.fields[name], timezone="UTC"))
-            for name, column in self.values.items()
-        }
+        return {name: self.array(name, column) for name, column in self.values.items()}
+
+    def array(self, name: str, column: list[Any]) -> pa.Array:
+        if name == "extensions":
+            return make_map(column)
+        kind = to_arrow_type(self.fields[name], timezone="UTC")
+        if name == "data" and isinstance(self.fields[name], VariantType):
+            return make_variant(column, kind)
+        return pa.array(column, kind)
 
 
 def make_map(column: list[Any]) -> pa.Array:
@@ -113,6 +148,15 @@ def make_map(column: list[Any]) -> pa.Array:
     return pa.MapArray.from_arrays(pa.array([*ends, total], pa.int32()), keys, values)
 
 
+def make_variant(column: list[tuple[bytes, bytes] | None], kind: pa.StructType) -> pa.Array:
+    """A VARIANT column, in a third of the time that pyarrow takes for a dict each."""
+    nothing = (b"", b"")
+    pairs = [pair or nothing for pair in column]
+    parts = [pa.array([pair[i] for pair in pairs], pa.binary()) for i in range(2)]
+    mask = pa.array([pair is None for pair in column], pa.bool_())
+    return pa.StructArray.from_arrays(parts, fields=list(kind), mask=mask)
+
+
 def clean(text: str | None) -> str | None:
     """Text that UTF-8 can hold: JSON may spell lone surrogates, Arrow may not. They become U+FFFD."""
     if text is None or text.isascii():
@@ -124,7 +168,7 @@ def extension_text(value: Any) -> str | None:
     return clean(value if isinstance(value, str) else json.dumps(value, separators=(",", ":")))
 
 
-def event_time(event: Event) -> datetime | None:
+def event_time(event: Event | Plain) -> datetime | None:
     """The event's time; a lenient event may carry text that is no time, which is no reason to refuse it."""
     if event.time is None:
         return None
@@ -137,7 +181,7 @@ def event_time(event: Event) -> datetime | None:
 def data_converter(kind: DataType) -> Callable[[Any], Any]:
     """From a JSON value to what Arrow takes for `kind`; a value that does not fit becomes null."""
     if isinstance(kind, VariantType):
-        return encode_variant
+        return variant_pair
     if isinstance(kind, StringType):
         return lambda value: value if isinstance(value, str) else json.dumps(value)
     return lambda value: fit(value, kind)

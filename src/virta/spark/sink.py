@@ -23,7 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -44,11 +46,13 @@ MESSAGE_BYTES_MAX = (
     256 * 1024
 )  # more than this goes by file: messages pass through the driver's JVM
 APPEND_BYTES_MAX = 48 * 1024 * 1024  # below the log's largest batch (64 MiB), with its own overhead
+RECORD_BYTES_MORE = 16  # of a record in the log, beside topic, key and value
 STAGING = "staging"
 STAGING_SECONDS_MAX = 24 * 3600  # older files belong to drivers that never came back
 Durability = Literal["none", "interval", "group", "fsync"]
 
 Record = tuple[bytes, bytes, bytes]
+Sizes = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class SinkError(VirtaError):
@@ -186,38 +190,59 @@ def producer_id(query: str, part: int) -> int:
     return int.from_bytes(digest[:8], "little") | 1 << 63
 
 
-def read_records(options: WriteOptions, staged: Iterable[Staged]) -> Iterator[Record]:
+def read_records(
+    options: WriteOptions, staged: Iterable[Staged]
+) -> Iterator[tuple[list[Record], Sizes]]:
+    """The records of all tasks, some at a time, and the room each takes."""
     fallback = None if options.topic is None else options.topic.encode()
     for message in staged:
         source = pa.BufferReader(message.rows) if message.path is None else pa.OSFile(message.path)
         with source, pa.ipc.open_stream(source) as reader:
             for batch in reader:
-                yield from batch_records(batch, fallback)
+                yield batch_records(batch, fallback)
 
 
-def batch_records(batch: pa.RecordBatch, fallback: bytes | None) -> Iterator[Record]:
-    names = batch.schema.names
-    values = batch.column("value").cast(pa.binary()).to_pylist()
-    empty: list[bytes | None] = [None] * batch.num_rows
-    keys = batch.column("key").cast(pa.binary()).to_pylist() if "key" in names else empty
-    topics = batch.column("topic").cast(pa.binary()).to_pylist() if "topic" in names else empty
-    for topic, key, value in zip(topics, keys, values, strict=True):
-        name = fallback if topic is None else topic
-        if name is None:
-            raise SinkError("a row has no topic (null): give the option topic as a default")
-        yield name, key or b"", value or b""
+def batch_records(batch: pa.RecordBatch, fallback: bytes | None) -> tuple[list[Record], Sizes]:
+    given = [binary_column(batch, "topic", fallback)]
+    given += [binary_column(batch, name, b"") for name in ("key", "value")]
+    if given[0].null_count:
+        raise SinkError("a row has no topic (null): give the option topic as a default")
+    sizes = np.full(batch.num_rows, RECORD_BYTES_MORE, np.int64)
+    for column in given:
+        sizes += pc.binary_length(column).to_numpy(zero_copy_only=False)
+    return list(zip(*(column.to_pylist() for column in given), strict=True)), sizes
 
 
-def chunks(records: Iterable[Record]) -> Iterator[list[Record]]:
-    """Lists that fit in one batch of the log."""
+def binary_column(batch: pa.RecordBatch, name: str, default: bytes | None) -> pa.Array:
+    """A column as bytes, with the default where it has none."""
+    if name not in batch.schema.names:
+        return pa.repeat(pa.scalar(default, pa.binary()), batch.num_rows)
+    column = batch.column(name).cast(pa.binary())
+    return column.fill_null(default) if column.null_count and default is not None else column
+
+
+def chunks(parts: Iterable[tuple[list[Record], Sizes]]) -> Iterator[list[Record]]:
+    """
+    Lists that fit in one batch of the log.
+
+    Where one ends depends on the records alone, not on the parts they come in: a micro-batch that is run
+    again is cut at the same places.
+    """
     chunk: list[Record] = []
     size = 0
-    for record in records:
-        size += len(record[0]) + len(record[1]) + len(record[2]) + 16
-        if chunk and size > APPEND_BYTES_MAX:
-            yield chunk
-            chunk, size = [], len(record[0]) + len(record[1]) + len(record[2]) + 16
-        chunk.append(record)
+    for records, sizes in parts:
+        ends = np.cumsum(sizes)
+        at = 0
+        while at < len(records):
+            before = int(ends[at - 1]) if at else 0
+            fits = int(np.searchsorted(ends, before + APPEND_BYTES_MAX - size, side="right"))
+            upto = max(fits, at if chunk else at + 1)
+            chunk += records[at:upto]
+            size += int(ends[upto - 1]) - before if upto > at else 0
+            at = upto
+            if at < len(records):
+                yield chunk
+                chunk, size = [], 0
     if chunk:
         yield chunk
 

@@ -34,22 +34,22 @@ _pack_int2 = struct.Struct("<Bh").pack
 _pack_int1 = struct.Struct("<Bb").pack
 
 
-def encode_variant(value: Any) -> dict[str, bytes]:
+def variant_pair(value: Any) -> tuple[bytes, bytes]:
     """
-    Encode a JSON value as the struct Spark's Arrow exchange uses for VARIANT.
+    The two parts of a VARIANT, as Spark's Arrow exchange has them: the value's bytes and its dictionary's.
 
     Raises:
         EventError: the variant would be over Spark's limit, or is nested too deeply.
     """
     try:
-        body, metadata = encode_native(value) if encode_native else encode_plain(value)
+        pair: tuple[bytes, bytes] = encode_native(value) if encode_native else encode_plain(value)
     except UnicodeEncodeError:
-        body, metadata = encode_plain(value)
+        pair = encode_plain(value)
     except OverflowError as exc:
         raise too_large() from exc
     except RecursionError as exc:
         raise EventError("data is nested too deeply for a VARIANT", attribute="data") from exc
-    return {"value": body, "metadata": metadata}
+    return pair
 
 
 def encode_plain(value: Any) -> tuple[bytes, bytes]:
