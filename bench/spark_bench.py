@@ -1,19 +1,24 @@
 """
 The Spark room in numbers: reading, matching, writing, latency, executors; beside the alternatives.
 
-    python bench/spark_bench.py [--events 1000000] [--filters 100,10000,1000000] [--only read,match,…]
+    python bench/spark_bench.py [--events 1000000] [--filters 100,1000,10000,1000000] [--only read,match,…]
 
-One line per measurement, the median of three runs after a warm-up; events are 1M CloudEvents of about
-190 bytes. Everything runs in one session on this machine, except `executors`, which starts its own.
+A line is the median of three runs after a warm-up, as a rate by the clock and as processor time: all of Spark's
+JVM and its Python workers, in microseconds of one core an item. Every query ends in Spark's `noop` sink, so what is
+measured is making rows. Events are 1M CloudEvents of about 190 bytes. Everything runs in one session on this machine,
+except `executors`, which runs on a standalone cluster of separate processes.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import platform
 import random
+import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -22,12 +27,15 @@ import threading
 import time
 from pathlib import Path
 
+import pyspark
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 import virta
 import virta.spark
 from virta.filters import parse
 from virta.filters.tree import conditions
+from virta.spark.filter_set import write_set
+from virta.spark.java import ensure_java
 
 SEED = 7
 RUNS = 3
@@ -42,11 +50,14 @@ PATHS = {  # path in the data -> number of values
     "sku": 100_000,
 }
 SELECTIVE = ("user", "sku", "shop")
+SELECTIVE_FROM = 20_000  # filters; with fewer, any two to four paths
 PARTS = ("read", "match", "sink", "latency", "executors")
 EVENT_DDL = (
     "specversion string, id string, source string, type string, data struct<country: string,"
     " channel: string, status: string, city: string, brand: string, shop: string, user: string, sku: string>"
 )
+FOUND_DDL = "offset long, filter_id string"
+TWO_DDL = "offset long, value binary"
 
 
 def make_event(rng: random.Random, number: int) -> bytes:
@@ -62,41 +73,85 @@ def make_event(rng: random.Random, number: int) -> bytes:
 
 
 def make_filters(count: int) -> dict[str, object]:
-    """Two to four equalities each; of many filters each has a selective one, as subscriptions do."""
+    """
+    Two to four equalities each: 7.3 of 10,000 match an event.
+
+    Of many filters each has a selective one, as subscriptions do: then 3 of 1,000,000 match.
+    """
     rng = random.Random(SEED + count)
     filters = {}
     for number in range(count):
         names = rng.sample(list(PATHS), rng.randrange(2, 5))
-        if count > 20_000 and not set(names) & set(SELECTIVE):
+        if count > SELECTIVE_FROM and not set(names) & set(SELECTIVE):
             names[0] = rng.choice(SELECTIVE)
         terms = "&".join(f"{name}={name[0]}{rng.randrange(PATHS[name])}" for name in names)
         filters[str(number)] = parse(terms)
     return filters
 
 
-def measured(work, runs: int = RUNS) -> float:
-    """Median seconds of some runs after one that does not count."""
+def processor_seconds() -> float:
+    """Of this process and all below it, those that ended included."""
+    tick = os.sysconf("SC_CLK_TCK")
+    parents, used = {}, {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(entry)] = int(fields[1])
+        used[int(entry)] = sum(map(int, fields[11:15])) / tick
+    mine, found = {os.getpid()}, 1
+    while found:
+        more = {pid for pid, parent in parents.items() if parent in mine} - mine
+        mine, found = mine | more, len(more)
+    return sum(used[pid] for pid in mine)
+
+
+def measured(work, runs: int = RUNS) -> tuple[float, float]:
+    """Median seconds of some runs after one that does not count, by the clock and of processors."""
     work()
-    seconds = []
+    seconds, processors = [], []
     for _ in range(runs):
-        begun = time.perf_counter()
+        begun, used = time.perf_counter(), processor_seconds()
         work()
         seconds.append(time.perf_counter() - begun)
-    return statistics.median(seconds)
+        processors.append(processor_seconds() - used)
+    return statistics.median(seconds), statistics.median(processors)
+
+
+def drain(df) -> tuple[float, float]:
+    return measured(lambda: df.write.format("noop").mode("overwrite").save())
 
 
 class Bench:
     def __init__(self, events: int, filters: list[int], directory: Path) -> None:
         self.events, self.filters, self.directory = events, filters, directory
         self.log = str(directory / "log")
-        self.rows: list[tuple[str, float, str]] = []
+        self.lines = str(directory / "events.jsonl")
+        self.rows: list[dict[str, object]] = []
+        self.sets: dict[int, str] = {}
 
-    def note(self, name: str, value: float, unit: str) -> None:
-        self.rows.append((name, value, unit))
-        print(f"{name:58} {value:14,.1f} {unit}", flush=True)
+    # Results.
 
-    def rate(self, name: str, count: int, seconds: float) -> None:
-        self.note(name, count / seconds / 1000, "k/s")
+    def note(self, name: str, count: int, spent: tuple[float, float]) -> float:
+        """One line: items a second, and microseconds of processor an item, which are returned."""
+        seconds, processor = spent
+        each = processor / count * 1e6
+        self.rows.append({"name": name, "per_second": count / seconds, "core_us": each})
+        print(f"{name:56} {count / seconds:12,.0f} /s {each:10.2f} core-us", flush=True)
+        return each
+
+    def value(self, name: str, value: float, unit: str) -> None:
+        self.rows.append({"name": name, "value": value, "unit": unit})
+        print(f"{name:56} {value:12,.1f} {unit}", flush=True)
+
+    def beside(self, name: str, *peers: str) -> None:
+        """How many times as fast as each peer a line is, by the clock."""
+        rate = {row["name"]: row.get("per_second") for row in self.rows}
+        ratios = [f"{rate[name] / rate[peer]:.2f} times {peer}" for peer in peers if peer in rate]
+        print(f"# {name}: {', '.join(ratios)}", flush=True)
 
     # The data, once as a log, as JSON lines and as Parquet.
 
@@ -105,19 +160,20 @@ class Bench:
         begun = time.perf_counter()
         with (
             virta.open(self.log, durability="none", segment_bytes=64 << 20) as log,
-            (self.directory / "events.jsonl").open("wb") as lines,
+            Path(self.lines).open("wb") as lines,
         ):
             for at in range(0, self.events, 1000):
                 batch = [make_event(rng, at + i) for i in range(min(1000, self.events - at))]
                 log.append_many([("orders", "", value) for value in batch])
                 lines.write(b"\n".join(batch) + b"\n")
             size = log.bytes
-        print(
-            f"# {self.events:,} events, {size / 1e6:.0f} MB of log, made in {time.perf_counter() - begun:.0f} s"
-        )
+        seconds = time.perf_counter() - begun
+        print(f"# {self.events:,} events, {size / 1e6:.0f} MB of log, made in {seconds:.0f} s")
 
-    def start(self, master: str):
+    def start(self, master: str) -> None:
+        begun = time.perf_counter()
         self.spark = virta.spark.session("virta-bench", master, **{"spark.driver.memory": "4g"})
+        self.value("start: session", time.perf_counter() - begun, "s")
         parquet = self.directory / "parquet"
         if not parquet.exists():
             self.frame().write.option("compression", "zstd").parquet(str(parquet))
@@ -126,90 +182,82 @@ class Bench:
         reader = self.spark.read.format("virta").options(**options)
         return (reader.schema(ddl) if ddl else reader).load(self.log)
 
-    def drain(self, df) -> float:
-        return measured(lambda: df.write.format("noop").mode("overwrite").save())
+    def found(self, path: str, **options: str):
+        """What a filter set that is kept in a file finds, matched inside the source."""
+        return self.frame(FOUND_DDL, filters=path, on="event", **options)
 
     # Measurements.
 
     def read(self) -> None:
         count, spark = self.events, self.spark
-        self.rate("read: virta, 5 columns", count, self.drain(self.frame()))
-        self.rate(
-            "read: virta, offset and value",
-            count,
-            self.drain(self.frame("offset long, value binary")),
+        five, two = "read: virta, 5 columns", "read: virta, offset and value"
+        self.note(five, count, drain(self.frame()))
+        self.note(two, count, drain(self.frame(TWO_DDL)))
+        parquet = spark.read.parquet(str(self.directory / "parquet"))
+        self.note("read: parquet, 5 columns", count, drain(parquet))
+        self.note(
+            "read: parquet, offset and value", count, drain(parquet.select("offset", "value"))
         )
-        self.rate(
-            "read: spark.read.parquet, 5 columns",
-            count,
-            self.drain(spark.read.parquet(str(self.directory / "parquet"))),
-        )
-        lines = str(self.directory / "events.jsonl")
-        self.rate(
-            "read: spark.read.json with a schema",
-            count,
-            self.drain(spark.read.schema(EVENT_DDL).json(lines)),
-        )
-        self.rate("read: spark.read.text", count, self.drain(spark.read.text(lines)))
-        few = self.frame(
-            "id string, type string, data variant", events="true", end=str(min(count, 100_000))
-        )
-        self.rate("read: virta, events with VARIANT data", min(count, 100_000), self.drain(few))
-        begun = time.perf_counter()
-        with virta.open(self.log, read_only=True) as log:
-            plain = sum(1 for _ in log.read(visibility="committed"))
-        self.rate("read: plain Python, one core", plain, time.perf_counter() - begun)
+        self.note("read: json with a schema", count, drain(spark.read.schema(EVENT_DDL).json(self.lines)))  # fmt: skip
+        self.note("read: text", count, drain(spark.read.text(self.lines)))
+        self.beside(five, "read: parquet, 5 columns", "read: json with a schema", "read: text")
+        self.beside(two, "read: parquet, offset and value", "read: json with a schema")
+        events = self.frame("id string, type string, data variant", events="true")
+        self.note("read: virta, events with VARIANT data", count, drain(events))
+        peer = spark.read.text(self.lines).select(F.parse_json("value").alias("data"))
+        self.note("read: text and parse_json", count, drain(peer))
+        self.beside("read: virta, events with VARIANT data", "read: text and parse_json")
+
+        def plain() -> None:
+            with virta.open(self.log, read_only=True) as log:
+                assert sum(1 for _ in log.read(visibility="committed")) == count
+
+        self.note("read: plain Python, one core", count, measured(plain))
+        self.beside(two, "read: plain Python, one core")
 
     def match(self) -> None:
         for size in self.filters:
             begun = time.perf_counter()
+            gc.disable()  # a million filters are millions of objects, none of them garbage
             filters = make_filters(size)
-            print(f"# {size:,} filters made in {time.perf_counter() - begun:.0f} s")
-            limit = self.events if size <= 100_000 else min(self.events, 200_000)
-            found = virta.spark.match_log(
-                self.log, filters, spark=self.spark, end=limit, columns="offset long, filter_id string",
-                directory=str(self.directory),
-            )  # fmt: skip
-            seconds = self.drain(found)
-            self.note(
-                f"match: {size:,} filters in the source", 2e6 * seconds / limit, "core-us/event"
+            made = time.perf_counter()
+            path = self.sets[size] = write_set(filters, str(self.directory))
+            gc.enable()
+            print(
+                f"# {size:,} filters: parsed in {made - begun:.1f} s, compiled and written in"
+                f" {time.perf_counter() - made:.1f} s ({Path(path).stat().st_size / 1e6:.0f} MB)"
             )
-            self.rate(f"match: {size:,} filters in the source", limit, seconds)
-            if size <= 10_000:
-                frame = self.frame("offset long, value binary")
-                hits = virta.spark.match(frame, filters, keep=["offset"])
-                seconds = self.drain(hits)
-                self.note(
-                    f"match: {size:,} filters on a DataFrame",
-                    2e6 * seconds / self.events,
-                    "core-us/event",
-                )
-            if size <= 100:
-                self.match_alternatives(filters)
+            begun = time.perf_counter()
+            self.found(path, end="1").count()
+            self.value(f"match: {size:,} filters, opened in", time.perf_counter() - begun, "s")
+            found = self.found(path)
+            print(f"# {found.count() / self.events:.2f} matches an event")
+            inside = f"match: {size:,} filters in the source"
+            self.note(inside, self.events, drain(found))
+            if size > SELECTIVE_FROM:
+                continue
+            hits = virta.spark.match(self.frame(TWO_DDL), filters, keep=["offset"])
+            self.note(f"match: {size:,} filters on a DataFrame", self.events, drain(hits))
+            self.alternatives(filters)
+            peers = [f"match: {size:,} filters {how}" for how in ("on a DataFrame", "as a join in SQL", "as Columns")]  # fmt: skip
+            self.beside(inside, *peers)
 
-    def match_alternatives(self, filters) -> None:
+    def alternatives(self, filters) -> None:
         """The same filters as Columns and as a join, on fewer events: they are slow."""
-        size, limit = len(filters), min(self.events, 50_000)
-        lines = (
-            self.spark.read.schema(EVENT_DDL)
-            .json(str(self.directory / "events.jsonl"))
-            .limit(limit)
-            .repartition(2)
-            .cache()
-        )
+        size = len(filters)
+        limit = min(self.events, 50_000 if size <= 100 else 5_000_000 // size)
+        lines = self.spark.read.schema(EVENT_DDL).json(self.lines).limit(limit)
+        lines = lines.repartition(2).cache()
         lines.count()
         terms_of = {
             name: [(c.path[1], c.value) for c in conditions(f.tree)] for name, f in filters.items()
         }
-        cases = [F.when(all_hold(terms), F.lit(name)) for name, terms in terms_of.items()]
-        by_column = lines.select(
-            "id", F.explode(F.array_compact(F.array(*cases))).alias("filter_id")
-        )
-        self.note(
-            f"match: {size:,} filters as Columns",
-            2e6 * self.drain(by_column) / limit,
-            "core-us/event",
-        )
+        if size <= 100:  # at 10,000 Spark is still planning after minutes
+            cases = [F.when(all_hold(terms), F.lit(name)) for name, terms in terms_of.items()]
+            found = F.explode(F.array_compact(F.array(*cases))).alias("filter_id")
+            self.note(
+                f"match: {size:,} filters as Columns", limit, drain(lines.select("id", found))
+            )
         table = self.spark.createDataFrame(
             [(n, p, v, len(terms)) for n, terms in terms_of.items() for p, v in terms],
             "filter_id string, path string, held string, needed int",
@@ -223,19 +271,23 @@ class Bench:
             .agg(F.count(F.lit(1)).alias("n"), F.first("needed").alias("needed"))
             .where("n = needed")
         )
-        self.note(
-            f"match: {size:,} filters as a join in SQL",
-            2e6 * self.drain(joined) / limit,
-            "core-us/event",
-        )
+        self.note(f"match: {size:,} filters as a join in SQL", limit, drain(joined))
         lines.unpersist()
 
     def sink(self) -> None:
-        limit = min(self.events, 200_000)
-        frame = self.frame("topic string, key binary, value binary", end=str(limit))
-        target = self.directory / "out"
-        seconds = measured(lambda: frame.write.format("virta").mode("append").save(str(target)))
-        self.rate("sink: rows into a log (group durability)", limit, seconds)
+        frame = self.frame("topic string, key binary, value binary")
+        targets = iter(range(100))
+
+        def written(kind: str):
+            return lambda: (
+                frame.write.format(kind)
+                .mode("append")
+                .save(str(self.directory / f"out-{kind}-{next(targets)}"))
+            )
+
+        self.note("sink: virta (group durability)", self.events, measured(written("virta")))
+        self.note("sink: parquet", self.events, measured(written("parquet")))
+        self.beside("sink: virta (group durability)", "sink: parquet")
 
     def latency(self) -> None:
         """From append to foreachBatch, one record every 50 ms."""
@@ -263,32 +315,82 @@ class Bench:
                 pause.wait(0.05)
             query.stop()
         times = sorted(seen[o] - at for o, at in sent.items())
-        self.note("latency: append to foreachBatch, p50", statistics.median(times) * 1000, "ms")
-        self.note(
-            "latency: append to foreachBatch, p99", times[int(len(times) * 0.99)] * 1000, "ms"
-        )
+        self.value("latency: append to foreachBatch, p50", statistics.median(times) * 1000, "ms")
+        self.value("latency: append to foreachBatch, p99", times[int(len(times) * 0.99)] * 1000, "ms")  # fmt: skip
 
     def executors(self) -> None:
         """The same read and match on one executor process and on two, each of one core."""
-        for count in (1, 2):
-            out = subprocess.run(
-                [sys.executable, __file__, "--child", str(count), "--directory", str(self.directory), "--events", str(self.events)],
-                capture_output=True, text=True, check=True,
-            )  # fmt: skip
-            read, match = map(float, out.stdout.split()[-2:])
-            self.rate(f"executors: {count}, read 2 columns", self.events, read)
-            self.rate(f"executors: {count}, match 1,000 filters in the source", self.events, match)
+        sizes = (1000, self.filters[-1])
+        for size in set(sizes) - self.sets.keys():
+            self.sets[size] = write_set(make_filters(size), str(self.directory))
+        names = ("read, offset and value", *(f"match {size:,} filters" for size in sizes))
+        sets = [word for size in sizes for word in ("--set", self.sets[size])]
+        with Cluster(self.directory / "cluster", 2) as url:
+            for count in (1, 2):
+                out = subprocess.run(
+                    [sys.executable, __file__, "--child", str(count), "--directory", str(self.directory), "--master", url,
+                     "--events", str(self.events), *sets],
+                    capture_output=True, text=True, check=True,
+                )  # fmt: skip
+                spent = map(float, out.stdout.split()[-3:])
+                for name, seconds in zip(names, spent, strict=True):
+                    rate = self.events / seconds
+                    self.rows.append({"name": f"executors: {count}, {name}", "per_second": rate})
+                    print(f"executors: {count}, {name:42} {rate:12,.0f} /s", flush=True)
+        for name in names:
+            self.beside(f"executors: 2, {name}", f"executors: 1, {name}")
 
-    def child(self, count: int) -> None:
-        os.environ.setdefault("PYTHONPATH", str(Path(virta.__file__).parent.parent))
-        self.spark = virta.spark.session("virta-bench-child", f"local-cluster[{count},1,1024]")
-        read = self.drain(self.frame("offset long, value binary"))
-        found = virta.spark.match_log(
-            self.log, make_filters(1000), spark=self.spark, columns="offset long, filter_id string",
-            directory=str(self.directory),
-        )  # fmt: skip
-        print(read, self.drain(found))
+    def child(self, count: int, master: str, sets: list[str]) -> None:
+        conf = {"spark.cores.max": count, "spark.executor.cores": 1, "spark.executor.memory": "1g"}
+        self.spark = virta.spark.session("virta-bench-child", master, **conf)
+        frames = [self.frame(TWO_DDL), *(self.found(path) for path in sets)]
+        print(*(drain(frame)[0] for frame in frames))
         self.spark.stop()
+
+
+class Cluster:
+    """Spark's own master and workers as processes; the pip package has the classes but not the scripts."""
+
+    def __init__(self, directory: Path, workers: int) -> None:
+        self.directory, self.workers = directory, workers
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> str:
+        self.directory.mkdir()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        url = f"spark://127.0.0.1:{port}"
+        self.run("master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0")
+        for number in range(self.workers):
+            place = str(self.directory / f"worker-{number}")
+            self.run("worker.Worker", "-c", "1", "-m", "1200m", "--host", "127.0.0.1", "--webui-port", "0", "-d", place, url)  # fmt: skip
+        return url
+
+    def run(self, name: str, *arguments: str) -> None:
+        home = Path(pyspark.__file__).parent
+        environment = {
+            **os.environ,
+            "JAVA_HOME": str(ensure_java()),
+            "SPARK_HOME": str(home),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_DAEMON_MEMORY": "256m",
+            "PYTHONPATH": str(Path(virta.__file__).parent.parent),
+            "PYSPARK_PYTHON": sys.executable,
+        }
+        with (self.directory / f"{len(self.processes)}.log").open("wb") as log:
+            self.processes.append(
+                subprocess.Popen(
+                    [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments],
+                    env=environment, stdout=log, stderr=log, start_new_session=True,
+                )
+            )  # fmt: skip
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            os.killpg(process.pid, signal.SIGTERM)
+        for process in self.processes:
+            process.wait(30)
 
 
 def all_hold(terms):
@@ -301,16 +403,18 @@ def all_hold(terms):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=int, default=1_000_000)
-    parser.add_argument("--filters", default="100,10000,1000000")
+    parser.add_argument("--filters", default="100,1000,10000,1000000")
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--json", help="also write the results to this file")
     parser.add_argument("--directory", help=argparse.SUPPRESS)
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--set", action="append", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    sizes = [int(size) for size in options.filters.split(",")]
+    sizes = sorted(int(size) for size in options.filters.split(","))
     if options.child:
-        Bench(options.events, sizes, Path(options.directory)).child(options.child)
+        bench = Bench(options.events, sizes, Path(options.directory))
+        bench.child(options.child, options.master, options.set)
         return
     print(
         f"# {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {options.master}"

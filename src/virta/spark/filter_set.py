@@ -62,20 +62,25 @@ _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 def pack(filters: Mapping[str, Filter | Compiled]) -> pa.Buffer:
     """The file of a named filter set; equal filters are one program with several names."""
-    names: dict[str, list[str]] = {}
-    programs: list[Compiled] = []
+    names: dict[bytes, list[str]] = {}
+    programs: list[bytes] = []
+    opaques: dict[int, tuple[Any, ...]] = {}
+    plain: list[Compiled] = []
     for name, given in filters.items():
         compiled = given if isinstance(given, Compiled) else compile_filter(given)
-        known = names.get(compiled.id)
-        if known is None:
-            names[compiled.id] = [name]
-            programs.append(compiled)
-        else:
-            known.append(name)
-    encoded = [compiled.encoded for compiled in programs]
+        known = names.setdefault(compiled.digest, [])
+        known.append(name)
+        if len(known) > 1:
+            continue
+        program, conditions = compiled.encoded
+        if conditions:
+            opaques[len(programs)] = conditions
+        programs.append(program)
+        if len(programs) <= PLAIN_FILTERS_MAX:
+            plain.append(compiled)
     rest = {
-        b"opaques": pickle.dumps({i: o for i, (_, o) in enumerate(encoded) if o}, protocol=5),
-        b"plain": pickle.dumps(programs, protocol=5) if len(programs) <= PLAIN_FILTERS_MAX else b"",
+        b"opaques": pickle.dumps(opaques, protocol=5),
+        b"plain": pickle.dumps(plain, protocol=5) if len(plain) == len(programs) else b"",
     }
     schema = pa.schema(
         [
@@ -87,8 +92,8 @@ def pack(filters: Mapping[str, Filter | Compiled]) -> pa.Buffer:
     )
     columns = [
         pa.array(names.values(), schema.field(0).type),
-        pa.array([compiled.digest for compiled in programs], schema.field(1).type),
-        pa.array([program for program, _ in encoded], schema.field(2).type),
+        pa.array(names.keys(), schema.field(1).type),
+        pa.array(programs, schema.field(2).type),
     ]
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
