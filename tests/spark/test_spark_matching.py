@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import tempfile
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,17 @@ import virta
 import virta.spark
 from virta.errors import FilterError
 from virta.filters import parse
+from virta.match import compile_filter as match_compile
+from virta.spark import filter_set
 from virta.spark.columns import compile_filter
-from virta.spark.filter_set import MatchError, document_of, joined, opened_set, write_set
+from virta.spark.filter_set import (
+    MatchError,
+    document_of,
+    joined,
+    opened_set,
+    plain_matcher,
+    write_set,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -260,3 +271,40 @@ def test_a_filter_file_is_what_its_name_says(tmp_path):
 
     with pytest.raises(MatchError, match="is not the filter set it was"):
         opened_set(str(forged))
+
+
+def test_a_large_set_becomes_an_image(tmp_path, monkeypatch):
+    """A set is opened from its image with every name of every filter, also where only its bytes arrive."""
+    monkeypatch.setattr(filter_set, "IMAGE_FILTERS_MIN", 1)
+    monkeypatch.setattr(filter_set, "_sets", OrderedDict())
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "machine"))
+    (tmp_path / "machine").mkdir()
+    filters = {f"f{n}": match_compile(parse(f"n={n % 40}")) for n in range(50)}
+    texts = joined([b'{"data": {"n": 5}}', b"no JSON", b'{"data": {"n": 30}}'])
+    path = Path(write_set(filters, str(tmp_path)))
+
+    for _ in range(2):
+        rows, names = opened_set(str(path)).pairs(texts)
+        assert sorted(zip(rows.to_pylist(), names.to_pylist(), strict=True)) == [
+            (0, "f45"), (0, "f5"), (2, "f30")
+        ]  # fmt: skip
+        filter_set._sets.clear()
+    assert len(list(tmp_path.glob("filters-*.index"))) == 1
+
+    packed = path.read_bytes()
+    path.unlink()
+    held = opened_set(str(path), lambda: packed).hits(texts)
+    assert held.tolist() == [True, False, True]
+    assert len(list((tmp_path / "machine").glob("*/filters-*.index"))) == 1
+
+
+def test_many_filters_need_the_native_matcher():
+    """A worker without it says what is missing instead of grinding to a halt."""
+    with pytest.raises(MatchError, match="need the native matcher"):
+        plain_matcher(b"", 1_000_000)
+
+
+def test_no_filters_match_nothing(tmp_path):
+    """An empty set is a set."""
+    texts = joined([b"{}"])
+    assert opened_set(write_set({}, str(tmp_path))).hits(texts).tolist() == [False]
