@@ -76,7 +76,7 @@ def make_filters(count: int) -> dict[str, object]:
     """
     Two to four equalities each: 7.3 of 10,000 match an event.
 
-    Of many filters each has a selective one, as subscriptions do: then 3 of 1,000,000 match.
+    Of many filters each has a selective one, as subscriptions do: then about 4 of 1,000,000 match.
     """
     rng = random.Random(SEED + count)
     filters = {}
