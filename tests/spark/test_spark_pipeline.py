@@ -100,6 +100,19 @@ def test_python_and_toml_give_the_same_value():
         ('path = "lake"', 'path = "lake"\nurl = "x"', 33, "url does not go with a parquet sink"),
         ("[dead_letter]", "[dead_leter]", 35, "unknown table 'dead_leter'"),
         ("[[filter]]", "[filter]", 14, "two brackets"),
+        ("[source]", "[[source]]", 6, "one bracket"),
+        ('name = "orders"', 'nam = "orders"', 3, "unknown key 'nam'"),
+        ("start = 5", 'start_time = "soon"', 9, "start_time 'soon': expected ISO 8601"),
+        ('within = "5 minutes"', "within = 300", 12, 'expected a string such as "10 minutes"'),
+        ('window = "1 minute"', 'window = "0 minutes"', 22, "window '0 minutes'"),
+        (
+            'window = "1 minute"',
+            'window = "1 minute"\nslide = "1 hour"',
+            23,
+            "longer than the window",
+        ),
+        ("count(*)", "count(*", 24, "its quotes and brackets closed"),
+        ("[dead_letter]", "[spark]\nmaster = 5\n[dead_letter]", 36, "master is 5"),
     ],
 )
 def test_problems_name_the_line(old, new, line, message):
