@@ -80,9 +80,8 @@ class Job(Struct, eq=False):
     slot: int = 0  # where it is in the table of leases, 0: nowhere
     # For copies on other daemons: of two states of one command the larger revision is the later one.
     revision: int = 0
-    replaced: tuple[int, int] | None = (
-        None  # command and revision of what this one took the place of
-    )
+    # Revisions of the commands this one took the place of.
+    replaced: dict[int, int] | None = None
 
     def __lt__(self, other: Job) -> bool:  # equal heap items: any order
         return False

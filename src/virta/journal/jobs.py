@@ -24,6 +24,7 @@ from virta.journal.messages import RefusedError, Value
 from virta.journal.table import JobTable
 
 PRIORITY_MAX = 255
+REPLACED_MAX = 4  # commands a newer one remembers
 
 
 class Jobs(JobTable):
@@ -63,11 +64,11 @@ class Jobs(JobTable):
                 raise RefusedError("out-of-memory", f"the journal holds {self.jobs_max} jobs")
             job = self._new_job(uri, name, timestamp)
             if died is not None:
-                job.replaced = (died.timestamp, died.revision)
+                _covers(job, died)
         else:
             start = self._throttled(job, start)
             if job.revision and job.state != HELD:
-                job.replaced = (job.timestamp, job.revision)
+                _covers(job, job)
             job.revision = 0
             self._unschedule(job, name)
             job.timestamp = timestamp
@@ -256,22 +257,18 @@ class Jobs(JobTable):
             self._take_out(mine)
             others.remove(mine)
         newer = [job for job in others if job.timestamp > state.timestamp]
-        version = (state.timestamp, state.revision)
-        stale = any((job.replaced or (0, 0)) >= version for job in newer)
+        stale = any(_is_stale(job, state) for job in newer)
         contested = bool(state.lease) and not stale and any(job.lease for job in newer)
         if stale or contested or (newer and not state.lease):
-            if state.revision:
-                for job in newer:  # they cover it
-                    job.replaced = max(job.replaced or (0, 0), version)
+            for job in newer:
+                _covers(job, state)
             if contested:
                 self._yield(state, now)
             self._rehold(state.uri, now)
             return mine is not None
         for job in others:
             if job not in newer and (state.lease or not job.lease):
-                for replaced in (job.replaced, (job.timestamp, job.revision)):
-                    if replaced and replaced[1] and job.state != HELD:
-                        state.replaced = max(state.replaced or (0, 0), replaced)
+                _covers(state, job)
                 if job.lease:
                     self._yield(job, now)
                 self._take_out(job)
@@ -397,6 +394,19 @@ class Jobs(JobTable):
             if job.persist or job.logged:
                 self._changed(uri)
         return job
+
+
+def _covers(newer: Job, older: Job) -> None:
+    """What a newer command took the place of: a mark of it that arrives late is not to come back."""
+    known = {**(newer.replaced or {})}
+    for command, revision in [*(older.replaced or {}).items(), (older.timestamp, older.revision)]:
+        if revision:
+            known[command] = max(known.get(command, 0), revision)
+    newer.replaced = dict(sorted(known.items())[-REPLACED_MAX:]) or None
+
+
+def _is_stale(newer: Job, older: Job) -> bool:
+    return (newer.replaced or {}).get(older.timestamp, -1) >= older.revision
 
 
 def _order(command: tuple[int, int, Value | None]) -> tuple[int, int, int, bytes]:

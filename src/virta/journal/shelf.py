@@ -167,10 +167,13 @@ class Shelf:
         self._entries[key] = entry
         self._keys.add(key)
         self.memory_bytes += self._overhead(key)
-        if self._pending:
-            for linked in self._pending.get(key, {}).copy():
-                self._attach(entry, linked, self._entries[linked].timestamp)
+        self._adopt(entry)
         return entry
+
+    def _adopt(self, entry: Entry) -> None:
+        """A value has a key of its own: those that were linked to it and waited lead to it now."""
+        for linked in self._pending.get(entry.keys[0], {}).copy():
+            self._attach(entry, linked, self._entries[linked].timestamp)
 
     def _attach(self, entry: Entry, key: bytes, moment: int) -> None:
         """One more key for a live entry."""

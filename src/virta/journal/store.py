@@ -188,6 +188,7 @@ class Store(Shelf):
                 entry.keys.remove(target)
                 entry.keys.insert(0, target)
                 entry.links = dict.fromkeys(entry.keys[1:], final)
+                self._adopt(entry)
             self._bury(key, final, now, persist=entry.persist)
         self._renew(entry, final)
         self._changed(entry)
@@ -254,6 +255,7 @@ class Store(Shelf):
         if entry is not None and first:
             self._renew(entry, timestamp)
             entry.links = dict.fromkeys(entry.keys[1:], timestamp)
+            self._adopt(entry)
             self._changed(entry)
             if self.copied:
                 self.moved.append(entry)
