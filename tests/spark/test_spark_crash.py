@@ -324,5 +324,7 @@ def test_cluster_with_a_killed_executor(tmp_path):
 
     assert ids(target, "copy") == [event["id"] for event in events]
     places = {Path(line).parents[1] for line in notes.read_text().split()}
-    assert places == {tmp_path / "worker-0", tmp_path / "worker-1"}
+    # Which of the two got tasks is Spark's to decide; that the archive was unpacked there is ours.
+    assert places
+    assert places <= {tmp_path / "worker-0", tmp_path / "worker-1"}
     assert not (tmp_path / "environment").exists()
