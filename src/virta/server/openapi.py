@@ -213,6 +213,7 @@ def _publish(operation: str) -> Schema:
             "408": refusal("The body took too long."),
             "413": refusal("The body, the batch, or an event's identity is too large."),
             "429": refusal("Too many events are on their way; see `Retry-After`."),
+            "507": refusal("The disk is full; nothing was kept."),
         },
     }
 
@@ -250,6 +251,7 @@ def _channels() -> dict[str, Schema]:
                     "408": refusal("The body took too long."),
                     "413": refusal("The body is too large."),
                     "429": refusal("Too many messages are on their way."),
+                    "507": refusal("The disk is full; nothing was kept."),
                 },
             }
         },
