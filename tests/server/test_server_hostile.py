@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from server_harness import STRUCTURED, Consumer, event, ids
+from test_intake import ODD
 
 TOKEN = "a-token-of-sixteen"
 POST = f"POST /channels/h HTTP/1.1\r\nHost: x\r\nContent-Type: {STRUCTURED}\r\n"
@@ -349,3 +350,34 @@ def test_trailers_are_no_attributes(server):
 
     found = asyncio.run(scenario())
     assert found == {"source": "s", "id": "1", "datacontenttype": "application/json", "data": {}}
+
+
+def test_odd_events_stand_in_nobodys_way(server):
+    """JSON that UTF-8 or a double cannot hold: heard live and from history alike, by every filter."""
+    headers = {"Content-Type": "application/json"}
+    registered = json.dumps({"filter": {"exists": "a"}})
+    id_ = server.request("POST", "/filters/odd/c", registered, headers).json["id"]
+    paths = [f"/filters/{id_}/events", "/channels/odd%2Fc?/a=!never", "/channels/odd%2Fc"]
+
+    async def scenario():
+        streams = [await Consumer.open(server.port, path) for path in paths]
+        for stream in streams:
+            await stream.connected()
+        for body in [*ODD, b'{"source":"s","id":"end","data":{"a":1}}']:
+            kind = "application/cloudevents-batch+json" if body[:1] == b"[" else STRUCTURED
+            said = server.request("POST", "/channels/odd%2Fc", body, {"Content-Type": kind})
+            assert said.status == 202, said
+        streams.append(await Consumer.open(server.port, "/channels/odd%2Fc/from/earliest"))
+        await streams[-1].connected()
+        heard = []
+        for stream in streams:
+            heard.append([(made.id, made.data) for made in await stream.frames(len(ODD) + 2)])
+            await stream.close()
+        return heard
+
+    heard = asyncio.run(scenario())
+    assert heard[0] == heard[1] == heard[2] == heard[3]
+    texts = [data for _, data in heard[0]]
+    assert texts[0] == '{"source":"s","id":"?","data":{"a":1}}'
+    assert '"?\\ud83d\\ude00"' in texts[1]
+    assert '"id":"7"' in texts[2]
