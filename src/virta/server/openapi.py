@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from virta import __version__
+from virta.server.pipelines import ORDERS
 from virta.server.settings import BY_NAME
 
 JSON = "application/json"
@@ -433,6 +434,20 @@ def _pipelines() -> dict[str, Schema]:
                 },
             }
         },
+    } | {
+        f"/pipelines/{{name}}/{order}": {
+            "post": {
+                "operationId": f"{order}Pipeline",
+                "parameters": [name],
+                "responses": COMMON
+                | {
+                    "200": answer("What came of it.", ref("Pipeline")),
+                    "404": refusal("No pipeline of this name is listed."),
+                    "409": refusal("Its file is wrong."),
+                },
+            }
+        }
+        for order in ORDERS
     }
 
 
