@@ -415,7 +415,7 @@ def _subscriptions() -> dict[str, Schema]:
 def _pipelines() -> dict[str, Schema]:
     name = parameter("name", "path", NAME, "A pipeline's name.")
     listed = {"type": "array", "items": ref("Pipeline")}
-    return {
+    shown: dict[str, Schema] = {
         "/pipelines": {
             "get": {
                 "operationId": "listPipelines",
@@ -434,7 +434,8 @@ def _pipelines() -> dict[str, Schema]:
                 },
             }
         },
-    } | {
+    }
+    ordered: dict[str, Schema] = {
         f"/pipelines/{{name}}/{order}": {
             "post": {
                 "operationId": f"{order}Pipeline",
@@ -449,6 +450,7 @@ def _pipelines() -> dict[str, Schema]:
         }
         for order in ORDERS
     }
+    return shown | ordered
 
 
 def _operating() -> dict[str, Schema]:
