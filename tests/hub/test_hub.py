@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -185,6 +186,56 @@ def test_failed_writes_are_answered_and_forgotten(tmp_path):
 
     assert first.code == "log_write_failed"
     assert (second, duplicates, outstanding) == (None, 0, 0)
+
+
+def test_a_repeat_of_an_event_that_was_not_written(tmp_path, monkeypatch):
+    """Who repeats an event while its first is being refused has it written, or is refused as well."""
+    monkeypatch.setattr(keeper, "LOOP_APPEND_S_MAX", -1.0)  # appends wait in the thread
+
+    async def scenario(house):
+        ear = house.attach("c")
+        real, asked, go = house.log.append_many, threading.Event(), threading.Event()
+
+        def refuse(*arguments, **named):
+            house.log.append_many = real
+            asked.set()
+            assert go.wait(10)
+            raise LogWriteError("disk full")
+
+        house.log.append_many = refuse
+        first = asyncio.create_task(house.publish("c", "1"))
+        assert await asyncio.to_thread(asked.wait, 10)
+        later = [asyncio.create_task(house.publish("c", "1")) for _ in range(2)]
+        later.append(asyncio.create_task(house.publish("c", "2", "1", "1")))
+        await asyncio.sleep(0)
+        go.set()
+        answers = await asyncio.gather(first, *later)
+        stored = [json.loads(r.value)["id"] for r in house.log.read()]
+        return answers, stored, await ear.ids(2), house.publisher.duplicates
+
+    (first, *later), stored, heard, duplicates = run(scenario, tmp_path, durability="group")
+
+    assert first.code == "log_write_failed"
+    assert later == [None, None, None]
+    assert sorted(stored) == sorted(heard) == ["1", "2"]
+    assert duplicates == 3
+
+
+def test_a_request_that_is_too_large_fails_alone(tmp_path):
+    """What is more than one batch of the log does not take its neighbours with it."""
+
+    async def scenario(house):
+        channel = "c" * 1024
+        many = [str(n) for n in range(70_000)]
+        return await asyncio.gather(
+            house.publish("c", "before"),
+            house.publish(channel, *many),
+            house.publish("c", "behind"),
+        )
+
+    before, large, behind = run(scenario, tmp_path)
+
+    assert (before, large.code, behind) == (None, "log_batch_too_large", None)
 
 
 def test_full_counts_what_is_not_answered(tmp_path):

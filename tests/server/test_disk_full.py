@@ -50,7 +50,7 @@ def test_a_full_disk(start, small_disk):
         ready = server.request("GET", "/readyz")
         found = asyncio.run(history(server.port, len(accepted) + 1))
 
-    assert answer.status == 500
+    assert (answer.status, answer.code) == (507, "insufficient-storage")
     assert "No space left" in answer.json["message"]
     assert (full.status, b"free some space" in full.body) == (503, True)
     assert (alive.status, ready.status) == (200, 200)

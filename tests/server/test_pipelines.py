@@ -104,6 +104,39 @@ def test_quick_failures_are_given_up_with_the_last_words(supervise, tmp_path):
     assert "a line before" in (tmp_path / "logs" / "copy.log").read_text()
 
 
+def test_orders(supervise, tmp_path):
+    """What has failed begins anew when told, what runs can be stopped; the server's end is final."""
+    one = supervise("fail")
+    wait_for(lambda: state(one) == "failed", "giving up")
+    one.start_again()
+    wait_for(lambda: len(starts(tmp_path)) == 6 and state(one) == "failed", "giving up again")
+    one.end()
+    assert state(one) == "stopped"
+
+    another = supervise("wait")
+    first = wait_for(lambda: starts(tmp_path)[6:], "a start")
+    another.start_again()  # it runs: nothing changes
+    another.end()
+    assert state(another) == "stopped"
+    assert not alive(first[0])
+    another.start_again()
+    second = wait_for(lambda: starts(tmp_path)[7:], "another start")
+    another.stop_soon()
+    another.start_again()
+    wait_for(lambda: state(another) == "stopped", "the end")
+    assert not alive(second[0])
+    assert len(starts(tmp_path)) == 8
+
+
+def test_orders_for_what_is_not_there(server):
+    """A name that is not listed is not found; a page of another site is not asked for its wishes."""
+    assert server.request("POST", "/pipelines/copy/restart").status == 404
+    assert server.request("POST", "/pipelines/copy/dance").status == 404
+    assert server.request("GET", "/pipelines/copy/stop").status == 405
+    foreign = {"Origin": "https://elsewhere.example"}
+    assert server.request("POST", "/pipelines/copy/stop", headers=foreign).status == 403
+
+
 def test_a_wrong_file_is_not_tried_again(supervise, tmp_path):
     """Exit code 2 says that the next start would end the same way."""
     one = supervise("usage")

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
+import signal
 import socket
+import threading
 
 import pytest
 from server_harness import BATCH, STRUCTURED, Consumer, event, ids
+
+import virta
 
 BODIES = [
     (STRUCTURED, json.dumps(event("fine")).encode(), b"202", b"accepted"),
@@ -188,3 +193,88 @@ def test_tokens_are_asked_on_the_quick_way(start, tmp_path):
             with Talk(server) as talk:
                 talk.send(request("t", body, more=more))
                 assert talk.answer()[0].split()[1] == b"401"
+
+
+def until_refused(server):
+    """Ask until nobody listens any more."""
+    with contextlib.suppress(OSError):
+        while server.request("GET", "/livez").status == 200:
+            continue
+
+
+def test_a_draining_server_answers_what_it_has_read(start):
+    """After SIGTERM a publication that had begun is taken or refused; the connection ends behind it."""
+    with start("--durability", "none", "--drain-timeout-ms", 60_000) as server:
+        fine = request("drain", json.dumps(event("fine")).encode())
+        bad = request("drain", b'{"source":"//s","id":"x"')
+        with Talk(server) as first, Talk(server) as second:
+            for talk, whole, status in ((first, fine, b"202"), (second, bad, b"400")):
+                talk.send(whole)
+                assert talk.answer()[0].split()[1] == status
+                talk.send(whole[:-5])
+            assert server.request("GET", "/livez").status == 200
+            server.process.send_signal(signal.SIGTERM)
+            until_refused(server)
+            for talk, whole, status in ((first, fine, b"202"), (second, bad, b"400")):
+                talk.send(whole[-5:])
+                head, _ = talk.answer()
+                assert head.split()[1] == status
+                assert b"Connection: close\r\n" in head
+                assert talk.read.read() == b""
+        assert server.stop() == 0
+
+
+def test_sigterm_under_load_loses_no_answer(start):
+    """Everything that was answered is in the log; what was not is cut between two answers."""
+    with start("--durability", "group") as server:
+        accepted = [[] for _ in range(8)]
+
+        def publish(which):
+            with Talk(server) as talk, contextlib.suppress(OSError, AssertionError):
+                for number in range(100_000):
+                    id_ = f"{which}-{number:06d}"
+                    talk.send(request("load", json.dumps(event(id_)).encode()))
+                    assert talk.answer()[0].split()[1] == b"202"
+                    accepted[which].append(id_)
+
+        threads = [threading.Thread(target=publish, args=(n,)) for n in range(len(accepted))]
+        for thread in threads:
+            thread.start()
+        while min(map(len, accepted)) < 20:
+            server.request("GET", "/livez")
+        assert server.stop() == 0
+        for thread in threads:
+            thread.join()
+        with virta.open(server.data_dir / "log") as log:
+            stored = [json.loads(r.value)["id"] for r in log.read(topics="load")]
+    assert len(stored) == len(set(stored))
+    for which, ids_ in enumerate(accepted):
+        kept = [id_ for id_ in stored if id_.startswith(f"{which}-")]
+        assert kept[: len(ids_)] == ids_
+        assert len(kept) - len(ids_) <= 1
+
+
+def test_too_many_at_once_are_told_when_to_come_back(start):
+    """On the quick way, too: 429 with Retry-After, and nothing of it is kept."""
+    flags = ("--max-outstanding-events-per-router-thread", 10, "--router-threads", 1)
+    with start(*flags, "--durability", "none") as server:
+        batch = request("many", json.dumps([event(f"{n:03d}") for n in range(200)]).encode(), BATCH)
+        one = [request("many", json.dumps(event(f"x{n}")).encode()) for n in range(3)]
+        with contextlib.ExitStack() as stack:
+            talks = [stack.enter_context(Talk(server)) for _ in range(3)]
+            for talk, whole in zip(talks, one, strict=True):
+                talk.send(whole)
+                talk.answer()
+            talks[0].send(batch)
+            assert talks[0].answer()[0].split()[1] == b"202"
+            # Stopped, the server finds all of them in one turn when it goes on.
+            server.process.send_signal(signal.SIGSTOP)
+            talks[0].send(batch.replace(b'"0', b'"1'))
+            for talk in talks[1:]:
+                talk.send(one[0])
+            server.process.send_signal(signal.SIGCONT)
+            heads = [talk.answer()[0] for talk in talks]
+    statuses = sorted(head.split()[1] for head in heads)
+    assert set(statuses) <= {b"202", b"429"}
+    for head in heads:
+        assert (b"Retry-After: " in head) == (head.split()[1] == b"429")

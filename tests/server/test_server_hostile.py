@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from server_harness import STRUCTURED, Consumer, event, ids
+from test_intake import ODD
 
 TOKEN = "a-token-of-sixteen"
 POST = f"POST /channels/h HTTP/1.1\r\nHost: x\r\nContent-Type: {STRUCTURED}\r\n"
@@ -283,3 +284,100 @@ def test_a_token_is_no_part_of_the_query(start, tmp_path):
         assert asyncio.run(scenario(server)) == [["yes"]] * len(queries)
         assert server.request("GET", "/metrics?access%5Ftoken=" + TOKEN).status == 401
         assert server.request("GET", "/metrics", headers={"Cookie": TOKEN}).status == 401
+
+
+LENGTH = b"Content-Length: %d\r\n" % len(BODY)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "status", "code"),
+    [
+        (LENGTH, LENGTH + LENGTH, 400, b"invalid-content-length"),
+        (LENGTH, LENGTH + b"Content-Length: 5\r\n", 400, b"invalid-content-length"),
+        (LENGTH, b"Content-Length: +23\r\n", 400, b"invalid-content-length"),
+        (LENGTH, b"Content-Length: 23, 23\r\n", 400, b"invalid-content-length"),
+        (LENGTH, b"Content-Length:\r\n 23\r\n", 400, b"invalid-request"),
+        (LENGTH, b"Content-Length : 23\r\n", 400, b"invalid-request"),
+        (LENGTH, b"Content-Length:  %b23 \r\n" % (b"0" * 5000), 202, b"accepted"),
+        (LENGTH, LENGTH + b"Transfer-Encoding: chunked\r\n", 400, b"invalid-content-length"),
+        (LENGTH, b"Transfer-Encoding: xchunked\r\n", 400, b"invalid-request"),
+        (LENGTH, LENGTH + b"X: folded\r\n line\r\n", 400, b"invalid-request"),
+        (b"\r\n", b"\n", 400, b"invalid-request"),
+        (b"Host: x\r\n", b"", 400, b"invalid-host"),
+        (b"Host: x\r\n", b"Host: x\r\nHost: y\r\n", 400, b"invalid-host"),
+        (b"Host: x\r\n", b"Host: x y\r\n", 400, b"invalid-host"),
+        (b"Host: x\r\n", b"Host:\r\n", 202, b"accepted"),
+        (b"HTTP/1.1\r\nHost: x\r\n", b"HTTP/1.0\r\n", 202, b"accepted"),
+        (b"HTTP/1.1", b"HTTP/2.0", 505, b"invalid-version"),
+    ],
+)
+def test_requests_that_could_be_read_in_two_ways(server, old, new, status, code):
+    """Refused, and nothing behind them is read, also when the same bytes come again."""
+    request = WHOLE.replace(old, new)
+    for _ in range(2):
+        answer = talk(
+            server, request + b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        )
+        assert answer.startswith(b"HTTP/1.1 %d " % status)
+        assert b'{"code":"%b"' % code in answer
+        if status != 202:
+            assert answer.count(b"Content-Length: ") == 1
+            assert b"Connection: close\r\n" in answer
+
+
+@pytest.mark.parametrize("line", [b"HTTP/1.1\r\nConnection: Upgrade, close\r\n", b"HTTP/1.0\r\n"])
+def test_an_upgrade_that_is_ignored_still_closes(server, line):
+    """What the head says about the connection holds without the upgrade, too."""
+    request = WHOLE.replace(b"HTTP/1.1\r\n", line + b"Upgrade: h2c\r\n", 1)
+    answer = talk(server, request)
+    assert answer.startswith(b"HTTP/1.1 202 ")
+    assert b"Connection: close\r\n" in answer
+
+
+def test_trailers_are_no_attributes(server):
+    """Nobody checked them: an event is what its head and its body say."""
+    head = CHUNKED.replace(STRUCTURED.encode(), b"application/json\r\nce-source: s\r\nce-id: 1")
+    head = head.replace(b"/channels/h", b"/channels/trailers")
+    body = b"2\r\n{}\r\n0\r\nce-id: 2\r\nce-subject: x\r\n\r\n"
+    assert talk(server, head + body, until=b"}").startswith(b"HTTP/1.1 202 ")
+
+    async def scenario():
+        consumer = await Consumer.open(server.port, "/channels/trailers/from/earliest")
+        await consumer.connected()
+        heard = await consumer.frame()
+        await consumer.close()
+        return heard.json
+
+    found = asyncio.run(scenario())
+    assert found == {"source": "s", "id": "1", "datacontenttype": "application/json", "data": {}}
+
+
+def test_odd_events_stand_in_nobodys_way(server):
+    """JSON that UTF-8 or a double cannot hold: heard live and from history alike, by every filter."""
+    headers = {"Content-Type": "application/json"}
+    registered = json.dumps({"filter": {"exists": "a"}})
+    id_ = server.request("POST", "/filters/odd/c", registered, headers).json["id"]
+    paths = [f"/filters/{id_}/events", "/channels/odd%2Fc?/a=!never", "/channels/odd%2Fc"]
+
+    async def scenario():
+        streams = [await Consumer.open(server.port, path) for path in paths]
+        for stream in streams:
+            await stream.connected()
+        for body in [*ODD, b'{"source":"s","id":"end","data":{"a":1}}']:
+            kind = "application/cloudevents-batch+json" if body[:1] == b"[" else STRUCTURED
+            said = server.request("POST", "/channels/odd%2Fc", body, {"Content-Type": kind})
+            assert said.status == 202, said
+        streams.append(await Consumer.open(server.port, "/channels/odd%2Fc/from/earliest"))
+        await streams[-1].connected()
+        heard = []
+        for stream in streams:
+            heard.append([(made.id, made.data) for made in await stream.frames(len(ODD) + 2)])
+            await stream.close()
+        return heard
+
+    heard = asyncio.run(scenario())
+    assert heard[0] == heard[1] == heard[2] == heard[3]
+    texts = [data for _, data in heard[0]]
+    assert texts[0] == '{"source":"s","id":"?","data":{"a":1}}'
+    assert '"?\\ud83d\\ude00"' in texts[1]
+    assert '"id":"7"' in texts[2]

@@ -46,8 +46,8 @@ class EventHead(msgspec.Struct):
 
 class _EventData(msgspec.Struct):
     data: msgspec.Raw = msgspec.Raw(b"")
-    subject: Any = None
-    id: Any = None
+    # Decoded only when it is a text: a number of any size may stand here.
+    subject: msgspec.Raw = msgspec.Raw(b"")
 
 
 _decode_head = msgspec.json.Decoder(EventHead).decode
@@ -87,8 +87,8 @@ class Delivery(msgspec.Struct, gc=False):
         """
         held = _decode_data(self.value)
         raw = bytes(held.data).strip()
-        name = held.subject if isinstance(held.subject, str) else self.id
-        identity = msgspec.json.encode(name)
+        subject = bytes(held.subject).strip()
+        identity = subject if subject.startswith(b'"') else msgspec.json.encode(self.id)
         if not raw.startswith(b"{"):
             return b'{"_id":%b}' % identity
         inner = raw[1:-1].strip()

@@ -3,9 +3,9 @@ The publisher: takes events from many requests, writes them together, then deliv
 
 Everything that arrives while a write is under way becomes the next write, so one sync serves all
 requests of a tick. An event is answered only after the log met its durability, and delivered at the
-same moment; repeats of an event are answered like the first and delivered to nobody. The number and
-the bytes of events that are accepted but not yet written are bounded: past that, publishing is
-refused (`full`), never queued.
+same moment; repeats of an event are answered like the first and delivered to nobody, unless the first
+did not get into the log: then a later repeat takes its place. The number and the bytes of events that
+are accepted but not yet written are bounded: past that, publishing is refused (`full`), never queued.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
 # Whatever the count limit says, events that wait to be written hold no more memory than this.
 OUTSTANDING_BYTES_MAX = 256 * 1024 * 1024
-# One append holds no more than this; the rest goes into the next one.
-APPEND_RECORDS_MAX = 65536
+# One append holds no more than this (or a single request); the rest goes into the next one. Even with
+# the longest channels and keys that is a batch the log takes, so no request fails for its neighbours.
+APPEND_RECORDS_MAX = 16_000
 APPEND_BYTES_MAX = 32 * 1024 * 1024
 
 DUPLICATE = ""  # no key is empty
@@ -47,17 +48,19 @@ DEAD_LETTERS_TOPIC = DEAD_LETTERS.encode()
 class _Gathering:
     """What will be written together, and whom to tell."""
 
-    __slots__ = ("answers", "bytes", "drafts", "marks")
+    __slots__ = ("answers", "bytes", "drafts", "marks", "repeats")
 
     def __init__(self) -> None:
         self.drafts: list[Delivery] = []
         self.marks: list[str | None] = []  # the drafts' idempotency keys; messages have none
+        self.repeats: list[Delivery] = []  # of events that are not in the log yet
         self.answers: list[tuple[Answer, int]] = []
         self.bytes = 0
 
-    @property
-    def full(self) -> bool:
-        return self.bytes >= APPEND_BYTES_MAX or len(self.drafts) >= APPEND_RECORDS_MAX
+    def has_room(self, number: int, size: int) -> bool:
+        """Tell whether so many events of so many bytes may come along."""
+        records = len(self.drafts) + len(self.repeats) + number
+        return records <= APPEND_RECORDS_MAX and self.bytes + size <= APPEND_BYTES_MAX
 
 
 class Publisher:
@@ -126,10 +129,14 @@ class Publisher:
         self._idempotency.expire(self._clock())
         number = len(drafts)
         size = len(drafts[0].value) if number == 1 else sum([len(d.value) for d in drafts])
-        gathering = self._gathering(size)
+        gathering = self._gathering(number, size)
         marks = self._claim(drafts)
         if DUPLICATE in marks:
-            kept = [(d, m) for d, m in zip(drafts, marks, strict=True) if m is not DUPLICATE]
+            paired = list(zip(drafts, marks, strict=True))
+            gathering.repeats += [
+                d for d, m in paired if m is DUPLICATE and not self._is_written(d)
+            ]
+            kept = [(d, m) for d, m in paired if m is not DUPLICATE]
             drafts, marks = [d for d, _ in kept], [m for _, m in kept]
             self.duplicates += number - len(drafts)
         gathering.drafts += drafts
@@ -181,16 +188,21 @@ class Publisher:
         self._hub.advance(records[-1].offset + 1)
         self._hub.deliver(deliveries)
 
-    def _gathering(self, size: int) -> _Gathering:
-        """Where events of so many bytes go: the next write, unless they would make it too large."""
+    def _is_written(self, draft: Delivery) -> bool:
+        return self._idempotency.offset(key_of(draft.channel, draft.source, draft.id)) is not None
+
+    def _gathering(self, number: int, size: int) -> _Gathering:
+        """Where events go: the next write, unless they would make it too large."""
         waiting = self._waiting
-        if not waiting or waiting[-1].full or waiting[-1].bytes + size > APPEND_BYTES_MAX:
+        if not waiting or not waiting[-1].has_room(number, size):
             waiting.append(_Gathering())
         return waiting[-1]
 
     def _write(self) -> None:
         gathering = self._writing = self._waiting.popleft()
         self.commits += 1
+        if gathering.repeats:
+            self._take_places(gathering)
         if not gathering.drafts:
             # Repeats only: what they repeat is written already, since writes are in order.
             self._loop.call_soon(self._finish, gathering, None)
@@ -198,16 +210,27 @@ class Publisher:
         records = [(d.channel, d.key, d.value) for d in gathering.drafts]
         self._keeper.commit(Commit(records, self._written))
 
+    def _take_places(self, gathering: _Gathering) -> None:
+        """Write repeats whose first did not get into the log: they will be told that they are there."""
+        for draft in gathering.repeats:
+            mark = key_of(draft.channel, draft.source, draft.id)
+            if self._idempotency.claim(mark):
+                gathering.drafts.append(draft)
+                gathering.marks.append(mark)
+                self.duplicates -= 1
+
     def _written(self, commit: Commit) -> None:
         gathering = self._writing
         assert gathering is not None
         if commit.foreign:
             self.arrived(commit.foreign)
-        if commit.error is not None:
-            self._idempotency.release([mark for mark in gathering.marks if mark is not None])
-        else:
-            self._deliver(gathering, commit.appended.offset, commit.appended.timestamp)
-        self._finish(gathering, commit.error)
+        try:
+            if commit.error is not None:
+                self._idempotency.release([mark for mark in gathering.marks if mark is not None])
+            else:
+                self._deliver(gathering, commit.appended.offset, commit.appended.timestamp)
+        finally:  # what goes wrong in a delivery must not keep others from publishing
+            self._finish(gathering, commit.error)
 
     def _deliver(self, gathering: _Gathering, first: int, timestamp: int) -> None:
         drafts = gathering.drafts

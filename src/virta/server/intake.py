@@ -10,6 +10,7 @@ demanded here.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, NoReturn
 
 import msgspec
@@ -62,6 +63,11 @@ _decode_raws = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_messages = msgspec.json.Decoder(list[_Message]).decode
 _encode = msgspec.json.Encoder().encode
+# A pair of surrogates, a lone one (the group), any other escape.
+_ESCAPES = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
+)
 
 
 def check_channel(channel: str) -> None:
@@ -172,27 +178,30 @@ def _draft(channel: str, head: _Head, raw: bytes, place: dict[str, Any]) -> Deli
 
 
 def _second_reading(raw: bytes, error: Exception, place: dict[str, Any]) -> tuple[_Head, bytes]:
-    """
-    Read what the fast decoder refuses and JSON allows: lone surrogates, numbers beyond a double.
-
-    Such an event is written out anew, with every escape that a UTF-8 text cannot hold kept.
-    """
+    """Read what the fast decoder refuses and JSON allows: lone surrogates, numbers beyond a double."""
+    raw = _mended(raw.strip())
     members = _read_slowly(raw, error, place)
     if not isinstance(members, dict):
         raise _not_json("a JSON object is expected", **place) from None
-    head = _Head(members.get("source"), members.get("id"), members.get("partitionkey"))
-    for name, value in (("source", head.source), ("id", head.id)):
-        if isinstance(value, str) and not value.isascii():
-            cleaned = value.encode("utf-8", "replace").decode()
-            setattr(head, name, cleaned)
-    return head, raw.strip()
+    return _Head(members.get("source"), members.get("id"), members.get("partitionkey")), raw
+
+
+def _mended(raw: bytes) -> bytes:
+    """
+    JSON in which a lone half of a UTF-16 pair is a question mark, as in Java's UTF-8.
+
+    No UTF-8 can say such a half, and whoever reads the event later (matching, the log's tail after a
+    restart, most clients) could not read any of it.
+    """
+    return _ESCAPES.sub(lambda found: b"?" if found[1] else found[0], raw)
 
 
 def _read_slowly(raw: bytes, error: Exception, place: dict[str, Any]) -> Any:
     if isinstance(error, RecursionError):
         raise _not_json("the body is nested too deeply", **place) from None
     try:
-        return json.loads(raw, parse_constant=_no_constant)
+        # A text: of bytes this reader would take other encodings, too.
+        return json.loads(raw.decode(), parse_constant=_no_constant)
     except RecursionError:
         raise _not_json("the body is nested too deeply", **place) from None
     except ValueError:
@@ -227,7 +236,7 @@ def _batch(channel: str, body: bytes) -> list[Delivery]:
     except msgspec.ValidationError:
         raise _not_json("a JSON array is expected") from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raws = _batch_slowly(body, error)
+        raws = _batch_again(body, error)
     if len(raws) > BATCH_EVENTS_MAX:
         raise RequestError(
             413,
@@ -239,11 +248,14 @@ def _batch(channel: str, body: bytes) -> list[Delivery]:
     return [_structured(channel, bytes(raw), at) for at, raw in enumerate(raws)]
 
 
-def _batch_slowly(body: bytes, error: Exception) -> list[msgspec.Raw]:
-    elements = _read_slowly(body, error, {})
-    if not isinstance(elements, list):
-        raise _not_json("a JSON array is expected")
-    return [msgspec.Raw(json.dumps(e, separators=(",", ":")).encode()) for e in elements]
+def _batch_again(body: bytes, error: Exception) -> list[msgspec.Raw]:
+    _read_slowly(body, error, {})
+    try:
+        return _decode_raws(_mended(body))
+    except msgspec.ValidationError:
+        raise _not_json("a JSON array is expected") from None
+    except (msgspec.DecodeError, RecursionError) as again:
+        raise _not_json(str(again)) from None
 
 
 def _binary(channel: str, headers: Headers, content_type: bytes, body: bytes) -> Delivery:
@@ -251,6 +263,7 @@ def _binary(channel: str, headers: Headers, content_type: bytes, body: bytes) ->
         msgspec.json.decode(body, type=msgspec.Raw)
     except (msgspec.DecodeError, RecursionError) as error:
         _read_slowly(body, error, {})
+        body = _mended(body)
     members: dict[str, object] = {}
     source = id_ = None
     for name, value in headers:

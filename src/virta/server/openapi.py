@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from virta import __version__
+from virta.server.pipelines import ORDERS
 from virta.server.settings import BY_NAME
 
 JSON = "application/json"
@@ -213,6 +214,7 @@ def _publish(operation: str) -> Schema:
             "408": refusal("The body took too long."),
             "413": refusal("The body, the batch, or an event's identity is too large."),
             "429": refusal("Too many events are on their way; see `Retry-After`."),
+            "507": refusal("The disk is full; nothing was kept."),
         },
     }
 
@@ -250,6 +252,7 @@ def _channels() -> dict[str, Schema]:
                     "408": refusal("The body took too long."),
                     "413": refusal("The body is too large."),
                     "429": refusal("Too many messages are on their way."),
+                    "507": refusal("The disk is full; nothing was kept."),
                 },
             }
         },
@@ -412,7 +415,7 @@ def _subscriptions() -> dict[str, Schema]:
 def _pipelines() -> dict[str, Schema]:
     name = parameter("name", "path", NAME, "A pipeline's name.")
     listed = {"type": "array", "items": ref("Pipeline")}
-    return {
+    shown: dict[str, Schema] = {
         "/pipelines": {
             "get": {
                 "operationId": "listPipelines",
@@ -432,6 +435,22 @@ def _pipelines() -> dict[str, Schema]:
             }
         },
     }
+    ordered: dict[str, Schema] = {
+        f"/pipelines/{{name}}/{order}": {
+            "post": {
+                "operationId": f"{order}Pipeline",
+                "parameters": [name],
+                "responses": COMMON
+                | {
+                    "200": answer("What came of it.", ref("Pipeline")),
+                    "404": refusal("No pipeline of this name is listed."),
+                    "409": refusal("Its file is wrong."),
+                },
+            }
+        }
+        for order in ORDERS
+    }
+    return shown | ordered
 
 
 def _operating() -> dict[str, Schema]:

@@ -2,7 +2,7 @@
 Pipelines that run beside the server: each a child process, started again when it fails.
 
 Invariants: a pipeline has one process at a time; one that fails `failures_max` times within the window is
-left alone, visibly, with its last words; no process outlives the server. On a stop they get SIGTERM, and
+left alone, visibly, with its last words, until it is ordered to start; no process outlives the server. On a stop they get SIGTERM, and
 after the deadline SIGKILL with everything they started. When the server itself is killed, their standard
 input ends, and `virta pipeline run --until-eof` ends with it.
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from virta.spark.pipeline import Pipeline
 
 PIPELINES_MAX = 64
+ORDERS = ("start", "stop", "restart")
 BACKOFF_MS_MAX = 60_000
 LOG_BYTES_MAX = 1024 * 1024  # of one file; the one before it is kept as .1
 CHUNK_BYTES = 64 * 1024
@@ -67,14 +68,41 @@ class Supervised:
         self._failures: deque[float] = deque(maxlen=limits.failures_max)
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()  # between starting a process and being told to stop
+        self._orders = threading.Lock()  # one after the other: start, stop
+        self._closed = False  # the server ends: nothing is started any more
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name=f"pipeline-{pipeline.name}")
+        self._thread = self._make_thread()
         self._state = "starting"
         self._restarts = 0
         self._last_error: str | None = None
 
     def start(self) -> None:
         self._thread.start()
+
+    def start_again(self) -> None:
+        """Begin anew, failures forgotten, unless it is being kept going."""
+        with self._orders:
+            if self._thread.is_alive() and not self._stopping.is_set():
+                return
+            self._thread.join()
+            with self._lock:
+                if self._closed:
+                    return
+                self._failures.clear()
+                self._stopping.clear()
+                self._state = "starting"
+                self._thread = self._make_thread()
+                self._thread.start()
+
+    def end(self) -> None:
+        """Stop it and wait for that; it is not started again until somebody says so."""
+        with self._orders:
+            self.stop_soon(for_good=False)
+            self.stop(time.monotonic() + self._limits.stop_ms / 1000)
+            self._say("stopped")
+
+    def _make_thread(self) -> threading.Thread:
+        return threading.Thread(target=self._keep, name=f"pipeline-{self.pipeline.name}")
 
     def facts(self) -> dict[str, Any]:
         """What the supervisor knows; the run's own status has the rest."""
@@ -91,9 +119,10 @@ class Supervised:
     def overview(self) -> dict[str, Any]:
         return read_status(self.pipeline, self.facts())
 
-    def stop_soon(self) -> None:
+    def stop_soon(self, *, for_good: bool = True) -> None:
         """Tell it to stop; `stop` waits for that."""
         with self._lock:
+            self._closed |= for_good
             self._stopping.set()
             if self._process is not None and self._process.returncode is None:
                 self._say("stopping")
@@ -292,6 +321,17 @@ class Pipelines:
         if name in self.supervised:
             return self.supervised[name].overview()
         return self.invalid[name].overview() if name in self.invalid else None
+
+    def order(self, name: str, order: str) -> dict[str, Any] | None:
+        """Carry out one of ORDERS and show what came of it; None when there is no such pipeline."""
+        one = self.supervised.get(name)
+        if one is None:
+            return None
+        if order != "start":
+            one.end()
+        if order != "stop":
+            one.start_again()
+        return one.overview()
 
     def __len__(self) -> int:
         return len(self.supervised) + len(self.invalid)

@@ -1,4 +1,4 @@
-"""`/pipelines`: what the listed pipelines do; the objects of `virta pipeline status --json`."""
+"""`/pipelines`: what the listed pipelines do (the objects of `virta pipeline status --json`), and orders to them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from virta.errors import RequestError
+from virta.server.pipelines import ORDERS
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -27,6 +28,7 @@ class PipelinesApi:
         return [
             Route("/pipelines", self.list, methods=["GET"]),
             Route("/pipelines/{name}", self.show, methods=["GET"]),
+            *[Route(f"/pipelines/{{name}}/{o}", self.order, methods=["POST"]) for o in ORDERS],
         ]
 
     async def list(self, request: Request) -> Response:  # noqa: ARG002
@@ -35,6 +37,20 @@ class PipelinesApi:
     async def show(self, request: Request) -> Response:
         name = request.path_params["name"]
         found = await asyncio.to_thread(self._service.pipelines.overview, name)
+        if found is None:
+            raise RequestError(404, "not-found", "no pipeline of this name is listed")
+        return self._json(found)
+
+    async def order(self, request: Request) -> Response:
+        service, name = self._service, request.path_params["name"]
+        # Browsers send such a request for any page without asking first: as with sockets, own pages only.
+        service.door.origins.check(request.scope["headers"], socket=True)
+        if name in service.pipelines.invalid:
+            raise RequestError(
+                409, "pipeline-invalid", "its file is wrong; see GET /pipelines/NAME"
+            )
+        order = request.scope["path"].rpartition("/")[2]
+        found = await asyncio.to_thread(service.pipelines.order, name, order)
         if found is None:
             raise RequestError(404, "not-found", "no pipeline of this name is listed")
         return self._json(found)

@@ -41,6 +41,8 @@ PUBLISH = b"/publish"
 FILTERS = b"/filters/"
 # Ids of registered filters are 64 hexadecimal digits; an index of such a name is not likely.
 ABSOLUTE = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
+# What a Host can be: a name or address and a port, or nothing.
+HOST = re.compile(rb"[^\x00- /?#@\\\x7f]*")
 FILTER_STREAM = re.compile(rb"/filters/[0-9a-f]{64}(?:,[0-9a-f]{64})*/events(?:$|\?)")
 SUBSCRIBE = b"/subscribe"
 # Subtub's head limit, which bounds how many streams one socket can name.
@@ -54,6 +56,7 @@ MORE_HEADERS = {
 REQUEST_LINE_REST_BYTES = 32
 # Requests of one connection under way at once; a client that sends more has to wait.
 PIPELINE_MAX = 64
+VERSIONS = frozenset({"1.0", "1.1"})
 TOO_SLOW = RequestError(408, "body-timeout")
 # After the last answer the peer has this long to read it and close.
 LINGER_S = 2.0
@@ -291,7 +294,9 @@ class HotProtocol(QuickLane):
             raise ValueError("the request line is too long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
+        # Trailers are no headers: whoever checked the head has not seen them.
+        if self._in_head:
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -302,21 +307,21 @@ class HotProtocol(QuickLane):
             self._check_head_size()
         self._quiet = -self._arriving
         self._cold = None
+        self._check_host()
+        url = self.url
+        if found := ABSOLUTE.match(url):
+            # RFC 9112 §3.2.2: as proxies write it, with the server's own address.
+            url = self.url = b"/" + url[found.end() :].removeprefix(b"/")
         if self.parser.should_upgrade():
             self._method = self.parser.get_method()
             return  # the parser stops behind this head and says so
         self.service.requests += 1
-        url = self.url
         if url.startswith(CHANNELS):
             self._hot(ChannelRequest)
         elif url.startswith(PUBLISH) and (len(url) == 8 or url[8:9] == b"?"):
             self._hot(MessagesRequest)
         elif url.startswith(FILTERS) and self._is_filter_stream():
             self._hot(FilterEventsRequest)
-        elif found := ABSOLUTE.match(url):
-            # RFC 9112 §3.2.2: as proxies write it, with the server's own address.
-            self.url = b"/" + url[found.end() :].removeprefix(b"/")
-            self.on_headers_complete()
         else:
             self._hand_over()
 
@@ -326,6 +331,18 @@ class HotProtocol(QuickLane):
         if size > self.service.head_bytes_max:
             self._abort = 431
             raise ValueError("the request head is too large")
+
+    def _check_host(self) -> None:
+        """RFC 9112 §3.2: who leaves the host open may be understood in two ways."""
+        version = self.parser.get_http_version()
+        hosts = [value for name, value in self.headers if name == b"host"]
+        if version not in VERSIONS:
+            raise RequestError(505, "invalid-version", f"HTTP/{version} is not HTTP/1.1")
+        if len(hosts) != 1 and (hosts or version == "1.1"):
+            said = "no Host header" if not hosts else f"{len(hosts)} Host headers"
+            raise RequestError(400, "invalid-host", f"{said}: HTTP/1.1 asks for one")
+        if hosts and not HOST.fullmatch(hosts[0]):
+            raise RequestError(400, "invalid-host", "the Host header names no host")
 
     def _is_filter_stream(self) -> bool:
         return self.parser.get_method() == b"GET" and FILTER_STREAM.match(self.url) is not None
@@ -436,9 +453,14 @@ class HotProtocol(QuickLane):
         # RFC 9110 §7.8: a server may ignore Upgrade. This parser cannot, so it reads again
         # without it; a body may already have followed.
         kept = [(n, v) for n, v in self.headers if n not in {b"upgrade", b"connection"}]
+        if not self.parser.should_keep_alive():
+            kept.append((b"connection", b"close"))
         head = b"".join(b"%b: %b\r\n" % pair for pair in kept)
+        line = b"%b %b HTTP/%b\r\n" % (
+            self._method, self.url, self.parser.get_http_version().encode(),
+        )  # fmt: skip
         self.parser = httptools.HttpRequestParser(self)
-        self.data_received(b"%b %b HTTP/1.1\r\n%b\r\n%b" % (self._method, self.url, head, rest))
+        self.data_received(b"%b%b\r\n%b" % (line, head, rest))
 
     def _unreadable(self, error: httptools.HttpParserError) -> None:
         """Not HTTP, or beyond its limits; the parser is of no more use."""
@@ -448,8 +470,11 @@ class HotProtocol(QuickLane):
             return
         if isinstance(error, httptools.HttpParserCallbackError):
             cause = error.__context__
-            self.service.logger.error("request_failed", exc_info=cause)
             refusal = RequestError(500, "internal-failure")
+            if isinstance(cause, RequestError):
+                refusal = cause
+            else:
+                self.service.logger.error("request_failed", exc_info=cause)
         elif "Content-Length" in str(error):
             refusal = RequestError(400, "invalid-content-length")
         else:

@@ -34,8 +34,10 @@ HEADS_MAX = 4096
 HEAD_BYTES_MAX = 1024
 # Reading a smaller body takes no millisecond, which is the unit in which it is told.
 TIMED_BODY_BYTES = 16 * 1024
-# So many events are handed on together; more would make a tick long.
+# So many events and bytes are handed on together; more would make a tick long, and they share one fate
+# in the log.
 RUN_EVENTS_MAX = 8192
+RUN_BYTES_MAX = 8 * 1024 * 1024
 
 # Milliseconds in which a body was read and its JSON parsed.
 Times = tuple[int, int]
@@ -85,49 +87,64 @@ class QuickWay:
         service.requests += len(arrived)
         service.translations += len(arrived)
         room = publisher.room
+        size = 0
         drafts: list[Delivery] = []
         waiting: list[tuple[QuickLane, Times]] = []
         began = perf_counter()
         for protocol, known, data, since in arrived:
             body = data[known.start :]
             draft = read_quickly(known.channel, body) if known.mode is STRUCTURED else None
-            if draft is not None and room > 0:
+            size += known.size
+            if draft is not None and room > 0 and size <= RUN_BYTES_MAX:
                 room -= 1
                 drafts.append(draft)
                 waiting.append((protocol, _since(since, began) if since else NO_TIMES))
                 continue
             read_ms = _since(since, began)[0] if since else 0
-            try:
-                events, parse_ms = self._read(known, body, draft)
-                if room <= 0:
-                    if waiting:  # what is under way is part of what the refusal tells
-                        publisher.take(drafts, _Answers(service, waiting))
-                        drafts, waiting = [], []
-                    refusal = service.overloaded(len(events))
-                    _refuse(protocol, refusal, responses.timings(read_ms, parse_ms))
-                    continue
-            except RequestError as error:
-                _refuse(protocol, error, responses.timings(read_ms))
+            events, parse_ms = self._read(protocol, known, body, draft, read_ms)
+            if events is None:
+                continue
+            if waiting and (
+                room <= 0  # what is under way is part of what the refusal tells
+                or size > RUN_BYTES_MAX
+                or len(drafts) + len(events) > RUN_EVENTS_MAX
+            ):
+                publisher.take(drafts, _Answers(service, waiting))
+                drafts, waiting, size = [], [], known.size
+            if room <= 0:
+                refusal = service.overloaded(len(events))
+                _refuse(protocol, refusal, responses.timings(read_ms, parse_ms))
                 continue
             room -= len(events)
             drafts += events
             waiting.append((protocol, (read_ms, parse_ms)))
-            if len(drafts) > RUN_EVENTS_MAX:
-                publisher.take(drafts, _Answers(service, waiting))
-                drafts, waiting = [], []
         service.translation_seconds += perf_counter() - began
         if waiting:
             publisher.take(drafts, _Answers(service, waiting))
         publisher.write()
 
     def _read(
-        self, known: KnownHead, body: bytes, draft: Delivery | None
-    ) -> tuple[list[Delivery], int]:
-        """The events of a body that wants a closer look or is a batch, and how long that took."""
+        self,
+        protocol: QuickLane,
+        known: KnownHead,
+        body: bytes,
+        draft: Delivery | None,
+        read_ms: int,
+    ) -> tuple[list[Delivery] | None, int]:
+        """The events of a body that wants a closer look, and how long that took; None: refused."""
         if draft is not None:
             return [draft], 0
         began = perf_counter() if len(body) > TIMED_BODY_BYTES else 0.0
-        events = read_events(known.channel, [], known.content_type, known.mode, body)
+        try:
+            events = read_events(known.channel, [], known.content_type, known.mode, body)
+        except RequestError as error:
+            _refuse(protocol, error, responses.timings(read_ms))
+            return None, 0
+        except Exception:
+            # Nobody foresaw this one; the others of this tick are not to suffer from it.
+            self._service.logger.exception("request_failed")
+            _refuse(protocol, RequestError(500, "internal-failure"), b"")
+            return None, 0
         return events, int((perf_counter() - began) * 1000) if began else 0
 
 
@@ -185,15 +202,17 @@ def _answer(protocol: QuickLane, response: bytes) -> None:
 
 
 def _refuse(protocol: QuickLane, error: RequestError, more: bytes) -> None:
-    """Refuse a publication; the connection stays."""
+    """Refuse a publication; the connection stays, unless the server drains."""
     protocol.settle_quick()
     exchange, protocol.quick = protocol.quick, None
     if isinstance(exchange, Exchange):
-        protocol.refuse(exchange, error, close=False, more=more)
+        protocol.refuse(exchange, error, close=protocol.service.draining, more=more)
 
 
 def log_refusal(error: LogError) -> RequestError:
     """What a publisher hears when the log does not take its events."""
     if isinstance(error, LogLimitError):
         return RequestError(413, "body-too-large", error.message)
+    if error.code == "log_disk_full":
+        return RequestError(507, "insufficient-storage", f"nothing was kept: {error.message}")
     return RequestError(500, "internal-failure", f"the log refused the write: {error.message}")

@@ -43,6 +43,11 @@ def channel_path(path: bytes) -> ChannelPath:
     return found
 
 
+def _number(length: bytes) -> int:
+    """A length that the parser has read; any number of zeros may stand before it."""
+    return int(length.strip().lstrip(b"0") or b"0")
+
+
 class HotRequest(Exchange):
     """What the hot routes have in common: a body that is counted as it arrives."""
 
@@ -104,13 +109,22 @@ class HotRequest(Exchange):
             self.complete(body)
         except RequestError as error:
             self.refuse(error, close=False)
+        except Exception:
+            # Nobody foresaw this one; unanswered it would hold up the line.
+            self.protocol.service.logger.exception("request_failed")
+            self.refuse(RequestError(500, "internal-failure"), close=False)
 
     def refuse(self, error: RequestError, *, close: bool) -> None:
-        shut = close or not self._keep
+        shut = close or self.is_last
         more = responses.timings(self._read_ms, self._parse_ms)
         self.protocol.refuse(self, error, close=shut, more=more)
         if close:
             self.protocol.request = None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the connection ends behind this answer: the client said so, or the server drains."""
+        return not self._keep or self.protocol.service.draining
 
     def check_length(self) -> None:
         """Refuse a length that cannot be; a chunked body has none and is counted instead."""
@@ -118,7 +132,7 @@ class HotRequest(Exchange):
         length = head.get(b"content-length")
         if length is not None:
             # The parser has seen to it that it is a number.
-            size = int(length)
+            size = _number(length)
             if size == 0:
                 raise RequestError(400, "invalid-content-length")
             if size > self.protocol.service.body_bytes_max:
@@ -146,7 +160,7 @@ class HotRequest(Exchange):
             return
         protocol = self.protocol
         response = self.success()
-        close = not self._keep or protocol.service.draining
+        close = self.is_last
         if close:
             response = response.replace(responses.KEEP, responses.CLOSE, 1)
         protocol.exchanges.answer(self, response, close=close)
@@ -212,7 +226,7 @@ class ChannelRequest(HotRequest):
         if length is None or not self._keep or self.head.keys() & LONG_WAY:
             return
         self.protocol.way.learn(
-            head, self._path.channel, self._content_type, self._mode, int(length)
+            head, self._path.channel, self._content_type, self._mode, _number(length)
         )
 
     def _consume(self) -> None:
@@ -230,8 +244,8 @@ class ChannelRequest(HotRequest):
     def _answer_preflight(self) -> None:
         self.protocol.service.door.origins.check(self.protocol.headers)
         wanted = self.head.get(b"access-control-request-headers", b"")
-        response = responses.preflight(wanted, close=self.announced or not self._keep)
-        close = self.announced or not self._keep
+        close = self.announced or self.is_last
+        response = responses.preflight(wanted, close=close)
         self.protocol.exchanges.answer(self, response, close=close)
 
 
@@ -264,8 +278,9 @@ class MessagesRequest(HotRequest):
         protocol = self.protocol
         if self.method == b"OPTIONS":
             protocol.service.door.origins.check(protocol.headers)
-            response = responses.preflight(b"", close=self.announced or not self._keep)
-            protocol.exchanges.answer(self, response, close=not self._keep)
+            close = self.announced or self.is_last
+            response = responses.preflight(b"", close=close)
+            protocol.exchanges.answer(self, response, close=close)
             return
         protocol.service.door.admit(protocol.headers, protocol.url.partition(b"?")[2])
         if self.method != b"POST":
@@ -278,7 +293,7 @@ class MessagesRequest(HotRequest):
 
     def refuse(self, error: RequestError, *, close: bool) -> None:
         if error.status in {400, 404} and error.message:
-            shut = close or not self._keep
+            shut = close or self.is_last
             response = responses.plain_text(error.status, error.message, close=shut)
             if self.method == b"HEAD":
                 response = responses.without_body(response)

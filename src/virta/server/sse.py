@@ -279,6 +279,10 @@ class SseConsumer:
         except (LogError, HubError, FilterError) as error:
             self._service.logger.warning("replay_failed", code=error.code, reason=error.message)
             self.finish(error.code)
+        except Exception:
+            # Nobody foresaw this one; a consumer that is not told would wait for ever.
+            self._service.logger.exception("replay_failed")
+            self.finish("internal-failure")
 
     async def _find_start(self) -> Start:
         replayer = self._service.replayer

@@ -1,0 +1,123 @@
+"""The same requests on the quick way and on the long way: the same answers, the same log."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from server_harness import BATCH, STRUCTURED
+from test_quick import Talk
+
+import virta
+
+# What differs between any two answers: when they were given, their number, how long things took.
+ITS_OWN = re.compile(rb"(ce-time|ce-id|Thorium-[A-Za-z-]+-Time): [^\r]*")
+TEXTS = st.sampled_from(["a", "b", "ü", "\ud800", "x\ny", ""]) | st.text(max_size=6)
+VALUES = TEXTS | st.sampled_from([None, 7, -0.5, True, [], {}])
+EVENTS = st.fixed_dictionaries(
+    {"source": TEXTS, "id": TEXTS},
+    optional={"data": VALUES, "partitionkey": VALUES, "time": TEXTS},
+) | st.dictionaries(st.sampled_from(["source", "id", "data"]), VALUES)
+PRINTED = st.builds(
+    lambda value, indent, ascii_: json.dumps(value, indent=indent, ensure_ascii=ascii_)
+    .encode("utf-8", "replace"),
+    EVENTS | st.lists(EVENTS, max_size=4) | VALUES,
+    st.sampled_from([None, None, None, 1]),
+    st.booleans(),
+)  # fmt: skip
+BODIES = PRINTED | PRINTED.map(lambda body: body[:-1]) | st.binary(max_size=12)
+KINDS = st.sampled_from(
+    [STRUCTURED, STRUCTURED, BATCH, f"{STRUCTURED}; charset=utf-8", f"{BATCH};x", "text/plain"]
+)
+MORE = st.sampled_from(
+    [b"", b"", b"", b"Origin: http://x\r\n", b"Expect: 100-continue\r\n", b"Connection: close\r\n"]
+)
+REQUESTS = st.lists(
+    st.tuples(st.sampled_from([b"POST", b"PUT"]), KINDS, MORE, BODIES, st.integers(0, 400)),
+    min_size=1,
+    max_size=6,
+)
+_numbers = itertools.count(1)
+
+
+def written(channel, way, request):
+    method, kind, more, body, _ = request
+    return b"%b /channels/%b HTTP/1.1\r\nHost: x\r\nWay: %b\r\n%bContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b" % (
+        method, channel, way, more, kind.encode(), len(body), body,
+    )  # fmt: skip
+
+
+def answers(server, pieces, expected):
+    """What comes back, up to the end of the connection."""
+    with Talk(server) as talk:
+        found = []
+        try:
+            for piece in pieces:
+                talk.send(piece)
+            while len(found) < expected:
+                head = talk.read.readline()
+                while head and not head.endswith(b"\r\n\r\n"):
+                    head += talk.read.readline()
+                if not head:
+                    break
+                if head.startswith(b"HTTP/1.1 100"):
+                    continue
+                length = int(re.search(rb"Content-Length: (\d+)", head)[1])
+                found.append((ITS_OWN.sub(rb"\1", head), talk.read.read(length)))
+        except ConnectionError:
+            pass  # the server had closed before the rest was sent
+        return found
+
+
+def stored(server, channel):
+    log = virta.open(server.data_dir / "log", visibility="committed")
+    try:
+        return [(bytes(r.key), bytes(r.value)) for r in log.read(topics=channel.decode())]
+    finally:
+        log.close()
+
+
+def teach(server, channel, requests):
+    """Make the heads known with bodies that nothing comes of."""
+    for method, kind, more, body, cut in requests:
+        if body and b"close" not in more:
+            answers(
+                server, [written(channel, b"same", (method, kind, more, b"x" * len(body), cut))], 1
+            )
+
+
+@pytest.mark.parametrize("together", [False, True])
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(requests=REQUESTS)
+@example(requests=[(b"POST", STRUCTURED, b"", b'{"source":"s","id":"1"}', 9)] * 3)
+@example(requests=[(b"POST", STRUCTURED, b"", b'{"source":"s",\n"id":"\\ud800"}', 9)])
+@example(requests=[(b"POST", STRUCTURED, b"", b'{"source":"s","id":1e1,"\\ud800":[1e999]}', 9)])
+@example(requests=[(b"POST", BATCH, b"", b'[{"source":"s","id":"\\ud800","data":1e999} ]', 9)])
+@example(requests=[(b"POST", STRUCTURED, b"", '{"source":"s","id":"1"}'.encode("utf-16-le"), 9)])
+@example(
+    requests=[(b"PUT", BATCH, b"", b'[{"source":"s","id":"1"},{"source":"s","id":1}]', 150)] * 2
+)
+def test_the_ways_agree(server, together, requests):
+    """Whatever is sent, alone, in pieces or one behind the other."""
+    number = next(_numbers)
+    quick, slow = b"quick%06d" % number, b"slow!%06d" % number
+    teach(server, quick, requests)
+    found = {}
+    for channel in (quick, slow):
+        # The long way's heads are all new ones.
+        whole = [
+            written(channel, b"same" if channel is quick else b"%d.%d" % (number, at), request)
+            for at, request in enumerate(requests)
+        ]
+        if together:
+            found[channel] = answers(server, [b"".join(whole)], len(whole))
+            continue
+        found[channel] = []
+        for data, request in zip(whole, requests, strict=True):
+            found[channel] += answers(server, [data[: request[4]], data[request[4] :]], 1)
+    assert found[quick] == found[slow]
+    assert stored(server, quick) == stored(server, slow)
