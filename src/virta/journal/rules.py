@@ -40,6 +40,7 @@ class Rule(Struct, frozen=True):
     value: bool | None = None  # True: required, False: optional, None: none
 
 
+GET = int(Function.GET)
 _TWO_KEYS = (QUERY_RANGE,)
 RULES: dict[int, Rule] = {
     Function.NOP: Rule(key=False),
@@ -85,7 +86,7 @@ def check(request: Request, now: int) -> None:
         raise RefusedError("bad-flags", "a field that has no meaning here")
     if count and query == QUERY_RANGE and not rule.count:
         raise RefusedError("bad-query", "the count of two keys is 0")
-    if rule.key and not request.key and not (rule.count and query == QUERY_RANGE):
+    if rule.key and not request.key and not (request.function == GET and query == QUERY_RANGE):
         raise RefusedError("key-missing")
     if value is None:
         if rule.value:

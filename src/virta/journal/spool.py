@@ -28,6 +28,7 @@ import zlib
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
+from virta.journal.disk import sync_directory
 from virta.journal.messages import (
     COMMAND_KEY,
     KEY_BYTES_MAX,
@@ -133,9 +134,13 @@ class Spool:
                 if not _names(path, descriptor):
                     continue  # deleted between open and lock
                 self._write(descriptor, b"".join(records), path)
+                end = os.lseek(descriptor, 0, os.SEEK_CUR)
                 if sync:
                     os.fdatasync(descriptor)
-                end = os.lseek(descriptor, 0, os.SEEK_CUR)
+                    if end == sum(map(len, records)):
+                        sync_directory(
+                            self.directory
+                        )  # a file of which the first record is this one
             finally:
                 os.close(descriptor)
             self._wake()
