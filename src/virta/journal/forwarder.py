@@ -115,7 +115,9 @@ class Forwarder:
                     self.connected = True
                     await self._forward(client, stop)
             except (JournalError, TimeoutError) as error:
-                log.info("journal_forwarder_waits seconds=%.1f %s", self._delay, error)
+                # Said once for as long as it lasts: a forwarder may wait for days.
+                level = logging.WARNING if self._delay == RETRY_S_MIN else logging.INFO
+                log.log(level, "journal_forwarder_waits seconds=%.1f %s", self._delay, error)
             self.connected = False
             self.drained.clear()
             for file in self._files.values():

@@ -26,6 +26,9 @@ from virta.journal.messages import (
     Request,
 )
 
+# What a message can hold; not every request comes as one.
+TIME_US_MAX = (1 << 64) - 1
+COUNT_MAX = 65_535
 # One bad clock would otherwise freeze a key until that time comes.
 CLOCK_SKEW_US_MAX = 300 * 1_000_000
 
@@ -65,6 +68,21 @@ RULES: dict[int, Rule] = {
     Function.LINK: Rule(queries=_TWO_KEYS),
     Function.UNLINK: Rule(),
 }
+
+
+def check_numbers(request: Request) -> None:
+    """Refuse what no message can hold: for requests that did not come as one, and before they go."""
+    timeout, ttl, count = request.timeout, request.ttl, request.count
+    if (
+        (timeout is not None and not 0 <= timeout <= TIME_US_MAX)
+        or (ttl is not None and not 0 <= ttl <= TIME_US_MAX)
+        or not 0 <= request.timestamp <= TIME_US_MAX
+    ):
+        raise RefusedError("overflow", "a time before 1970 or after 2^64 microseconds")
+    if count is not None and not 0 <= count <= COUNT_MAX:
+        if request.function == Function.PUSH:
+            raise RefusedError("bad-priority", f"{count} is not from 0 to 255")
+        raise RefusedError("overflow", f"count {count} is not from 0 to {COUNT_MAX}")
 
 
 def check(request: Request, now: int) -> None:

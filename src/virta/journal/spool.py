@@ -44,6 +44,7 @@ from virta.journal.wire import encode_request
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+    from types import TracebackType
 
 HEAD_BYTES = 18
 MESSAGE_BYTES_MAX = VALUE_DATA_BYTES_MAX + 2 * KEY_BYTES_MAX + 64
@@ -162,6 +163,17 @@ class Spool:
 
     def close(self) -> None:
         self._ping.close()
+
+    def __enter__(self) -> Spool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 class SpoolFile:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from virta.journal import numbers
 from virta.journal.messages import RefusedError, Value
+from virta.journal.rules import TIME_US_MAX
 from virta.journal.shelf import OVER_BYTES_MAX, Shelf
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ LOCK_DEFAULT_US = 30 * 1_000_000
 TOMBSTONE_US = 7 * 24 * 3600 * 1_000_000
 TOMBSTONES_MAX = 1_000_000
 KEYS_PER_VALUE_MAX = 64
-TIME_US_MAX = (1 << 64) - 1  # what a reply can say
 
 
 class Store(Shelf):
