@@ -15,6 +15,7 @@ from journal_support import daemon_thread
 
 from virta.cli.journal_jobs import journal
 from virta.journal import Client
+from virta.journal.spool import REJECTED, scan
 
 VIRTA = Path(sys.executable).with_name("virta")
 
@@ -52,13 +53,19 @@ def test_values(shell):
     assert shell("add", "f", "1.5") == "1.5"
     shell("set", "flag", "false", "--type", "boolean", "--memory")
     assert shell("not", "flag") == "true"
+    assert shell("get", "flag") == "true"
+    assert shell("ls", "flag") == "flag\ttrue"
+    shell("set", "below", "-5", "--type", "integer")
+    assert shell("add", "below", "-3") == "-8"
+    assert "No such option" in shell("set", "k", "--memroy", code=2)
     shell("truncate", "color", "2")
     assert shell("rename", "color", "hue") == "ok"
     shell("link", "hue", "alias")
     assert shell("ls", "h") == "hue\tbl"
     assert [row["key"] for row in shell.json("ls", "--regex", "^[ah]")] == ["alias", "hue"]
     assert len(shell.json("ls", "--limit", "2")) == 2
-    assert "persist" not in shell("get", "hue", "--details").split()
+    assert shell("get", "hue", "--details").splitlines()[-1].split() == ["state", "persist"]
+    assert shell.json("get", "hue", "--details")[0]["bits"] == 1
     assert shell("delete", "hue") == "deleted"
     assert shell("delete", "hue") == "was not there"
     assert "already-exists" in shell("set", "n", "1", "--no-overwrite", code=1)
@@ -97,6 +104,7 @@ def test_jobs(shell):
     assert shell("cron", "tick", "--remove") == "ok"
     shell("cron", "tick", code=3)
     assert "bad-settings" in shell("cron", "bad", "* *", "http://h/", code=1)
+    assert "needs a URI" in shell("cron", "half", "* * * * *", code=2)
 
 
 def test_every_command_speaks_json(shell):
@@ -133,7 +141,7 @@ def test_every_command_speaks_json(shell):
     assert lines["cron"][0]["catch_up"] == "once"
     assert lines["configure"][0]["retry_delay"] == 1.0
     key = lines["next"][0]["jobs"][0]["key"]
-    assert shell.json("done", key)
+    assert shell.json("done", key) == [{"key": key, "done": True}]
 
 
 def test_lock(shell):
@@ -146,6 +154,10 @@ def test_lock(shell):
     )
     shell("lock", "k", "--", sys.executable, "-W", "ignore", "-c", script, str(shell.port), code=7)
     assert "not-owner" in shell("unlock", "k", code=1)
+    assert shell.json("lock", "k", "--", "sh", "-c", "exit 4", code=4) == [{"key": "k", "code": 4}]
+    assert "does-not-exist" in shell("lock", "none", "true", code=1)
+    assert "No such file" in shell("lock", "k", "no-such-command", code=1)
+    shell("set", "k", "not locked any more")
 
 
 def test_spool_and_forward(shell, tmp_path):
@@ -156,6 +168,36 @@ def test_spool_and_forward(shell, tmp_path):
     shell("delete", "other", "--spool", spool)
     assert shell("forward", spool, "--once") == "forwarded 3, rejected 0"
     assert shell("get", "late") == "v"
+    (spooled,) = shell.json("set", "virta:none", "v", "--spool", spool)
+    assert spooled == {"key": "virta:none", "timestamp": None}
+    shell("set", "later", "v", "--spool", spool)
+    assert shell("forward", spool, "--once").endswith("forwarded 1, rejected 1")
+    assert shell("get", "later") == "v"
+    (kept,) = scan((tmp_path / "spool" / REJECTED).read_bytes())
+    assert b"virta:none" in kept.message
+
+
+def test_forward_says_that_it_waits(tmp_path):
+    """Without a daemon it says so once, and keeps everything; a signal ends it with its figures."""
+    spool = tmp_path / "spool"
+    CliRunner().invoke(journal, ["push", "http://h/1", "--spool", str(spool)])
+    with start("forward", str(spool), "--port", "1", "--once") as process:
+        waits = process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        out, rest = process.communicate(timeout=20)
+
+    assert "journal_forwarder_waits" in waits
+    assert (process.returncode, out, rest) == (0, "forwarded 0, rejected 0\n", "")
+
+
+def test_work_without_work():
+    """A worker that did nothing says so with its exit code; one that cannot reach a daemon keeps trying."""
+    with start("work", "--port", "1", "--exec", "true") as worker:
+        assert "worker_waits" in worker.stderr.readline()
+        worker.send_signal(signal.SIGTERM)
+        worker.communicate(timeout=20)
+
+    assert worker.returncode == 3
 
 
 def test_out_of_reach():

@@ -50,16 +50,16 @@ def test_announced_sizes_cost_nothing(tmp_path):
 
 
 def test_patterns_and_floods_stay_bounded(tmp_path):
-    """A thousand patterns that hang others, a thousand skewed clocks and tombstones: coded errors, no growth."""
+    """Hundreds of patterns that hang others and of skewed clocks: coded errors, no growth."""
     with Daemon(tmp_path) as daemon, Client(port=daemon.port) as client:
         for number in range(200):
             client.set(f"{'a' * 60}{number}", number, persist=False)
         before = resident_bytes(daemon.process)
         bombs = [
-            commands.search(f"({'a?' * 60}){{1}}{'a' * 60}x{number}$") for number in range(1000)
+            commands.search(f"({'a?' * 60}){{1}}{'a' * 60}x{number}$") for number in range(300)
         ]
         answers = client.pipeline(bombs)
-        ahead = [commands.set_("k", 1, timestamp=1 << 62) for _ in range(1000)]
+        ahead = [commands.set_("k", 1, timestamp=1 << 62) for _ in range(300)]
         skewed = client.pipeline(ahead)
         grown = resident_bytes(daemon.process) - before
 

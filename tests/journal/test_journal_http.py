@@ -64,7 +64,7 @@ def test_keys(tmp_path):
         assert (await api("POST", "/keys/a/b/add", {"amount": 7}))[1]["result"] == 12
         assert (await api("POST", "/keys/flag/not"))[1]["result"] is True
         await api("POST", "/keys/color/truncate", {"size": 2})
-        assert await api("GET", "/keys/color", query="raw=1") == (200, b"bl")
+        assert await api("GET", "/keys/color", query="raw") == (200, b"bl")
         assert (await api("POST", "/keys/color/rename", {"to": "hue"}))[0] == 200
         assert (await api("POST", "/keys/hue/link", {"to": "alias"}))[0] == 200
         assert (await api("GET", "/keys/alias"))[1]["value"] == "bl"
@@ -171,17 +171,54 @@ def test_recurring(tmp_path):
         ("POST", "/jobs/fly", None, 404, "unknown-function"),
         ("POST", "/jobs/done", {"key": f"h:000:{0:020}:{9:016x}"}, 404, "does-not-exist"),
         ("GET", "/jobs/next", None, 405, "method-not-allowed"),
+        ("PUT", "/keys/k", {"value": 1, "expires": 1e300}, 400, "overflow"),
+        ("PUT", "/keys/k", {"value": 1, "ttl": -1}, 400, "overflow"),
+        ("POST", "/keys/k/add", {"amount": "one"}, 400, "bad-request"),
+        ("POST", "/keys/k/truncate", {"size": 1}, 404, "does-not-exist"),
+        ("POST", "/keys/k/rename", {"to": "other"}, 404, "does-not-exist"),
+        ("POST", "/keys/k/rename", {}, 400, "key-missing"),
+        ("POST", "/keys/k/link", {}, 400, "key-missing"),
+        ("DELETE", "/keys", None, 405, "method-not-allowed"),
+        ("GET", "/keys?count=x", None, 400, "bad-request"),
+        ("GET", "/keys?count=-1", None, 400, "bad-request"),
+        ("GET", "/keys?cursor=zz", None, 400, "bad-cursor"),
+        ("GET", "/keys?regex=(", None, 400, "bad-regex"),
+        ("POST", "/jobs", {"uri": "http://h/", "delay": 1e300}, 400, "overflow"),
+        ("POST", "/jobs", {"uri": "http://h/", "start": -1}, 400, "overflow"),
+        ("POST", "/jobs", {"uri": "", "domain": "d"}, 400, "key-missing"),
+        ("POST", "/jobs", {"url": "http://h/"}, 400, "bad-request"),
+        ("GET", "/jobs?state=odd", None, 400, "bad-settings"),
+        ("GET", "/jobs?offset=" + "9" * 30, None, 400, "bad-settings"),
+        ("GET", "/jobs/show", None, 400, "key-missing"),
+        ("GET", "/jobs/show?uri=none", None, 404, "does-not-exist"),
+        ("POST", "/jobs/next", {"work_for": 1e300}, 400, "overflow"),
+        ("POST", "/jobs/next", {"count": "all"}, 400, "bad-request"),
+        ("POST", "/jobs/done", None, 400, "key-missing"),
+        ("POST", "/jobs/extend", {"key": "none"}, 404, "does-not-exist"),
+        ("POST", "/jobs/give-back", {"key": "none"}, 404, "does-not-exist"),
+        ("POST", "/jobs/fail", {"key": "none"}, 404, "does-not-exist"),
+        ("POST", "/jobs/fail", {"key": "none", "delay": 1e300}, 400, "bad-settings"),
+        ("POST", "/jobs/kick", {}, 400, "key-missing"),
+        ("POST", "/jobs/kick", {"uri": "none"}, 404, "does-not-exist"),
+        ("POST", "/jobs/requeue", {"uri": "none"}, 404, "does-not-exist"),
+        ("POST", "/jobs/drop", {"uri": "none"}, 404, "does-not-exist"),
+        ("GET", "/jobs/domains/none", None, 404, "does-not-exist"),
+        ("POST", "/jobs/domains/d", None, 405, "method-not-allowed"),
+        ("GET", "/jobs/recurring/none", None, 404, "does-not-exist"),
+        ("GET", "/stats?domain=none", None, 404, "does-not-exist"),
+        ("POST", "/stats", None, 405, "method-not-allowed"),
         ("PUT", "/jobs/domains/d", {"paused": 7}, 400, "bad-settings"),
         ("PUT", "/jobs/recurring/r", {"schedule": "* *", "uri": "http://h/"}, 400, "bad-settings"),
     ],
 )
-def test_problems(tmp_path, method, path, body, status, code):
+def test_problems(method, path, body, status, code):
     """Wrong requests get their status and code as a problem document."""
 
     async def use(api):
-        return await api(method, path, body)
+        where, _, query = path.partition("?")
+        return await api(method, where, body, query)
 
-    got, problem = with_api(tmp_path, use)
+    got, problem = with_api(None, use)
     assert (status, code) == (got, problem["code"])
     assert problem["status"] == status
 

@@ -132,11 +132,6 @@ class Faulty:
             request = value_request(rng, self.clock.now)
         else:
             request = job_request(rng, self.clock.now, self.keys)
-        if request.function == Function.SET and request.timeout is not None:
-            # A value that is over counts as deleted at its own moment, which a SET of that very
-            # moment would win against: no other has it.
-            self.clock.now += 3
-            request.timestamp = self.clock.now - 1
         reply = engine.handle(request, self.client)
         if request.function == Function.NEXT and reply.pairs:
             self.keys.append(reply.pairs[0].key)

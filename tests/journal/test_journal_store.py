@@ -66,7 +66,7 @@ class StoreMachine(RuleBasedStateMachine):
     )
     def set(self, key, data, ts, overwrite, expires):
         expires = expires and self.now + expires
-        _, before, ends = self.model.get(key, (None, -1, 0))
+        stored, before, ends = self.model.get(key, (None, -1, 0))
         current = self.live(key)
         try:
             self.store.set(
@@ -81,19 +81,19 @@ class StoreMachine(RuleBasedStateMachine):
             assert (before, current) == (ts, data)
             return
         newer = ts > before or (
-            ts == before and (current is None or (data, expires) > (current, ends))
+            ts == before and (stored is None or (data, expires) > (stored, ends))
         )
         if newer:
             self.model[key] = (data, ts, expires)
 
     @rule(key=st.sampled_from(KEYS), ts=st.integers(1, 30), complete=st.booleans())
     def delete(self, key, ts, complete):
-        _, before, _ = self.model.get(key, (None, -1, 0))
+        stored, before, _ = self.model.get(key, (None, -1, 0))
         current = self.live(key)
 
         removed = self.store.delete(key, ts, self.now, complete=complete)
 
-        wins = ts > before or (ts == before and current is None)
+        wins = ts > before or (ts == before and stored is None)
         assert removed == (wins and current is not None)
         if wins and complete:
             self.model.pop(key, None)

@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 refused or out of reach, 2 wrong use, 3 nothing there (no 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from functools import wraps
@@ -26,16 +27,26 @@ from virta.journal.spool import Spool
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from virta.journal.messages import Details
+
 F = TypeVar("F", bound="Callable[..., Any]")
 EXIT_NOTHING = 3
 
 
-@click.group()
+@click.group(context_settings={"show_default": True})
 def journal() -> None:
     """Keys, values and jobs that are never lost."""
 
 
 # What all commands share.
+
+
+class TakesNumbers(click.Command):
+    """A command whose arguments may be numbers below 0, which look like options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.ignore_unknown_options = any(re.fullmatch(r"-[0-9.]+.*", word) for word in args)
+        return super().parse_args(ctx, args)
 
 
 def connected(function: F) -> F:
@@ -88,7 +99,16 @@ def show(value: Any, as_json: bool, text: str | None = None) -> None:  # noqa: F
     elif isinstance(value, bytes):
         sys.stdout.buffer.write(value)
     else:
-        click.echo("" if value is None else value)
+        click.echo(plain_text(value))
+
+
+def plain_text(value: Any) -> str:
+    """A value as it is set: `true`, not Python's `True`."""
+    if isinstance(value, bytes):
+        return _bytes(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else str(value)
 
 
 def nothing(as_json: bool, answer: Any, text: str) -> NoReturn:  # noqa: FBT001
@@ -150,7 +170,7 @@ def deliver(client: Client | None, command: Command[Any], spool: Path | None) ->
     return None
 
 
-@journal.command("set")
+@journal.command("set", cls=TakesNumbers)
 @click.argument("key")
 @click.argument("value", default="-")
 @click.option("--type", "kind", type=TYPES, default="string", help="How to store it.")
@@ -199,11 +219,27 @@ def get(client: Client, as_json: bool, key: str, touch: bool, details: bool) -> 
     if known is None:
         nothing(as_json, {"key": key, "found": False}, f"no such key: {key}")
     if details:
-        view = {name: getattr(known, name) for name in known.__struct_fields__}
-        show(view, as_json, "\n".join(f"{name:12} {number}" for name, number in view.items()))
+        show_details(known, as_json)
         return
     value = client.get(key, touch=touch)
     show({"key": key, "value": value} if as_json else value, as_json)
+
+
+def show_details(known: Details, as_json: bool) -> None:  # noqa: FBT001
+    """For programs in microseconds and bits, for people as dates and words."""
+    view = {name: getattr(known, name) for name in known.__struct_fields__}
+    bits = {"persist": 1, "locked": 2, "worked on": 4}
+    lines = [
+        f"{name.replace('_', ' '):12} {moment(view[name] / 1e6) if view[name] else '-'}"
+        for name in ("created", "modified", "accessed", "expires", "worked_until")
+    ]
+    lines += [
+        f"{'ttl':12} {view['ttl'] / 1e6:g} s",
+        f"{'size':12} {view['size']} bytes",
+        f"{'attempts':12} {view['attempts']}",
+        f"{'state':12} {', '.join(n for n, bit in bits.items() if view['bits'] & bit) or '-'}",
+    ]
+    show(view, as_json, "\n".join(lines))
 
 
 @journal.command()
@@ -224,7 +260,7 @@ def delete(
     show({"key": key, "deleted": deleted}, as_json, text)
 
 
-@journal.command()
+@journal.command(cls=TakesNumbers)
 @click.argument("key")
 @click.argument("amount")
 @connected
@@ -242,7 +278,7 @@ def add(client: Client, as_json: bool, key: str, amount: str) -> None:  # noqa: 
 def invert(client: Client, as_json: bool, key: str) -> None:  # noqa: FBT001
     """Flip the boolean under KEY and print it."""
     flipped = client.invert(key)
-    show({"key": key, "value": flipped}, as_json, str(flipped).lower())
+    show({"key": key, "value": flipped} if as_json else flipped, as_json)
 
 
 @journal.command()
@@ -300,11 +336,7 @@ def ls(client: Client, as_json: bool, prefix: str, regex: str | None, limit: int
                 return
             left -= 1
             row = {"key": key, "value": value}
-            show(
-                row,
-                as_json,
-                f"{_bytes(key)}\t{_bytes(value) if isinstance(value, bytes) else value}",
-            )
+            show(row, as_json, f"{_bytes(key)}\t{plain_text(value)}")
         if page.cursor is None:
             return
         page = client.more(page.cursor)
@@ -315,7 +347,9 @@ def ls(client: Client, as_json: bool, prefix: str, regex: str | None, limit: int
 
 @journal.command()
 @click.argument("uri")
-@click.option("--domain", default="", help="Where it waits; the uri's host by default.")
+@click.option(
+    "--domain", default="", show_default=False, help="Where it waits; the uri's host by default."
+)
 @click.option("--priority", default=0, type=click.IntRange(0, 255), help="0 (first) to 255.")
 @click.option("--delay", default=0.0, help="Seconds until it is due.")
 @click.option("--payload", help="Data for the worker; - reads standard input.")

@@ -75,7 +75,7 @@ def jobs(client: Client, as_json: bool, domain: str, state: str | None, limit: i
 @click.option("--limit", default=100, help="At most so many.")
 @click.option("--requeue", is_flag=True, help="Send them back to work.")
 @click.option("--drop", is_flag=True, help="Forget them.")
-@click.option("--uri", default="", help="Only the job of this uri.")
+@click.option("--uri", default="", show_default=False, help="Only the job of this uri.")
 @connected
 def dead(
     client: Client,
@@ -107,7 +107,7 @@ def dead(
 
 @journal.command()
 @click.argument("domain", default="")
-@click.option("--uri", default="", help="Only the job of this uri.")
+@click.option("--uri", default="", show_default=False, help="Only the job of this uri.")
 @click.option("--limit", default=100, help="At most so many.")
 @connected
 def kick(client: Client, as_json: bool, domain: str, uri: str, limit: int) -> None:  # noqa: FBT001
@@ -160,7 +160,9 @@ def configure(client: Client, as_json: bool, domain: str, **settings: Any) -> No
 @click.argument("name")
 @click.argument("schedule", required=False)
 @click.argument("uri", required=False)
-@click.option("--domain", default="", help="Where it waits; the uri's host by default.")
+@click.option(
+    "--domain", default="", show_default=False, help="Where it waits; the uri's host by default."
+)
 @click.option("--priority", default=0, type=click.IntRange(0, 255), help="0 (first) to 255.")
 @click.option("--payload", help="Data for the worker.")
 @click.option(
@@ -187,6 +189,8 @@ def cron(
     key = f"virta:cron:{name}"
     if remove:
         show({"name": name, "removed": client.delete(key)}, as_json, "ok")
+    elif schedule is not None and uri is None:
+        raise click.UsageError("a SCHEDULE needs a URI to push")
     elif schedule is None or uri is None:
         stored = client.get(key)
         if stored is None:
@@ -276,7 +280,7 @@ def talk(verbose: bool) -> None:  # noqa: FBT001
 )
 @click.option("--memory-bytes-max", default=1 << 30, help="Values beyond that are on disk only.")
 @click.option("--jobs-max", default=10_000_000, help="Jobs beyond that are refused.")
-@click.option("--name", default="", help="This daemon's name among its peers.")
+@click.option("--name", default="", show_default=False, help="This daemon's name among its peers.")
 @click.option("--peer", "peers", multiple=True, help="name=host:port of another daemon; repeat.")
 @click.option("--copies", default=1, help="Daemons that have a change before it is acknowledged.")
 @click.option("--awake", is_flag=True, help="Wait for a lone, quick client without sleeping.")

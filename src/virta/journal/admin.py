@@ -10,9 +10,10 @@ timestamp wins; `virta:ran:<name>` is kept by the journal itself. Everything els
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from virta.journal.cron import Cron, Schedule
 from virta.journal.domain import DEAD, STATE_NAMES, Job, Settings, host_of
@@ -41,6 +42,8 @@ RAN_PREFIX = b"virta:ran:"  # the moment a recurring job that makes up for misse
 # A clock that goes back by more than this was set, and what is due by it has to be worked out anew.
 CLOCK_BACK_US = 1_000_000
 CRONS_MAX = 10_000
+LIMIT_MAX = 1 << 53
+DELAY_S_MAX = 3650 * 86_400
 Setting = TypeVar("Setting", Settings, Cron)
 
 
@@ -53,9 +56,9 @@ class Command(msgspec.Struct, forbid_unknown_fields=True):
     uri: str = ""
     key: str = ""
     reason: str = ""
-    limit: int = 100
-    offset: int = 0
-    delay: float | None = None
+    limit: Annotated[int, Meta(le=LIMIT_MAX)] = 100
+    offset: Annotated[int, Meta(le=LIMIT_MAX)] = 0
+    delay: Annotated[float, Meta(le=DELAY_S_MAX)] | None = None
     settings: dict[str, Any] = {}
 
 
@@ -246,6 +249,8 @@ class Admin:
     def _do_show(self, command: Command, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
         self._engine.jobs.tick(now)
         name = (command.key or command.uri).encode()
+        if not name:
+            raise RefusedError("key-missing", "the uri or the key of a job")
         job = self._engine.jobs.find(name) or self._engine.jobs.dead(name)
         if job is None:
             raise RefusedError("does-not-exist")
@@ -266,6 +271,8 @@ class Admin:
 
     def _do_kick(self, command: Command, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
         jobs = self._engine.jobs
+        if not command.uri and not command.domain:
+            raise RefusedError("key-missing", "the uri of a job or a domain")
         if not command.uri:
             return {"kicked": jobs.kick(command.domain.encode(), command.limit, now)}
         job = jobs.find(command.uri.encode())

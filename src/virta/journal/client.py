@@ -279,12 +279,13 @@ class AsyncClient(asyncio.Protocol):
             self._identifier = self._identifier % IDENTIFIER_MAX + 1
             if self._identifier not in self._outstanding:
                 break
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         request.identifier = self._identifier
+        encoded = encode_request(request)  # refused here, it leaves nothing outstanding
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._outstanding[self._identifier] = future
         if not self._out:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._out.append(encode_request(request))
+        self._out.append(encoded)
         return await future
 
     def _flush(self) -> None:

@@ -179,7 +179,7 @@ def truncate(key: Key, size: int) -> Command[int]:
 
 def lock(key: Key, *, seconds: float | None = None) -> Command[int]:
     """Nobody else can change the value until unlocked, the time is over or this connection ends."""
-    until = None if seconds is None else system_clock() + int(seconds * 1e6)
+    until = None if seconds is None else _later(seconds)
     return Command(Request(Function.LOCK, key=to_bytes(key), timeout=until), _timestamp)
 
 
@@ -227,7 +227,7 @@ def push(
     if start is not None:
         due = _us(start)
     elif delay:
-        due = system_clock() + int(delay * 1e6)
+        due = _later(delay)
     request = Request(
         PUSH,
         0,
@@ -259,7 +259,7 @@ def next_(
     a job counts as done when it is handed out.
     """
     flags = DATA | DETAILS | listen * LISTEN | remove * OVERWRITE
-    until = None if work_for is None else system_clock() + int(work_for * 1e6)
+    until = None if work_for is None else _later(work_for)
     request = Request(NEXT, 0, flags, 0, until, None, count, to_bytes(domain))
     return Command(request, _next_reply)
 
@@ -271,7 +271,7 @@ def done(key: bytes) -> Command[bool]:
 
 def extend(key: bytes, seconds: float) -> Command[bool]:
     """Heartbeat: that many more seconds from now."""
-    until = system_clock() + int(seconds * 1e6)
+    until = _later(seconds)
     request = Request(Function.GET, key=key, timeout=until)
     return Command(request, lambda reply: bool(reply.flags & WORKED_ON))
 
@@ -339,7 +339,18 @@ def to_plain(value: Value) -> Any:
 
 
 def _us(seconds: float | None) -> int | None:
-    return None if seconds is None else int(seconds * 1_000_000)
+    return None if seconds is None else _whole(seconds)
+
+
+def _later(seconds: float) -> int:
+    return system_clock() + _whole(seconds)
+
+
+def _whole(seconds: float) -> int:
+    try:
+        return int(seconds * 1_000_000)
+    except (OverflowError, ValueError) as error:
+        raise RefusedError("overflow", f"{seconds} is no number of seconds") from error
 
 
 def _two(function: Function, key: Key, key2: Key, flags: int = 0) -> Request:

@@ -33,6 +33,7 @@ from virta.journal.messages import (
     Type,
     Value,
 )
+from virta.journal.shelf import OVER_BYTES_MAX
 from virta.journal.wire import encode_request
 
 if TYPE_CHECKING:
@@ -181,6 +182,8 @@ class Copies:
                 continue  # gone since
             if entry.alias is not None:
                 yield self.as_link(entry.alias, entry.keys[0], entry.timestamp)
+            elif entry.over and entry.size < OVER_BYTES_MAX:
+                yield self.as_set(entry)  # whole, and over as soon as it arrives
             elif entry.tombstone:
                 yield Request(Function.DELETE, 0, 0, entry.timestamp, key=entry.keys[0])
             else:

@@ -21,6 +21,7 @@ from virta.journal.engine import Engine
 from virta.journal.jobs import Jobs
 from virta.journal.messages import RefusedError, Reply, system_clock
 from virta.journal.persistence import Durability, Persistence
+from virta.journal.rules import check_numbers
 from virta.journal.session import Session
 from virta.journal.shelf import MEMORY_BYTES_MAX
 from virta.journal.store import Store
@@ -114,6 +115,7 @@ class Journal(Calls):
             raise JournalError("the journal is closed: open it again", code="closed")
         if self._failure is not None:
             raise RefusedError("disk", self._failure.message) from self._failure
+        check_numbers(command.request)
         return self.engine.handle(command.request, self._session)
 
     def _commit(self) -> None:

@@ -18,6 +18,7 @@ from virta.journal.admin import Admin
 from virta.journal.copies import COPIED_PAYLOAD_BYTES_MAX, JOB_KEY, Copies
 from virta.journal.domain import parse_key
 from virta.journal.jobs import Jobs
+from virta.journal.jobwatch import JobWatch
 from virta.journal.messages import (
     DATA,
     DELETED,
@@ -61,9 +62,11 @@ class Engine:
         self, clock: Callable[[], int], store: Store | None = None, jobs: Jobs | None = None
     ) -> None:
         self.clock = clock
-        self.store = store or Store()
-        self.jobs = jobs or Jobs()
+        # Not `or`: an empty one is false, and its limits and its disk would be lost.
+        self.store = Store() if store is None else store
+        self.jobs = Jobs() if jobs is None else jobs
         self.listeners = Listeners()
+        self.watch = JobWatch(self.jobs, self.listeners)
         self.copies = Copies(self)
         self.admin = Admin(self)
         self.disk_bytes: Callable[[], int] = lambda: 0  # for figures; set by whoever has a disk
@@ -102,15 +105,18 @@ class Engine:
             rules.check(request, now if session.peer is None else FAR_FUTURE_US)
             if request.timestamp == 0:
                 request.timestamp = self.stamp(now)
-            return self._functions[request.function](request, session, now)
+            reply = self._functions[request.function](request, session, now)
         except RefusedError as refused:
-            return Reply(
+            reply = Reply(
                 request.identifier,
                 LOCKED if refused.code == "locked" else 0,
                 now if refused.timestamp is None else refused.timestamp,
                 refused.timeout,
                 error=refused.message,
             )
+        if self.watch.moved:
+            self.watch.tell(session, now)
+        return reply
 
     @property
     def wants_log(self) -> bool:
@@ -139,6 +145,8 @@ class Engine:
             self.jobs.tick(now)
             self.admin.tick(now)
             event = self.next_event()
+        if self.watch.moved:
+            self.watch.tell(None, now)
         if self.listeners.awaited:
             self.listeners.work_due(self.jobs, now)
         return event
@@ -154,7 +162,7 @@ class Engine:
     def close(self, session: Session) -> None:
         """The connection is gone: its locks and registrations with it."""
         self.store.release_locks(session, session.locked)
-        self.listeners.forget(session)
+        self.watch.forget(session)
 
     # Connection.
 
@@ -173,6 +181,8 @@ class Engine:
         assert value is not None
         flags = request.flags
         told = session.peer is not None
+        if flags & LISTEN:
+            self.listeners.check(session, [key])
         if key.startswith(b"virta:"):
             if told and key == JOB_KEY:
                 self.copies.merge_job(value, now)
@@ -202,7 +212,7 @@ class Engine:
             if self.replicate and not told:
                 self._tell_value(entry)
         if flags & LISTEN:
-            self.listeners.listen(session, [key])
+            self.watch.listen(session, [key])
         return self._about(request, entry, now)
 
     def _delete(self, request: Request, session: Session, now: int) -> Reply:
@@ -241,6 +251,9 @@ class Engine:
         """Done, or cancelled; None if the key belongs to no job."""
         key = request.key
         job = self.jobs.find(key)
+        if job is not None and job.lease and job.worked_until <= now:
+            self.jobs.tick(now)  # that attempt is over, and with it its key
+            job = self.jobs.find(key)
         if job is None:
             if parse_key(key) is not None and self.store.stored(key) is None:
                 raise RefusedError("does-not-exist", timestamp=now)

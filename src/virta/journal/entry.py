@@ -39,6 +39,7 @@ class Entry:
         "logged",
         "marked_at",
         "modified",
+        "over",
         "persist",
         "queued",
         "size",
@@ -67,6 +68,7 @@ class Entry:
         self.marked_at = 0  # when that was said
         self.persist = False
         self.tombstone = False
+        self.over = False  # a tombstone with the first bytes of a value whose time is over
         self.logged = False  # an image of it is in the log
         self.queued = 0  # when the expiry heap will look at it, 0: never
         # In memory only: a lock never outlives its connection.

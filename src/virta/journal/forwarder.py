@@ -115,7 +115,9 @@ class Forwarder:
                     self.connected = True
                     await self._forward(client, stop)
             except (JournalError, TimeoutError) as error:
-                log.info("journal_forwarder_waits seconds=%.1f %s", self._delay, error)
+                # Said once for as long as it lasts: a forwarder may wait for days.
+                level = logging.WARNING if self._delay == RETRY_S_MIN else logging.INFO
+                log.log(level, "journal_forwarder_waits seconds=%.1f %s", self._delay, error)
             self.connected = False
             self.drained.clear()
             for file in self._files.values():
@@ -138,13 +140,20 @@ class Forwarder:
             self.drained.clear()
             async with asyncio.timeout(ANSWER_S_MAX):
                 replies = await asyncio.gather(
-                    *(client.request(_request(record)) for _, record in batch)
+                    *(client.request(_request(record)) for _, record in batch),
+                    return_exceptions=True,
                 )
-            self._delay = RETRY_S_MIN  # the daemon is there, and so is the line
+            # A line that broke in between: what was answered before need not be sent again.
             outcomes = [
                 self._settle(file, record, reply)
                 for (file, record), reply in zip(batch, replies, strict=True)
+                if not isinstance(reply, BaseException)
             ]
+            if outcomes:
+                self._delay = RETRY_S_MIN  # the daemon is there, and so is the line
+            for reply in replies:
+                if isinstance(reply, BaseException):
+                    raise reply
             if not all(outcomes):
                 return
 

@@ -22,6 +22,7 @@ from virta.journal import commands
 from virta.journal.admin import CRON_PREFIX, DOMAIN_PREFIX
 from virta.journal.commands import Command, Next, to_plain
 from virta.journal.messages import DETAILS, RefusedError, Type, Value, system_clock
+from virta.journal.rules import check_numbers
 from virta.journal.session import Session
 
 if TYPE_CHECKING:
@@ -114,7 +115,10 @@ class Handler:
         content_type: str = "application/json",
     ) -> Response:
         """Answer one request; `path` is still percent-encoded, so that keys may hold slashes."""
-        arguments = dict(parse_qsl(query)) if isinstance(query, str) else dict(query)
+        pairs = (
+            parse_qsl(query, keep_blank_values=True) if isinstance(query, str) else query.items()
+        )
+        arguments = {name: value for name, value in pairs if value or name == "raw"}
         try:
             _check_size(body)
             return await self._route(method, path, arguments, body, content_type)
@@ -195,9 +199,9 @@ class Handler:
         return _json({"key": _text(key), "result": await self._call(actions[action]())})
 
     async def _page(self, arguments: dict[str, str]) -> dict[str, Any]:
-        count = min(int(arguments.get("count", "100")), PAGE_KEYS_MAX)
+        count = min(_number(arguments, "count", 100), PAGE_KEYS_MAX)
         if "cursor" in arguments:
-            command = commands.more(base64.urlsafe_b64decode(arguments["cursor"]))
+            command = commands.more(_cursor(arguments["cursor"]))
         elif "regex" in arguments:
             command = commands.search(arguments["regex"], count=count)
         else:
@@ -218,12 +222,11 @@ class Handler:
             fields: dict[str, Any] = {
                 name: arguments[name] for name in ("domain", "state") if name in arguments
             }
-            fields |= {n: int(arguments[n]) for n in ("limit", "offset") if n in arguments}
+            fields |= {"limit": _number(arguments, "limit", 100)}
+            fields |= {"offset": _number(arguments, "offset", 0)}
             return _json(await self._admin("list", **fields))
         _only(method, "POST")
         given = _decoded(body, PushBody)
-        if not 0 <= given.priority <= 0xFFFF:
-            raise RefusedError("bad-priority", f"{given.priority} is not from 0 to 255")
         timestamp = await self._call(
             commands.push(
                 given.uri,
@@ -310,6 +313,7 @@ class Handler:
     # The engine.
 
     async def _call(self, command: Command[Any], session: Session | None = None) -> Any:
+        check_numbers(command.request)
         reply = await self._node.submit(command.request, session or self._session)
         return command.result(reply)
 
@@ -391,13 +395,27 @@ def _next_view(found: Next) -> dict[str, Any]:
                 "key": _text(job.key),
                 "uri": _text(job.uri),
                 "payload": _shown(job.payload),
-                "deadline": job.deadline,
+                "deadline": job.deadline or None,  # removed: there is none
                 "attempts": job.attempts,
             }
             for job in found.jobs
         ],
         "wake_up": found.wake_up,
     }
+
+
+def _number(arguments: dict[str, str], name: str, default: int) -> int:
+    text = arguments.get(name, str(default))
+    if not text.isdecimal():
+        raise RefusedError("bad-request", f"{name} {text[:40]!r} is not a number")
+    return int(text)
+
+
+def _cursor(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, altchars=b"-_", validate=True)
+    except ValueError as error:
+        raise RefusedError("bad-cursor", "it was not given by this journal") from error
 
 
 def _prefix_end(prefix: bytes) -> bytes:

@@ -6,7 +6,8 @@ state after the last image. That is what lets a snapshot be taken little by litt
 works, and makes replaying a record twice harmless.
 
     topic   value (MessagePack array)
-    value   keys, type, data, timestamp, created, modified, accessed, expires, ttl, worked until, tombstone,
+    value   keys, type, data, timestamp, created, modified, accessed, expires, ttl, worked until, tombstone
+            (0 no, 1 yes, 2 of a value whose time is over, with the first bytes of it),
             when that was marked, when each further key was linked, what a linked key without value waits for
     gone    key
     mark    key, timestamp of the version, worked until, expires, when it was marked
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 Record = tuple[str, bytes, bytes]
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
+_OVER = 2  # a tombstone that still says what it was
 
 
 def value_image(entry: Entry, value: Value) -> tuple[Any, ...]:
@@ -50,7 +52,7 @@ def value_image(entry: Entry, value: Value) -> tuple[Any, ...]:
         entry.expires,
         entry.ttl,
         entry.worked_until,
-        entry.tombstone,
+        _OVER if entry.over else int(entry.tombstone),
         entry.marked_at,
         [entry.links[key] for key in entry.keys[1:]],
         entry.alias,
@@ -136,7 +138,8 @@ def restore_value(engine: Engine, image: list[Any], now: int) -> None:
     entry.expires = expires
     entry.ttl = ttl
     entry.worked_until = worked
-    entry.tombstone = tombstone
+    entry.tombstone = bool(tombstone)
+    entry.over = tombstone == _OVER
     entry.persist = True
     engine.store.restore(entry, Value(kind, data), now)
 

@@ -68,4 +68,4 @@ class JobKeys:
         self._keys = None
         self._known.clear()
         self._moved.clear()
-        self._jobs.schedule.watch(None)
+        self._jobs.schedule.unwatch(self._note)

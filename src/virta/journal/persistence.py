@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Literal
 
 from virta.errors import JournalError
 from virta.journal import images
+from virta.journal.disk import sync_directory
 from virta.journal.leases import Leases
-from virta.journal.snapshot import load_snapshot, publish, sync_directory, write_snapshot
+from virta.journal.snapshot import load_snapshot, publish, write_snapshot
 from virta.journal.spill import FileSpill
 from virta.log import open as open_log
 

@@ -61,7 +61,7 @@ class Reading:
             if session.peer is not None:
                 return self._mark_early(request)
             raise RefusedError("does-not-exist")
-        return self._get_job(job, request, now)
+        return self._get_job(job, request, session, now)
 
     def _mark_early(self, request: Request) -> Reply:
         """Another daemon's mark of a value that is on its way, or gone again."""
@@ -75,19 +75,21 @@ class Reading:
     def _get_one(self, entry: Entry, request: Request, session: Session, now: int) -> Reply:
         if request.flags & WORKED_ON and entry.worked_until > now:
             raise RefusedError("worked-on", timestamp=entry.timestamp, timeout=entry.worked_until)
-        self._mark_and_touch(entry, request, session, now)
         if request.flags & LISTEN:
-            self._engine.listeners.listen(session, [request.key])
+            self._engine.watch.listen(session, [request.key])
+        self._mark_and_touch(entry, request, session, now)
         pair = self._pair(b"", entry, request.flags, now)
         flags = (PERSIST if entry.persist else 0) | (request.flags & DATA)
         flags |= WORKED_ON if entry.worked_until > now else 0
         flags |= LOCKED if entry.locked(now) else 0
         return Reply(request.identifier, flags, entry.timestamp, entry.expires or None, pair=pair)
 
-    def _get_job(self, job: Job, request: Request, now: int) -> Reply:
+    def _get_job(self, job: Job, request: Request, session: Session, now: int) -> Reply:
         """A job is the value `uri` under its two keys; a timeout extends, gives back or claims it."""
         if request.flags & WORKED_ON and job.lease:
             raise RefusedError("worked-on", timestamp=job.timestamp, timeout=job.worked_until)
+        if request.flags & LISTEN:
+            self._engine.watch.listen(session, [request.key])
         if request.timeout is not None:
             self._jobs.mark(job, request.timeout, now)
         data = job.uri if request.flags & DATA else b""
@@ -99,7 +101,7 @@ class Reading:
 
     def _get_many(self, request: Request, session: Session, now: int) -> Reply:
         query = self._query(request)
-        flags = request.flags | query.flags
+        flags = request.flags = request.flags | query.flags
         limit = min(query.count or PAIRS_MAX, PAIRS_MAX)
         found: list[tuple[bytes, Entry | Job]] = []
         size = looked = 0
@@ -126,13 +128,13 @@ class Reading:
             size += cost
             last = key
             found.append((key, entry))
+        if flags & LISTEN:
+            self._engine.watch.listen(session, [key for key, _ in found])
         for _, entry in found:
             if isinstance(entry, Job):
                 self._mark_job(entry, request, now)
             else:
                 self._mark_and_touch(entry, request, session, now)
-        if flags & LISTEN:
-            self._engine.listeners.listen(session, [key for key, _ in found])
         marked = request.timeout is not None and request.timeout > now and found
         return Reply(
             request.identifier,
@@ -176,9 +178,11 @@ class Reading:
         if request.timeout is not None:
             if session.peer is not None:
                 version, known = request.ttl or 0, entry.moment(request.key)
-                if known < version:
+                own = request.key == entry.keys[0]
+                # A key that was linked at the version's own moment will be that value's.
+                if (known, own) < (version, True):
                     raise RefusedError("not-yet", "that version has not arrived")
-                if known == version and request.key == entry.keys[0]:
+                if known == version:
                     self._store.mark_told(entry, request.timeout, request.timestamp)
                 return
             self._store.mark(entry, request.timeout, now)

@@ -26,6 +26,9 @@ from virta.journal.messages import (
     Request,
 )
 
+# What a message can hold; not every request comes as one.
+TIME_US_MAX = (1 << 64) - 1
+COUNT_MAX = 65_535
 # One bad clock would otherwise freeze a key until that time comes.
 CLOCK_SKEW_US_MAX = 300 * 1_000_000
 
@@ -40,6 +43,7 @@ class Rule(Struct, frozen=True):
     value: bool | None = None  # True: required, False: optional, None: none
 
 
+GET = int(Function.GET)
 _TWO_KEYS = (QUERY_RANGE,)
 RULES: dict[int, Rule] = {
     Function.NOP: Rule(key=False),
@@ -66,6 +70,21 @@ RULES: dict[int, Rule] = {
 }
 
 
+def check_numbers(request: Request) -> None:
+    """Refuse what no message can hold: for requests that did not come as one, and before they go."""
+    timeout, ttl, count = request.timeout, request.ttl, request.count
+    if (
+        (timeout is not None and not 0 <= timeout <= TIME_US_MAX)
+        or (ttl is not None and not 0 <= ttl <= TIME_US_MAX)
+        or not 0 <= request.timestamp <= TIME_US_MAX
+    ):
+        raise RefusedError("overflow", "a time before 1970 or after 2^64 microseconds")
+    if count is not None and not 0 <= count <= COUNT_MAX:
+        if request.function == Function.PUSH:
+            raise RefusedError("bad-priority", f"{count} is not from 0 to 255")
+        raise RefusedError("overflow", f"count {count} is not from 0 to {COUNT_MAX}")
+
+
 def check(request: Request, now: int) -> None:
     """Refuse what the function does not know."""
     rule = RULES.get(request.function)
@@ -85,7 +104,7 @@ def check(request: Request, now: int) -> None:
         raise RefusedError("bad-flags", "a field that has no meaning here")
     if count and query == QUERY_RANGE and not rule.count:
         raise RefusedError("bad-query", "the count of two keys is 0")
-    if rule.key and not request.key and not (rule.count and query == QUERY_RANGE):
+    if rule.key and not request.key and not (request.function == GET and query == QUERY_RANGE):
         raise RefusedError("key-missing")
     if value is None:
         if rule.value:

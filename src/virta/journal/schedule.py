@@ -26,7 +26,7 @@ class Schedule:
             tuple[int, int, Domain]
         ] = []  # a heap, and always the same list; the first may no longer hold
         self._offers: list[tuple[int, int, int, int, Domain]] = []
-        self._watch: Callable[[Job], None] | None = None
+        self._watchers: list[Callable[[Job], None]] = []
         self._tie = 0  # keeps domains out of comparisons
 
     def domain(self, name: bytes) -> Domain:
@@ -34,14 +34,32 @@ class Schedule:
         place = self.domains.get(name)
         if place is None:
             place = self.domains[name] = Domain(name)
-            place.watch = self._watch
+            place.watch = self._watch()
         return place
 
-    def watch(self, moved: Callable[[Job], None] | None) -> None:
-        """Have somebody told of every job that moves, or nobody any more."""
-        self._watch = moved
+    def watch(self, moved: Callable[[Job], None]) -> None:
+        """Have somebody told of every job that moves."""
+        self._watchers.append(moved)
+        self._watchers_changed()
+
+    def unwatch(self, moved: Callable[[Job], None]) -> None:
+        """No longer; whoever does not watch is no error."""
+        self._watchers = [watcher for watcher in self._watchers if watcher != moved]
+        self._watchers_changed()
+
+    def _watchers_changed(self) -> None:
         for place in self.domains.values():
-            place.watch = moved
+            place.watch = self._watch()
+
+    def _watch(self) -> Callable[[Job], None] | None:
+        """What a domain calls: nothing at all while nobody watches."""
+        if len(self._watchers) > 1:
+            return self._tell_all
+        return self._watchers[0] if self._watchers else None
+
+    def _tell_all(self, job: Job) -> None:
+        for watcher in self._watchers:
+            watcher(job)
 
     def sweep(self, place: Domain) -> None:
         """A domain nobody needs any more is forgotten; hosts come and go without bound."""

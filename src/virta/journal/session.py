@@ -37,13 +37,22 @@ class Listeners:
         self.awaited: dict[bytes, dict[Session, int | None]] = {}
 
     def listen(self, session: Session, keys: Iterable[bytes]) -> None:
+        """Only as many as `check` was asked for."""
         if session.notify is None:
             return
         for key in keys:
-            if key not in session.keys and len(session.keys) >= LISTEN_KEYS_MAX:
-                raise RefusedError("too-large", f"listening to {LISTEN_KEYS_MAX} keys already")
             session.keys.add(key)
             self._keys.setdefault(key, set()).add(session)
+
+    def check(self, session: Session, keys: Iterable[bytes]) -> None:
+        """Refuse what would be too much, before anything is done."""
+        more = sum(key not in session.keys for key in keys)
+        if len(session.keys) + more > LISTEN_KEYS_MAX:
+            raise RefusedError("too-large", f"a connection listens to {LISTEN_KEYS_MAX} keys")
+
+    def heard(self, key: bytes) -> bool:
+        """Whether anybody listens to it."""
+        return key in self._keys
 
     def await_work(self, session: Session, domain: bytes, announced: int | None) -> None:
         """One message when something becomes due earlier than announced."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict, deque
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from virta.journal.entry import Entry, Spill
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 MEMORY_BYTES_MAX = 1024 * 1024 * 1024
 # What CPython spends on an entry, its keys' places in dict and index, besides the bytes themselves.
 ENTRY_OVERHEAD_BYTES = 512
+# Of a value whose time is over so much is kept: another of the very same moment may arrive.
+OVER_BYTES_MAX = 256
 
 
 class Shelf:
@@ -131,7 +134,8 @@ class Shelf:
         entry.data = b""
         entry.size = 0
         if entry.tombstone:
-            self._tombstones.append((now, entry))
+            self._tombstones.append((entry.accessed or now, entry))
+            self._set_data(entry, value)
         else:
             self._evict(len(value.data))
             self._set_data(entry, value)
@@ -147,6 +151,7 @@ class Shelf:
 
     def restored(self) -> None:
         """The log knows everything up to here."""
+        self._tombstones = deque(sorted(self._tombstones, key=itemgetter(0)))
         self._dirty.clear()
         self._marked.clear()
         self._gone.clear()
@@ -222,6 +227,7 @@ class Shelf:
             entry.alias = alias
             self._pending.setdefault(alias, {})[key] = None
         entry.tombstone = True
+        entry.accessed = now  # so that restarts do not make it last longer
         entry.persist = persist
         self._entries[key] = entry
         self.memory_bytes += self._overhead(key)
@@ -229,7 +235,13 @@ class Shelf:
         self._changed(entry)
 
     def _expire(self, entry: Entry, now: int) -> None:
-        """A DELETE with the value's own timestamp; the log need not hear of it, the clock tells."""
+        """
+        A DELETE with the value's own timestamp; the log need not hear of it, the clock tells.
+
+        What it was is kept as far as another SET of the same moment has to win against it, or the
+        order in which the two arrive would decide.
+        """
+        root, value = entry.keys[0], self.value(entry)
         moments = {key: max(entry.timestamp, at) for key, at in entry.links.items()}
         if self.copied:
             self.expired_links += moments.items()
@@ -238,6 +250,10 @@ class Shelf:
             self._bury(key, moment, now, persist=entry.persist)
             self._entries[key].expires = entry.expires  # it was over, not deleted
             self.unannounced.append(key)
+        tombstone = self._entries[root]
+        tombstone.over = True
+        tombstone.ttl = entry.ttl
+        self._set_data(tombstone, Value(value.type, value.data[:OVER_BYTES_MAX]))
 
     def _set_data(self, entry: Entry, value: Value) -> None:
         if entry.data is None:

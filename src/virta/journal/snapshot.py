@@ -12,7 +12,6 @@ harmless, as the log from the snapshot's point on is replayed over it.
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -21,6 +20,7 @@ import msgspec
 
 from virta.errors import JournalError
 from virta.journal import images
+from virta.journal.disk import sync_directory
 from virta.journal.domain import GONE
 
 if TYPE_CHECKING:
@@ -57,14 +57,6 @@ def write_snapshot(engine: Engine, path: Path) -> Generator[None, None, None]:
 def publish(temporary: Path, final: Path) -> None:
     temporary.rename(final)
     sync_directory(final.parent)
-
-
-def sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def load_snapshot(engine: Engine, path: Path, now: int) -> None:

@@ -28,6 +28,7 @@ import zlib
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
+from virta.journal.disk import sync_directory
 from virta.journal.messages import (
     COMMAND_KEY,
     KEY_BYTES_MAX,
@@ -43,6 +44,7 @@ from virta.journal.wire import encode_request
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+    from types import TracebackType
 
 HEAD_BYTES = 18
 MESSAGE_BYTES_MAX = VALUE_DATA_BYTES_MAX + 2 * KEY_BYTES_MAX + 64
@@ -133,9 +135,13 @@ class Spool:
                 if not _names(path, descriptor):
                     continue  # deleted between open and lock
                 self._write(descriptor, b"".join(records), path)
+                end = os.lseek(descriptor, 0, os.SEEK_CUR)
                 if sync:
                     os.fdatasync(descriptor)
-                end = os.lseek(descriptor, 0, os.SEEK_CUR)
+                    if end == sum(map(len, records)):
+                        sync_directory(
+                            self.directory
+                        )  # a file of which the first record is this one
             finally:
                 os.close(descriptor)
             self._wake()
@@ -157,6 +163,17 @@ class Spool:
 
     def close(self) -> None:
         self._ping.close()
+
+    def __enter__(self) -> Spool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 class SpoolFile:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from virta.journal import numbers
 from virta.journal.messages import RefusedError, Value
-from virta.journal.shelf import Shelf
+from virta.journal.rules import TIME_US_MAX
+from virta.journal.shelf import OVER_BYTES_MAX, Shelf
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +26,6 @@ LOCK_DEFAULT_US = 30 * 1_000_000
 TOMBSTONE_US = 7 * 24 * 3600 * 1_000_000
 TOMBSTONES_MAX = 1_000_000
 KEYS_PER_VALUE_MAX = 64
-TIME_US_MAX = (1 << 64) - 1  # what a reply can say
 
 
 class Store(Shelf):
@@ -87,7 +87,8 @@ class Store(Shelf):
         entry = self._unlocked(key, now, owner)
         before = self._entries.get(key)
         if before is not None and (
-            timestamp < before.timestamp or (entry is not None and timestamp == before.timestamp)
+            timestamp < before.timestamp
+            or (timestamp == before.timestamp and (entry is not None or before.over))
         ):
             return False
         if entry is None:
@@ -109,7 +110,7 @@ class Store(Shelf):
         entry = self._unlocked(key, now, owner)
         before = self._entries.get(key)
         if before is None or entry is None:
-            if before is None or timestamp >= before.timestamp:
+            if before is None or (timestamp, 0) >= (before.timestamp, before.over):
                 self._bury(key, timestamp, now, persist=True)
             return False
         if key in entry.links:
@@ -344,10 +345,11 @@ class Store(Shelf):
         """Whether a SET wins; at one moment the content decides, so that all copies agree."""
         if timestamp != before.timestamp:
             return timestamp > before.timestamp
-        if before.tombstone:
+        if before.tombstone and not before.over:
             return True
         stored = self.value(before)
-        return (value.type, value.data, *rest) > (
+        data = value.data[:OVER_BYTES_MAX] if before.over else value.data
+        return (value.type, data, *rest) > (
             stored.type,
             stored.data,
             before.persist,

@@ -53,6 +53,7 @@ from virta.journal.messages import (
     Type,
     Value,
 )
+from virta.journal.rules import check_numbers
 
 
 class WireError(JournalError):
@@ -91,7 +92,7 @@ def encode_request(request: Request) -> bytes:
     The one canonical form: the smallest widths that hold the fields.
 
     Raises:
-        RefusedError: a key or value that no daemon takes.
+        RefusedError: a key, value or number that no daemon takes.
     """
     encoded = kernel.encode_request(request)
     return _request(request) if encoded is None else encoded
@@ -102,6 +103,7 @@ def _request(request: Request) -> bytes:
         raise RefusedError("too-large", f"a key has at most {KEY_BYTES_MAX} bytes")
     if request.value is not None and len(request.value.data) > VALUE_DATA_BYTES_MAX:
         raise RefusedError("too-large", f"a value has at most {VALUE_DATA_BYTES_MAX} bytes")
+    check_numbers(request)
     flags = request.flags | request.query << QUERY_SHIFT
     parts = [b""]
     if request.timeout is not None:
