@@ -112,10 +112,10 @@ class Line:
             self.faults["reordered"] += 1
         for request in requests:
             fate = self.rng.random()
-            if fate < 0.05:
+            if fate < 0.1:
                 self.faults["dropped"] += 1
                 return False
-            if fate < 0.15:
+            if fate < 0.2:
                 self.faults["delayed"] += 1
                 time.sleep(self.rng.uniform(0, 0.02))
             far.sendall(request)
