@@ -42,6 +42,7 @@ PyObject* index_match_flat(IndexObject* self, PyObject* const* args, Py_ssize_t 
 PyObject* index_begin_image(IndexObject* self, PyObject* object);
 PyObject* index_save(IndexObject* self, PyObject* const* args, Py_ssize_t count);
 PyObject* index_open(IndexObject* self, PyObject* const* args, Py_ssize_t count);
+PyObject* module_code(PyObject* module, PyObject* none);
 
 // Indexes this thread holds the lock of. Python code that runs under a lock (a finalizer, at worst) may call the
 // same index again; that is an error, not a deadlock.

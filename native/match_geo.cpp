@@ -161,7 +161,8 @@ bool cells_of(const Bounds& bounds, Cells& cells) {
     const double south = bounds.south - kBoundsSlack, north = bounds.north + kBoundsSlack;
     const double west = bounds.west - kBoundsSlack, east = bounds.east + kBoundsSlack;
     const double size = std::max(north - south, east - west);
-    if (!bounds.usable || !(size > 0 && size < 180) || std::fabs(south) > kLatMax || std::fabs(north) > kLatMax ||
+    // A program may hold a box upside down, which no filter is.
+    if (!bounds.usable || !(south <= north && west <= east) || !(size > 0 && size < 180) || std::fabs(south) > kLatMax || std::fabs(north) > kLatMax ||
         !std::isfinite(west))
         return false;
     cells.level = std::min<uint32_t>(kGridLevelMax, static_cast<uint32_t>(std::floor(std::log2(360 / size))));

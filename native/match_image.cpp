@@ -1,14 +1,19 @@
 // Filter sets as a whole: many programs from one buffer, many events from one buffer, and images.
 //
 // An image (see match_memory.hpp) begins with this head; the index, its ids and all they point to follow. `mark` is
-// the identity of the code that wrote it: another build may lay out memory differently.
+// the identity of the code that wrote it, as another build may lay out memory differently, and of the filter set;
+// `check` is a hash of all else, since what is mapped is believed to the last pointer.
 
 #include <fcntl.h>
+#ifdef __linux__
+#include <link.h>
+#endif
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstddef>
 
 #include "match_call.hpp"
 
@@ -23,21 +28,57 @@ namespace virta {
 
 namespace {
 
-constexpr char kMagic[8] = {'V', 'I', 'R', 'T', 'A', 'I', 'M', '1'};
+constexpr char kMagic[8] = {'V', 'I', 'R', 'T', 'A', 'I', 'M', '2'};
 constexpr size_t kMarkBytes = 32;
+constexpr size_t kBlock = 1u << 18;  // hashed at a time: stays in the cache
+
+// Strings of the old ABI of libstdc++ point to an empty one inside the library, which is elsewhere in each process.
+#if defined(__GLIBCXX__) && !_GLIBCXX_USE_CXX11_ABI
+constexpr bool kImages = false;
+#else
+constexpr bool kImages = true;
+#endif
 
 struct Head {
     char magic[8];
-    uint64_t base, size;
+    uint64_t base, size, check;
     Index* index;
     Ids* ids;
     char mark[kMarkBytes];
 };
 
-struct Building {
-    explicit Building(Arena* arena) { building = arena; }
-    ~Building() { building = nullptr; }
-};
+// The check of an image in memory, its own word taken for 0.
+uint64_t check_of(const char* base, size_t size) {
+    uint64_t check = 0;
+    for (size_t at = 0; at < size; at += kBlock) check = hash_bytes(base + at, std::min(kBlock, size - at), 0, check);
+    return check;
+}
+
+// The same of a file; `known` is false when it ends too early.
+uint64_t check_of_file(int fd, size_t size, bool& known) {
+    std::vector<char> block(kBlock);
+    uint64_t check = 0;
+    for (size_t at = 0; known && at < size; at += kBlock) {
+        const size_t wanted = std::min(kBlock, size - at);
+        for (size_t have = 0; known && have < wanted;) {
+            const ssize_t got = pread(fd, block.data() + have, wanted - have, static_cast<off_t>(at + have));
+            if (got > 0) have += static_cast<size_t>(got);
+            known = got > 0 || (got < 0 && errno == EINTR);
+        }
+        if (!at) memset(block.data() + offsetof(Head, check), 0, sizeof(uint64_t));
+        check = hash_bytes(block.data(), wanted, 0, check);
+    }
+    return check;
+}
+
+bool is_image(int fd, const char* mark, Head& head) {
+    struct stat about;
+    if (fstat(fd, &about) < 0 || pread(fd, &head, sizeof head, 0) != sizeof head) return false;
+    bool known = memcmp(head.magic, kMagic, sizeof kMagic) == 0 && memcmp(head.mark, mark, kMarkBytes) == 0 &&
+                 in_window(reinterpret_cast<void*>(head.base)) && head.base % kArenaBytesMax == 0 &&
+                 head.size <= kArenaBytesMax && head.size == static_cast<uint64_t>(about.st_size);
+    return known && check_of_file(fd, head.size, known) == head.check && known;
+}
 
 struct Buffer {
     Py_buffer view{};
@@ -199,9 +240,10 @@ PyObject* index_begin_image(IndexObject* self, PyObject* object) {
     const unsigned long number = PyLong_AsUnsignedLong(object);
     if (PyErr_Occurred() || !is_empty(self)) return nullptr;
     const uintptr_t base = kWindow + number % kArenas * kArenaBytesMax;
-    void* at = map_at(base, kArenaBytesMax, MAP_ANONYMOUS | MAP_NORESERVE, -1);
+    auto arena = std::make_unique<Arena>(reinterpret_cast<char*>(base), sizeof(Head) + 64 - sizeof(Head) % 64);
+    void* at = kImages ? map_at(base, kArenaBytesMax, MAP_ANONYMOUS | MAP_NORESERVE, -1) : nullptr;
     if (!at) Py_RETURN_FALSE;
-    self->arena = new Arena(static_cast<char*>(at), sizeof(Head) + 64 - sizeof(Head) % 64);
+    self->arena = arena.release();
     Building scope(self->arena);
     Index* index = new (self->arena->take(sizeof(Index))) Index();
     replace(self, at, kArenaBytesMax, index, new (self->arena->take(sizeof(Ids))) Ids());
@@ -211,7 +253,11 @@ PyObject* index_begin_image(IndexObject* self, PyObject* object) {
 // save(fd, mark): the image, once all filters are in and before anything was matched.
 PyObject* index_save(IndexObject* self, PyObject* const* args, Py_ssize_t count) {
     const char* mark;
-    if (count != 2 || !read_mark(args[1], mark)) return nullptr;
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "save(file, mark: bytes)");
+        return nullptr;
+    }
+    if (!read_mark(args[1], mark)) return nullptr;
     const int fd = PyObject_AsFileDescriptor(args[0]);
     if (fd < 0) return nullptr;
     if (!self->arena || self->calls || !self->index->is_fresh()) {
@@ -229,29 +275,30 @@ PyObject* index_save(IndexObject* self, PyObject* const* args, Py_ssize_t count)
     head->ids = self->ids;
     bool ok = true;
     Py_BEGIN_ALLOW_THREADS;
+    head->check = check_of(base, size);
     for (size_t at = 0; ok && at < size;) {
         const ssize_t wrote = write(fd, base + at, std::min<size_t>(size - at, 64u << 20));
         if (wrote > 0) at += static_cast<size_t>(wrote);
-        ok = wrote > 0 || errno == EINTR;
+        ok = wrote > 0 || (wrote < 0 && errno == EINTR);
     }
     Py_END_ALLOW_THREADS;
     return ok ? Py_NewRef(Py_None) : PyErr_SetFromErrno(PyExc_OSError);
 }
 
-// open(fd, mark, opaques): become the image in a file; False when it is none of this build, or its place is taken.
+// open(fd, mark, opaques): become the image in a file. None when it is not one, whole and with this mark; False when
+// its place in memory is taken.
 PyObject* index_open(IndexObject* self, PyObject* const* args, Py_ssize_t count) {
     const char* mark;
-    if (count != 3 || !PyTuple_Check(args[2]) || !read_mark(args[1], mark) || !is_empty(self)) return nullptr;
+    if (count != 3 || !PyTuple_Check(args[2])) {
+        PyErr_SetString(PyExc_TypeError, "open(file, mark: bytes, conditions: tuple)");
+        return nullptr;
+    }
+    if (!read_mark(args[1], mark) || !is_empty(self)) return nullptr;
     const int fd = PyObject_AsFileDescriptor(args[0]);
     if (fd < 0) return nullptr;
     Head head;
-    struct stat about;
-    if (fstat(fd, &about) < 0) return PyErr_SetFromErrno(PyExc_OSError);
-    if (pread(fd, &head, sizeof head, 0) != sizeof head) Py_RETURN_FALSE;
-    const bool known = memcmp(head.magic, kMagic, sizeof kMagic) == 0 && memcmp(head.mark, mark, kMarkBytes) == 0 &&
-                       in_window(reinterpret_cast<void*>(head.base)) && head.base % kArenaBytesMax == 0 &&
-                       head.size <= kArenaBytesMax && head.size == static_cast<uint64_t>(about.st_size);
-    void* at = known ? map_at(head.base, head.size, 0, fd) : nullptr;
+    if (!is_image(fd, mark, head)) Py_RETURN_NONE;
+    void* at = kImages ? map_at(head.base, head.size, 0, fd) : nullptr;
     if (!at) Py_RETURN_FALSE;
     replace(self, at, head.size, head.index, head.ids);
     std::vector<uint32_t> numbers;
@@ -259,6 +306,28 @@ PyObject* index_open(IndexObject* self, PyObject* const* args, Py_ssize_t count)
     self->index->report_all_patterns();
     report_patterns(self);
     Py_RETURN_TRUE;
+}
+
+// code(): the bytes of this module as they are loaded, which the file it came from may no longer have; b"" where
+// the system does not tell.
+PyObject* module_code(PyObject*, PyObject*) {
+    std::string code;
+#ifdef __linux__
+    auto add = [](dl_phdr_info* info, size_t, void* into) {
+        const auto here = reinterpret_cast<uintptr_t>(&module_code);
+        const ElfW(Phdr)* end = info->dlpi_phdr + info->dlpi_phnum;
+        const bool ours = std::any_of(info->dlpi_phdr, end, [&](const ElfW(Phdr)& part) {
+            return part.p_type == PT_LOAD && here - (info->dlpi_addr + part.p_vaddr) < part.p_memsz;
+        });
+        for (const ElfW(Phdr)* part = info->dlpi_phdr; ours && part < end; part++)
+            if (part->p_type == PT_LOAD && (part->p_flags & (PF_R | PF_W)) == PF_R)
+                static_cast<std::string*>(into)->append(
+                    reinterpret_cast<const char*>(info->dlpi_addr + part->p_vaddr), part->p_filesz);
+        return static_cast<int>(ours);
+    };
+    dl_iterate_phdr(add, &code);
+#endif
+    return PyBytes_FromStringAndSize(code.data(), static_cast<Py_ssize_t>(code.size()));
 }
 
 }  // namespace virta

@@ -183,7 +183,10 @@ class Index {
 
     Stats stats() const;
     void report_all_patterns();  // as changes: whoever opens an image knows none of them
-    bool is_fresh() const { return contexts_.empty() && suspects_.empty(); }
+    bool is_fresh() const {  // nothing of it lies on the heap
+        return !contexts_.capacity() && !suspects_.capacity() && !pattern_changes.capacity() &&
+               !opaque_dropped.capacity();
+    }
     Paths paths;
 
     // Changes to the patterns of a node, for the feeder to follow; drained after each change.

@@ -71,6 +71,11 @@ class Arena {
 // The arena that this thread builds in; null is the heap.
 inline thread_local Arena* building = nullptr;
 
+struct Building {
+    explicit Building(Arena* arena) { building = arena; }
+    ~Building() { building = nullptr; }
+};
+
 inline void* take_memory(size_t bytes) {
     if (building) return building->take(bytes);
     void* at = malloc(bytes);

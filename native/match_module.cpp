@@ -171,14 +171,18 @@ PyObject* index_remove(IndexObject* self, PyObject* object) {
     if (!filter) return PyLong_FromLong(-1);
     const uint32_t left = --(*self->ids)[filter].users;
     if (left) return PyLong_FromUnsignedLong(left);
-    self->ids->erase(filter);
-    self->index->remove(filter);
+    {
+        Building scope(self->arena);
+        self->ids->erase(filter);
+        self->index->remove(filter);
+    }
     if (!self->index->pattern_changes.empty()) report_patterns(self);
     if (!self->index->opaque_dropped.empty()) drop_opaques(self);
     if (self->calls) {
         self->retired->push_back(filter);
     } else {
         if (filter < self->texts->size()) Py_CLEAR((*self->texts)[filter]);
+        Building scope(self->arena);
         self->index->retire(filter);
     }
     return PyLong_FromLong(0);
@@ -484,9 +488,11 @@ int module_exec(PyObject* module) {
 
 PyModuleDef_Slot module_slots[] = {{Py_mod_exec, as_slot(module_exec)}, {0, nullptr}};
 
+PyMethodDef module_methods[] = {{"code", module_code, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+
 PyModuleDef module_definition = {
-    PyModuleDef_HEAD_INIT, "_core", "The native index of virta.match.", 0, nullptr, module_slots, nullptr, nullptr,
-    nullptr};
+    PyModuleDef_HEAD_INIT, "_core", "The native index of virta.match.", 0, module_methods, module_slots, nullptr,
+    nullptr, nullptr};
 
 }  // namespace
 

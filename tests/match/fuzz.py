@@ -2,7 +2,7 @@
 Random everything against the native index, until the time is up: `make fuzz`.
 
 Filters come and go; events are matched as objects, as JSON and as JSON with broken bytes; programs are
-damaged before they are added. The evaluator and the plain engine say what is right; the sanitizers, with
+damaged before they are added, and images before they are opened. The evaluator and the plain engine say what is right; the sanitizers, with
 which `make fuzz` builds the index, say what is wrong. A failure prints the seed that repeats it.
 """
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import tempfile
 import time
 
 from randoms import Randoms
@@ -17,6 +19,7 @@ from randoms import Randoms
 import virta.match._core as core
 from virta.errors import EventError
 from virta.match import Matcher, compile_filter
+from virta.match.engine import NativeEngine
 
 
 def differential(randoms):
@@ -92,6 +95,39 @@ def broken_programs(randoms):
     assert (len(index), stats["atoms"], stats["conditions"], stats["paths"]) == (0, 0, 0, 0), stats
 
 
+def images(randoms):
+    """A damaged image is none; a whole one is what was saved, and may be changed."""
+    filters = {one.id: one for one in (randoms.filter() for _ in range(30))}
+    engine = NativeEngine()
+    assert engine.begin_image(randoms.rng.randrange(1 << 20))
+    for filter_ in filters.values():
+        engine.add(compile_filter(filter_))
+    conditions = engine.conditions()
+    with tempfile.TemporaryFile(buffering=0) as file:
+        engine.save_image(file, bytes(32))
+        del engine
+        opened = NativeEngine()
+        size = os.fstat(file.fileno()).st_size
+        for at in [randoms.rng.randrange(size) for _ in range(10)]:
+            byte = os.pread(file.fileno(), 1, at)
+            os.pwrite(file.fileno(), bytes([byte[0] ^ randoms.rng.randint(1, 255)]), at)
+            assert opened.open_image(file, bytes(32), conditions) is None, at
+            os.pwrite(file.fileno(), byte, at)
+        assert opened.open_image(file, bytes(32), conditions)
+    for _ in range(3):
+        for event in [randoms.event() for _ in range(4)]:
+            wanted = {id_ for id_, filter_ in filters.items() if filter_.matches(event)}
+            assert set(opened.match(event)) == wanted, event
+        for id_ in list(filters)[::2]:
+            assert opened.remove(id_) == 0
+            del filters[id_]
+        for _ in range(10):
+            filter_ = randoms.filter()
+            if filter_.id not in filters:
+                opened.add(compile_filter(filter_))
+                filters[filter_.id] = filter_
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60)
@@ -105,6 +141,7 @@ def main():
         try:
             broken_json(randoms, *differential(randoms))
             broken_programs(randoms)
+            images(randoms)
         except BaseException:
             print(f"failed: repeat with --seed {seed + rounds}")
             raise

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import warnings
 from array import array
 from itertools import accumulate
 
@@ -13,7 +15,9 @@ from randoms import Randoms
 
 from virta.filters import parse
 from virta.match import Matcher, compile_filter
-from virta.match.image import Programs, code_mark, heap_matcher, is_ours, shared_matcher
+from virta.match import image as images
+from virta.match.engine import NativeEngine
+from virta.match.image import Programs, code_mark, heap_matcher, is_ours, set_mark, shared_matcher
 
 pytest.importorskip("virta.match._core")
 
@@ -101,8 +105,10 @@ def test_another_process_opens_the_image(tmp_path):
     program = f"""
 import sys
 from pathlib import Path
-from virta.match.image import Programs, code_mark, opened
-matcher = opened(Path({str(image)!r}), code_mark(), Programs(b"", b"", b"", {{}}))
+from virta.match.image import Programs, code_mark, opened, set_mark
+programs = Programs({programs.digests!r}, b"", b"", {{}})
+image = Path({str(image)!r})
+matcher = opened(image, set_mark(code_mark(), image, programs), programs)
 print(*sorted(matcher.match({event!r})))
 """
 
@@ -113,22 +119,199 @@ print(*sorted(matcher.match({event!r})))
     assert out.stdout.split() == sorted(matcher.match(event))
 
 
-def test_what_is_no_image_is_not_used(tmp_path):
-    """Files of another build, cut files and files others may write to cost time, never an answer."""
-    programs = programs_of([parse(f"n={n}") for n in range(50)])
-    event = {"data": {"n": 7}}
-    wanted = heap_matcher(programs).match(event)
+@pytest.fixture
+def made(tmp_path):
+    """Programs, the image of them, and its mark; nobody has it mapped."""
+    programs = programs_of([parse(f"n={n}&kind=~k{n % 7}") for n in range(20)])
     shared_matcher(tmp_path / "set", lambda: programs)
     (image,) = tmp_path.glob("*.index")
+    return programs, image, set_mark(code_mark(), image, programs)
+
+
+EVENT = {"data": {"n": 7, "kind": "k0"}}
+
+
+def is_mapped(image):
+    with open("/proc/self/maps") as maps:
+        return str(image) in maps.read()
+
+
+def test_every_byte_of_an_image_counts(made):
+    """Wherever one byte differs (all of the head, every seventh of the rest), or is missing, there is no image."""
+    programs, image, mark = made
+    index = NativeEngine()._index
+    whole = image.read_bytes()
+    with image.open("r+b", buffering=0) as file:
+        for at in (*range(128), *range(128, len(whole), 7)):
+            os.pwrite(file.fileno(), bytes([whole[at] ^ 1 << at % 8]), at)
+            assert index.open(file, mark, ()) is None, at
+            os.pwrite(file.fileno(), whole[at : at + 1], at)
+        for size in (0, 1, 40, 100, 4096, len(whole) - 1):
+            file.truncate(size)
+            assert index.open(file, mark, ()) is None, size
+        os.pwrite(file.fileno(), whole, 0)
+        assert index.open(file, mark, programs.conditions()) is True
+
+
+def test_a_damaged_image_is_made_anew(made):
+    """Cut files and files of another build cost time once, never an answer."""
+    programs, image, mark = made
+    wanted = heap_matcher(programs).match(EVENT)
     good = image.read_bytes()
 
-    for bad in (b"", good[:40], good[:-1], b"X" + good[1:], good.replace(code_mark(), bytes(32))):
+    for bad in (b"", good[:40], good[:-1], b"X" + good[1:], good.replace(mark, bytes(32))):
         image.write_bytes(bad)
-        assert shared_matcher(tmp_path / "set", lambda: programs).match(event) == wanted
-    image.write_bytes(good)
-    tmp_path.chmod(0o777)
-    assert not is_ours(tmp_path)
-    assert shared_matcher(tmp_path / "set", lambda: programs).match(event) == wanted
+        matcher = shared_matcher(image.parent / "set", lambda: programs)
+        assert is_mapped(image)
+        assert matcher.match(EVENT) == wanted != []
+        del matcher
+
+
+def test_an_image_of_other_filters_is_not_used(made):
+    """A good image under another set's name, or of other filters under this one, is not believed."""
+    programs, image, _ = made
+    others = programs_of([parse(f"n={n}") for n in range(50)])
+    wanted = heap_matcher(others).match(EVENT)
+
+    assert shared_matcher(image.parent / "set", lambda: others).match(EVENT) == wanted
+    foreign = image.with_name(image.name.replace("set", "foreign"))
+    image.rename(foreign)
+    assert shared_matcher(image.parent / "foreign", lambda: programs).match(EVENT) != wanted
+
+
+def test_what_others_may_write_to_is_not_used(made):
+    """A file or a directory that others may write to, or that they own, is left alone."""
+    programs, image, _ = made
+
+    def is_used():
+        matcher = shared_matcher(image.parent / "set", lambda: programs)
+        assert matcher.match(EVENT) == heap_matcher(programs).match(EVENT) != []
+        return is_mapped(image)
+
+    assert is_used()
+    image.chmod(0o620)
+    assert not is_used()
+    image.chmod(0o600)
+    image.parent.chmod(0o777)
+    assert not is_ours(image.parent)
+    assert not is_used()
+    image.parent.chmod(0o700)
+    if os.geteuid() == 0:
+        os.chown(image, 12345, -1)
+        assert not is_used()
+        os.chown(image, 0, -1)
+    elsewhere = image.with_suffix(".elsewhere")
+    image.rename(elsewhere)
+    elsewhere.chmod(0o666)
+    image.symlink_to(elsewhere)
+    assert not is_used()
+    assert not is_mapped(elsewhere)
+
+
+def test_what_is_mapped_stays_as_it_was(made):
+    """A file that is replaced or removed is still there for those who have it; a child has changes of its own."""
+    programs, image, _ = made
+    matcher = shared_matcher(image.parent / "set", lambda: programs)
+    wanted = matcher.match(EVENT)
+    assert is_mapped(image)
+
+    image.with_suffix(".new").write_bytes(b"something else")
+    image.with_suffix(".new").replace(image)
+    assert matcher.match(EVENT) == wanted
+    image.unlink()
+    reading, writing = os.pipe()
+    with warnings.catch_warnings(action="ignore"):  # of threads, which the child does not need
+        child = os.fork()
+    if not child:
+        for id_ in matcher.ids():
+            matcher.remove(id_)
+        added = matcher.add(parse("n=7"))
+        os.write(writing, b"same" if matcher.match(EVENT) == [added] else b"differs")
+        os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with os.fdopen(reading, "rb") as pipe:
+        assert pipe.read() == b"same"
+    assert matcher.match(EVENT) == wanted
+    assert len(matcher) == 20
+
+
+SCRIPT = """
+import resource, sys
+from pathlib import Path
+sys.path[:0] = [{tests!r}]
+from test_image import EVENT, is_mapped, programs_of
+from virta.filters import parse
+from virta.match.image import shared_matcher
+if sys.argv[2:]:
+    resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]), -1))
+programs = programs_of([parse(f"n={{n}}") for n in range(3000)])
+matcher = shared_matcher(Path(sys.argv[1]), lambda: programs)
+print(len(matcher.match(EVENT)), is_mapped(".index"))
+"""
+
+
+def start(path, *limit):
+    command = [sys.executable, "-c", SCRIPT.format(tests=os.path.dirname(__file__)), path, *limit]
+    return subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True)
+
+
+def test_processes_at_once_and_processes_short_of_memory(tmp_path):
+    """Whoever comes first makes the one image; where no address space is left for it the answers are the same."""
+    both = [start(tmp_path / "set") for _ in range(2)]
+    assert [one.communicate()[0].split() for one in both] == [["1", "True"]] * 2
+    assert sorted(one.suffix for one in tmp_path.iterdir()) == [".index", ".lock"]
+
+    small = start(tmp_path / "other", 4 << 30)
+    assert small.communicate()[0].split() == ["1", "False"]
+
+
+def test_images_do_not_pile_up(tmp_path, monkeypatch):
+    """The least recently opened image goes when there are too many, and what a killed build left goes too."""
+    monkeypatch.setattr(images, "IMAGES_MAX", 3)
+    programs = programs_of([parse("n=7")])
+    for number in range(5):
+        (tmp_path / f"dead{number}.draft").write_bytes(b"half")
+        shared_matcher(tmp_path / f"set{number}", lambda: programs)
+        for past, image in enumerate(sorted(tmp_path.glob("*.index"))):
+            os.utime(image, (past, past))
+        if number >= 1:
+            shared_matcher(tmp_path / "set1", lambda: programs)
+
+    assert [one.name[:4] for one in sorted(tmp_path.glob("*.index"))] == ["set1", "set3", "set4"]
+    assert not list(tmp_path.glob("*.draft"))
+
+
+def test_a_set_may_change_before_it_is_saved(tmp_path):
+    """What was added and removed again while an image is made leaves nothing outside it."""
+    engine = NativeEngine()
+    filters = [compile_filter(parse(f"n={n}&kind=~k{n}")) for n in range(400)]
+    assert engine.begin_image(99)
+    for one in filters:
+        engine.add(one)
+    for one in filters[::2]:
+        engine.remove(one.id)
+    for one in filters[:100:2]:
+        engine.add(one)
+    with (tmp_path / "image").open("w+b") as file:
+        engine.save_image(file, bytes(32))
+        wanted = engine.ids()
+        del engine
+        script = f"""
+from virta.match.engine import NativeEngine
+from virta.match import compile_filter
+from virta.filters import parse
+engine = NativeEngine()
+assert engine.open_image(open({file.name!r}, "rb"), bytes(32), ())
+assert len(engine.ids()) == {len(wanted)}
+assert len(engine.match({{"data": {{"n": 3, "kind": "k3"}}}})) == 1
+for id_ in engine.ids():
+    assert engine.remove(id_) == 0
+for n in range(400):
+    engine.add(compile_filter(parse(f"n={{n}}&kind=~k{{n}}")))
+assert len(engine.match({{"data": {{"n": 4, "kind": "k4"}}}})) == 1
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True)
 
 
 def test_two_images_at_one_address(tmp_path):

@@ -7,7 +7,9 @@ import pickle
 import pytest
 
 from virta.errors import EventError, FilterError
-from virta.filters import parse
+from virta.filters import Filter, parse
+from virta.filters.tree import Condition
+from virta.filters.values import Regexp
 from virta.match import Matcher, compile_filter
 from virta.match.engine import make_engine
 from virta.match.events import EVENT_BYTES_MAX
@@ -177,3 +179,21 @@ def test_documents_are_not_changed(engine):
 
     assert len(matcher.match(event)) == 1
     assert event == {"a": {"b": [1, 2]}, "c": "é"}
+
+
+def test_patterns_come_and_go(engine):
+    """However many patterns were added and removed since, a value finds those that are there, and no others."""
+    matcher = Matcher(engine=engine)
+    event = {"data": {"name": "abcabc"}}
+    kept = matcher.add(pattern("b.a"))
+    for round_ in range(3):
+        numbers = range(600 * round_, 600 * round_ + 600)
+        ids = [matcher.add(pattern(f"b.{'ax'[n % 2]}|q{n}")) for n in numbers]
+        assert set(matcher.match(event)) == {kept, *ids[::2]}
+        for id_ in ids:
+            assert matcher.remove(id_)
+        assert matcher.match(event) == [kept]
+
+
+def pattern(text):
+    return Filter(Condition(("data", "name"), "regexp", Regexp(text)))

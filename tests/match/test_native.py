@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import threading
 import weakref
 
@@ -11,6 +12,7 @@ import pytest
 
 from virta.filters import Filter
 from virta.filters.tree import And, Condition, Range, Select
+from virta.filters.values import Box
 from virta.match import Matcher, compile_filter
 
 core = pytest.importorskip("virta.match._core")
@@ -142,6 +144,16 @@ def test_programs_cut_anywhere_leave_nothing_behind():
         stats = index.stats()
         assert (stats["paths"], stats["atoms"], stats["conditions"]) == (0, 0, 0)
     assert index.add(bytes(32), program, opaques) == 1
+
+
+def test_a_box_upside_down_takes_no_longer():
+    """A box whose edges are swapped, which no parser lets through, holds no point and fills no grid."""
+    matcher = Matcher(engine="native")
+    for box in (Box(10, 0, 80, 1), Box(10, 5, 9.9999, -170), Box(1, math.nan, 0, 1)):
+        matcher.add(Filter(Condition(("p",), "geo_box", box)))
+
+    assert matcher.match({"p": {"lat": 9.99995, "lon": 3}}) == []
+    assert len(matcher) == 3
 
 
 def test_wrong_arguments_are_refused():

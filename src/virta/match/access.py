@@ -13,8 +13,9 @@ from typing import Any
 from virta.filters.geo import EQUATOR
 from virta.filters.tree import And, Condition, Flat, Node, Not, Or
 from virta.filters.values import Annulus, Box
+from virta.match.regex import plain_condition
 
-SHAPED, PRESENT, ABSENT, SCAN = 3, 5, 6, 7
+SHAPED, PATTERN, PRESENT, ABSENT, SCAN = 3, 5, 6, 7, 8
 _RANKS = {"eq": 0, "in": 1, "contains": 2, "range": 4}
 _RANKS |= dict.fromkeys(("geo_distance", "geo_distance_range", "geo_box"), SHAPED)
 # Of the path of an equality taken out of a `match`.
@@ -29,6 +30,8 @@ def rank(literal: Condition | Not) -> int:
         return ABSENT if is_exists(literal.child) else SCAN
     if literal.op == "range":
         return _RANKS["range"] if _is_interval(literal) else PRESENT
+    if literal.op == "regexp":
+        return PRESENT if plain_condition(literal.value) else PATTERN
     return SCAN if literal.op == "opaque" else _RANKS.get(literal.op, PRESENT)
 
 

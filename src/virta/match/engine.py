@@ -114,7 +114,10 @@ class NativeEngine:
     def save_image(self, file: IO[bytes], mark: bytes) -> None:
         self._index.save(file, mark)
 
-    def open_image(self, file: IO[bytes], mark: bytes, conditions: tuple[Condition, ...]) -> bool:
+    def open_image(
+        self, file: IO[bytes], mark: bytes, conditions: tuple[Condition, ...]
+    ) -> bool | None:
+        """Whether the image could be mapped; None when the file is none with this mark."""
         return self._index.open(file, mark, conditions)
 
 

@@ -3,21 +3,13 @@ The index in plain Python: the native engine's twin, its oracle, and what runs w
 
 Each conjunction has one *access*: the condition by which an event finds it. An event visits only the paths
 it has, looks its values up, and verifies the rest of each conjunction it finds. Paths and conditions are
-kept once, as *spots* and *tests*, and remember what they were in the present event; one lock makes the
-present event the only one.
-
-    spot.equal     scalar -> rows      eq, and in under each of its values
-    spot.contains  scalar -> rows      elements of arrays
-    spot.intervals rows by lower bound ranges of numbers
-    spot.latitudes rows by lower bound circles, rings and boxes: only the latitude is looked at
-    spot.present   rows                any other condition: its path must be there
-    spot.absent    rows                not exists
-    scan           rows                the rest: negations, opaque conditions
+kept once, as *spots* and *tests* (see virta.match.spot), and remember what they were in the present event;
+one lock makes the present event the only one. What no spot finds (negations, opaque conditions) is verified
+for every event.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 import threading
 from array import array
@@ -26,11 +18,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from virta.errors import EventError
-from virta.filters.evaluate import MISSING, TESTS, holds, resolve
-from virta.filters.geo import in_annulus, in_box, in_circle, in_polygon, read_point
-from virta.filters.tree import Condition, Flat, Node, Not
-from virta.filters.values import number, scalar_key
+from virta.filters.evaluate import MISSING, holds
+from virta.filters.tree import Condition, Flat, Not
+from virta.filters.values import scalar_key
 from virta.match.access import (
+    PATTERN,
     PRESENT,
     SCAN,
     SHAPED,
@@ -43,7 +35,7 @@ from virta.match.access import (
     rank,
 )
 from virta.match.events import lines, parse_event
-from virta.match.regex import plain_condition
+from virta.match.spot import Row, Rows, Spot, Test
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,134 +43,14 @@ if TYPE_CHECKING:
     from virta.filters.tree import Path
     from virta.match.compile import Compiled
 
-_SHAPES: dict[str, Any] = {
-    "geo_distance": in_circle,
-    "geo_distance_range": in_annulus,
-    "geo_box": in_box,
-    "geo_polygon": in_polygon,
-}
-
-
-class _Spot:
-    """A path, what is found by its value, and that value in the present event."""
-
-    __slots__ = (
-        "absent",
-        "contains",
-        "epoch",
-        "equal",
-        "intervals",
-        "latitudes",
-        "path",
-        "point",
-        "present",
-        "users",
-        "value",
-    )
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.users = 0
-        self.epoch = 0
-        self.value: Any = MISSING
-        self.point: Any = MISSING
-        self.equal: dict[Any, _Rows] = {}
-        self.contains: dict[Any, _Rows] = {}
-        self.intervals: list[_Interval] = []
-        self.latitudes: list[_Interval] = []
-        self.present: _Rows = {}
-        self.absent: _Rows = {}
-
-    def look(self, event: Any, epoch: int) -> Any:
-        if self.epoch != epoch:
-            self.epoch = epoch
-            self.value = resolve(event, self.path)
-            self.point = MISSING
-        return self.value
-
-    def find(self, rows: list[_Row]) -> None:
-        """Add the rows that the present value finds; it is not missing."""
-        value = self.value
-        key = _key(value)
-        if key is not None:
-            if self.equal:
-                rows += self.equal.get(key, ())
-            if self.intervals and key[0] == "number":
-                _stab(self.intervals, key[1], rows)
-        elif self.contains and isinstance(value, list | tuple):
-            for item in {_key(item) for item in value}:
-                rows += self.contains.get(item, ())
-        if self.latitudes:
-            self.point = read_point(value)
-            if self.point is not None:
-                _stab(self.latitudes, self.point[0], rows)
-        rows += self.present
-
-
-class _Test:
-    """A condition, and whether it holds for the present event."""
-
-    __slots__ = ("condition", "epoch", "function", "shape", "spot", "truth", "users", "value")
-
-    def __init__(self, condition: Condition, spot: _Spot) -> None:
-        self.condition = condition
-        self.spot = spot
-        self.users = 0
-        self.epoch = 0
-        self.truth = False
-        op, self.value = condition.op, condition.value
-        if op == "regexp":
-            op, self.value = plain_condition(self.value) or (op, self.value)
-        self.function = TESTS[op]
-        self.shape = _SHAPES.get(op)
-
-    def run(self, event: Any, epoch: int) -> None:
-        """Set `truth` for the present event."""
-        self.epoch = epoch
-        spot = self.spot
-        value = spot.value if spot.epoch == epoch else spot.look(event, epoch)
-        if value is MISSING:
-            self.truth = False
-        elif self.shape is None:
-            self.truth = self.function(self.value, value)
-        else:
-            # Many shapes, one point: it is read once.
-            if spot.point is MISSING:
-                spot.point = read_point(value)
-            point = spot.point
-            self.truth = point is not None and self.shape(self.value, *point)
-
-
-class _Row:
-    """One conjunction: the filter's number, and what is verified once it was found."""
-
-    __slots__ = ("access", "number", "rest", "tree")
-
-    def __init__(
-        self,
-        number: int,
-        access: Condition | Not | None,
-        rest: tuple[tuple[_Test, bool], ...],
-        tree: Node | None,
-    ) -> None:
-        self.number = number
-        self.access = access
-        self.rest = rest
-        self.tree = tree
-
 
 class _Entry:
     __slots__ = ("count", "id", "rows")
 
-    def __init__(self, id_: str, rows: list[_Row]) -> None:
+    def __init__(self, id_: str, rows: list[Row]) -> None:
         self.id = id_
         self.rows = rows
         self.count = 1
-
-
-# A row under its bounds. The row's identity breaks ties: rows have no order.
-_Interval = tuple[float, int, float, _Row]
-_Rows = dict[_Row, None]
 
 
 class PlainEngine:
@@ -192,11 +64,11 @@ class PlainEngine:
         self._numbers: dict[str, int] = {}
         self._entries: dict[int, _Entry] = {}
         self._free: list[int] = []
-        self._spots: dict[Path, _Spot] = {}
-        self._tests: dict[Condition, _Test] = {}
-        self._heads: dict[str, dict[_Spot, None]] = {}
-        self._absent: dict[_Spot, None] = {}
-        self._scan: _Rows = {}
+        self._spots: dict[Path, Spot] = {}
+        self._tests: dict[Condition, Test] = {}
+        self._heads: dict[str, dict[Spot, None]] = {}
+        self._absent: dict[Spot, None] = {}
+        self._scan: Rows = {}
 
     # Changes.
 
@@ -231,10 +103,10 @@ class PlainEngine:
                     self._drop_test(test)
             return 0
 
-    def _rows(self, number_: int, compiled: Compiled) -> list[_Row]:
+    def _rows(self, number_: int, compiled: Compiled) -> list[Row]:
         if compiled.tree is not None:
             covers = cover(compiled.tree)[1] or [None]
-            return [_Row(number_, access, (), compiled.tree) for access in covers]
+            return [Row(number_, access, (), compiled.tree) for access in covers]
         rows = []
         for term in compiled.conjunctions:
             access = min((*term, *map(implied, term)), key=rank, default=None)
@@ -249,33 +121,35 @@ class PlainEngine:
                 for literal in sorted(term, key=cost)
                 if not (decided and literal is access)
             )
-            rows.append(_Row(number_, access, rest, None))
+            rows.append(Row(number_, access, rest, None))
         return rows
 
-    def _test(self, literal: Condition | Not) -> _Test:
+    def _test(self, literal: Condition | Not) -> Test:
         condition = literal if isinstance(literal, Condition) else literal.child
         assert isinstance(condition, Condition)
         test = self._tests.get(condition)
         if test is None:
-            test = self._tests[condition] = _Test(condition, self._spot(condition.path))
+            test = self._tests[condition] = Test(condition, self._spot(condition.path))
         test.users += 1
         return test
 
-    def _drop_test(self, test: _Test) -> None:
+    def _drop_test(self, test: Test) -> None:
         test.users -= 1
         if not test.users:
             del self._tests[test.condition]
+            if test.pattern:
+                test.spot.patterns.remove(test.pattern)
             self._drop_spot(test.spot)
 
-    def _spot(self, path: Path) -> _Spot:
+    def _spot(self, path: Path) -> Spot:
         spot = self._spots.get(path)
         if spot is None:
-            spot = self._spots[path] = _Spot(path)
+            spot = self._spots[path] = Spot(path)
             self._heads.setdefault(_head(path), {})[spot] = None
         spot.users += 1
         return spot
 
-    def _drop_spot(self, spot: _Spot) -> None:
+    def _drop_spot(self, spot: Spot) -> None:
         spot.users -= 1
         if not spot.users:
             del self._spots[spot.path]
@@ -284,7 +158,7 @@ class PlainEngine:
             if not heads:
                 del self._heads[_head(spot.path)]
 
-    def _change(self, row: _Row, *, present: bool) -> None:
+    def _change(self, row: Row, *, present: bool) -> None:
         """Enter a row where its access finds it, or take it from there."""
         access = row.access
         if access is None:
@@ -293,6 +167,7 @@ class PlainEngine:
         condition = access if isinstance(access, Condition) else access.child
         assert isinstance(condition, Condition)
         spot = self._spot(condition.path) if present else self._spots[condition.path]
+        spot.forget()
         if isinstance(access, Not):
             _change_rows(spot.absent, row, present=present)
             if spot.absent:
@@ -302,10 +177,12 @@ class PlainEngine:
         elif access.op in ("eq", "in", "contains"):
             table = spot.contains if access.op == "contains" else spot.equal
             for value in access.value if access.op == "in" else (access.value,):
-                key = scalar_key(value)
-                _change_rows(table.setdefault(key, {}), row, present=present)
-                if not table[key]:
-                    del table[key]
+                _change_table(table, scalar_key(value), row, present=present)
+        elif rank(access) == PATTERN:
+            test = self._test(access) if present else self._tests[access]
+            _change_table(spot.patterned, test.pattern, row, present=present)
+            if not present:
+                self._drop_test(test)
         elif rank(access) == PRESENT:
             _change_rows(spot.present, row, present=present)
         else:
@@ -409,23 +286,39 @@ class PlainEngine:
                     found[row.number] = None
         return list(found)
 
-    def _candidates(self, event: Any, epoch: int) -> list[_Row]:
-        rows: list[_Row] = []
-        for spot in self._visited(event):
-            if spot.look(event, epoch) is not MISSING:
-                spot.find(rows)
+    def _candidates(self, event: Any, epoch: int) -> list[Row]:
+        rows: list[Row] = []
+        if isinstance(event, dict) and "" not in event:
+            self._find_by_member(event, epoch, rows)
+        else:
+            for spot in self._spots.values():
+                if spot.look(event, epoch) is not MISSING:
+                    spot.find(rows)
         for spot in self._absent:
             if spot.look(event, epoch) is MISSING:
                 rows += spot.absent
         rows += self._scan
         return rows
 
-    def _visited(self, event: Any) -> Iterable[_Spot]:
-        """Spots that may have a value: those whose first name is a member of the event."""
-        if not isinstance(event, dict) or "" in event:
-            return self._spots.values()
-        names = {str(key).partition(".")[0] for key in event} | {""}
-        return [spot for name in names for spot in self._heads.get(name, ())]
+    def _find_by_member(self, event: dict[Any, Any], epoch: int, rows: list[Row]) -> None:
+        """Look at the spots that may have a value: those whose first name is a member of the event."""
+        heads = self._heads
+        dotted = {""}
+        for name, value in event.items():
+            if not isinstance(name, str) or "." in name:
+                dotted.add(str(name).partition(".")[0])
+                continue
+            for spot in heads.get(name, ()):
+                if spot.member == name:
+                    spot.hold(value, epoch)
+                    spot.find(rows)
+                elif spot.look(event, epoch) is not MISSING:
+                    spot.find(rows)
+        for head in dotted:
+            if head not in event:
+                for spot in heads.get(head, ()):
+                    if spot.look(event, epoch) is not MISSING:
+                        spot.find(rows)
 
 
 def _head(path: Path) -> str:
@@ -433,26 +326,17 @@ def _head(path: Path) -> str:
     return step.name.partition(".")[0] if isinstance(step, Flat) else str(step).partition(".")[0]
 
 
-def _key(value: Any) -> Any:
-    """The key of a scalar as it is in an event; None when it is none."""
-    if value is None or isinstance(value, bool | str):
-        return scalar_key(value)
-    if isinstance(value, int | float):
-        return ("number", number(value))
-    return None
-
-
-def _stab(intervals: list[_Interval], at: float, rows: list[_Row]) -> None:
-    """Add the rows whose interval holds the number."""
-    count = bisect_right(intervals, (at, math.inf))
-    rows += [row for _, _, upper, row in intervals[:count] if at <= upper]
-
-
-def _change_rows(rows: _Rows, row: _Row, *, present: bool) -> None:
+def _change_rows(rows: Rows, row: Row, *, present: bool) -> None:
     if present:
         rows[row] = None
     else:
         del rows[row]
+
+
+def _change_table(table: dict[Any, Rows], key: Any, row: Row, *, present: bool) -> None:
+    _change_rows(table.setdefault(key, {}), row, present=present)
+    if not table[key]:
+        del table[key]
 
 
 def _uint32(numbers: Iterable[int]) -> bytes:

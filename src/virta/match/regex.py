@@ -1,8 +1,8 @@
 """
-Patterns that need no automaton, and many patterns against one text, for the native index.
+Patterns that need no automaton, and many patterns against one text.
 
-The index asks which of a path's patterns are found in a value, once for each value it has not met yet.
-Patterns are numbered by the index. They are gathered in RE2 sets (one automaton for many patterns); the
+An index asks which of a path's patterns are found in a value, once for each value it has not met yet.
+Patterns are numbered by the index, in ascending order. They are gathered in RE2 sets (one automaton for many patterns); the
 newest are tried one by one until there are enough for the last set to be built anew. A set is bounded, so
 that building one never takes more than some milliseconds, and has a pattern that is always found: if that
 one is missing from an answer the automaton ran out of memory, and the set's patterns are tried one by one.
@@ -25,6 +25,9 @@ SET_CHARS_MAX = 1 << 16
 SET_MEMORY_MAX = 128 << 20
 # New patterns tried one by one before the last set is built anew.
 FRESH_MAX = 32
+# Texts whose patterns the plain index remembers, a path, and how long they may be.
+TEXTS_MAX = 4096
+TEXT_CHARS_MAX = 1024
 # Of a pattern that is taken as plain text: an event is looked up under each length in use.
 PLAIN_CHARS_MAX = 32
 
@@ -50,7 +53,7 @@ class PatternSets:
     """The patterns of all paths: `change` and `search` are what the index calls."""
 
     def __init__(self) -> None:
-        self._paths: dict[int, _PathPatterns] = {}
+        self._paths: dict[int, PathPatterns] = {}
 
     def change(self, node: int, number: int, text: str | None) -> None:
         """Add the pattern `text` (flags, NUL, pattern); without text remove it, or all for number -1."""
@@ -58,7 +61,7 @@ class PatternSets:
             self._paths.pop(node, None)
         elif text is not None:
             flags, _, pattern = text.partition("\0")
-            self._paths.setdefault(node, _PathPatterns()).add(number, Regexp(pattern, flags))
+            self._paths.setdefault(node, PathPatterns()).add(number, Regexp(pattern, flags))
         elif node in self._paths:
             self._paths[node].remove(number)
 
@@ -68,19 +71,37 @@ class PatternSets:
         return patterns.search(text, start) if patterns else []
 
 
-class _PathPatterns:
+class PathPatterns:
+    """The patterns of one path."""
+
     def __init__(self) -> None:
         self.patterns: dict[int, Regexp] = {}
         self.sets: list[_Set] = []
         self.fresh: list[int] = []  # ascending, all above what the sets hold
+        self.texts: dict[str, frozenset[int]] = {}  # what was found in texts met lately
+        self.removed = 0  # numbers that sets or `fresh` still hold
 
     def add(self, number: int, regexp: Regexp) -> None:
         self.patterns[number] = regexp
         self.fresh.append(number)
+        self.texts.clear()
 
     def remove(self, number: int) -> None:
-        # Sets go on finding it; the index knows that nobody asks any more.
-        self.patterns.pop(number, None)
+        # Sets go on finding it; the index knows that nobody asks any more. Only when most are such, begin again.
+        self.removed += self.patterns.pop(number, None) is not None
+        if self.removed > len(self.patterns) + SET_PATTERNS_MAX:
+            self.fresh, self.sets, self.removed = list(self.patterns), [], 0
+
+    def found(self, text: str) -> frozenset[int]:
+        """Numbers of the patterns that are found in the text, remembered for short texts."""
+        known = self.texts.get(text)
+        if known is None:
+            known = frozenset(self.search(text, 0))
+            if len(self.texts) >= TEXTS_MAX:
+                self.texts.clear()
+            if len(text) <= TEXT_CHARS_MAX:
+                self.texts[text] = known
+        return known
 
     def search(self, text: str, start: int) -> list[int]:
         if len(self.fresh) > FRESH_MAX:

@@ -14,6 +14,8 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import secrets
+import stat
 import time
 from collections import OrderedDict
 from contextlib import suppress
@@ -29,7 +31,7 @@ import pyarrow.compute as pc
 
 from virta.errors import VirtaError
 from virta.match import Compiled, Matcher, compile_filter
-from virta.match.image import Programs, heap_matcher, shared_matcher
+from virta.match.image import SHARED_WRITE, Programs, heap_matcher, is_ours, shared_matcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -41,9 +43,9 @@ IMAGE_FILTERS_MIN = 20_000  # fewer are built in less time than an image is wort
 PLAIN_FILTERS_MAX = (
     20_000  # for workers without the native engine, which more would bring to a halt
 )
-SET_SECONDS_MAX = (
-    7 * 24 * 3600
-)  # files in our own directory that nobody opened for so long are removed
+# Of files in our own directory: what nobody opened for so long is removed, and what is beyond so many.
+SET_SECONDS_MAX = 7 * 24 * 3600
+SET_FILES_MAX = 256
 
 Texts = tuple[Any, Any]  # int32 ends and the bytes of JSON texts end to end, as in an Arrow array
 
@@ -112,23 +114,54 @@ def keep(packed: Any, digest: str, directory: str | None = None) -> str:
     place = own_directory() if directory is None else Path(directory)
     place.mkdir(parents=True, exist_ok=True)
     path = place / f"filters-{digest}.arrow"
-    if not path.exists():
-        draft = path.with_suffix(f".{os.getpid()}")
+    if path.exists():
+        touch(path)
+        return str(path)
+    # A name of its own: threads and containers may keep the same set at once, under the same process id.
+    draft = path.with_suffix(f".{secrets.token_hex(8)}")
+    try:
         draft.write_bytes(packed)
         draft.chmod(0o644)
         draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
     return str(path)
 
 
 def own_directory() -> Path:
-    """This user's directory for filter sets on this machine, without what nobody opened for days."""
+    """
+    This user's directory for filter sets on this machine, without what nobody opened for days.
+
+    Raises:
+        MatchError: somebody else made it, or may write to it: parts of what is kept here are unpickled.
+    """
     place = Path(gettempdir()) / f"virta-filters-{os.geteuid()}"
     place.mkdir(mode=0o700, exist_ok=True)
-    with suppress(OSError):
-        for entry in os.scandir(place):
-            if time.time() - max(entry.stat().st_mtime, entry.stat().st_atime) > SET_SECONDS_MAX:
-                Path(entry.path).unlink()
+    about = place.lstat()
+    if (
+        not stat.S_ISDIR(about.st_mode)
+        or about.st_uid != os.geteuid()
+        or about.st_mode & SHARED_WRITE
+    ):
+        raise MatchError(
+            f"{place} is no directory that only this user can write to: remove it, or set TMPDIR"
+        )
+    used = []
+    for entry in os.scandir(place):
+        with suppress(OSError):  # another worker removed it
+            used.append((entry.stat().st_mtime, entry.path))
+    used.sort(reverse=True)
+    for position, (when, path) in enumerate(used):
+        if position >= SET_FILES_MAX or time.time() - when > SET_SECONDS_MAX:
+            with suppress(OSError):
+                Path(path).unlink()
     return place
+
+
+def touch(path: Path) -> None:
+    """Say that a file is in use; the time of its last reading is not kept everywhere."""
+    with suppress(OSError):
+        os.utime(path)
 
 
 # What is asked.
@@ -228,10 +261,13 @@ def opened_set(path: str, fetch: Callable[[], Any] | None = None) -> FilterSet:
 
 def open_file(path: Path, digest: str) -> FilterSet:
     try:
-        source = pa.memory_map(str(path))
+        # Parts are unpickled, and the directory may be one that others write to: what could change after the
+        # look at its digest is copied first.
+        ours = is_ours(path) and is_ours(path.parent)
+        source = pa.memory_map(str(path)) if ours else pa.BufferReader(path.read_bytes())
     except OSError as exc:
         raise MatchError(f"the filter set {path} cannot be read: {exc}") from exc
-    # Parts are unpickled, and the directory may be one that others write to.
+    touch(path)
     if hashlib.sha256(source.read_buffer()).hexdigest() != digest:
         raise MatchError(f"{path} is not the filter set it was: make it again")
     table = pa.ipc.open_file(source).read_all().combine_chunks()
