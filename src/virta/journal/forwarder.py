@@ -9,6 +9,7 @@ and one bad record does not block the others. One forwarder per spool (flock on 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import fcntl
 import logging
@@ -31,7 +32,7 @@ log = logging.getLogger("virta.journal")
 
 UNANSWERED_MAX = 256
 RETRY_S_MIN = 0.1
-RETRY_S_MAX = 30.0
+RETRY_S_MAX = 5.0
 # A daemon that does not answer for so long is asked again on another connection.
 ANSWER_S_MAX = 30.0
 LOOK_S = 1.0  # PING and inotify are hints; this is the promise
@@ -112,6 +113,7 @@ class Forwarder:
                     if self._hello is not None:
                         async with asyncio.timeout(ANSWER_S_MAX):
                             await client.request(self._hello)
+                        self._delay = RETRY_S_MIN
                     self.connected = True
                     await self._forward(client, stop)
             except (JournalError, TimeoutError) as error:
@@ -122,7 +124,9 @@ class Forwarder:
             self.drained.clear()
             for file in self._files.values():
                 file.rewind()
-            await self._sleep(self._delay)
+            # New records do not shorten this: they would make it a busy loop, and the delay grow unslept.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), self._delay)
             self._delay = min(self._delay * 2, RETRY_S_MAX)
 
     async def _forward(self, client: AsyncClient, stop: asyncio.Event) -> None:

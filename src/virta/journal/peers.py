@@ -22,10 +22,10 @@ from virta.errors import JournalError
 from virta.journal import commands
 from virta.journal.client import AsyncClient
 from virta.journal.engine import PEER_PREFIX
-from virta.journal.forwarder import Forwarder
+from virta.journal.forwarder import UNANSWERED_MAX, Forwarder
 from virta.journal.messages import PERSIST, Function, Request
 from virta.journal.session import Session
-from virta.journal.spool import Spool
+from virta.journal.spool import Spool, SpoolFile
 from virta.journal.wire import RequestParser, encode_request
 
 if TYPE_CHECKING:
@@ -179,6 +179,7 @@ class Peers:
         for peer in self._peers:
             link = Link(self._directory / f"peer-{peer.name}", peer, self._name)
             self._links.append(link)
+            self._recall(link)
             if await self._pull(peer):
                 link.seen = asyncio.get_running_loop().time()
             else:
@@ -227,6 +228,17 @@ class Peers:
         )
 
     # Catching up.
+
+    def _recall(self, link: Link) -> None:
+        """What a peer is still to hear of us we may have forgotten in a crash, if it need not survive one."""
+        session = Session()
+        session.peer = "recall"
+        for path in sorted(link.forwarder.directory.glob("[0-9]*.fjs")):
+            with contextlib.closing(SpoolFile(path)) as file:
+                while records := file.read(UNANSWERED_MAX):
+                    for record in records:
+                        for request in RequestParser().feed(record.message):
+                            self._engine.handle(request, session)
 
     async def _pull_later(self, peer: Peer) -> None:
         """A peer that was away when this daemon started."""
