@@ -2,9 +2,10 @@
 Pipelines that run beside the server: each a child process, started again when it fails.
 
 Invariants: a pipeline has one process at a time; one that fails `failures_max` times within the window is
-left alone, visibly, with its last words, until it is ordered to start; no process outlives the server. On a stop they get SIGTERM, and
-after the deadline SIGKILL with everything they started. When the server itself is killed, their standard
-input ends, and `virta pipeline run --until-eof` ends with it.
+left alone, visibly, with its last words, until it is ordered to start; an order given after a state was
+shown finds that state; no process outlives the server. On a stop they get SIGTERM, and after the deadline
+SIGKILL with everything they started. When the server itself is killed, their standard input ends, and
+`virta pipeline run --until-eof` ends with it.
 
 The server knows pipelines by their files and their status; it never imports Spark.
 """
@@ -71,6 +72,7 @@ class Supervised:
         self._orders = threading.Lock()  # one after the other: start, stop
         self._closed = False  # the server ends: nothing is started any more
         self._stopping = threading.Event()
+        self._kept = True  # False from the moment the thread has nothing left to start
         self._thread = self._make_thread()
         self._state = "starting"
         self._restarts = 0
@@ -82,7 +84,7 @@ class Supervised:
     def start_again(self) -> None:
         """Begin anew, failures forgotten, unless it is being kept going."""
         with self._orders:
-            if self._thread.is_alive() and not self._stopping.is_set():
+            if self._kept and not self._stopping.is_set():
                 return
             self._thread.join()
             with self._lock:
@@ -90,6 +92,7 @@ class Supervised:
                     return
                 self._failures.clear()
                 self._stopping.clear()
+                self._kept = True
                 self._state = "starting"
                 self._thread = self._make_thread()
                 self._thread.start()
@@ -143,6 +146,7 @@ class Supervised:
             if self._stopping.is_set():
                 break
             if code == 0:
+                self._kept = False  # before it is shown: whoever reads it may order a start
                 self._say("finished")
                 self._logger.info("pipeline_finished")
                 return
@@ -197,6 +201,7 @@ class Supervised:
         self._failures.append(now)
         recent = [moment for moment in self._failures if moment > now - window]
         if code == EXIT_USAGE or len(recent) >= self._limits.failures_max:
+            self._kept = False  # before it is shown, as above
             self._say("failed")
             self._logger.error(
                 "pipeline_gave_up", failures=len(recent), within_ms=self._limits.window_ms,
