@@ -27,6 +27,13 @@ BODIES = [
     (STRUCTURED, b'{"source":"//s"}', b"400", b"missing-event-id"),
     (BATCH, json.dumps([event(f"b{n}") for n in range(300)]).encode(), b"202", b"accepted"),
     (BATCH, b"[]", b"202", b"accepted"),
+    (BATCH, json.dumps([event(f"b{n % 20}") for n in range(30)]).encode(), b"202", b"accepted"),
+    (
+        BATCH,
+        json.dumps([*map(event, "abcdefghijklmnopq"), 7]).encode(),
+        b"400",
+        b"invalid-json-body",
+    ),
     (BATCH, b'[{"source":"//s","id":"x"},{"id":"x"}]', b"400", b"missing-event-source"),
 ]
 
@@ -146,6 +153,39 @@ def test_a_peer_that_sends_no_more_gets_its_quick_answer(start):
                 talk.socket.shutdown(socket.SHUT_WR)
                 assert talk.answer()[0].split()[1] == b"202"
                 assert talk.read.read() == b""
+
+
+def test_batches_and_events_of_one_turn_keep_their_order(start):
+    """Found in one turn of the loop: each connection's events are stored whole and in its order."""
+    with start("--durability", "none") as server:
+        batches = [[event(f"{c}-{n:02d}") for n in range(40)] for c in "abc"]
+        parts = [(BATCH, json.dumps(batch).encode()) for batch in batches]
+        parts += [(STRUCTURED, json.dumps(event(f"x-{n}")).encode()) for n in range(3)]
+        order = [parts[n] for n in (3, 0, 4, 1, 2, 5)]
+        with contextlib.ExitStack() as stack:
+            talks = [stack.enter_context(Talk(server)) for _ in order]
+            for talk, (kind, body) in zip(talks, order, strict=True):
+                talk.send(request("turn", body, kind))
+                assert talk.answer()[0].split()[1] == b"202"
+            server.process.send_signal(signal.SIGSTOP)
+            for talk, (kind, body) in zip(talks, order, strict=True):
+                talk.send(request("turn", body.replace(b"-", b"+"), kind))
+            server.process.send_signal(signal.SIGCONT)
+            for talk in talks:
+                assert talk.answer()[0].split()[1] == b"202"
+        with virta.open(server.data_dir / "log", visibility="committed") as log:
+            stored = [json.loads(record.value)["id"] for record in log.read(topics="turn")]
+    first, second = stored[:123], stored[123:]
+    assert first == [
+        *("x-0", *[e["id"] for e in batches[0]], "x-1"),
+        *[e["id"] for batch in batches[1:] for e in batch],
+        "x-2",
+    ]
+    assert sorted(second) == sorted(id_.replace("-", "+") for id_ in first)
+    for letter in "abc":
+        mine = [id_ for id_ in second if id_.startswith(letter)]
+        at = second.index(mine[0])
+        assert second[at : at + 40] == mine == sorted(mine)
 
 
 def test_a_body_that_does_not_come(start):

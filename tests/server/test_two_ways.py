@@ -22,10 +22,15 @@ EVENTS = st.fixed_dictionaries(
     {"source": TEXTS, "id": TEXTS},
     optional={"data": VALUES, "partitionkey": VALUES, "time": TEXTS},
 ) | st.dictionaries(st.sampled_from(["source", "id", "data"]), VALUES)
+# So many that a batch goes as a whole, if nothing is odd about it.
+MANY = [{"source": "s", "id": f"many-{n}"} for n in range(20)]
 PRINTED = st.builds(
     lambda value, indent, ascii_: json.dumps(value, indent=indent, ensure_ascii=ascii_)
     .encode("utf-8", "replace"),
-    EVENTS | st.lists(EVENTS, max_size=4) | VALUES,
+    EVENTS
+    | st.lists(EVENTS, max_size=4)
+    | st.lists(EVENTS, max_size=2).map(lambda some: MANY + some)
+    | VALUES,
     st.sampled_from([None, None, None, 1]),
     st.booleans(),
 )  # fmt: skip
@@ -99,6 +104,15 @@ def teach(server, channel, requests):
 @example(requests=[(b"POST", BATCH, b"", b'[{"source":"s","id":"\\ud800","data":1e999} ]', 9)])
 @example(requests=[(b"POST", STRUCTURED, b"", '{"source":"s","id":"1"}'.encode("utf-16-le"), 9)])
 @example(
+    requests=[
+        (b"POST", BATCH, b"", json.dumps(MANY).encode(), 9),
+        (b"POST", STRUCTURED, b"", b'{"source":"s","id":"many-3"}', 9),
+        (b"POST", BATCH, b"", json.dumps([*MANY, {"source": "s", "id": "more"}]).encode(), 400),
+        (b"POST", BATCH, b"", json.dumps([*MANY, {"source": "s"}]).encode(), 9),
+        (b"POST", BATCH, b"", json.dumps([*MANY, {"source": "s", "id": 7}], indent=1).encode(), 9),
+    ]
+)
+@example(
     requests=[(b"PUT", BATCH, b"", b'[{"source":"s","id":"1"},{"source":"s","id":1}]', 150)] * 2
 )
 def test_the_ways_agree(server, together, requests):
@@ -121,3 +135,25 @@ def test_the_ways_agree(server, together, requests):
             found[channel] += answers(server, [data[: request[4]], data[request[4] :]], 1)
     assert found[quick] == found[slow]
     assert stored(server, quick) == stored(server, slow)
+
+
+def test_the_plain_half_agrees(start, tmp_path):
+    """Without the native half batches are read event by event: the same answers, the same log."""
+    bodies = [
+        MANY,
+        [*MANY, {"source": "s", "id": "new", "partitionkey": "k"}],
+        [{"source": "s", "id": f"ü{n}", "data": {"n": n % 7}} for n in range(300)],
+        [*MANY, {"source": "s"}],
+        [*MANY[:3]],
+        [{"source": "s", "id": f"last-{n % 30}"} for n in range(60)],
+    ]
+    requests = [(b"POST", BATCH, b"", json.dumps(body).encode(), 0) for body in bodies * 2]
+    found = []
+    for plain in ("", "1"):
+        with start(
+            "--durability", "none", data_dir=tmp_path / f"p{plain}", environ={"VIRTA_PLAIN": plain}
+        ) as server:
+            said = [answers(server, [written(b"c", b"same", r)], 1) for r in requests]
+            found.append((said, stored(server, b"c")))
+    assert found[0] == found[1]
+    assert len(found[0][1]) == 20 + 1 + 300 + 30

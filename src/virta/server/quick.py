@@ -19,12 +19,21 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from virta.errors import LogError, LogLimitError, RequestError
+from virta.hub.parcel import Parcel
 from virta.server import responses
 from virta.server.exchange import Exchange
-from virta.server.intake import MODES, STRUCTURED, read_events, read_quickly
+from virta.server.intake import (
+    BATCH,
+    MODES,
+    STRUCTURED,
+    read_events,
+    read_parcel,
+    read_quickly,
+)
 
 if TYPE_CHECKING:
     from virta.hub.delivery import Delivery
+    from virta.hub.publisher import Part
     from virta.server.lane import QuickLane
     from virta.server.service import Service
 
@@ -87,56 +96,66 @@ class QuickWay:
         service.requests += len(arrived)
         service.translations += len(arrived)
         room = publisher.room
-        size = 0
+        size = number = 0
         drafts: list[Delivery] = []
+        parts: list[Part] = [drafts]
         waiting: list[tuple[QuickLane, Times]] = []
         began = perf_counter()
         for protocol, known, data, since in arrived:
-            body = data[known.start :]
-            draft = read_quickly(known.channel, body) if known.mode is STRUCTURED else None
+            structured = known.mode is STRUCTURED
+            draft = read_quickly(known.channel, data[known.start :]) if structured else None
             size += known.size
             if draft is not None and room > 0 and size <= RUN_BYTES_MAX:
                 room -= 1
+                number += 1
                 drafts.append(draft)
                 waiting.append((protocol, _since(since, began) if since else NO_TIMES))
                 continue
             read_ms = _since(since, began)[0] if since else 0
-            events, parse_ms = self._read(protocol, known, body, draft, read_ms)
-            if events is None:
+            part, parse_ms = self._read(protocol, known, data, draft, read_ms)
+            if part is None:
                 continue
             if waiting and (
                 room <= 0  # what is under way is part of what the refusal tells
                 or size > RUN_BYTES_MAX
-                or len(drafts) + len(events) > RUN_EVENTS_MAX
+                or number + len(part) > RUN_EVENTS_MAX
             ):
-                publisher.take(drafts, _Answers(service, waiting))
-                drafts, waiting, size = [], [], known.size
+                publisher.take(parts, _Answers(service, waiting))
+                drafts, waiting, size, number = [], [], known.size, 0
+                parts = [drafts]
             if room <= 0:
-                refusal = service.overloaded(len(events))
+                refusal = service.overloaded(len(part))
                 _refuse(protocol, refusal, responses.timings(read_ms, parse_ms))
                 continue
-            room -= len(events)
-            drafts += events
+            room -= len(part)
+            number += len(part)
+            if isinstance(part, Parcel):
+                drafts = []  # what comes behind it
+                parts += [part, drafts]
+            else:
+                drafts += part
             waiting.append((protocol, (read_ms, parse_ms)))
         service.translation_seconds += perf_counter() - began
         if waiting:
-            publisher.take(drafts, _Answers(service, waiting))
+            publisher.take(parts, _Answers(service, waiting))
         publisher.write()
 
     def _read(
         self,
         protocol: QuickLane,
         known: KnownHead,
-        body: bytes,
+        data: bytes,
         draft: Delivery | None,
         read_ms: int,
-    ) -> tuple[list[Delivery] | None, int]:
+    ) -> tuple[Parcel | list[Delivery] | None, int]:
         """The events of a body that wants a closer look, and how long that took; None: refused."""
         if draft is not None:
             return [draft], 0
-        began = perf_counter() if len(body) > TIMED_BODY_BYTES else 0.0
+        began = perf_counter() if known.size - known.start > TIMED_BODY_BYTES else 0.0
+        channel, mode = known.channel, known.mode
         try:
-            events = read_events(known.channel, [], known.content_type, known.mode, body)
+            part = read_parcel(channel, data, known.start) if mode is BATCH else None
+            events = part or read_events(channel, [], known.content_type, mode, data[known.start :])
         except RequestError as error:
             _refuse(protocol, error, responses.timings(read_ms))
             return None, 0
