@@ -41,11 +41,35 @@ KINDS = st.sampled_from(
 MORE = st.sampled_from(
     [b"", b"", b"", b"Origin: http://x\r\n", b"Expect: 100-continue\r\n", b"Connection: close\r\n"]
 )
+ATTRIBUTES = st.lists(
+    st.tuples(
+        st.sampled_from([b"ce-source", b"ce-id", b"Ce-Id", b"CE-TIME", b"ce-x", b"ce-x-y"]),
+        st.sampled_from(
+            [b": a", b": b", b": b c", b":a", b": a ", b":", b": \xc3\xbc", b"", b": \x01"]
+        ),
+    ),
+    max_size=3,
+)
 REQUESTS = st.lists(
     st.tuples(st.sampled_from([b"POST", b"PUT"]), KINDS, MORE, BODIES, st.integers(0, 400)),
     min_size=1,
     max_size=6,
 )
+# Lines of a head beside a source and an id of its own.
+ODD_LINES = [
+    b"ce-partitionkey: k\r\n",
+    b"ce-datacontenttype: application/json\r\n",
+    b"ce-datacontenttype: text/plain\r\n",
+    b"ce-id: again\r\n",
+    b"ce-x: \xfcml\xe4ut\r\n",
+    b"ce-data: {}\r\n",
+    b"ce-x: folded\r\n line\r\n",
+    b"ce-x\r\n",
+    b"ce-x: \x01\r\n",
+    b"ce-x:\r\n",
+    b"X: ce-id: 7\r\n",
+    b"Connection: close\r\n",
+]
 _numbers = itertools.count(1)
 
 
@@ -135,6 +159,57 @@ def test_the_ways_agree(server, together, requests):
             found[channel] += answers(server, [data[: request[4]], data[request[4] :]], 1)
     assert found[quick] == found[slow]
     assert stored(server, quick) == stored(server, slow)
+
+
+def binary(channel, way, attributes, body):
+    return (
+        b"POST /channels/%b HTTP/1.1\r\nHost: x\r\nWay: %b\r\n%bContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (channel, way, attributes, len(body), body)
+    )
+
+
+def check_binary(server, heads, cut):
+    """Binary events with these lines in their heads, on both ways."""
+    number = next(_numbers)
+    found = []
+    for channel in (b"quick%06d" % number, b"slow!%06d" % number):
+        quick = channel.startswith(b"q")
+        said = []
+        for turn in range(2):
+            for at, (lines, body) in enumerate(heads):
+                if quick:  # the same outline: other values in the same lines
+                    usual = re.sub(
+                        rb"(?m)^(ce-[a-z]+: )[ -~]+", rb"\1other", lines, flags=re.IGNORECASE
+                    )
+                    answers(server, [binary(channel, b"same", usual, b"x" * len(body))], 1)
+                way = b"same" if quick else b"%d.%d.%d" % (number, turn, at)
+                data = binary(channel, way, lines, body)
+                said.append(answers(server, [data[:cut], data[cut:]], 1))
+        found.append((said, stored(server, channel)))
+    assert found[0] == found[1]
+    return found[0]
+
+
+@pytest.mark.parametrize("odd", [b"", *ODD_LINES])
+def test_binary_events_on_both_ways(server, odd):
+    """Attributes in the head, usual ones and odd ones: the same answers, the same log."""
+    plain = b"ce-source: s\r\nCe-Id: %b\r\nce-time: 2026-01-01T00:00:00Z\r\n"
+    bodies = [b'{"a":1}', b'{"a":\n1}', b'{"a"', b'"\\ud800"', b"\xff"]
+    heads = [(plain % b"%d" % n + odd, body) for n, body in enumerate(bodies)]
+    heads += [(odd + plain % b"a longer id", bodies[0]), (odd, bodies[0])]
+    said, kept = check_binary(server, heads, 10**6)
+    assert len(said) == 14
+    if not odd:
+        assert len(kept) == 4
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(lines=st.lists(ATTRIBUTES, min_size=1, max_size=3), cut=st.integers(0, 300))
+def test_the_ways_agree_on_attributes(server, lines, cut):
+    """Whatever lines the heads have."""
+    own = b"ce-source: s\r\nce-id: 1\r\n"
+    heads = [(own + b"".join(b"%b%b\r\n" % line for line in some), b"[1]") for some in lines]
+    check_binary(server, heads, cut)
 
 
 def test_the_plain_half_agrees(start, tmp_path):

@@ -8,6 +8,9 @@ behind such a head, at once or in pieces, needs no parser, no request object and
     data ──► known head? ──► arrived ─┬─► bodies read ──► one append ──► matched ──► answers
                  └─ no: the parser    └─ (one tick)
 
+The head of a binary event holds its attributes, so none comes twice. What repeats is the rest of it:
+such heads are known without the values of their attributes, which are read for each.
+
 Invariant: what is known of a head is what the parser and the checks would say again, since they are
 functions of its bytes and of settings that do not change. Everything else (pipelines, large bodies in
 pieces, other routes and modes) takes the long way, which gives the same answers.
@@ -15,6 +18,7 @@ pieces, other routes and modes) takes the long way, which gives the same answers
 
 from __future__ import annotations
 
+import re
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,6 +30,7 @@ from virta.server.intake import (
     BATCH,
     MODES,
     STRUCTURED,
+    Headers,
     read_events,
     read_parcel,
     read_quickly,
@@ -41,6 +46,13 @@ END_OF_HEAD = b"\r\n\r\n"
 # Heads that are remembered, and how long one may be: together a few megabytes at most.
 HEADS_MAX = 4096
 HEAD_BYTES_MAX = 1024
+# An attribute of a binary event as most are: plain names, one space, a value without spaces around it.
+ATTRIBUTE = re.compile(
+    rb"\r\n([cC][eE]-[a-zA-Z0-9]+): ([!-~\x80-\xff](?:[ -~\x80-\xff]*[!-~\x80-\xff])?)(?=\r|\Z)"
+)
+ANY_ATTRIBUTE = re.compile(rb"\r\nce-", re.IGNORECASE)
+# What a head may not hold that is known without its values: a folded line, a type beside the content's.
+NO_OUTLINE = re.compile(rb"\r\n[ \t]|\r\nce-datacontenttype:", re.IGNORECASE)
 # Reading a smaller body takes no millisecond, which is the unit in which it is told.
 TIMED_BODY_BYTES = 16 * 1024
 # So many events and bytes are handed on together; more would make a tick long, and they share one fate
@@ -61,6 +73,7 @@ class KnownHead(NamedTuple):
     channel: str
     content_type: bytes
     mode: bytes
+    attributes: Headers  # of a binary event
 
 
 class QuickWay:
@@ -68,22 +81,47 @@ class QuickWay:
 
     def __init__(self, service: Service) -> None:
         self.heads: dict[bytes, KnownHead] = {}
+        # Heads of binary events without the values of their attributes.
+        self.outlines: dict[tuple[bytes, ...], KnownHead] = {}
         # Whose, what head, the bytes, and since when they arrive unless they came at once.
         self.arrived: list[tuple[QuickLane, KnownHead, bytes, float]] = []
         self._service = service
 
     def learn(self, head: bytes, channel: str, content_type: bytes, mode: bytes, size: int) -> None:
         """Remember a head that passed all checks; `size` is the length it announces."""
-        if len(head) > HEAD_BYTES_MAX or mode not in MODES:
+        if len(head) > HEAD_BYTES_MAX:
             return
         # Where the head ends is only certain when every line ends as it should.
         lines = head.count(b"\r\n")
         if head.count(b"\n") != lines or head.count(b"\r") != lines:
             return
-        if len(self.heads) >= HEADS_MAX:
-            self.heads.clear()
         start = len(head) + len(END_OF_HEAD)
-        self.heads[head] = KnownHead(start + size, start, channel, content_type, mode)
+        known = KnownHead(start + size, start, channel, content_type, mode, [])
+        if mode in MODES:
+            if len(self.heads) >= HEADS_MAX:
+                self.heads.clear()
+            self.heads[head] = known
+        elif not NO_OUTLINE.search(head):
+            outline, values = _outline(head)
+            if len(values) == len(ANY_ATTRIBUTE.findall(head)):
+                if len(self.outlines) >= HEADS_MAX:
+                    self.outlines.clear()
+                names = [name.lower() for name in outline[1::2]]
+                attributes = list(zip(names, values, strict=True))
+                self.outlines[outline] = known._replace(attributes=attributes)
+
+    def recognise(self, head: bytes) -> KnownHead | None:
+        """What the head of a binary event means, if its like was seen before."""
+        if len(head) > HEAD_BYTES_MAX or len(head) > self._service.head_bytes_max:
+            return None
+        outline, values = _outline(head)
+        known = self.outlines.get(outline)
+        if known is None:
+            return None
+        size, start, channel, content_type, mode, attributes = known
+        attributes = [(name, value) for (name, _), value in zip(attributes, values, strict=True)]
+        more = len(head) + len(END_OF_HEAD) - start
+        return KnownHead(size + more, start + more, channel, content_type, mode, attributes)
 
     def run(self) -> None:
         """Read, write and answer what has arrived."""
@@ -155,7 +193,9 @@ class QuickWay:
         channel, mode = known.channel, known.mode
         try:
             part = read_parcel(channel, data, known.start) if mode is BATCH else None
-            events = part or read_events(channel, [], known.content_type, mode, data[known.start :])
+            events = part or read_events(
+                channel, known.attributes, known.content_type, mode, data[known.start :]
+            )
         except RequestError as error:
             _refuse(protocol, error, responses.timings(read_ms))
             return None, 0
@@ -165,6 +205,14 @@ class QuickWay:
             _refuse(protocol, RequestError(500, "internal-failure"), b"")
             return None, 0
         return events, int((perf_counter() - began) * 1000) if began else 0
+
+
+def _outline(head: bytes) -> tuple[tuple[bytes, ...], list[bytes]]:
+    """A head in pieces, each second one the name of an attribute, and the values of these."""
+    pieces = ATTRIBUTE.split(head)
+    values = pieces[2::3]
+    del pieces[2::3]
+    return tuple(pieces), values
 
 
 def _since(began: float, now: float) -> Times:
