@@ -37,6 +37,14 @@ EXTENSIONS = [
         optional=True,
     ),
     Extension(
+        "virta.hub._native",
+        ["native/hub.c"],
+        depends=[*map(str, Path("native").glob("hub_*.h")), "native/crc.h", "native/log_format.h"],
+        extra_compile_args=[*FLAGS, "-std=c11", "-Wall", "-Wextra"],
+        extra_link_args=LINK,
+        optional=True,
+    ),
+    Extension(
         "virta.spark._arrow",
         ["native/arrow.c"],
         depends=["native/crc.h", "native/log_format.h"],
