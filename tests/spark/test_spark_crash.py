@@ -133,16 +133,18 @@ class Copying:
         return (writer.trigger(**trigger) if trigger else writer).start()
 
     def reach(self, goal):
-        """Wait until the other log has so many records."""
-        while next_offset(self.target) < goal:
+        """Wait until the other log has so many records, the last of them by a query that still runs."""
+        while True:
             wait_for(
-                lambda: next_offset(self.target) >= goal or not self.query.isActive,
+                lambda n=goal: next_offset(self.target) >= n or not self.query.isActive,
                 f"offset {goal}",
             )
-            if not self.query.isActive:
-                self.failed += 1
-                assert self.failed <= 2 * WORKER_ROUNDS
-                self.query = self.start(WORKER_BATCH)
+            if self.query.isActive:
+                return
+            self.failed += 1
+            assert self.failed <= 2 * WORKER_ROUNDS
+            goal = max(goal, next_offset(self.target) + 1)
+            self.query = self.start(WORKER_BATCH)
 
     def finish(self):
         """Stop it, then copy what is left in one go."""
@@ -166,7 +168,7 @@ def test_workers_killed_at_random(spark, tmp_path):
     killed = 0
     try:
         for number in range(WORKER_ROUNDS):
-            events += fill(source, 3 * WORKER_BATCH, seed=seed + 1 + number, first=len(events))
+            events += fill(source, 5 * WORKER_BATCH, seed=seed + 1 + number, first=len(events))
             # Planning takes longer than many micro-batches, so the moment is one after rows arrived.
             copying.reach(next_offset(target) + rng.randrange(1, 2 * WORKER_BATCH))
             threading.Event().wait(rng.uniform(0, 0.3))
