@@ -23,6 +23,7 @@ from msgspec import Meta, Struct
 
 from virta.journal import images
 from virta.journal.domain import ATTEMPTS_MAX
+from virta.journal.lattice import COVERED_MAX
 from virta.journal.messages import (
     OVERWRITE,
     PERSIST,
@@ -70,6 +71,7 @@ class JobState(Struct, array_like=True, frozen=True):
     lease: _Id
     revision: _Time
     persist: bool
+    covered: Annotated[dict[_Time, _Time], Meta(max_length=COVERED_MAX)] | None = None
 
 
 class JobCopy(Struct, array_like=True, frozen=True):
@@ -183,7 +185,7 @@ class Copies:
             if entry.alias is not None:
                 yield self.as_link(entry.alias, entry.keys[0], entry.timestamp)
             elif entry.over and entry.size < OVER_BYTES_MAX:
-                yield self.as_set(entry)  # whole, and over as soon as it arrives
+                yield from self.of_value(entry)  # whole, and over as soon as it arrives
             elif entry.tombstone:
                 yield Request(Function.DELETE, 0, 0, entry.timestamp, key=entry.keys[0])
             else:

@@ -253,6 +253,7 @@ class Shelf:
         tombstone = self._entries[root]
         tombstone.over = True
         tombstone.ttl = entry.ttl
+        tombstone.marked_at, tombstone.worked_until = entry.marked_at, entry.worked_until
         self._set_data(tombstone, Value(value.type, value.data[:OVER_BYTES_MAX]))
 
     def _set_data(self, entry: Entry, value: Value) -> None:

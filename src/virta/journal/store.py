@@ -67,6 +67,8 @@ class Store(Shelf):
         self._room_for(entry, key, value)
         if entry is None:
             entry = self._create(key, timestamp)
+            if before is not None and before.over and before.timestamp == timestamp:
+                entry.marked_at, entry.worked_until = before.marked_at, before.worked_until
         if entry.timestamp != timestamp or not told:
             # A mark belongs to a version; other daemons may know of one for this very version.
             again = entry.marked_at and entry.timestamp == timestamp
@@ -287,7 +289,10 @@ class Store(Shelf):
         if (timestamp, until) > (entry.marked_at, entry.worked_until):
             entry.marked_at = timestamp
             entry.worked_until = until
-            self._marked[entry] = None
+            if entry.tombstone:
+                self._changed(entry)  # its time is over; a later expiry may be on its way
+            else:
+                self._marked[entry] = None
 
     def touch(self, entry: Entry, ttl: int, now: int) -> None:
         """Live at least `ttl` from now; a value without expiry stays without."""
