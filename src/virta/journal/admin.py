@@ -79,8 +79,8 @@ class Admin:
         if key.startswith(RESERVED):
             raise RefusedError("bad-settings", "keys under virta: are only set and deleted")
 
-    def check(self, request: Request) -> None:
-        """Refuse a setting that could not be obeyed."""
+    def check(self, request: Request, *, told: bool) -> None:
+        """Refuse a setting that could not be obeyed; what the journal keeps itself only daemons may set."""
         key, value = request.key, request.value
         assert value is not None
         if request.timeout is not None:
@@ -98,7 +98,7 @@ class Admin:
                 host_of(cron.uri.encode())
             if key not in self._crons and len(self._crons) >= CRONS_MAX:
                 raise RefusedError("too-large", f"there are {CRONS_MAX} recurring jobs already")
-        else:
+        elif not (told and key.startswith(RAN_PREFIX)):
             raise RefusedError(
                 "bad-settings", f"{key[:60]!r} is not virta:domain:… or virta:cron:…"
             )
@@ -309,13 +309,14 @@ class Admin:
             raise RefusedError("key-missing", "the domain")
         key = DOMAIN_PREFIX + command.domain.lower().encode()
         entry = self._engine.store.live(key, now)
+        before = self._engine.store.stored(key)
         current = (
             Settings() if entry is None else _decoded(self._engine.store.value(entry), Settings)
         )
         merged = {**msgspec.to_builtins(current), **command.settings}
         value = Value(Type.STRING, msgspec.json.encode(merged))
         # Later than what is stored, even when that came from a clock ahead of ours.
-        timestamp = max(self._engine.stamp(now), entry.timestamp + 1 if entry else 0)
+        timestamp = max(self._engine.stamp(now), before.timestamp + 1 if before else 0)
         reply = self._engine.handle(
             Request(Function.SET, 0, timestamp=timestamp, key=key, value=value), session
         )

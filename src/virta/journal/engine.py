@@ -181,6 +181,8 @@ class Engine:
         assert value is not None
         flags = request.flags
         told = session.peer is not None
+        if request.query and not told:
+            raise RefusedError("bad-query", f"query {request.query} has no meaning here")
         if flags & LISTEN:
             self.listeners.check(session, [key])
         if key.startswith(b"virta:"):
@@ -189,7 +191,7 @@ class Engine:
                 return Reply(request.identifier, 0, request.timestamp)
             if self.admin.is_command(key):
                 return self.admin.run(request, session, now)
-            self.admin.check(request)
+            self.admin.check(request, told=told)
             flags |= PERSIST | OVERWRITE
         applied = self.store.set(
             key,
@@ -203,6 +205,8 @@ class Engine:
             ttl=request.ttl or 0,
             told=told,
         )
+        if request.key2:
+            self.copies.merge_mark(request)
         entry = self.store.stored(key)
         assert entry is not None
         if applied:
@@ -233,7 +237,7 @@ class Engine:
             self.admin.removed(keys)
         stored = self.store.stored(key)
         timestamp = request.timestamp if stored is None else stored.timestamp
-        if self.replicate and (removed or timestamp <= request.timestamp):
+        if self.replicate and (removed or (entry is None and timestamp <= request.timestamp)):
             for each in keys or [key]:
                 self._tell_gone(each)
         return Reply(request.identifier, DELETED if removed else 0, timestamp)
@@ -469,10 +473,12 @@ class Engine:
             self._tell_value(entry)
 
     def forget(self, key: bytes) -> None:
-        """What `remember` kept; every daemon does so by itself."""
+        """What `remember` kept, and what any daemon may have remembered since."""
         entry = self.store.stored(key)
-        if entry is not None:
+        if entry is not None and not entry.tombstone:
             self.store.delete(key, entry.timestamp + 1, self.clock())
+            if self.replicate:
+                self._tell_gone(key)
 
     def tell_read(self, entry: Entry, request: Request) -> None:
         """A mark or a longer life, together with the value, as that may be still on its way."""

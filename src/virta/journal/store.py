@@ -180,7 +180,7 @@ class Store(Shelf):
         if timestamp < entry.timestamp or (before is not None and timestamp < before.timestamp):
             return False
         # Later than what either key had, or the same moment would have two values.
-        final = max(timestamp, entry.timestamp + 1, entry.moment(key) + 1)
+        final = max(timestamp, entry.timestamp + 1, *(at + 1 for at in entry.links.values()))
         if before is not None:
             final = max(final, before.timestamp + 1, before.moment(target) + 1)
         if key != target:
@@ -256,6 +256,8 @@ class Store(Shelf):
         first = entry is not None and entry.keys[0] == key and len(entry.keys) > 1
         self._detach(key)
         if entry is not None and first:
+            if self.copied:  # later than when they were linked, by whatever clock
+                timestamp = max(timestamp, *(at + 1 for at in entry.links.values()))
             self._renew(entry, timestamp)
             entry.links = dict.fromkeys(entry.keys[1:], timestamp)
             self._adopt(entry)
