@@ -9,7 +9,7 @@ import pytest
 from journal_faulty import Faulty, check, copies_of
 
 # VIRTA_SEEDS=20000 or VIRTA_SEEDS=5000-9000 for more.
-FIRST, _, LAST = os.environ.get("VIRTA_SEEDS", "400").rpartition("-")
+FIRST, _, LAST = os.environ.get("VIRTA_SEEDS", "200").rpartition("-")
 SEEDS = range(int(FIRST or 0), int(LAST))
 SLICE = 100
 

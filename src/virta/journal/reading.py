@@ -111,21 +111,22 @@ class Reading:
         before: bytes | None = None  # a key may be that of a value and a uri
         cursor: bytes | None = None
         self._jobs.tick(now)
-        for key, wanted in query.keys(self._store, self._job_keys.in_order()):
+        sources = (self._store, self._job_keys.in_order(*query.span()))
+        for key, wanted in query.keys(*sources):
+            if looked == SCAN_KEYS_MAX:
+                cursor = query.cursor(last, key, *sources)
+                break
             entry = self._readable(key, flags, now) if wanted and key != before else None
             before = key
             if entry is None:
                 last = key
                 looked += 1
-                if looked == SCAN_KEYS_MAX:
-                    cursor = query.cursor(last)
-                    break
                 continue
             cost = len(key) + PAIR_OVERHEAD_BYTES
             if flags & DATA:
                 cost += len(entry.uri) if isinstance(entry, Job) else entry.size
             if len(found) == limit or (found and size + cost > REPLY_BYTES_MAX):
-                cursor = query.cursor(last)
+                cursor = query.cursor(last, key, *sources)
                 break
             size += cost
             last = key

@@ -78,6 +78,10 @@ class Shelf:
     def scan(self, lower: bytes, upper: bytes | None, *, after: bool = False) -> Iterator[bytes]:
         return self._keys.scan(lower, upper, after=after)
 
+    def before(self, key: bytes) -> bytes:
+        """The last key before this one; empty if there is none."""
+        return self._keys.before(key)
+
     def entries(self) -> list[Entry]:
         """Every entry once, tombstones too."""
         return list(dict.fromkeys(self._entries.values()))

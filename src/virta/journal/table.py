@@ -77,6 +77,17 @@ class JobTable:
                 last = table[uri].timestamp
         return last
 
+    def any_key(self, lower: bytes, upper: bytes | None) -> bool:
+        """Whether a key of a job that waits or is worked on may be in a range; quick to say yes."""
+        for place in self.schedule.domains.values():
+            first, beyond = place.prefix + b":", place.prefix + b";"
+            if lower < beyond and (upper is None or first < upper) and any(place.counts[:DEAD]):
+                return True
+        return any(
+            lower <= uri and (upper is None or uri < upper)
+            for uri in chain(self._waiting, self._working)
+        )
+
     def uris(self) -> list[bytes]:
         """Every uri something is known of."""
         return list(
