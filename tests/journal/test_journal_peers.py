@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 
 import pytest
 from journal_faulty import URIS, admin, copies_of
-from journal_support import Clock, Wire, connected, until
+from journal_support import Clock, Wire, connected, mesh, until
 
 from virta.errors import JournalError
 from virta.journal import forwarder
@@ -23,48 +22,6 @@ from virta.journal.peers import Peer, Peers
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     monkeypatch.setattr(forwarder, "RETRY_S_MAX", 0.2)
-
-
-class Mesh:
-    """Two daemons that know each other, on fixed ports, to be started and stopped."""
-
-    def __init__(self, directory, **options):
-        self.directory = directory
-        self.options = options
-        self.ports = {}
-        self.servers = {}
-
-    async def prepare(self):
-        for name in ("a", "b"):
-            probe = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
-            self.ports[name] = probe.sockets[0].getsockname()[1]
-            probe.close()
-            await probe.wait_closed()
-
-    async def start(self, name):
-        other = "b" if name == "a" else "a"
-        directory = self.directory / name
-        node = Node(directory / "journal")
-        peer = Peer(other, "127.0.0.1", self.ports[other])
-        node.peers = Peers(node.engine, directory, name, [peer], **self.options)
-        server = JournalServer(port=self.ports[name], node=node)
-        await server.start()
-        self.servers[name] = server
-        return server
-
-    async def stop(self, name):
-        await self.servers.pop(name).stop()
-
-
-@asynccontextmanager
-async def mesh(directory, **options):
-    both = Mesh(directory, **options)
-    await both.prepare()
-    try:
-        yield both
-    finally:
-        for name in list(both.servers):
-            await both.stop(name)
 
 
 def set_(key, data=b"v"):

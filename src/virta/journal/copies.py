@@ -10,8 +10,8 @@ the same.
     GET with timeout    such a mark alone, of the version whose timestamp is the ttl
     SET virta:job       [uri, last finished command, when, states]: see `Jobs.merge`
 
-`export` is everything a daemon knows, in the same words: a peer that starts asks for it and applies it
-like anything else that arrives.
+`export` is everything a daemon knows, in the same words, page by page: a peer that starts, or was away for too
+long to be told of each change, asks for it and applies it like anything else that arrives.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from virta.journal.session import Session
 
 JOB_KEY = b"virta:job"
-EXPORT_BYTES_MAX = 4 * 1024 * 1024
+EXPORT_BYTES_MAX = 1024 * 1024  # of a page, beyond which only one message goes
 # A job has to fit one value together with its uri, domain and reason.
 COPIED_PAYLOAD_BYTES_MAX = 8 * 1024 * 1024 - 256 * 1024
 
