@@ -32,7 +32,7 @@ class JobKeys:
         self._known: dict[Job, bytes] = {}
         self._moved: dict[Job, None] = {}
 
-    def in_order(self, lower: bytes, upper: bytes | None) -> SortedKeys:
+    def in_order(self, lower: bytes = b"", upper: bytes | None = None) -> SortedKeys:
         """
         Those from `lower` up to `upper` (None: all), and perhaps others.
 
