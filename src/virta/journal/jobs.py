@@ -240,9 +240,17 @@ class Jobs(JobTable):
         if known.finished > before:
             self._over(uri, known.finished, finished_at if known.finished == finished else now)
         self._rehold(uri, now)
-        if known.jobs:
-            known.jobs[-1].replaced = known.covered or None
-        if known.finished > before or news or any(job.persist or job.logged for job in gone):
+        covered = known.covered or None
+        newest = known.jobs[-1] if known.jobs else None
+        learnt = bool(newest is not None and newest.replaced != covered)
+        if newest is not None:
+            newest.replaced = covered
+        if (
+            known.finished > before
+            or news
+            or learnt
+            or any(job.persist or job.logged for job in gone)
+        ):
             self._changed(uri)
         if known.finished > max(before, finished):
             self._tell_of(uri)  # nobody else may have seen that it is over

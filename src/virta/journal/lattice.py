@@ -11,9 +11,10 @@ older one that nobody works on is out of sight for good unless somebody turns ou
 a larger revision. All commands older than one that is worked on are over; so are the oldest that are
 covered, when there are too many.
 
-Invariant: `join` is commutative, associative and idempotent, and whatever a daemon does by itself only adds to
-what it knows: `finished` grows, or a state gets a larger version. So daemons that have heard of the
-same states know the same, and whoever finds a command over that nobody told it of says so to all others.
+Invariant: the larger `finished` and, per command, the larger version are joins: order, repetition and
+grouping do not matter. Concluding that a command is over may depend on what was heard first, but only adds to
+what is known, as does everything a daemon does by itself; and who concludes it says so to all others. So daemons that
+have heard of the same states know the same.
 """
 
 from __future__ import annotations
