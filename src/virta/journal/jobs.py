@@ -270,6 +270,8 @@ class Jobs(JobTable):
         for job in self.entries(uri):
             if job.timestamp <= timestamp:
                 self._take_out(job)
+                if job.persist or job.logged:
+                    self._changed(uri)
 
     def _rehold(self, uri: bytes, now: int) -> None:
         """What waits is held back exactly while something of its uri is worked on."""
