@@ -225,7 +225,8 @@ class JobTable:
     def _put_in(self, job: Job, now: int) -> None:
         """A state from another daemon into the tables."""
         uri = job.uri
-        job.domain = self.schedule.domain(job.domain.name)  # it may have been forgotten meanwhile
+        # What it takes the place of may have been the last of its domain, which is forgotten then.
+        job.domain = self.schedule.domain(job.domain.name)
         if job.worked_until and not job.lease:
             self._dead[uri] = job
             job.domain.move(job, DEAD)
