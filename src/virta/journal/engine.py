@@ -54,6 +54,7 @@ TIDY_US = 1_000_000
 NO_DETAILS = Details()
 STRING = int(Type.STRING)
 PEER_PREFIX = b"peer:"
+PULL_PREFIX = b"pull:"
 FAR_FUTURE_US = 1 << 65
 
 
@@ -70,6 +71,9 @@ class Engine:
         self.copies = Copies(self)
         self.admin = Admin(self)
         self.disk_bytes: Callable[[], int] = lambda: 0  # for figures; set by whoever has a disk
+        self.pull: Callable[[str], None] = lambda _: (
+            None
+        )  # ask a peer for everything; set by `peers`
         self.primary = True  # only the primary hands out jobs
         self.replicate = False
         self.outgoing: list[Request] = []
@@ -169,6 +173,8 @@ class Engine:
     def _nop(self, request: Request, session: Session, now: int) -> Reply:
         if request.key.startswith(PEER_PREFIX):
             session.peer = request.key[len(PEER_PREFIX) :].decode(errors="replace")
+        elif request.key.startswith(PULL_PREFIX) and session.peer is not None:
+            self.pull(request.key[len(PULL_PREFIX) :].decode(errors="replace"))
         return Reply(request.identifier, 0, now)
 
     def _quit(self, request: Request, session: Session, now: int) -> Reply:  # noqa: ARG002
@@ -181,6 +187,8 @@ class Engine:
         assert value is not None
         flags = request.flags
         told = session.peer is not None
+        if request.query and not told:
+            raise RefusedError("bad-query", f"query {request.query} has no meaning here")
         if flags & LISTEN:
             self.listeners.check(session, [key])
         if key.startswith(b"virta:"):
@@ -189,7 +197,7 @@ class Engine:
                 return Reply(request.identifier, 0, request.timestamp)
             if self.admin.is_command(key):
                 return self.admin.run(request, session, now)
-            self.admin.check(request)
+            self.admin.check(request, told=told)
             flags |= PERSIST | OVERWRITE
         applied = self.store.set(
             key,
@@ -203,6 +211,8 @@ class Engine:
             ttl=request.ttl or 0,
             told=told,
         )
+        if request.key2:
+            self.copies.merge_mark(request)
         entry = self.store.stored(key)
         assert entry is not None
         if applied:
@@ -210,7 +220,7 @@ class Engine:
             if key.startswith(b"virta:"):
                 self.admin.applied(key, value, now)
             if self.replicate and not told:
-                self._tell_value(entry)
+                self.tell_value(entry)
         if flags & LISTEN:
             self.watch.listen(session, [key])
         return self._about(request, entry, now)
@@ -233,9 +243,9 @@ class Engine:
             self.admin.removed(keys)
         stored = self.store.stored(key)
         timestamp = request.timestamp if stored is None else stored.timestamp
-        if self.replicate and (removed or timestamp <= request.timestamp):
+        if self.replicate and (removed or (entry is None and timestamp <= request.timestamp)):
             for each in keys or [key]:
-                self._tell_gone(each)
+                self.tell_gone(each)
         return Reply(request.identifier, DELETED if removed else 0, timestamp)
 
     def _bury(self, request: Request, session: Session, now: int) -> Reply:
@@ -300,7 +310,7 @@ class Engine:
         self._publish(entry, session)
         value = self.store.value(entry)
         if self.replicate:
-            self._tell_value(entry)
+            self.tell_value(entry)
         reply = self._about(request, entry, now)
         reply.flags |= DATA
         reply.pair = Pair(b"", value)
@@ -335,9 +345,9 @@ class Engine:
         self.listeners.changed([key], session, entry.timestamp, None)
         self._publish(entry, session)
         if self.replicate:
-            self._tell_value(entry)
+            self.tell_value(entry)
             if key != target:
-                self._tell_gone(key)
+                self.tell_gone(key)
         return self._about(request, entry, now)
 
     def _link(self, request: Request, session: Session, now: int) -> Reply:
@@ -350,7 +360,7 @@ class Engine:
         entry = self.store.link(request.key, request.key2, request.timestamp, now, owner=session)
         self.listeners.changed([request.key2], session, entry.timestamp, entry.type)
         if self.replicate:
-            self._tell_value(entry)
+            self.tell_value(entry)
         return self._about(request, entry, now)
 
     def _link_told(self, request: Request, session: Session, now: int) -> Reply:
@@ -372,7 +382,7 @@ class Engine:
         if entry is not None:
             self.listeners.changed([request.key], session, request.timestamp, None)
             if self.replicate and session.peer is None:
-                self._tell_gone(request.key)
+                self.tell_gone(request.key)
         return Reply(request.identifier, DELETED if removed else 0, request.timestamp)
 
     # Jobs.
@@ -442,11 +452,13 @@ class Engine:
     def _publish(self, entry: Entry, session: Session) -> None:
         self.listeners.changed(entry.keys, session, entry.timestamp, entry.type)
 
-    def _tell_value(self, entry: Entry) -> None:
+    def tell_value(self, entry: Entry) -> None:
+        """Other daemons have to hear of a value as it is now."""
         self.outgoing += self.copies.of_value(entry)
         self._tell_moved()
 
-    def _tell_gone(self, key: bytes) -> None:
+    def tell_gone(self, key: bytes) -> None:
+        """Other daemons have to hear that a key leads nowhere."""
         stored = self.store.stored(key)
         if stored is not None:
             self.outgoing.append(Request(Function.DELETE, 0, 0, stored.moment(key), key=key))
@@ -459,25 +471,10 @@ class Engine:
             if entry.keys:
                 self.outgoing += self.copies.of_value(entry)
 
-    # What the journal keeps for itself.
-
-    def remember(self, key: bytes, moment: int, now: int) -> None:
-        """A persistent value that says when something happened, on every daemon."""
-        if self.store.set(key, Value(Type.VOID, b""), moment, now, persist=True) and self.replicate:
-            entry = self.store.stored(key)
-            assert entry is not None
-            self._tell_value(entry)
-
-    def forget(self, key: bytes) -> None:
-        """What `remember` kept; every daemon does so by itself."""
-        entry = self.store.stored(key)
-        if entry is not None:
-            self.store.delete(key, entry.timestamp + 1, self.clock())
-
     def tell_read(self, entry: Entry, request: Request) -> None:
         """A mark or a longer life, together with the value, as that may be still on its way."""
         if self.replicate and (request.timeout is not None or request.flags & TOUCH):
-            self._tell_value(entry)
+            self.tell_value(entry)
 
     def gather(self) -> list[Request]:
         """Everything other daemons have to hear of and have not been told; taken once."""

@@ -16,7 +16,8 @@ works, and makes replaying a record twice harmless.
     ids     the first id that was not handed out yet, for sure
 
 An entry of a job is: domain, id, priority, start, timestamp, created, payload type (-1: none), payload,
-attempts, reason, dead, worked until (if dead: when it died), lease, revision, persist.
+attempts, reason, dead, worked until (if dead: when it died), lease, revision, persist, and, if
+there are any, the older commands it took the place of, each with its revision (a map).
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def value_image(entry: Entry, value: Value) -> tuple[Any, ...]:
 
 def job_image(job: Job) -> tuple[Any, ...]:
     payload = job.payload
-    return (
+    image = (
         job.domain.name,
         job.id,
         job.priority,
@@ -78,6 +79,7 @@ def job_image(job: Job) -> tuple[Any, ...]:
         job.revision,
         job.persist,
     )
+    return (*image, job.replaced) if job.replaced else image
 
 
 def drain(engine: Engine, now: int) -> list[Record]:
@@ -165,6 +167,7 @@ def job_of(jobs: Jobs, uri: bytes, image: list[Any]) -> Job:
         lease,
         revision,
         persist,
+        *covered,
     ) = image
     # Times that are the same are one number in memory, as they were before: 32 bytes each.
     return Job(
@@ -185,6 +188,7 @@ def job_of(jobs: Jobs, uri: bytes, image: list[Any]) -> Job:
         worked_until,
         0,
         revision,
+        covered[0] if covered else None,
     )
 
 

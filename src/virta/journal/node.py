@@ -120,7 +120,7 @@ class Node:
                 time.perf_counter() - began,
             )
         if self.peers is not None:
-            await self.peers.start()
+            await self.peers.start(self._schedule)
             self._schedule()
         self._arm(self.engine.next_event())
 

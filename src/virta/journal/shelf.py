@@ -78,6 +78,10 @@ class Shelf:
     def scan(self, lower: bytes, upper: bytes | None, *, after: bool = False) -> Iterator[bytes]:
         return self._keys.scan(lower, upper, after=after)
 
+    def before(self, key: bytes) -> bytes:
+        """The last key before this one; empty if there is none."""
+        return self._keys.before(key)
+
     def entries(self) -> list[Entry]:
         """Every entry once, tombstones too."""
         return list(dict.fromkeys(self._entries.values()))
@@ -253,6 +257,7 @@ class Shelf:
         tombstone = self._entries[root]
         tombstone.over = True
         tombstone.ttl = entry.ttl
+        tombstone.marked_at, tombstone.worked_until = entry.marked_at, entry.worked_until
         self._set_data(tombstone, Value(value.type, value.data[:OVER_BYTES_MAX]))
 
     def _set_data(self, entry: Entry, value: Value) -> None:
