@@ -19,9 +19,8 @@ from virta.journal import images
 from virta.journal.client import Calls
 from virta.journal.engine import Engine
 from virta.journal.jobs import Jobs
-from virta.journal.messages import RefusedError, Reply, system_clock
+from virta.journal.messages import RefusedError, system_clock
 from virta.journal.persistence import Durability, Persistence
-from virta.journal.rules import check_numbers
 from virta.journal.session import Session
 from virta.journal.shelf import MEMORY_BYTES_MAX
 from virta.journal.store import Store
@@ -69,7 +68,8 @@ class Journal(Calls):
     def call(self, command: Command[T]) -> T:
         """Carry out one command."""
         with self._mutex:
-            reply = self._handle(command)
+            self._check_open()
+            reply = self.engine.handle(command.request, self._session)
             self._commit()
         return command.result(reply)
 
@@ -77,7 +77,9 @@ class Journal(Calls):
         """Carry out many with one fsync; their results in order, a refusal in its place."""
         todo = list(batch)
         with self._mutex:
-            replies = [self._handle(command) for command in todo]
+            self._check_open()
+            handle, session = self.engine.handle, self._session
+            replies = [handle(command.request, session) for command in todo]
             self._commit()
         results: list[Any] = []
         for command, reply in zip(todo, replies, strict=True):
@@ -98,6 +100,7 @@ class Journal(Calls):
                     self._disk.snapshot(self.engine)
             finally:
                 self._disk.close()
+                self.engine.jobs.schedule.let_go()
 
     def __enter__(self) -> Journal:
         return self
@@ -110,13 +113,11 @@ class Journal(Calls):
     ) -> None:
         self.close()
 
-    def _handle(self, command: Command[Any]) -> Reply:
+    def _check_open(self) -> None:
         if self._closed:
             raise JournalError("the journal is closed: open it again", code="closed")
         if self._failure is not None:
             raise RefusedError("disk", self._failure.message) from self._failure
-        check_numbers(command.request)
-        return self.engine.handle(command.request, self._session)
 
     def _commit(self) -> None:
         """
@@ -124,16 +125,19 @@ class Journal(Calls):
 
         After any failure nothing is accepted any more: what is in memory is ahead of the disk.
         """
-        self.engine.tick()
-        records = images.drain(self.engine, self.engine.clock())
-        records += self._disk.id_records(self.engine.jobs.next_id)
+        engine, disk = self.engine, self._disk
+        engine.tick()
+        if not (engine.unlogged or disk.wants_ids(engine.jobs.next_id)):
+            return
+        records = images.drain(engine, engine.clock())
+        records += disk.id_records(engine.jobs.next_id)
         if not records:
             return
         try:
-            self._disk.commit(records)
-            self._disk.settled()
-            if self._disk.grown and self._disk.wants_rotation(self.engine):
-                self._disk.snapshot(self.engine)
+            disk.commit(records)
+            disk.settled()
+            if disk.grown and disk.wants_rotation(engine):
+                disk.snapshot(engine)
         except LogError as error:
             self._failure = error
             raise RefusedError("disk", error.message) from error

@@ -141,6 +141,11 @@ class Persistence:
         Raises:
             LogError: they may or may not be on disk; nothing must be acknowledged any more.
         """
+        whole = sum([len(image) for _, _, image in records])
+        if whole <= BATCH_BYTES_MAX:
+            if records:
+                self._append(records, whole, self.durability)
+            return
         begin = size = 0
         for at, record in enumerate(records):
             more = len(record[2])
@@ -148,8 +153,7 @@ class Persistence:
                 self._append(records[begin:at], size, "none")
                 begin, size = at, 0
             size += more
-        if records:
-            self._append(records[begin:] if begin else records, size, self.durability)
+        self._append(records[begin:], size, self.durability)
 
     def settled(self) -> None:
         """What was drained before the last commit is durable; not while another thread commits."""
@@ -162,9 +166,12 @@ class Persistence:
         self._records += len(batch)
         self._bytes += size
 
+    def wants_ids(self, next_id: int) -> bool:
+        return next_id >= self._ids_until - ID_BLOCK // 2
+
     def id_records(self, next_id: int) -> list[images.Record]:
         """Claim more ids long before they are needed; a record to commit with the others."""
-        if next_id < self._ids_until - ID_BLOCK // 2:
+        if not self.wants_ids(next_id):
             return []
         self._ids_until = next_id + ID_BLOCK
         return [images.ids_record(self._ids_until)]

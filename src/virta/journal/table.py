@@ -12,7 +12,7 @@ Invariants:
 from __future__ import annotations
 
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from virta.journal.domain import (
     DEAD,
@@ -57,6 +57,17 @@ class JobTable:
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._working) + len(self._dead)
+
+    def tables(self) -> tuple[Any, ...]:
+        """For `shortcut`; each is the same object for good."""
+        return (
+            self._waiting,
+            self._working,
+            self._dead,
+            self._by_id,
+            self._dirty,
+            *self.finished.tables(),
+        )
 
     # Looking.
 
@@ -125,11 +136,13 @@ class JobTable:
 
     # Persistence.
 
-    def drain(self) -> list[tuple[bytes, int, list[Job]]]:
+    @property
+    def unlogged(self) -> bool:
+        """Whether the log has to learn anything, or somebody waits until it has."""
+        return bool(self._dirty) or self.wants_log
+
+    def changes(self) -> list[tuple[bytes, int, list[Job]]]:
         """Per uri that changed: the last finished command (-1: none known) and the entries to keep."""
-        self.wants_log = False
-        if self.leases is not None:
-            self.leases.drained()
         changes: list[tuple[bytes, int, list[Job]]] = []
         finished = self.finished.commands
         tables = [table for table in (self._working, self._waiting, self._dead) if table]
@@ -142,8 +155,14 @@ class JobTable:
                     if job.persist:
                         kept.append(job)
             changes.append((uri, finished.get(uri, -1), kept))
-        self._dirty.clear()
         return changes
+
+    def drained(self) -> None:
+        """What changed up to now is in images that go to the log."""
+        self.wants_log = False
+        self._dirty.clear()
+        if self.leases is not None:
+            self.leases.drained()
 
     def all(self) -> list[Job]:
         return [*self._working.values(), *self._waiting.values(), *self._dead.values()]
@@ -214,6 +233,8 @@ class JobTable:
     def _put_in(self, job: Job, now: int) -> None:
         """A state from another daemon into the tables; ids that are taken here are replaced."""
         uri = job.uri
+        # What it takes the place of may have been the last of its domain, which is forgotten then.
+        job.domain = self.schedule.domain(job.domain.name)
         if job.worked_until and not job.lease:
             self._dead[uri] = job
             job.domain.move(job, DEAD)
