@@ -12,7 +12,7 @@ Invariant: as in the daemon, a call that must survive returns after fsync, and a
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from virta.errors import JournalError, LogError
 from virta.journal import images
@@ -68,7 +68,8 @@ class Journal(Calls):
     def call(self, command: Command[T]) -> T:
         """Carry out one command."""
         with self._mutex:
-            self._check_open()
+            if self._closed or self._failure is not None:
+                self._refuse()
             reply = self.engine.handle(command.request, self._session)
             self._commit()
         return command.result(reply)
@@ -77,7 +78,8 @@ class Journal(Calls):
         """Carry out many with one fsync; their results in order, a refusal in its place."""
         todo = list(batch)
         with self._mutex:
-            self._check_open()
+            if self._closed or self._failure is not None:
+                self._refuse()
             handle, session = self.engine.handle, self._session
             replies = [handle(command.request, session) for command in todo]
             self._commit()
@@ -113,11 +115,10 @@ class Journal(Calls):
     ) -> None:
         self.close()
 
-    def _check_open(self) -> None:
-        if self._closed:
+    def _refuse(self) -> NoReturn:
+        if self._failure is None or self._closed:
             raise JournalError("the journal is closed: open it again", code="closed")
-        if self._failure is not None:
-            raise RefusedError("disk", self._failure.message) from self._failure
+        raise RefusedError("disk", self._failure.message) from self._failure
 
     def _commit(self) -> None:
         """
@@ -126,11 +127,15 @@ class Journal(Calls):
         After any failure nothing is accepted any more: what is in memory is ahead of the disk.
         """
         engine, disk = self.engine, self._disk
-        engine.tick()
-        if not (engine.unlogged or disk.wants_ids(engine.jobs.next_id)):
-            return
-        records = images.drain(engine, engine.clock())
-        records += disk.id_records(engine.jobs.next_id)
+        now = engine.clock()
+        engine.tick(now)
+        next_id = engine.jobs.next_id
+        if next_id < disk.ids_enough:
+            if not (engine.jobs.wants_log or engine.store.unlogged):
+                return
+            records = images.drain(engine, now)
+        else:
+            records = images.drain(engine, now) + disk.id_records(next_id)
         if not records:
             return
         try:

@@ -126,23 +126,19 @@ class Engine:
     def wants_log(self) -> bool:
         return self.store.wants_log or self.jobs.wants_log
 
-    @property
-    def unlogged(self) -> bool:
-        """Whether `images.drain` has anything to do."""
-        return self.jobs.unlogged or self.store.unlogged
-
     def stamp(self, now: int) -> int:
         """A timestamp of our own, later than every one before."""
         self._last_stamp = max(now, self._last_stamp + 1)
         return self._last_stamp
 
-    def tick(self) -> int | None:
+    def tick(self, now: int | None = None) -> int | None:
         """
         Let time pass: expiries, starts, lapses, recurring jobs, and who waits for them.
 
         The `next_event` is returned.
         """
-        now = self.clock()
+        if now is None:
+            now = self.clock()
         event = self.next_event()
         due = event is not None and event <= now
         set_back = now < self._tidy_at - TIDY_US

@@ -83,10 +83,10 @@ def job_image(job: Job) -> tuple[Any, ...]:
 
 def drain(engine: Engine, now: int) -> list[Record]:
     """Every image the log has to learn, in the order it must learn them."""
-    records = _drained_jobs(engine, now)
-    gone, whole, marked = engine.store.drain()
-    if not (gone or whole or marked):
+    records = _drained_jobs(engine, now) if engine.jobs.wants_log else []
+    if not engine.store.unlogged:
         return records
+    gone, whole, marked = engine.store.drain()
     records += [("gone", _short(key), _encode((key,))) for key in gone]
     for entry in whole:
         image = value_image(entry, engine.store.value(entry))
@@ -100,8 +100,6 @@ def drain(engine: Engine, now: int) -> list[Record]:
 
 def _drained_jobs(engine: Engine, now: int) -> list[Record]:
     jobs = engine.jobs
-    if not jobs.unlogged:
-        return []
     records = job_records(engine, now)
     if records is None:
         records = [

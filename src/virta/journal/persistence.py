@@ -64,7 +64,7 @@ class Persistence:
         self._records = 0
         self._bytes = 0
         self._snapshot_bytes = 0
-        self._ids_until = 0
+        self.ids_enough = 0  # up to this id no more have to be claimed
         self._rotation: Generator[None, None, None] | None = None
 
     # Start.
@@ -162,22 +162,23 @@ class Persistence:
 
     def _append(self, batch: list[images.Record], size: int, durability: Durability) -> None:
         assert self._log is not None
-        self._log.append_many(batch, durability=durability)
+        if len(batch) == 1:
+            topic, key, value = batch[0]
+            self._log.append(topic, key, value, durability=durability)
+        else:
+            self._log.append_many(batch, durability=durability)
         self._records += len(batch)
         self._bytes += size
 
-    def wants_ids(self, next_id: int) -> bool:
-        return next_id >= self._ids_until - ID_BLOCK // 2
-
     def id_records(self, next_id: int) -> list[images.Record]:
         """Claim more ids long before they are needed; a record to commit with the others."""
-        if not self.wants_ids(next_id):
+        if next_id < self.ids_enough:
             return []
-        self._ids_until = next_id + ID_BLOCK
-        return [images.ids_record(self._ids_until)]
+        self.ids_enough = next_id + ID_BLOCK // 2
+        return [images.ids_record(next_id + ID_BLOCK)]
 
     def _claim_ids(self, next_id: int) -> None:
-        self._ids_until = 0
+        self.ids_enough = 0
         self.commit(self.id_records(next_id))
 
     # Rotation.

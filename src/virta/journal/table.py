@@ -47,7 +47,8 @@ class JobTable:
         self.finished = Finished()
         self.leases: Leases | None = None  # set by whoever has a disk
         self.copied = False  # other daemons have to hear of what happens here
-        self.wants_log = False  # an acknowledgement of the last changes has to wait for the log
+        # The log has to learn something, and the acknowledgement of the last changes to wait for that.
+        self.wants_log = False
         self._waiting: dict[bytes, Job] = {}
         self._working: dict[bytes, Job] = {}
         self._dead: dict[bytes, Job] = {}
@@ -135,11 +136,6 @@ class JobTable:
         return uris
 
     # Persistence.
-
-    @property
-    def unlogged(self) -> bool:
-        """Whether the log has to learn anything, or somebody waits until it has."""
-        return bool(self._dirty) or self.wants_log
 
     def changes(self) -> list[tuple[bytes, int, list[Job]]]:
         """Per uri that changed: the last finished command (-1: none known) and the entries to keep."""
