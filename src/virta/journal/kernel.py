@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-native: ModuleType | None = None
+_native: ModuleType | None = None
 if os.environ.get("VIRTA_PLAIN") != "1":
     try:
-        from virta.journal import _native as native  # type: ignore[attr-defined,no-redef]
+        from virta.journal import _native  # type: ignore[attr-defined,no-redef]
     except ImportError:
-        native = None
+        _native = None
 
-NATIVE: Final = native is not None
+NATIVE: Final = _native is not None
+native: Final = _native  # for `heap` and `shortcut`
 
 decode_requests: Callable[[bytes | bytearray], tuple[list[Request], int]]
 decode_replies: Callable[[bytes | bytearray], tuple[list[Reply], int]]
@@ -40,10 +41,10 @@ def encode_nothing(message: object) -> None:  # noqa: ARG001
     return None
 
 
-if native is not None:
-    native.set_types(Request, Reply, Pair, Value, Details)
-    decode_requests, decode_replies = native.decode_requests, native.decode_replies
-    encode_request, encode_reply = native.encode_request, native.encode_reply
+if _native is not None:
+    _native.set_types(Request, Reply, Pair, Value, Details)
+    decode_requests, decode_replies = _native.decode_requests, _native.decode_replies
+    encode_request, encode_reply = _native.encode_request, _native.encode_reply
 else:
     decode_requests = decode_replies = decode_nothing  # type: ignore[assignment]
     encode_request = encode_reply = encode_nothing
