@@ -29,6 +29,7 @@ import msgspec
 from virta.journal.domain import DEAD, GONE, Job
 from virta.journal.entry import Entry
 from virta.journal.messages import Value
+from virta.journal.shortcut import job_records
 from virta.log.limits import KEY_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -84,10 +85,9 @@ def job_image(job: Job) -> tuple[Any, ...]:
 
 def drain(engine: Engine, now: int) -> list[Record]:
     """Every image the log has to learn, in the order it must learn them."""
-    records: list[Record] = []
-    for uri, finished, jobs in engine.jobs.drain():
-        kept = [job_image(job) for job in jobs]
-        records.append(("job", uri[:KEY_BYTES_MAX], _encode((uri, finished, now, kept))))
+    records = _drained_jobs(engine, now) if engine.jobs.wants_log else []
+    if not engine.store.unlogged:
+        return records
     gone, whole, marked = engine.store.drain()
     records += [("gone", _short(key), _encode((key,))) for key in gone]
     for entry in whole:
@@ -97,6 +97,22 @@ def drain(engine: Engine, now: int) -> list[Record]:
         key = entry.keys[0]
         mark = (key, entry.timestamp, entry.worked_until, entry.expires, entry.marked_at)
         records.append(("mark", _short(key), _encode(mark)))
+    return records
+
+
+def _drained_jobs(engine: Engine, now: int) -> list[Record]:
+    jobs = engine.jobs
+    records = job_records(engine, now)
+    if records is None:
+        records = [
+            (
+                "job",
+                _short(uri),
+                _encode((uri, finished, now, [job_image(job) for job in kept])),
+            )
+            for uri, finished, kept in jobs.changes()
+        ]
+    jobs.drained()
     return records
 
 

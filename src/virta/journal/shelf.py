@@ -75,6 +75,11 @@ class Shelf:
         """Whatever is known of a key: a live entry, a tombstone, or nothing."""
         return self._entries.get(key)
 
+    @property
+    def by_key(self) -> dict[bytes, Entry]:
+        """To look into, not to change."""
+        return self._entries
+
     def scan(self, lower: bytes, upper: bytes | None, *, after: bool = False) -> Iterator[bytes]:
         return self._keys.scan(lower, upper, after=after)
 
@@ -97,6 +102,11 @@ class Shelf:
         return Value(entry.type, data)
 
     # Persistence.
+
+    @property
+    def unlogged(self) -> bool:
+        """Whether `drain` has anything to do."""
+        return bool(self._dirty or self._gone or self._marked) or self.wants_log
 
     def drain(self) -> tuple[list[bytes], list[Entry], list[Entry]]:
         """

@@ -12,7 +12,7 @@ Invariants:
 from __future__ import annotations
 
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from virta.journal.domain import (
     DEAD,
@@ -47,7 +47,8 @@ class JobTable:
         self.finished = Finished()
         self.leases: Leases | None = None  # set by whoever has a disk
         self.copied = False  # other daemons have to hear of what happens here
-        self.wants_log = False  # an acknowledgement of the last changes has to wait for the log
+        # The log has to learn something, and the acknowledgement of the last changes to wait for that.
+        self.wants_log = False
         self._waiting: dict[bytes, Job] = {}
         self._working: dict[bytes, Job] = {}
         self._dead: dict[bytes, Job] = {}
@@ -57,6 +58,17 @@ class JobTable:
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._working) + len(self._dead)
+
+    def tables(self) -> tuple[Any, ...]:
+        """For `shortcut`; each is the same object for good."""
+        return (
+            self._waiting,
+            self._working,
+            self._dead,
+            self._by_id,
+            self._dirty,
+            *self.finished.tables(),
+        )
 
     # Looking.
 
@@ -136,11 +148,8 @@ class JobTable:
 
     # Persistence.
 
-    def drain(self) -> list[tuple[bytes, int, list[Job]]]:
+    def changes(self) -> list[tuple[bytes, int, list[Job]]]:
         """Per uri that changed: the last finished command (-1: none known) and the entries to keep."""
-        self.wants_log = False
-        if self.leases is not None:
-            self.leases.drained()
         changes: list[tuple[bytes, int, list[Job]]] = []
         finished = self.finished.commands
         tables = [table for table in (self._working, self._waiting, self._dead) if table]
@@ -153,8 +162,14 @@ class JobTable:
                     if job.persist:
                         kept.append(job)
             changes.append((uri, finished.get(uri, -1), kept))
-        self._dirty.clear()
         return changes
+
+    def drained(self) -> None:
+        """What changed up to now is in images that go to the log."""
+        self.wants_log = False
+        self._dirty.clear()
+        if self.leases is not None:
+            self.leases.drained()
 
     def all(self) -> list[Job]:
         return [*self._working.values(), *self._waiting.values(), *self._dead.values()]
