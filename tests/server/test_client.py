@@ -237,3 +237,129 @@ def test_official_sdk_agrees(server):
         ("s", "t", "/sdk", {"x": 1}),
     ]
     assert ids([]) == []
+
+
+def test_queries_and_names_are_escaped(client):
+    """What no URL can hold may stand in a query or a name all the same."""
+    client.publish("umlauts", event("a", {"name": "J\u00f6rg M\u00fcller #1"}), event("b", {}))
+    with client.subscribe("umlauts", "name=J\u00f6rg M\u00fcller #1", start="earliest") as events:
+        assert take(events, 1) == ["a"]
+
+    id_ = client.filters.register("my index", "\u00fc#?", {"exists": "name"})["id"]
+    assert client.filters.ids("my index", "\u00fc#?") == [id_]
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "http://[::1", "nowhere", "ftp://x"])
+def test_bad_addresses(url):
+    """An address that is none is an error of the client, not a traceback of the library."""
+    for kind in (virta.Client, virta.AsyncClient):
+        with pytest.raises(ClientError) as caught:
+            kind(url)
+        assert caught.value.code == "bad-address"
+
+
+class Proxy(threading.Thread):
+    """Answers each connection with the next of some texts, then closes it."""
+
+    def __init__(self, *answers):
+        super().__init__(daemon=True)
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listening.getsockname()[1]}"
+        self._answers = answers
+        self.start()
+
+    def run(self):
+        with self.listening:
+            for answer in self._answers:
+                connection, _ = self.listening.accept()
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(answer)
+
+
+FRAME = (
+    b'event: data\nid: %2Fs+1\ndata: {"specversion":"1.0","type":"t","source":"/s","id":"1"}\n\n'
+)
+UNWELL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
+PLAIN = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + FRAME
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x;x=1\r\n%b\r\n0\r\n\r\n" % (
+    len(FRAME),
+    FRAME,
+)
+
+
+@pytest.mark.parametrize("stream", [PLAIN, CHUNKED])
+def test_subscriptions_outlive_a_proxys_bad_moment(stream):
+    """A 503 while the server restarts is waited out; bodies may be delimited in any way."""
+    with virta.Client(Proxy(UNWELL, stream).url).subscribe("c") as events:
+        assert next(events).id == "%2Fs+1"
+
+    async def scenario():
+        async with virta.AsyncClient(Proxy(UNWELL, stream).url) as client:
+            return (await anext(client.subscribe("c"))).id
+
+    assert asyncio.run(scenario()) == "%2Fs+1"
+
+
+def test_asyncio_timeouts_are_client_errors():
+    """A server that does not answer is the same error for both clients."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+
+        async def scenario():
+            await virta.AsyncClient(url, timeout=0.1).publish("c", event("x"))
+
+        with pytest.raises(ClientError) as caught:
+            asyncio.run(scenario())
+    assert caught.value.code == "unreachable"
+
+
+def test_asyncio_filters_have_all_methods(server):
+    """What the blocking client can do with filters, the other can."""
+
+    async def scenario():
+        async with virta.AsyncClient(f"http://127.0.0.1:{server.port}") as client:
+            valid = await client.filters.validate({"exists": "a"})
+            before = await client.filters.exists("aio all", "c")
+            await client.filters.register("aio all", "c", {"exists": "a"})
+            return valid["valid"], before, await client.filters.exists("aio all", "c")
+
+    assert asyncio.run(scenario()) == (True, False, True)
+
+
+def test_streams_are_subscribed_again_after_a_restart(start):
+    """A cut does not end a subscription to streams; what is sent once it stands again is heard."""
+
+    async def hear(client, messages, text):
+        while True:
+            waiting = asyncio.ensure_future(anext(messages))
+            while not waiting.done():
+                await client.publish_streams(("a:b", text))
+                await asyncio.wait([waiting], timeout=0.05)
+            if waiting.result() == ("a:b", text):
+                return
+
+    async def scenario():
+        server = start("--durability", "none")
+        client = virta.AsyncClient(f"http://127.0.0.1:{server.port}")
+        messages = client.subscribe_streams("a:")
+        await hear(client, messages, "first")
+        await asyncio.to_thread(server.stop)
+        flags = ["--server-port", server.port, "--durability", "none"]
+        again = await asyncio.to_thread(start, *flags)
+        assert again.port, again.said
+        await hear(client, messages, "second")
+        await messages.aclose()
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_commands_say_which_line(server):
+    """An event that is none is told with its line, and what was accepted before it."""
+    good = json.dumps(event("ok", {})) + "\n"
+    bad = json.dumps({"specversion": "1.0", "source": "/s", "id": "x"})
+    told = command(server, "publish", "cli2", text=good * 500 + bad)
+
+    assert told.returncode == 1
+    assert "line 501: " in told.stderr
+    assert "(500 events were accepted before)" in told.stderr

@@ -235,6 +235,15 @@ def test_lengths_that_are_no_number(server, length):
     assert b'"invalid-content-length"' in raw(server, head % length)
 
 
+def test_a_length_that_nobody_can_count_is_too_large(server):
+    """A number that fits no integer is refused as what it is: too much."""
+    head = f"POST /channels/c HTTP/1.1\r\nHost: x\r\nContent-Type: {STRUCTURED}\r\n"
+    answer = raw(server, f"{head}Content-Length: 1{'0' * 30}\r\n\r\n".encode())
+
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b'"code":"body-too-large"' in answer
+
+
 def test_missing_length(server):
     """Neither a length nor chunks: there is no body to publish."""
     head = b"POST /channels/p HTTP/1.1\r\nHost: x\r\nContent-Type: application/cloudevents+json\r\nConnection: close\r\n\r\n"
@@ -341,3 +350,34 @@ def test_close_is_answered_with_close(server):
     answer = server.request("POST", "/channels/p", body, headers)
 
     assert (answer.status, answer.headers["connection"]) == (202, "close")
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "allowed"),
+    [
+        ("/filters/a/b", "DELETE", "GET, HEAD, POST, OPTIONS"),
+        ("/subscriptions/x", "PATCH", "DELETE, GET, HEAD, PUT, OPTIONS"),
+        ("/filters/validate", "GET", "POST"),
+        ("/livez", "POST", "GET, HEAD, OPTIONS"),
+    ],
+)
+def test_405_names_every_method(server, path, method, allowed):
+    """A path that several routes share allows what any of them takes."""
+    answer = server.request(method, path)
+
+    assert (answer.status, answer.headers["allow"]) == (405, allowed)
+
+
+@pytest.mark.parametrize("path", ["/filters/%/c", "/filters/a/%zz", "/subscriptions/%1", "/%"])
+def test_a_bad_escape_is_400_everywhere(server, path):
+    """A percent sign that escapes nothing is no name of anything."""
+    answer = server.request("GET", path)
+
+    assert (answer.status, answer.code) == (400, "malformed-percent-escape")
+
+
+def test_a_preflight_has_no_length(server):
+    """RFC 9110 §8.6: a 204 has no Content-Length."""
+    for path in ("/channels/c", "/publish", "/filters/a/b"):
+        answer = server.request("OPTIONS", path)
+        assert (answer.status, answer.headers.get("content-length")) == (204, None)

@@ -74,11 +74,16 @@ def publish(
                 for batch in _batches(file or sys.stdin):
                     client.publish(channel, *[make(t, f"line {n}") for n, t in batch])
                     accepted += len(batch)
+    except click.UsageError as error:
+        raise click.UsageError(f"{error.message}{_before(accepted)}") from None
     except (ClientError, EventError) as error:
-        before = f" ({accepted} events were accepted before)" if accepted else ""
-        click.echo(f"error: {error.message}{before}", err=True)
+        click.echo(f"error: {error.message}{_before(accepted)}", err=True)
         sys.exit(EXIT_FAILURE)
     click.echo(f"{accepted} accepted", err=True)
+
+
+def _before(accepted: int) -> str:
+    return f" ({accepted} events were accepted before)" if accepted else ""
 
 
 def _batches(lines: TextIO) -> Iterator[list[tuple[int, str]]]:
@@ -94,6 +99,7 @@ def _batches(lines: TextIO) -> Iterator[list[tuple[int, str]]]:
 
 
 def _event(text: str, place: str, type_: str, source: str) -> Any:
+    from virta.errors import EventError
     from virta.event import Event
 
     try:
@@ -101,5 +107,8 @@ def _event(text: str, place: str, type_: str, source: str) -> Any:
     except ValueError as error:
         raise click.UsageError(f"{place} is not JSON: {error}") from None
     if isinstance(value, dict) and "specversion" in value:
-        return Event.from_json(text)
+        try:
+            return Event.from_json(text)
+        except EventError as error:
+            raise EventError(f"{place}: {error.message}") from error
     return Event.new(type_, source, value)

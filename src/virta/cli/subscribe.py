@@ -81,5 +81,9 @@ def _show(received: Received) -> None:
     head = f"{event.time or ''} {click.style(event.type, fg='cyan')} {event.source} {event.id}"
     click.echo(head.strip())
     if event.has_data:
-        text = json.dumps(event.to_dict().get("data"), indent=2, ensure_ascii=False)
+        shown = event.to_dict()
+        if "data_base64" in shown:
+            click.echo(f"  data_base64: {shown['data_base64']}")
+            return
+        text = json.dumps(shown.get("data"), indent=2, ensure_ascii=False)
         click.echo("  " + text.replace("\n", "\n  "))
