@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -363,3 +364,66 @@ def test_commands_say_which_line(server):
     assert told.returncode == 1
     assert "line 501: " in told.stderr
     assert "(500 events were accepted before)" in told.stderr
+
+
+ODD_EVENTS = [
+    {"source": "", "id": ""},
+    {"source": "/s", "id": "2", "type": 5, "time": "soon", "UPPER": [1], "x": None},
+    {"source": "/s", "id": "3", "data_base64": "!!"},
+    {"source": "/s", "id": "4", "data": {}, "data_base64": "AA=="},
+    {"source": "/s", "id": "5", "datacontenttype": 7, "data_base64": 5},
+    {"source": "/s b", "id": "c d\x1b[2J\n", "type": "\x1b]0;title\x07", "data_base64": "AAEC"},
+]
+
+
+def test_whatever_the_server_takes_its_clients_can_read(server, client):
+    """An event that is odd ends nobody's subscription, and every one can be resumed from."""
+    client.publish("odd", *ODD_EVENTS)
+    huge = b'{"source":"/s","id":"huge","data":{"n":1e999}}'
+    kind = {"Content-Type": "application/cloudevents+json"}
+    client.request("POST", "/channels/odd", huge, kind)
+    count = len(ODD_EVENTS) + 1
+
+    with client.subscribe("odd", start="earliest") as events:
+        heard = [next(events) for _ in range(count)]
+    with client.subscribe("odd", last_event_id=heard[-2].id) as events:
+        assert take(events, 1) == ["huge"]
+    out = command(server, "subscribe", "odd", "--from", "earliest", "--count", str(count))
+
+    assert [one.event.id for one in heard] == [e["id"] for e in ODD_EVENTS] + ["huge"]
+    assert heard[-1].event.data == {"n": float("inf")}
+    assert out.stdout.splitlines()[-1].encode() == huge
+
+
+def test_a_terminal_is_shown_text_only(server, client):
+    """On a terminal events are pretty, binary data is shown, and no event speaks to the terminal."""
+    client.publish("tty", ODD_EVENTS[-1])
+    master, slave = os.openpty()
+    whole = [sys.executable, "-m", "virta", "subscribe", "tty", "--from", "earliest"]
+    whole += ["--count", "1", "--url", f"http://127.0.0.1:{server.port}"]
+    with os.fdopen(master, "rb", buffering=0) as terminal:
+        subprocess.run(whole, stdout=slave, timeout=30, check=True)
+        os.close(slave)
+        shown = terminal.read(65536).decode()
+
+    assert "data_base64: AAEC" in shown
+    assert "\ufffd]0;title\ufffd" in shown
+    assert "\x1b]0" not in shown
+
+
+def test_what_is_no_stream_is_no_subscription(client):
+    """An id of no filter is an error at once, not something to come back to."""
+    for id_ in ("0" * 64, "no-id"):
+        with pytest.raises(ClientError) as caught:
+            next(client.filters.events(id_))
+        assert caught.value.status == 404
+    page = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 0\r\n\r\n"
+    with pytest.raises(ClientError) as caught:
+        next(virta.Client(Proxy(page).url).subscribe("c"))
+    assert caught.value.code == "not-a-stream"
+
+    async def scenario():
+        return await anext(virta.AsyncClient(Proxy(page).url).subscribe("c"))
+
+    with pytest.raises(ClientError, match="text/html"):
+        asyncio.run(scenario())

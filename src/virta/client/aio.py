@@ -25,6 +25,7 @@ from virta.client.wire import (
     Start,
     channel_path,
     check,
+    check_stream,
     collection_path,
     is_final,
     messages_body,
@@ -200,15 +201,16 @@ class AsyncClient:
         try:
             async with asyncio.timeout(self._timeout):
                 reader, writer, status, received = await self._send("GET", path, None, headers)
-                if status == 200:
-                    return reader, writer, received
                 try:
-                    check(status, await _body(reader, received))
-                finally:
-                    await _shut(writer)
+                    if status != 200:
+                        check(status, await _body(reader, received))
+                    check_stream(received.get("content-type"))
+                except BaseException:
+                    writer.close()
+                    raise
+                return reader, writer, received
         except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
             raise self._unreachable(error) from error
-        raise ClientError(f"the server answered {status} to a subscription", status=status)
 
     async def _read(
         self, reader: asyncio.StreamReader, received: dict[str, str], cursor: Cursor

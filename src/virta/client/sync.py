@@ -24,6 +24,7 @@ from virta.client.wire import (
     Start,
     channel_path,
     check,
+    check_stream,
     collection_path,
     is_final,
     messages_body,
@@ -226,6 +227,7 @@ class Client:
             response = connection.getresponse()
             if response.status != 200:
                 check(response.status, response.read())
+            check_stream(response.getheader("Content-Type"))
         except (OSError, HTTPException) as error:
             connection.close()
             raise _unreachable(self._address, error) from error

@@ -120,6 +120,19 @@ def check(status: int, body: bytes) -> Any:
     raise ClientError(f"the server answered {status}: {message}", code=code, status=status)
 
 
+def check_stream(kind: str | None) -> None:
+    """
+    Insist on a stream of events.
+
+    Raises:
+        ClientError: whoever answered speaks of something else, now and the next time.
+    """
+    if kind is not None and not kind.lower().startswith("text/event-stream"):
+        raise ClientError(
+            f"the answer is {kind}, not a stream of events", code="not-a-stream", status=200
+        )
+
+
 def is_final(error: ClientError) -> bool:
     """Tell whether asking again would be of no use."""
     return error.status is not None and error.status not in PASSING
