@@ -11,6 +11,9 @@ import subprocess
 import pytest
 from server_harness import Consumer, event, ids, shut
 
+import virta
+from virta.errors import ClientError
+
 TOKEN = "correct-horse-battery"
 
 
@@ -98,6 +101,10 @@ def test_short_tokens_are_refused(start, tmp_path):
     assert "at least 16" in "".join(start("--token-file", file).said)
 
 
+async def untrusting(url):
+    return await anext(virta.AsyncClient(url).subscribe("x"))
+
+
 def test_tls(start, tmp_path):
     """With a certificate the same routes are served over HTTPS."""
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
@@ -125,6 +132,11 @@ def test_tls(start, tmp_path):
 
     with start("--tls-cert", certificate, "--tls-key", key) as server:
         assert b" 200 OK" in asyncio.run(scenario(server.port))
+        # Who does not trust the certificate will not trust it the next time.
+        with pytest.raises(ClientError, match="CERTIFICATE_VERIFY_FAILED"):
+            next(virta.Client(f"https://127.0.0.1:{server.port}").subscribe("x"))
+        with pytest.raises(ClientError, match="CERTIFICATE_VERIFY_FAILED"):
+            asyncio.run(untrusting(f"https://127.0.0.1:{server.port}"))
 
 
 def test_a_stalled_consumer_hurts_nobody(start):

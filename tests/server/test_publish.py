@@ -9,6 +9,8 @@ import socket
 import pytest
 from server_harness import BATCH, STRUCTURED, event
 
+import virta
+
 JSON = {"Content-Type": "application/json", "ce-source": "//s", "ce-id": "1"}
 
 
@@ -381,3 +383,25 @@ def test_a_preflight_has_no_length(server):
     for path in ("/channels/c", "/publish", "/filters/a/b"):
         answer = server.request("OPTIONS", path)
         assert (answer.status, answer.headers.get("content-length")) == (204, None)
+
+
+def test_headers_are_decoded_when_asked(start):
+    """With the flag, an SDK's percent-encoded attributes arrive as they were meant; without it as sent."""
+    kind = {"Content-Type": "application/json", "ce-source": "/s"}
+    sent = {"ce-id": "a%20b", "ce-subject": "Euro%20%E2%82%AC", "ce-type": '"t\\"x"'}
+    with start("--percent-decode-headers", "--durability", "none") as server:
+        assert server.request("POST", "/channels/c", "{}", kind | sent).status == 202
+        server.publish("c", {"source": "/s", "id": "a b"})  # the same event
+        bad = server.request("POST", "/channels/c", "{}", kind | {"ce-id": "%ff"})
+        with virta.open(server.data_dir / "log", read_only=True) as log:
+            (record,) = log.read("c")
+
+    assert (bad.status, bad.code) == (400, "invalid-header")
+    assert json.loads(record.value) | {"data": None} == {
+        "id": "a b",
+        "source": "/s",
+        "subject": "Euro \u20ac",
+        "type": 't"x',
+        "datacontenttype": "application/json",
+        "data": None,
+    }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+import ssl
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, quote_plus, urlencode, urlsplit
@@ -135,6 +136,8 @@ def check_stream(kind: str | None) -> None:
 
 def is_final(error: ClientError) -> bool:
     """Tell whether asking again would be of no use."""
+    if isinstance(error.__cause__, ssl.SSLCertVerificationError):
+        return True
     return error.status is not None and error.status not in PASSING
 
 
