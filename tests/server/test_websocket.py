@@ -351,3 +351,21 @@ def test_cloudevents_sockets_resume(server, path, headers, expected):
     heard = [json.loads(text) for text in asyncio.run(scenario())]
 
     assert [e["type"] if e["type"] == "virta.gap" else e["id"] for e in heard] == expected
+
+
+def test_a_socket_that_takes_nothing_for_too_long_is_dropped(start):
+    """The time a consumer has is counted from when it is full, not by the beat of the pings."""
+
+    async def scenario(server):
+        url = f"ws://127.0.0.1:{server.port}/channels/s/from/earliest"
+        options = {"ping_interval": None, "max_queue": 1, "close_timeout": 0}
+        async with connect(url, subprotocols=["cloudevents.json"], **options):
+            wanted = "virta_slow_disconnects_total 1.0"
+            while wanted not in server.request("GET", "/metrics").body.decode():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+    flags = ["--slow-consumer-ms-max", 200, "--slow-consumer-bytes-max", 100_000_000]
+    with start("--durability", "none", *flags) as server:
+        for n in range(12):
+            server.publish("s", event(str(n), "x" * 900_000))
+        asyncio.run(asyncio.wait_for(scenario(server), 20))

@@ -109,7 +109,7 @@ class WebSocket:
         self._unread = b""
         self._reading_paused = False
         self._slicing = False
-        self._last_heard = connection.loop.time()
+        self._last_heard = self._pinged_at = connection.loop.time()
         self._open = False
 
     # The handshake.
@@ -261,14 +261,23 @@ class WebSocket:
             self._connection.end()
 
     def expired(self, now: float) -> None:
-        """Time for a ping, or nobody there."""
-        overdue = self._subscription is not None and self._subscription.overdue(now)
-        if overdue or now - self._last_heard >= SILENCE_S:
+        """Time for a ping, or nobody there, or too long without taking anything."""
+        subscription = self._subscription
+        if subscription is not None and subscription.overdue(now):
+            self.end(f"nothing was taken for {subscription.policy.seconds_max} s")
+            return
+        if now - self._last_heard >= SILENCE_S:
             self._connection.transport.abort()
             return
-        if self._protocol.state is State.OPEN:
-            self._connection.transport.write(PING)
-        self._service.wheel.set(self._connection, now + self._service.ping_s)
+        ping_s = self._service.ping_s
+        if now - self._pinged_at >= ping_s:
+            self._pinged_at = now
+            if self._protocol.state is State.OPEN:
+                self._connection.transport.write(PING)
+        deadline = self._pinged_at + ping_s
+        if subscription is not None and subscription.blocked_since is not None:
+            deadline = min(deadline, subscription.blocked_since + subscription.policy.seconds_max)
+        self._service.wheel.set(self._connection, max(deadline, now))
 
     def drain(self) -> None:
         """Say goodbye: the server goes away."""
@@ -290,7 +299,11 @@ class WebSocket:
         if self._streams is not None:
             self._streams.block()
         if self._subscription is not None:
-            self._subscription.block(self._connection.loop.time())
+            now = self._connection.loop.time()
+            self._subscription.block(now)
+            overdue_at = now + self._subscription.policy.seconds_max
+            if overdue_at < self._connection.deadline:
+                self._service.wheel.set(self._connection, overdue_at)
 
     def room(self) -> None:
         if self._reading_paused and not self._slicing:
