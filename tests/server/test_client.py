@@ -427,3 +427,22 @@ def test_what_is_no_stream_is_no_subscription(client):
 
     with pytest.raises(ClientError, match="text/html"):
         asyncio.run(scenario())
+
+
+def test_a_slow_pipe_is_published_as_it_comes(server, client):
+    """`tail -f … | virta publish`: a line is heard before the next one is written."""
+    whole = [sys.executable, "-m", "virta", "publish", "slow-pipe"]
+    whole += ["--url", f"http://127.0.0.1:{server.port}"]
+    with (
+        subprocess.Popen(whole, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as pipe,
+        client.subscribe("slow-pipe", start="earliest") as events,
+    ):
+        for n in range(3):
+            pipe.stdin.write(b'{"n":%d}\n' % n)
+            pipe.stdin.flush()
+            assert next(events).event.data == {"n": n}
+        pipe.stdin.write(b'{"n":"last"}')  # and no line end
+        said = pipe.communicate(timeout=20)[1]
+        assert next(events).event.data == {"n": "last"}
+
+    assert said == b"4 accepted\n"
