@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from virta.errors import LogError, RequestError
 from virta.server import responses
+from virta.server.attributes import decoded, wants_decoding
 from virta.server.exchange import Exchange
 from virta.server.intake import (
     BATCH,
@@ -201,7 +202,9 @@ class ChannelRequest(HotRequest):
                 check_channel(self._path.channel)
             self._content_type, self._mode = content_mode(self.head)
             self.check_length()
-            if protocol.head_bytes:
+            if wants_decoding(protocol.service.config, self._mode):
+                protocol.headers = decoded(protocol.headers)
+            elif protocol.head_bytes:
                 self._teach(protocol.head_bytes)
         elif self.method == b"GET":
             if self.announced:
