@@ -16,6 +16,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sched.h>
 #include <structmember.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -30,9 +31,11 @@
 #define KEPT_BYTES 65536
 /* A client that asks less often than this does not look: it has other things to do. */
 #define RARE_NS 2000000
-/* A look takes less than a microsecond: whoever needed this long had to share the core, and rests for so many waits. */
+/* A look takes a microsecond: whoever needed this long had to share the core with somebody who has work to do. */
 #define AWAY_NS 100000
-#define REST_WAITS 1000
+/* Waits without looking, after looking was no good. */
+#define REST_WAITS_MIN 64
+#define REST_WAITS_MAX 16384
 
 static int64_t now_ns(void)
 {
@@ -43,7 +46,7 @@ static int64_t now_ns(void)
 
 /* --- whether looking is worth it, learned from how long waits were --- */
 
-typedef struct { int64_t limit, usual; int rest; } Look;
+typedef struct { int64_t limit, usual; unsigned rest, penalty; } Look;
 
 static void look_init(Look *look, int64_t limit)
 {
@@ -63,13 +66,25 @@ static inline int look_worthwhile(Look *look)
     return look->usual < look->limit;
 }
 
-/* Between two looks; 0: no more of them. Who was away meanwhile shares the core with others, and leaves it to them. */
-static inline int look_on(Look *look, int64_t *last, int64_t end)
+/* Between two looks; 0: no more of them. Whoever else wants this core has it in between. */
+static inline int look_on(int64_t *last, int64_t end)
 {
-    int64_t now = now_ns();
-    if (now - *last > AWAY_NS) look->rest = REST_WAITS;
-    *last = now;
-    return now < end && !look->rest;
+    int64_t before = *last;
+    sched_yield();
+    *last = now_ns();
+    return *last < end && *last - before < AWAY_NS;
+}
+
+/* In vain, or the core was shared: look no more for a while, and for twice as long the next time; if not, less long. */
+static void look_judge(Look *look, int found, int64_t away)
+{
+    if (look->penalty < REST_WAITS_MIN) look->penalty = REST_WAITS_MIN;
+    if (found && away < AWAY_NS) {
+        look->penalty -= look->penalty / REST_WAITS_MIN;
+        return;
+    }
+    look->rest = look->penalty;
+    if (look->penalty < REST_WAITS_MAX) look->penalty *= 2;
 }
 
 /* --- a line --- */
@@ -407,8 +422,9 @@ static int lines_look(Lines *self, int64_t began)
     int64_t last = began, end = began + self->look.limit;
     Py_BEGIN_ALLOW_THREADS
     do found = epoll_wait(epoll, &event, 1, 0);
-    while (found == 0 && look_on(&self->look, &last, end));
+    while (found == 0 && look_on(&last, end));
     Py_END_ALLOW_THREADS
+    look_judge(&self->look, found > 0, now_ns() - last);
     self->looked += found > 0;
     return found > 0;
 }
@@ -556,16 +572,17 @@ static ssize_t asker_receive(Asker *self, int fd, uint8_t *data, size_t room)
 {
     ssize_t size = -1;
     int64_t began = now_ns(), last = began, end = began + self->look.limit;
-    int looking = began - self->answered < RARE_NS && look_worthwhile(&self->look);
+    int looked = began - self->answered < RARE_NS && look_worthwhile(&self->look), looking = looked;
     Py_BEGIN_ALLOW_THREADS
     while (looking) {
         size = recv(fd, data, room, MSG_DONTWAIT);
         if (size >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK)) break;
-        looking = look_on(&self->look, &last, end);
+        looking = look_on(&last, end);
     }
     if (!looking) size = recv(fd, data, room, 0);
     Py_END_ALLOW_THREADS
     int error = errno;
+    if (looked) look_judge(&self->look, looking, looking ? now_ns() - last : AWAY_NS);
     self->looked += looking;
     while (size < 0 && error == EINTR) {
         if (PyErr_CheckSignals() < 0) return -1;
