@@ -506,12 +506,47 @@ def test_nobody_looks_for_what_comes_rarely(tmp_path):
 
 
 @native
-def test_a_lone_quick_client_is_looked_for(monkeypatch):
-    """One client that asks at once is answered without sleep; with two there is none of it, nor with 0."""
-    monkeypatch.setattr("virta.journal.daemon.possible", lambda: True)
+def test_a_lone_quick_line_is_looked_for():
+    """What comes a moment later on the one line in use is found without sleep."""
+    for _ in range(100):  # a core that is shared ends it for a while
+        with Pair(look=200_000_000) as pair:
+            for _ in range(20):
+                pair.far.sendall(NOP)
+                assert pair.turn()
+            timer = threading.Timer(0.002, pair.far.sendall, [NOP])
+            timer.start()
+            found = pair.lines.turn(True)
+            timer.join()
+            assert (found or pair.turn()) == [("owner", [nop()], None)]
+            if pair.lines.looked:
+                break
+    assert pair.lines.looked
+
+
+@native
+def test_nobody_looks_for_one_of_several_lines():
+    """With two lines in use, one after the other or both at once, the loop sleeps as ever."""
+    with Pair(look=10_000_000_000) as pair:
+        _, far = pair.more("other")
+        for _ in range(20):
+            for each in (pair.far, far):
+                each.sendall(NOP)
+                assert pair.lines.turn(True)
+        assert pair.lines.turn(True) == []
+        for _ in range(20):
+            pair.far.sendall(NOP)
+            far.sendall(NOP)
+            assert len(pair.lines.turn(True)) == 2
+        assert pair.lines.turn(True) == []
+        assert pair.lines.looked == 0
+        far.close()
+
+
+@native
+def test_a_quick_client_looks_for_its_replies(monkeypatch):
+    """One that asks at once finds them without sleep, and never if told so."""
     monkeypatch.setattr("virta.journal.client.possible", lambda: True)
     with daemon_thread() as server:
-        lines = server._lines.wires
         with Client(*server.address, look=0) as never:
             for _ in range(20):
                 never.ping()
@@ -523,14 +558,6 @@ def test_a_lone_quick_client_is_looked_for(monkeypatch):
                 if client._asker.looked:
                     break
         assert client._asker.looked
-        with Client(*server.address, look=0) as one, Client(*server.address, look=0) as two:
-            one.ping()
-            two.ping()
-            looked = lines.looked
-            for _ in range(50):
-                one.ping()
-                two.ping()
-            assert lines.looked == looked
 
 
 @native

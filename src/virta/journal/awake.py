@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from socket import socket
 
 AWAKE_S_MAX = 0.000_5
-# The daemon's without being asked to: a client that is quick needs less to hear an answer and ask again.
-LOOK_S_MAX = 0.000_2
-# The client's, likewise: time for a sync of a quick disk.
+# A client's, without being asked to: time for a sync of a quick disk.
 REPLY_LOOK_S_MAX = 0.000_4
 RECEIVE_BYTES = 65_536
 _LEARNING = 0.2

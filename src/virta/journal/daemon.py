@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, cast
 
 from virta.journal import kernel
-from virta.journal.awake import AWAKE_S_MAX, LOOK_S_MAX, Awake, possible
+from virta.journal.awake import AWAKE_S_MAX, Awake, possible
 from virta.journal.lines import BACKLOG, Lines
 from virta.journal.messages import PORT, Function, Reply, Request
 from virta.journal.node import Node
@@ -196,10 +196,10 @@ class JournalServer:
     """
     `await start()`, `await stop()`; `address` says where it listens (port 0 picks one).
 
-    A lone client that asks again and again is looked for, for up to `look` seconds (0: never), before the
-    loop sleeps; with `awake` for up to 0.5 ms, for a loop that has little else to do. The node may be given
-    (it is then started and stopped here all the same), so that other doors, such as the HTTP handler, can
-    share it.
+    A lone client that asks again and again is looked for, for up to `look` seconds, before the loop sleeps;
+    with `awake` for up to 0.5 ms: for a loop that has little else to do, so never unless asked for. The node
+    may be given (it is then started and stopped here all the same), so that other doors, such as the HTTP
+    handler, can share it.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class JournalServer:
         node: Node | None = None,
         connections_max: int = CONNECTIONS_MAX,
         awake: bool = False,
-        look: float = LOOK_S_MAX,
+        look: float = 0.0,
     ) -> None:
         self.awake = awake and possible()
         self.node = node or Node(directory)
