@@ -237,6 +237,13 @@ static PyObject *line_quit(Line *line, PyObject *unused)
     Py_RETURN_NONE;
 }
 
+static PyObject *line_abort(Line *line, PyObject *unused)
+{
+    (void)unused;
+    if (line->fd >= 0 && !line->ended) hang_up(line);
+    Py_RETURN_NONE;
+}
+
 static int line_traverse(Line *line, visitproc visit, void *arg)
 {
     Py_VISIT(line->owner);
@@ -344,7 +351,7 @@ static int tell(PyObject *found, Line *line, PyObject *requests, PyObject *rest)
         Py_XDECREF(rest);
         return 0;
     }
-    PyTuple_SET_ITEM(item, 0, Py_NewRef(line->owner));
+    PyTuple_SET_ITEM(item, 0, Py_NewRef(line->owner ? line->owner : Py_None));
     PyTuple_SET_ITEM(item, 1, requests);
     PyTuple_SET_ITEM(item, 2, rest);
     int good = PyList_Append(found, item) == 0;
@@ -637,6 +644,7 @@ static PyMethodDef line_methods[] = {
     {"notify", (PyCFunction)line_notify, METH_O, "Send a message by itself."},
     {"respond", (PyCFunction)line_respond, METH_O, "Send the reply to a request."},
     {"asked", (PyCFunction)line_asked, METH_O, "So many requests more are to be answered."},
+    {"abort", (PyCFunction)line_abort, METH_NOARGS, "End at once."},
     {"quit", (PyCFunction)line_quit, METH_NOARGS, "Read no more; end when everything is answered and sent."},
     {NULL, NULL, 0, NULL},
 };

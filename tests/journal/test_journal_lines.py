@@ -438,6 +438,31 @@ def test_who_does_not_read_is_not_read_from_and_then_cut(monkeypatch, caplog):
 
 
 @pytest.mark.usefixtures("half")
+def test_a_fault_of_ours_ends_one_connection(monkeypatch, caplog):
+    """A request that must not happen but does costs its own connection; who came with it is answered."""
+
+    async def run():
+        async with daemon() as server, connected(server) as other, connected(server) as wire:
+            await other.ask(nop())
+            await wire.ask(nop())
+            engine = server.node.engine
+            handle = engine.handle
+            monkeypatch.setattr(
+                engine, "handle", lambda r, s: 1 // 0 if r.key == b"bad" else handle(r, s)
+            )
+            wire.send(Request(Function.GET, key=b"bad"))
+            for _ in range(20):
+                other.send(nop())
+            heard = [await other.hear() for _ in range(20)]
+            with pytest.raises((EOFError, ConnectionError)):
+                await wire.hear()
+            return {reply.error for reply in heard}, (await other.ask(nop())).error
+
+    assert asyncio.run(run()) == ({""}, "")
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.usefixtures("half")
 def test_stopping_ends_every_connection(tmp_path):
     """A stopped daemon has answered what it took, and nobody is left waiting."""
 

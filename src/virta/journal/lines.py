@@ -161,10 +161,14 @@ class Lines:
                 self._ended(line, cut=rest)
                 continue
             session, respond = line.session, line.respond
-            for request in requests:
-                handle(request, session, respond)
-            if rest is not None:
-                self._parse(line, rest)
+            try:
+                for request in requests:
+                    handle(request, session, respond)
+                if rest is not None:
+                    self._parse(line, rest)
+            except Exception:  # the others' requests are here as well, and are read only once
+                log.exception("journal_connection_failed")
+                line.wire.abort()
 
     def _parse(self, line: Line, data: bytes) -> None:
         """Bytes that are no whole ordinary request, or follow some that were none."""
