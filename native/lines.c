@@ -33,8 +33,9 @@
 #define RARE_NS 2000000
 /* A look takes a microsecond: whoever needed this long had to share the core with somebody who has work to do. */
 #define AWAY_NS 100000
-/* Waits without looking, after looking was no good. */
-#define REST_WAITS_MIN 64
+/* Waits without looking, after looking was in vain, after the core was shared, and however often that was. */
+#define REST_WAITS_VAIN 4
+#define REST_WAITS_AWAY 64
 #define REST_WAITS_MAX 16384
 
 static int64_t now_ns(void)
@@ -66,25 +67,31 @@ static inline int look_worthwhile(Look *look)
     return look->usual < look->limit;
 }
 
+typedef struct { int64_t last, end; int away; } Moment;
+
 /* Between two looks; 0: no more of them. Whoever else wants this core has it in between. */
-static inline int look_on(int64_t *last, int64_t end)
+static inline int look_on(Moment *moment)
 {
-    int64_t before = *last;
+    int64_t before = moment->last;
     sched_yield();
-    *last = now_ns();
-    return *last < end && *last - before < AWAY_NS;
+    moment->last = now_ns();
+    moment->away = moment->last - before > AWAY_NS;
+    return moment->last < moment->end && !moment->away;
 }
 
-/* In vain, or the core was shared: look no more for a while, and for twice as long the next time; if not, less long. */
-static void look_judge(Look *look, int found, int64_t away)
+/* Looking that is no good rests for so many waits, and for longer the next time; each that is good makes that shorter.
+ * One in ten in vain is too many; a core that is shared takes far more time than looking ever saves. */
+static void look_judge(Look *look, int found, int away)
 {
-    if (look->penalty < REST_WAITS_MIN) look->penalty = REST_WAITS_MIN;
-    if (found && away < AWAY_NS) {
-        look->penalty -= look->penalty / REST_WAITS_MIN;
+    unsigned least = away ? REST_WAITS_AWAY : REST_WAITS_VAIN;
+    if (found && !away) {
+        look->penalty -= look->penalty / 16 + (look->penalty > 0);
         return;
     }
+    if (look->penalty < least) look->penalty = least;
     look->rest = look->penalty;
-    if (look->penalty < REST_WAITS_MAX) look->penalty *= 2;
+    look->penalty *= away ? 4 : 2;
+    if (look->penalty > REST_WAITS_MAX) look->penalty = REST_WAITS_MAX;
 }
 
 /* --- a line --- */
@@ -426,12 +433,12 @@ static int lines_look(Lines *self, int64_t began)
 {
     struct epoll_event event;
     int found, epoll = self->epoll;
-    int64_t last = began, end = began + self->look.limit;
+    Moment moment = {began, began + self->look.limit, 0};
     Py_BEGIN_ALLOW_THREADS
     do found = epoll_wait(epoll, &event, 1, 0);
-    while (found == 0 && look_on(&last, end));
+    while (found == 0 && look_on(&moment));
     Py_END_ALLOW_THREADS
-    look_judge(&self->look, found > 0, now_ns() - last);
+    look_judge(&self->look, found > 0, moment.away);
     self->looked += found > 0;
     return found > 0;
 }
@@ -578,18 +585,19 @@ static int send_all(int fd, const uint8_t *data, size_t size)
 static ssize_t asker_receive(Asker *self, int fd, uint8_t *data, size_t room)
 {
     ssize_t size = -1;
-    int64_t began = now_ns(), last = began, end = began + self->look.limit;
+    int64_t began = now_ns();
+    Moment moment = {began, began + self->look.limit, 0};
     int looked = began - self->answered < RARE_NS && look_worthwhile(&self->look), looking = looked;
     Py_BEGIN_ALLOW_THREADS
     while (looking) {
         size = recv(fd, data, room, MSG_DONTWAIT);
         if (size >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK)) break;
-        looking = look_on(&last, end);
+        looking = look_on(&moment);
     }
     if (!looking) size = recv(fd, data, room, 0);
     Py_END_ALLOW_THREADS
     int error = errno;
-    if (looked) look_judge(&self->look, looking, looking ? now_ns() - last : AWAY_NS);
+    if (looked) look_judge(&self->look, looking, moment.away);
     self->looked += looking;
     while (size < 0 && error == EINTR) {
         if (PyErr_CheckSignals() < 0) return -1;
