@@ -100,7 +100,7 @@ class Client(Calls):
     A blocking connection; not to be shared between threads without a lock.
 
     A client that asks again and again looks for its reply for up to `look` seconds (0: never) before it
-    sleeps, as long as replies are usually there by then; with `awake` also if it asks now and then: see
+    sleeps, as long as replies are usually there by then; with `awake` for up to 0.5 ms: see
     `virta.journal.awake`.
     """
 
