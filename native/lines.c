@@ -31,7 +31,8 @@
 #define KEPT_BYTES 65536
 /* A client that asks less often than this does not look: it has other things to do. */
 #define RARE_NS 2000000
-/* A look takes a microsecond: whoever needed this long had to share the core with somebody who has work to do. */
+/* A look takes a microsecond: whoever needed so long shares the core, and so long, with somebody who has much to do. */
+#define SHARED_NS 20000
 #define AWAY_NS 100000
 /* Waits without looking, after looking was in vain, after the core was shared, and however often that was. */
 #define REST_WAITS_VAIN 4
@@ -67,22 +68,26 @@ static inline int look_worthwhile(Look *look)
     return look->usual < look->limit;
 }
 
-typedef struct { int64_t last, end; int away; } Moment;
+typedef struct { int64_t last, end, gap; int over; } Moment;
 
-/* Between two looks; 0: no more of them. Whoever else wants this core has it in between. */
+/* Between two looks; 0: that was the last. Whoever else wants this core has it in between: perhaps the very partner,
+ * so there is one more look after that. */
 static inline int look_on(Moment *moment)
 {
     int64_t before = moment->last;
+    if (moment->over) return 0;
     sched_yield();
     moment->last = now_ns();
-    moment->away = moment->last - before > AWAY_NS;
-    return moment->last < moment->end && !moment->away;
+    moment->gap = moment->last - before;
+    moment->over = moment->last >= moment->end || moment->gap >= SHARED_NS;
+    return 1;
 }
 
 /* Looking that is no good rests for so many waits, and for longer the next time; each that is good makes that shorter.
  * One in ten in vain is too many; a core that is shared takes far more time than looking ever saves. */
-static void look_judge(Look *look, int found, int away)
+static void look_judge(Look *look, int found, const Moment *moment)
 {
+    int away = moment->gap > AWAY_NS;
     unsigned least = away ? REST_WAITS_AWAY : REST_WAITS_VAIN;
     if (found && !away) {
         look->penalty -= look->penalty / 16 + (look->penalty > 0);
@@ -433,12 +438,12 @@ static int lines_look(Lines *self, int64_t began)
 {
     struct epoll_event event;
     int found, epoll = self->epoll;
-    Moment moment = {began, began + self->look.limit, 0};
+    Moment moment = {began, began + self->look.limit, 0, 0};
     Py_BEGIN_ALLOW_THREADS
     do found = epoll_wait(epoll, &event, 1, 0);
     while (found == 0 && look_on(&moment));
     Py_END_ALLOW_THREADS
-    look_judge(&self->look, found > 0, moment.away);
+    look_judge(&self->look, found > 0, &moment);
     self->looked += found > 0;
     return found > 0;
 }
@@ -586,7 +591,7 @@ static ssize_t asker_receive(Asker *self, int fd, uint8_t *data, size_t room)
 {
     ssize_t size = -1;
     int64_t began = now_ns();
-    Moment moment = {began, began + self->look.limit, 0};
+    Moment moment = {began, began + self->look.limit, 0, 0};
     int looked = began - self->answered < RARE_NS && look_worthwhile(&self->look), looking = looked;
     Py_BEGIN_ALLOW_THREADS
     while (looking) {
@@ -597,7 +602,7 @@ static ssize_t asker_receive(Asker *self, int fd, uint8_t *data, size_t room)
     if (!looking) size = recv(fd, data, room, 0);
     Py_END_ALLOW_THREADS
     int error = errno;
-    if (looked) look_judge(&self->look, looking, moment.away);
+    if (looked) look_judge(&self->look, looking, &moment);
     self->looked += looking;
     while (size < 0 && error == EINTR) {
         if (PyErr_CheckSignals() < 0) return -1;

@@ -538,10 +538,13 @@ def test_a_lone_quick_line_is_looked_for():
             for _ in range(20):
                 pair.far.sendall(NOP)
                 assert pair.turn()
-            timer = threading.Timer(0.002, pair.far.sendall, [NOP])
-            timer.start()
+            begun = threading.Event()
+            far = pair.far
+            later = threading.Thread(target=lambda b=begun, f=far: b.wait() and f.sendall(NOP))
+            later.start()
+            begun.set()
             found = pair.lines.turn(True)
-            timer.join()
+            later.join()
             assert (found or pair.turn()) == [("owner", [nop()], None)]
             if pair.lines.looked:
                 break
