@@ -3,10 +3,8 @@
  * Decoding takes the whole, well-formed messages at the front of some bytes and stops at the first that is short,
  * wrong or beyond a limit; encoding returns None for anything it cannot write as it should be. The plain twin then
  * sees those bytes or that message, so that there is one place where waiting, faults and refusals are defined. */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "journal.h"
 #include <structmember.h>
-#include <stdint.h>
 #include <string.h>
 
 #include "journal_heap.h"
@@ -43,8 +41,6 @@ static inline PyObject *field(const Shape *shape, PyObject *object, int number)
 }
 
 /* --- decoding --- */
-
-typedef struct { const uint8_t *at, *end; } In;
 
 static inline uint16_t get16(const uint8_t *p) { return (uint16_t)(p[0] << 8 | p[1]); }
 static inline uint32_t get32(const uint8_t *p) { return (uint32_t)get16(p) << 16 | get16(p + 2); }
@@ -116,7 +112,7 @@ static PyObject *get_details(In *in)
     return made(&details_shape, args, D_FIELDS);
 }
 
-static PyObject *get_request(In *in)
+PyObject *journal_get_request(In *in)
 {
     const uint8_t *p = step(in, 18);
     if (!p || get32(p) != 0x464A0001) return NULL;
@@ -171,7 +167,7 @@ static PyObject *get_error(In *in, int wide)
     return text;
 }
 
-static PyObject *get_reply(In *in)
+PyObject *journal_get_reply(In *in)
 {
     const uint8_t *p = step(in, 16);
     if (!p || get32(p) != 0x4A520001) return NULL;
@@ -226,21 +222,18 @@ static PyObject *decode(PyObject *source, PyObject *(*get)(In *), size_t limit)
 static PyObject *decode_requests(PyObject *self, PyObject *source)
 {
     (void)self;
-    return decode(source, get_request, SIZE_MAX);
+    return decode(source, journal_get_request, SIZE_MAX);
 }
 
 static PyObject *decode_replies(PyObject *self, PyObject *source)
 {
     (void)self;
-    return decode(source, get_reply, REPLY_DECODE_BYTES_MAX);
+    return decode(source, journal_get_reply, REPLY_DECODE_BYTES_MAX);
 }
 
 /* --- encoding --- */
 
-typedef struct { uint8_t *data; size_t size, room; uint8_t start[1024]; } Out;
-enum outcome { FAILED = -1, DOUBT = 0, WRITTEN = 1 };
-
-static uint8_t *extend(Out *out, size_t more)
+uint8_t *journal_extend(Out *out, size_t more)
 {
     if (out->size + more > out->room) {
         size_t room = (out->size + more) * 2;
@@ -305,7 +298,7 @@ static uint8_t *put_value(uint8_t *p, PyObject *data, unsigned type, int width)
     return p + size;
 }
 
-static enum outcome put_request(Out *out, PyObject *request)
+enum outcome journal_put_request(Out *out, PyObject *request)
 {
     uint64_t function, identifier, flags, timestamp, timeout = 0, ttl = 0, count = 0, query, type = 0;
     if (Py_TYPE(request) != request_shape.type) return DOUBT;
@@ -323,7 +316,7 @@ static enum outcome put_request(Out *out, PyObject *request)
     size_t size = (size_t)PyBytes_GET_SIZE(key), size2 = (size_t)PyBytes_GET_SIZE(key2);
     int wide = size > 255 || size2 > 255, width = data ? width_of((size_t)PyBytes_GET_SIZE(data) + 1) : 0;
     size_t begin = out->size;
-    uint8_t *p = extend(out, 18 + 8 + 8 + 2 + 4 + size + size2 + 5 + (data ? (size_t)PyBytes_GET_SIZE(data) : 0));
+    uint8_t *p = journal_extend(out, 18 + 8 + 8 + 2 + 4 + size + size2 + 5 + (data ? (size_t)PyBytes_GET_SIZE(data) : 0));
     if (!p) return FAILED;
     flags |= query << QUERY_SHIFT | (wide ? KEY16 : 0) | (unsigned)width << WIDTH_SHIFT;
     flags |= (timeout_o != Py_None ? TIMEOUT : 0) | (ttl_o != Py_None ? TTL : 0);
@@ -342,7 +335,7 @@ static enum outcome put_request(Out *out, PyObject *request)
 
 static enum outcome put_details(Out *out, PyObject *details)
 {
-    uint8_t *p = extend(out, DETAILS_BYTES);
+    uint8_t *p = journal_extend(out, DETAILS_BYTES);
     if (!p) return FAILED;
     memset(p, 0, DETAILS_BYTES);
     if (details == Py_None) return WRITTEN;
@@ -380,7 +373,7 @@ static enum outcome put_pair(Out *out, PyObject *pair, int wide, int width, int 
 {
     PyObject *key = field(&pair_shape, pair, P_KEY), *value = field(&pair_shape, pair, P_VALUE), *data = NULL;
     uint64_t type = 0;
-    uint8_t *p = extend(out, 2 + (size_t)PyBytes_GET_SIZE(key));
+    uint8_t *p = journal_extend(out, 2 + (size_t)PyBytes_GET_SIZE(key));
     if (!p) return FAILED;
     out->size = (size_t)(put_sized(p, key, wide) - out->data);
     if (detailed) {
@@ -389,12 +382,12 @@ static enum outcome put_pair(Out *out, PyObject *pair, int wide, int width, int 
     }
     if (!width) return WRITTEN;
     if (value != Py_None && !value_of(value, &data, &type)) return DOUBT;
-    if (!(p = extend(out, 5 + (data ? (size_t)PyBytes_GET_SIZE(data) : 0)))) return FAILED;
+    if (!(p = journal_extend(out, 5 + (data ? (size_t)PyBytes_GET_SIZE(data) : 0)))) return FAILED;
     out->size = (size_t)(put_value(p, data, (unsigned)type, width) - out->data);
     return WRITTEN;
 }
 
-static enum outcome put_reply(Out *out, PyObject *reply)
+enum outcome journal_put_reply(Out *out, PyObject *reply)
 {
     uint64_t identifier, flags, timestamp, timeout = 0, query;
     if (Py_TYPE(reply) != reply_shape.type) return DOUBT;
@@ -424,7 +417,7 @@ static enum outcome put_reply(Out *out, PyObject *reply)
     flags |= (unsigned)width << WIDTH_SHIFT | (detailed ? DETAILS : 0);
     if (counted) flags |= query << QUERY_SHIFT | (query == QUERY_RANGE ? 0 : COUNT);
     else if (query != QUERY_RANGE) flags |= query << QUERY_SHIFT;
-    uint8_t *p = extend(out, 16 + 8 + 2 + 2);
+    uint8_t *p = journal_extend(out, 16 + 8 + 2 + 2);
     if (!p) return FAILED;
     p = put64(put16(put16(put32(p, 0x4A520001), (unsigned)identifier), (unsigned)flags), timestamp);
     if (timeout_o != Py_None) p = put64(p, timeout);
@@ -437,7 +430,7 @@ static enum outcome put_reply(Out *out, PyObject *reply)
         if (found != WRITTEN) return found;
     }
     if (cursor != Py_None) {
-        if (!(p = extend(out, 2 + (size_t)PyBytes_GET_SIZE(cursor)))) return FAILED;
+        if (!(p = journal_extend(out, 2 + (size_t)PyBytes_GET_SIZE(cursor)))) return FAILED;
         out->size = (size_t)(put_sized(p, cursor, wide) - out->data);
     }
     return WRITTEN;
@@ -447,32 +440,39 @@ static enum outcome put_reply(Out *out, PyObject *reply)
 static PyObject *encode(PyObject *message, enum outcome (*put)(Out *, PyObject *))
 {
     Out out;
-    out.data = out.start;
-    out.size = 0;
-    out.room = sizeof out.start;
+    out_init(&out);
     enum outcome found = put(&out, message);
     PyObject *bytes = NULL;
     if (found == WRITTEN) bytes = PyBytes_FromStringAndSize((const char *)out.data, (Py_ssize_t)out.size);
     else if (found == DOUBT) bytes = Py_NewRef(Py_None);
-    if (out.data != out.start) PyMem_Free(out.data);
+    out_release(&out);
     return bytes;
 }
 
 static PyObject *encode_request(PyObject *self, PyObject *request)
 {
     (void)self;
-    return encode(request, put_request);
+    return encode(request, journal_put_request);
 }
 
 static PyObject *encode_reply(PyObject *self, PyObject *reply)
 {
     (void)self;
-    return encode(reply, put_reply);
+    return encode(reply, journal_put_reply);
 }
 
 #include "journal_jobs.h"
 
 /* --- the module --- */
+
+static int identifier_of(const Shape *shape, PyObject *message, int at)
+{
+    uint64_t identifier;
+    return Py_TYPE(message) == shape->type && number(field(shape, message, at), 0xFFFF, &identifier) ? (int)identifier : -1;
+}
+
+int journal_reply_identifier(PyObject *reply) { return identifier_of(&reply_shape, reply, R_IDENTIFIER); }
+int journal_request_identifier(PyObject *request) { return identifier_of(&request_shape, request, Q_IDENTIFIER); }
 
 static int learn(Shape *shape, PyObject *type, int fields)
 {
@@ -527,5 +527,6 @@ PyMODINIT_FUNC PyInit__native(void)
     if (!(no_bytes = PyBytes_FromStringAndSize("", 0)) || !(no_text = PyUnicode_FromString(""))) return NULL;
     PyObject *made_module = PyModule_Create(&module);
     if (made_module && PyModule_AddType(made_module, &HeapType) < 0) Py_CLEAR(made_module);
+    if (made_module && journal_add_lines(made_module) < 0) Py_CLEAR(made_module);
     return made_module;
 }

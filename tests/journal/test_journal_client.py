@@ -10,7 +10,7 @@ import pytest
 from journal_support import daemon, daemon_thread
 
 from virta.errors import JournalError
-from virta.journal import AsyncClient, Client, awake, commands
+from virta.journal import AsyncClient, Client, awake, commands, kernel
 from virta.journal import client as client_module
 from virta.journal.messages import RefusedError, Type, Value
 
@@ -184,7 +184,9 @@ def test_a_daemon_that_lies_is_a_coded_error():
 
 
 def test_both_ends_may_wait_awake(monkeypatch):
-    """A lone client is answered awake, a second one gets its turn, and the end is seen by both."""
+    """The plain halves: a lone client is answered awake, a second one gets its turn, both see the end."""
+    monkeypatch.setattr(kernel, "Lines", None)
+    monkeypatch.setattr(kernel, "Asker", None)
     monkeypatch.setattr(awake, "AWAKE_S_MAX", 0.05)
     seen = []
     receive = awake.Awake.receive

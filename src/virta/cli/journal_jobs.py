@@ -285,6 +285,12 @@ def talk(verbose: bool) -> None:  # noqa: FBT001
 @click.option("--copies", default=1, help="Daemons that have a change before it is acknowledged.")
 @click.option("--awake", is_flag=True, help="Wait for a lone, quick client without sleeping.")
 @click.option(
+    "--look-us-max",
+    default=200,
+    type=click.IntRange(0, 1_000),
+    help="The same without being asked to; 0: never.",
+)
+@click.option(
     "--copies-timeout",
     default=10.0,
     help="Seconds until no-copies is the answer instead.",
@@ -308,7 +314,7 @@ def serve(
         from virta.journal.peers import Peer, Peers
 
         copies, timeout = options.pop("copies"), options.pop("copies_timeout")
-        awake = options.pop("awake")
+        awake, look = options.pop("awake"), options.pop("look_us_max") / 1e6
         node = Node(data_dir / "journal", **options)
         if peers:
             if not name:
@@ -318,7 +324,7 @@ def serve(
             node.peers = Peers(
                 node.engine, directory, name, others, copies=copies, copies_timeout=timeout
             )
-        server = JournalServer(host=host, port=port, node=node, awake=awake)
+        server = JournalServer(host=host, port=port, node=node, awake=awake, look=look)
         stop = stop_on_signal()
         await server.start()
         click.echo(f"journal ready on {server.address[0]}:{server.address[1]}")

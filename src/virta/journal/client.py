@@ -15,9 +15,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from virta.errors import JournalError
-from virta.journal import commands
-from virta.journal.awake import RECEIVE_BYTES, Awake, possible
-from virta.journal.messages import PORT
+from virta.journal import commands, kernel
+from virta.journal.awake import AWAKE_S_MAX, RECEIVE_BYTES, REPLY_LOOK_S_MAX, Awake, possible
+from virta.journal.messages import PORT, Reply
 from virta.journal.wire import ReplyParser, encode_request
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from virta.journal.commands import Command
-    from virta.journal.messages import Reply, Request
+    from virta.journal.messages import Request
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -99,7 +99,9 @@ class Client(Calls):
     """
     A blocking connection; not to be shared between threads without a lock.
 
-    With `awake` it looks for a quick reply for up to 0.5 ms before it sleeps: see `virta.journal.awake`.
+    A client that asks again and again looks for its reply for up to `look` seconds (0: never) before it
+    sleeps, as long as replies are usually there by then; with `awake` for up to 0.5 ms: see
+    `virta.journal.awake`.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class Client(Calls):
         *,
         timeout: float | None = 30.0,
         awake: bool = False,
+        look: float = REPLY_LOOK_S_MAX,
     ) -> None:
         try:
             self._socket = socket.create_connection((host, port), timeout)
@@ -122,6 +125,11 @@ class Client(Calls):
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._socket.settimeout(None)
         self._awake = Awake(self._socket) if awake and possible() else None
+        # Native where it was built: one call that sends, waits and decodes.
+        self._asker = None
+        if kernel.Asker is not None:
+            seconds = max(look, AWAKE_S_MAX * awake, 0.0) if possible() else 0.0
+            self._asker = kernel.Asker(int(seconds * 1e9))
         self._parser = ReplyParser()
         self._identifier = 0
         self._heard: deque[Reply] = deque()
@@ -130,8 +138,13 @@ class Client(Calls):
     def call(self, command: Command[T]) -> T:
         """Send one command and wait for its reply."""
         request = command.request
-        request.identifier = identifier = self._next_identifier()
-        self._write(encode_request(request))
+        request.identifier = identifier = self._identifier = self._identifier % IDENTIFIER_MAX + 1
+        if self._asker is None or self._parser.buffered or self._heard:
+            self._write(encode_request(request))
+        else:
+            reply = self._ask(request)
+            if reply is not None:
+                return command.result(reply)
         while True:
             reply = self._receive()
             if reply.identifier == identifier:
@@ -200,6 +213,26 @@ class Client(Calls):
     def _next_identifier(self) -> int:
         self._identifier = self._identifier % IDENTIFIER_MAX + 1
         return self._identifier
+
+    def _ask(self, request: Request) -> Reply | None:
+        """The reply; None: it was sent, and what came, if anything did, was taken."""
+        assert self._asker is not None
+        try:
+            came = self._asker.ask(self._socket.fileno(), request)
+        except BlockingIOError as error:
+            raise _lost("no reply in time") from error
+        except OSError as error:
+            raise _lost(error) from error
+        if came.__class__ is Reply:
+            reply: Reply = came
+            return reply
+        if came is None:
+            self._write(encode_request(request))
+        elif came:
+            self._take(came)
+        else:
+            raise _lost("closed by the daemon")
+        return None
 
     def _write(self, data: bytes) -> None:
         try:

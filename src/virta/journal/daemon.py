@@ -3,6 +3,9 @@ The journal on TCP: connections in, a Node behind.
 
 Invariant: what one connection can make the daemon hold is bounded: one unfinished request, so many
 requests that wait for the disk, so many bytes of replies it does not read.
+
+Where the native half was built `lines` has the connections, all of them in one call; `Connection` is its
+plain twin on asyncio's transports.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ import socket
 from time import perf_counter
 from typing import TYPE_CHECKING, cast
 
-from virta.journal.awake import Awake, possible
+from virta.journal import kernel
+from virta.journal.awake import AWAKE_S_MAX, Awake, possible
+from virta.journal.lines import BACKLOG, Lines
 from virta.journal.messages import PORT, Function, Reply, Request
 from virta.journal.node import Node
 from virta.journal.session import Session
@@ -191,9 +196,10 @@ class JournalServer:
     """
     `await start()`, `await stop()`; `address` says where it listens (port 0 picks one).
 
-    With `awake` a lone client is waited for without sleeping, for up to 0.5 ms, while it asks again and
-    again; for a loop that has little else to do. The node may be given (it is then started and stopped here all the same), so that other doors,
-    such as the HTTP handler, can share it.
+    A lone client that asks again and again is looked for, for up to `look` seconds, before the loop sleeps;
+    with `awake` for up to 0.5 ms: for a loop that has little else to do, so never unless asked for. The node
+    may be given (it is then started and stopped here all the same), so that other doors, such as the HTTP
+    handler, can share it.
     """
 
     def __init__(
@@ -205,37 +211,60 @@ class JournalServer:
         node: Node | None = None,
         connections_max: int = CONNECTIONS_MAX,
         awake: bool = False,
+        look: float = 0.0,
     ) -> None:
         self.awake = awake and possible()
         self.node = node or Node(directory)
         self.touched: set[Connection] = set()
         self.address = (host, port)
+        self._look = (AWAKE_S_MAX if awake else look) if possible() else 0.0
         self._connections: set[Connection] = set()
         self._connections_max = connections_max
         self._stopping = False  # a connection accepted meanwhile is not taken
         self._server: asyncio.Server | None = None
+        self._lines: Lines | None = None
 
     async def start(self) -> None:
         await self.node.start()
-        self.node.on_batch.append(self._after_batch)
-        loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(
-                lambda: Connection(self), *self.address, backlog=1024
+            self.address = await (
+                self._listen() if kernel.Lines is None else self._listen_natively()
             )
         except OSError:
             await self.node.stop()
             raise
-        host, port = self._server.sockets[0].getsockname()[:2]
-        self.address = (host, port)
         log.info("journal_listening host=%s port=%d", *self.address)
+
+    async def _listen_natively(self) -> tuple[str, int]:
+        self._lines = Lines(
+            self.node,
+            lines_max=self._connections_max,
+            unanswered_max=UNANSWERED_MAX,
+            write_high_bytes=WRITE_HIGH_BYTES,
+            unread_bytes_max=UNREAD_BYTES_MAX,
+            look_s_max=self._look,
+        )
+        return await self._lines.start(*self.address)
+
+    async def _listen(self) -> tuple[str, int]:
+        self.node.on_batch.append(self._after_batch)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: Connection(self), *self.address, backlog=BACKLOG
+        )
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return host, port
 
     async def stop(self) -> None:
         """Take no more, answer what is waiting, keep a snapshot."""
         self._stopping = True
         if self._server is not None:
             self._server.close()
+        if self._lines is not None:
+            self._lines.refuse_more()
         await self.node.stop()
+        if self._lines is not None:
+            self._lines.stop()
         for connection in list(self._connections):
             connection.flush()
             connection.abort()

@@ -9,7 +9,7 @@ without this half. VIRTA_PLAIN=1 in the environment asks for that; the tests run
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from virta.journal.messages import Details, Pair, Reply, Request, Value
 
@@ -31,6 +31,9 @@ decode_requests: Callable[[bytes | bytearray], tuple[list[Request], int]]
 decode_replies: Callable[[bytes | bytearray], tuple[list[Reply], int]]
 encode_request: Callable[[Request], bytes | None]
 encode_reply: Callable[[Reply], bytes | None]
+# Both ends of a line, for systems with epoll; None: asyncio's transports and Python's sockets do it.
+Lines: Callable[[Callable[[Reply], bytes], int, int, int, int], Any] | None
+Asker: Callable[[int], Any] | None
 
 
 def decode_nothing(data: bytes | bytearray) -> tuple[list[object], int]:  # noqa: ARG001
@@ -45,6 +48,8 @@ if _native is not None:
     _native.set_types(Request, Reply, Pair, Value, Details)
     decode_requests, decode_replies = _native.decode_requests, _native.decode_replies
     encode_request, encode_reply = _native.encode_request, _native.encode_reply
+    Lines, Asker = getattr(_native, "Lines", None), getattr(_native, "Asker", None)
 else:
+    Lines = Asker = None
     decode_requests = decode_replies = decode_nothing  # type: ignore[assignment]
     encode_request = encode_reply = encode_nothing

@@ -54,8 +54,11 @@ RETRY_AFTER_WRITE_ERROR_S = 1.0
 ROTATION_PAUSE_S = 0.002
 TICK_S_MAX = 1.0
 TICK_S_MIN = 0.0005
+_TICK_US_MAX = int(TICK_S_MAX * 1_000_000)
+# Members of an enumeration are looked up by name every time; numbers are just there.
+_GET, _NEXT = int(Function.GET), int(Function.NEXT)
+_READING = frozenset({_GET, _NEXT, int(Function.NOP)})
 # Commands that are refused while the disk is, unless they are only about memory.
-_READING = frozenset({Function.GET, Function.NOP, Function.NEXT})
 _LASTING = frozenset(
     {Function.DELETE, Function.RENAME, Function.LINK, Function.UNLINK, Function.ADD}
     | {Function.NOT, Function.TRUNCATE}
@@ -163,16 +166,18 @@ class Node:
             respond(Reply(request.identifier, 0, self.engine.clock(), error=error))
             return
         reply = self.engine.handle(request, session)
-        changed = function not in _READING or (
-            function == Function.NEXT and bool(request.flags & OVERWRITE)
-        )
-        copied = self.peers is not None and self._wants_copies(request, reply, session)
-        if changed and not reply.error and (copied or self._must_wait(reply, function)):
-            self._waiting.append((respond, reply, copied))
-        else:
+        peers = self.peers
+        if function in _READING and not (function == _NEXT and request.flags & OVERWRITE):
             respond(reply)
-        hurry = changed or self.peers is not None
-        if not self._scheduled and (hurry or not self._can_wait(request, reply)):
+            hurry = peers is not None or not self._can_wait(request, reply)
+        else:
+            copied = peers is not None and self._wants_copies(request, reply, session)
+            if not reply.error and (copied or self._must_wait(reply, function)):
+                self._waiting.append((respond, reply, copied))
+            else:
+                respond(reply)
+            hurry = True
+        if hurry and not self._scheduled:
             self._schedule()
 
     def _wants_copies(self, request: Request, reply: Reply, session: Session) -> bool:
@@ -186,10 +191,10 @@ class Node:
 
     def _can_wait(self, request: Request, reply: Reply) -> bool:
         """Whether the next turn of the timer is early enough for what a request may have left to do."""
-        if request.function == Function.GET:
+        if request.function == _GET:
             return request.timeout is None and not request.flags & TOUCH
-        if request.function == Function.NEXT and reply.timeout is not None:
-            return reply.timeout > self.engine.clock() + TICK_S_MAX * 1_000_000
+        if request.function == _NEXT and reply.timeout is not None:
+            return reply.timeout > self.engine.clock() + _TICK_US_MAX
         return False
 
     async def submit(self, request: Request, session: Session | None = None) -> Reply:

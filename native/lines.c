@@ -1,0 +1,757 @@
+/* The journal's lines: the sockets of a daemon's connections, and the one of a blocking client.
+ *
+ * Lines is an epoll instance of its own, whose descriptor the event loop watches. `turn` reads every line that has
+ * something and returns the requests of all of them; `respond` and `notify` write replies into the buffer of their line;
+ * `flush` sends what was written. Bytes that are no whole, ordinary requests go to virta/journal/lines.py, whose parser
+ * decides every doubt; a line is `raw` until that parser has used them up.
+ *
+ * Bounded: a line holds UNREAD_BYTES_MAX of replies and one more, then it is cut; it is not read from while more than
+ * WRITE_HIGH_BYTES wait or more than UNANSWERED_MAX requests are unanswered; a turn reads IN_BYTES of a line and
+ * EVENTS_MAX lines. A line ends inside `turn` and `close` only, so that Python hears of every end.
+ *
+ * Looking: a core that sleeps takes longer to wake than a quick partner to answer, so both ends may look again and again
+ * for a moment before they sleep; never longer than they were told, and only while waits were usually shorter (Look). */
+#include "journal.h"
+#if defined(__linux__)
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sched.h>
+#include <structmember.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#define IN_BYTES 65536
+#define EVENTS_MAX 256
+#define QUIT 1
+/* A buffer of replies that grew beyond this is given back once it is empty. */
+#define KEPT_BYTES 65536
+/* A client that asks less often than this does not look: it has other things to do. */
+#define RARE_NS 2000000
+/* A look takes a microsecond: whoever needed so long shares the core, and so long, with somebody who has much to do. */
+#define SHARED_NS 20000
+#define AWAY_NS 100000
+/* Waits without looking, after looking was in vain, after the core was shared, and however often that was. */
+#define REST_WAITS_VAIN 4
+#define REST_WAITS_AWAY 64
+#define REST_WAITS_MAX 16384
+
+static int64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* --- whether looking is worth it, learned from how long waits were --- */
+
+typedef struct { int64_t limit, usual; unsigned rest, penalty; } Look;
+
+static void look_init(Look *look, int64_t limit)
+{
+    look->limit = limit;
+    look->usual = 2 * limit;
+}
+
+static void look_learn(Look *look, int64_t waited)
+{
+    if (waited > 4 * look->limit) waited = 4 * look->limit;
+    look->usual += (waited - look->usual) / 5;
+}
+
+static inline int look_worthwhile(Look *look)
+{
+    if (look->rest && look->rest--) return 0;
+    return look->usual < look->limit;
+}
+
+typedef struct { int64_t last, end, gap; int over; } Moment;
+
+/* Between two looks; 0: that was the last. Whoever else wants this core has it in between: perhaps the very partner,
+ * so there is one more look after that. */
+static inline int look_on(Moment *moment)
+{
+    int64_t before = moment->last;
+    if (moment->over) return 0;
+    sched_yield();
+    moment->last = now_ns();
+    moment->gap = moment->last - before;
+    moment->over = moment->last >= moment->end || moment->gap >= SHARED_NS;
+    return 1;
+}
+
+/* Looking that is no good rests for so many waits, and for longer the next time; each that is good makes that shorter.
+ * One in ten in vain is too many; a core that is shared takes far more time than looking ever saves. */
+static void look_judge(Look *look, int found, const Moment *moment)
+{
+    int away = moment->gap > AWAY_NS;
+    unsigned least = away ? REST_WAITS_AWAY : REST_WAITS_VAIN;
+    if (found && !away) {
+        look->penalty -= look->penalty / 16 + (look->penalty > 0);
+        return;
+    }
+    if (look->penalty < least) look->penalty = least;
+    look->rest = look->penalty;
+    look->penalty *= away ? 4 : 2;
+    if (look->penalty > REST_WAITS_MAX) look->penalty = REST_WAITS_MAX;
+}
+
+/* --- a line --- */
+
+typedef struct Lines Lines;
+typedef struct Line {
+    PyObject_HEAD
+    Lines *home;                /* borrowed: it closes its lines before it goes */
+    struct Line *before, *next; /* all lines of a home; each holds a reference */
+    struct Line *next_dirty;    /* those with something to send; each holds a reference */
+    PyObject *owner;            /* what `turn` calls it */
+    int fd;                     /* -1 after its end */
+    uint32_t events;            /* what epoll was asked for */
+    Py_ssize_t unanswered;
+    size_t sent;                /* of what is in `out` */
+    Out out;
+    char raw, full, quitting, ended, cut, dirty;
+} Line;
+
+struct Lines {
+    PyObject_HEAD
+    int epoll, turning;
+    Line *first, *dirty;
+    PyObject *encode;           /* (reply) -> bytes, for replies that are out of the ordinary */
+    Py_ssize_t count, unanswered_max, write_high_bytes, unread_bytes_max;
+    Look look;
+    Line *lone;                 /* never followed: whether the last turn had one line, and which */
+    int64_t idle_since, looked; /* when there was nothing more to do; how often looking found something */
+    uint8_t in[IN_BYTES];
+};
+
+static PyTypeObject line_type, lines_type;
+
+static inline size_t pending(const Line *line) { return line->out.size - line->sent; }
+
+static void regulate(Line *line)
+{
+    int stop = line->quitting || line->ended || line->full || line->unanswered > line->home->unanswered_max;
+    uint32_t events = (stop ? 0 : EPOLLIN) | (pending(line) ? EPOLLOUT : 0);
+    if (events == line->events) return;
+    struct epoll_event event = {.events = events, .data.ptr = line};
+    if (epoll_ctl(line->home->epoll, EPOLL_CTL_MOD, line->fd, &event) == 0) line->events = events;
+}
+
+/* No more of it: epoll reports the hang-up, and the next turn ends it. */
+static void hang_up(Line *line)
+{
+    out_release(&line->out);
+    line->sent = 0;
+    line->ended = 1;
+    shutdown(line->fd, SHUT_RDWR);
+    regulate(line);
+}
+
+static void line_send(Line *line)
+{
+    while (pending(line)) {
+        ssize_t sent = send(line->fd, line->out.data + line->sent, pending(line), MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (sent > 0) line->sent += (size_t)sent;
+        else if (errno == EINTR) continue;
+        else if (errno == EAGAIN || errno == EWOULDBLOCK) break;
+        else { hang_up(line); return; }
+    }
+    Out *out = &line->out;
+    if (!pending(line)) {
+        if (out->room > KEPT_BYTES) out_release(out);
+        out->size = line->sent = 0;
+    } else if (line->sent > out->size / 2) {
+        memmove(out->data, out->data + line->sent, pending(line));
+        out->size -= line->sent;
+        line->sent = 0;
+    }
+    size_t high = (size_t)line->home->write_high_bytes;
+    if (pending(line) > high) line->full = 1;
+    else if (pending(line) <= high / 4) line->full = 0;
+}
+
+/* Send what waits, and hang up if that was the last. */
+static void line_settle(Line *line)
+{
+    line_send(line);
+    if (line->fd < 0 || line->ended) return;
+    if (line->quitting && line->unanswered <= 0 && !pending(line)) hang_up(line);
+    else regulate(line);
+}
+
+static void mark_dirty(Line *line)
+{
+    if (line->dirty) return;
+    line->dirty = 1;
+    line->next_dirty = line->home->dirty;
+    line->home->dirty = (Line *)Py_NewRef(line);
+}
+
+static PyObject *line_notify(Line *line, PyObject *reply)
+{
+    if (line->fd < 0 || line->ended) Py_RETURN_NONE;
+    Out *out = &line->out;
+    size_t begin = out->size;
+    enum outcome found = journal_put_reply(out, reply);
+    if (found != WRITTEN) out->size = begin;
+    if (found == FAILED) return NULL;
+    if (found == DOUBT) {
+        PyObject *bytes = PyObject_CallOneArg(line->home->encode, reply);
+        if (!bytes) return NULL;
+        if (!PyBytes_Check(bytes)) {
+            Py_DECREF(bytes);
+            PyErr_SetString(PyExc_TypeError, "encode must return bytes");
+            return NULL;
+        }
+        size_t size = (size_t)PyBytes_GET_SIZE(bytes);
+        uint8_t *p = line->fd < 0 ? NULL : journal_extend(out, size);
+        if (p) memcpy(p, PyBytes_AS_STRING(bytes), size);
+        Py_DECREF(bytes);
+        if (!p && PyErr_Occurred()) return NULL;
+        if (!p) Py_RETURN_NONE;
+    }
+    mark_dirty(line);
+    if (pending(line) > (size_t)line->home->write_high_bytes) {
+        line_send(line);
+        if (!line->ended && pending(line) > (size_t)line->home->unread_bytes_max) {
+            line->cut = 1;
+            hang_up(line);
+        }
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *line_respond(Line *line, PyObject *reply)
+{
+    line->unanswered--;
+    return line_notify(line, reply);
+}
+
+/* (number): so many more requests are to be answered */
+static PyObject *line_asked(Line *line, PyObject *number)
+{
+    Py_ssize_t more = PyNumber_AsSsize_t(number, PyExc_OverflowError);
+    if (more == -1 && PyErr_Occurred()) return NULL;
+    line->unanswered += more;
+    if (line->fd >= 0 && line->unanswered > line->home->unanswered_max) regulate(line);
+    Py_RETURN_NONE;
+}
+
+static PyObject *line_quit(Line *line, PyObject *unused)
+{
+    (void)unused;
+    line->quitting = 1;
+    if (line->fd >= 0 && !line->ended) mark_dirty(line);
+    Py_RETURN_NONE;
+}
+
+static PyObject *line_abort(Line *line, PyObject *unused)
+{
+    (void)unused;
+    if (line->fd >= 0 && !line->ended) hang_up(line);
+    Py_RETURN_NONE;
+}
+
+static int line_traverse(Line *line, visitproc visit, void *arg)
+{
+    Py_VISIT(line->owner);
+    return 0;
+}
+
+static int line_clear(Line *line)
+{
+    Py_CLEAR(line->owner);
+    return 0;
+}
+
+static void line_dealloc(Line *line)
+{
+    PyObject_GC_UnTrack(line);
+    Py_CLEAR(line->owner);
+    out_release(&line->out);
+    PyObject_GC_Del(line);
+}
+
+/* Out of its home and closed; the reference the home had is the caller's. */
+static void line_end(Line *line)
+{
+    Lines *home = line->home;
+    *(line->before ? &line->before->next : &home->first) = line->next;
+    if (line->next) line->next->before = line->before;
+    if (home->lone == line) home->lone = NULL;
+    line->before = line->next = NULL;
+    home->count--;
+    /* Closing is not enough: while a process is being started, its copy of the descriptor keeps reporting. */
+    epoll_ctl(home->epoll, EPOLL_CTL_DEL, line->fd, NULL);
+    close(line->fd);
+    line->fd = -1;
+    out_release(&line->out);
+    line->sent = 0;
+}
+
+/* --- all lines --- */
+
+/* (encode, unanswered_max, write_high_bytes, unread_bytes_max, look_ns) */
+static PyObject *lines_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    (void)kwargs;
+    PyObject *encode;
+    Py_ssize_t unanswered, high, unread;
+    long long look;
+    if (!PyArg_ParseTuple(args, "OnnnL", &encode, &unanswered, &high, &unread, &look)) return NULL;
+    Lines *self = (Lines *)type->tp_alloc(type, 0);
+    if (!self) return NULL;
+    self->encode = Py_NewRef(encode);
+    self->unanswered_max = unanswered;
+    self->write_high_bytes = high;
+    self->unread_bytes_max = unread;
+    look_init(&self->look, look);
+    if ((self->epoll = epoll_create1(EPOLL_CLOEXEC)) < 0) {
+        PyErr_SetFromErrno(PyExc_OSError);
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static PyObject *lines_fileno(Lines *self, PyObject *unused)
+{
+    (void)unused;
+    return PyLong_FromLong(self->epoll);
+}
+
+/* (descriptor, owner) -> Line; the descriptor is its own from now on */
+static PyObject *lines_add(Lines *self, PyObject *args)
+{
+    int fd, on = 1;
+    PyObject *owner;
+    if (!PyArg_ParseTuple(args, "iO", &fd, &owner)) return NULL;
+    Line *line = PyObject_GC_New(Line, &line_type);
+    if (!line) return NULL;
+    memset((char *)line + sizeof(PyObject), 0, sizeof *line - sizeof(PyObject));
+    out_init(&line->out);
+    line->home = self;
+    line->fd = -1;
+    line->events = EPOLLIN;
+    line->owner = Py_NewRef(owner);
+    PyObject_GC_Track(line);
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* no TCP, no delay */
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = line};
+    if (epoll_ctl(self->epoll, EPOLL_CTL_ADD, fd, &event) < 0) {
+        PyErr_SetFromErrno(PyExc_OSError);
+        Py_DECREF(line);
+        return NULL;
+    }
+    line->fd = fd;
+    line->next = self->first;
+    if (self->first) self->first->before = line;
+    self->first = (Line *)Py_NewRef(line);
+    self->count++;
+    return (PyObject *)line;
+}
+
+/* Tell Python (owner, requests, rest); requests None: the line has ended, and rest says whether it was cut. Steals both. */
+static int tell(PyObject *found, Line *line, PyObject *requests, PyObject *rest)
+{
+    PyObject *item = requests && rest ? PyTuple_New(3) : NULL;
+    if (!item) {
+        Py_XDECREF(requests);
+        Py_XDECREF(rest);
+        return 0;
+    }
+    PyTuple_SET_ITEM(item, 0, Py_NewRef(line->owner ? line->owner : Py_None));
+    PyTuple_SET_ITEM(item, 1, requests);
+    PyTuple_SET_ITEM(item, 2, rest);
+    int good = PyList_Append(found, item) == 0;
+    Py_DECREF(item);
+    return good;
+}
+
+static int tell_end(PyObject *found, Line *line)
+{
+    line_end(line);
+    int good = tell(found, line, Py_NewRef(Py_None), PyBool_FromLong(line->cut));
+    Py_CLEAR(line->owner); /* it holds the line in turn */
+    Py_DECREF(line);
+    return good;
+}
+
+/* The whole requests among the bytes that came, up to a QUIT, and what is left of them. */
+static int line_decode(PyObject *found, Line *line, size_t size)
+{
+    In in = {line->home->in, line->home->in + size};
+    PyObject *requests = PyList_New(0);
+    while (requests && !line->raw && !line->quitting && in.at < in.end) {
+        In next = in;
+        PyObject *request = journal_get_request(&next);
+        if (!request) {
+            if (PyErr_Occurred()) Py_CLEAR(requests);
+            else line->raw = 1;
+            break;
+        }
+        line->quitting = in.at[4] == 0 && in.at[5] == QUIT;
+        if (PyList_Append(requests, request) < 0) Py_CLEAR(requests);
+        Py_DECREF(request);
+        in = next;
+    }
+    if (!requests) return 0;
+    line->unanswered += PyList_GET_SIZE(requests);
+    PyObject *rest = Py_NewRef(Py_None);
+    if (in.at < in.end && !line->quitting)
+        Py_SETREF(rest, PyBytes_FromStringAndSize((const char *)in.at, in.end - in.at));
+    return tell(found, line, requests, rest);
+}
+
+static int line_read(PyObject *found, Line *line)
+{
+    ssize_t size = recv(line->fd, line->home->in, IN_BYTES, MSG_DONTWAIT);
+    if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return 1;
+    if (size < 0) return tell_end(found, line);
+    if (size == 0) {
+        line->ended = 1;
+        if (!pending(line)) return tell_end(found, line);
+        regulate(line);
+        return 1;
+    }
+    if (!line_decode(found, line, (size_t)size)) return 0;
+    if (line->quitting || line->unanswered > line->home->unanswered_max) regulate(line);
+    return 1;
+}
+
+static int line_event(PyObject *found, Line *line, uint32_t events)
+{
+    if (line->fd < 0) return 1;
+    if (events & EPOLLOUT) {
+        line_settle(line);
+        if (line->ended && !pending(line)) return tell_end(found, line);
+    }
+    if (line->events & EPOLLIN) return events & (EPOLLIN | EPOLLHUP | EPOLLERR) ? line_read(found, line) : 1;
+    return events & (EPOLLHUP | EPOLLERR) ? tell_end(found, line) : 1;
+}
+
+/* Look for so long; whether there is something now. What it is will be asked again under the lock. */
+static int lines_look(Lines *self, int64_t began)
+{
+    struct epoll_event event;
+    int found, epoll = self->epoll;
+    Moment moment = {began, began + self->look.limit, 0, 0};
+    Py_BEGIN_ALLOW_THREADS
+    do found = epoll_wait(epoll, &event, 1, 0);
+    while (found == 0 && look_on(&moment));
+    Py_END_ALLOW_THREADS
+    look_judge(&self->look, found > 0, &moment);
+    self->looked += found > 0;
+    return found > 0;
+}
+
+/* How long the one line that is in use was waited for; with several, looking for the next is not worth it. */
+static void lines_learn(Lines *self, struct epoll_event *events, int count)
+{
+    Line *line = count == 1 ? events[0].data.ptr : NULL;
+    if (line && line == self->lone) look_learn(&self->look, self->idle_since ? now_ns() - self->idle_since : 0);
+    else look_init(&self->look, self->look.limit);
+    self->lone = line;
+    self->idle_since = 0;
+}
+
+/* (look) -> [(owner, requests, rest)]: everything that came, after looking for a moment if that is worth it */
+static PyObject *lines_turn(Lines *self, PyObject *look)
+{
+    struct epoll_event events[EVENTS_MAX];
+    if (self->turning || self->epoll < 0) {
+        PyErr_SetString(PyExc_RuntimeError, self->turning ? "turn inside a turn" : "the lines are closed");
+        return NULL;
+    }
+    PyObject *found = PyList_New(0);
+    if (!found) return NULL;
+    int count = epoll_wait(self->epoll, events, EVENTS_MAX, 0);
+    if (count == 0) {
+        int64_t now = now_ns();
+        if (!self->idle_since) self->idle_since = now;
+        if (look == Py_True && self->lone && look_worthwhile(&self->look) && lines_look(self, now))
+            count = epoll_wait(self->epoll, events, EVENTS_MAX, 0);
+    }
+    if (count <= 0) return found;
+    lines_learn(self, events, count);
+    self->turning = 1;
+    for (int i = 0; i < count; i++) Py_INCREF(events[i].data.ptr);
+    int good = 1;
+    for (int i = 0; i < count; i++) {
+        if (good) good = line_event(found, events[i].data.ptr, events[i].events);
+        Py_DECREF(events[i].data.ptr);
+    }
+    self->turning = 0;
+    if (!good) Py_CLEAR(found);
+    return found;
+}
+
+static PyObject *lines_flush(Lines *self, PyObject *unused)
+{
+    (void)unused;
+    Line *line = self->dirty;
+    self->dirty = NULL;
+    while (line) {
+        Line *next = line->next_dirty;
+        line->next_dirty = NULL;
+        line->dirty = 0;
+        if (line->fd >= 0 && !line->ended) line_settle(line);
+        Py_DECREF(line);
+        line = next;
+    }
+    Py_RETURN_NONE;
+}
+
+/* -> the owners of the lines that were left */
+static PyObject *lines_close(Lines *self, PyObject *unused)
+{
+    (void)unused;
+    PyObject *owners = PyList_New(0), *none = owners ? lines_flush(self, NULL) : NULL;
+    if (!none) return NULL;
+    Py_DECREF(none);
+    int good = 1;
+    while (self->first) {
+        Line *line = self->first;
+        line_end(line);
+        if (line->owner) good &= PyList_Append(owners, line->owner) == 0;
+        Py_CLEAR(line->owner);
+        Py_DECREF(line);
+    }
+    if (self->epoll >= 0) close(self->epoll);
+    self->epoll = -1;
+    if (!good) Py_CLEAR(owners);
+    return owners;
+}
+
+static int lines_traverse(Lines *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->encode);
+    for (Line *line = self->first; line; line = line->next) Py_VISIT(line);
+    for (Line *line = self->dirty; line; line = line->next_dirty) Py_VISIT(line);
+    return 0;
+}
+
+static int lines_clear(Lines *self)
+{
+    Py_XDECREF(lines_close(self, NULL));
+    PyErr_Clear();
+    Py_CLEAR(self->encode);
+    return 0;
+}
+
+static void lines_dealloc(Lines *self)
+{
+    PyObject_GC_UnTrack(self);
+    lines_clear(self);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+/* --- the client's end --- */
+
+typedef struct { PyObject_HEAD Look look; int64_t answered; long long looked; } Asker;
+static PyTypeObject asker_type;
+
+static PyObject *asker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    (void)kwargs;
+    long long look;
+    if (!PyArg_ParseTuple(args, "L", &look)) return NULL;
+    Asker *self = (Asker *)type->tp_alloc(type, 0);
+    if (self) look_init(&self->look, look);
+    return (PyObject *)self;
+}
+
+/* Everything sent, or -1 with an error set. */
+static int send_all(int fd, const uint8_t *data, size_t size)
+{
+    while (size) {
+        ssize_t sent;
+        Py_BEGIN_ALLOW_THREADS
+        sent = send(fd, data, size, MSG_NOSIGNAL);
+        Py_END_ALLOW_THREADS
+        if (sent < 0 && errno == EINTR) {
+            if (PyErr_CheckSignals() < 0) return -1;
+            continue;
+        }
+        if (sent < 0) {
+            PyErr_SetFromErrno(PyExc_OSError);
+            return -1;
+        }
+        data += sent;
+        size -= (size_t)sent;
+    }
+    return 0;
+}
+
+/* What comes next, at most so many bytes: looked for at first, if that is worth it, then waited for. */
+static ssize_t asker_receive(Asker *self, int fd, uint8_t *data, size_t room)
+{
+    ssize_t size = -1;
+    int64_t began = now_ns();
+    Moment moment = {began, began + self->look.limit, 0, 0};
+    int looked = began - self->answered < RARE_NS && look_worthwhile(&self->look), looking = looked;
+    Py_BEGIN_ALLOW_THREADS
+    while (looking) {
+        size = recv(fd, data, room, MSG_DONTWAIT);
+        if (size >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK)) break;
+        looking = look_on(&moment);
+    }
+    if (!looking) size = recv(fd, data, room, 0);
+    Py_END_ALLOW_THREADS
+    int error = errno;
+    if (looked) look_judge(&self->look, looking, &moment);
+    self->looked += looking;
+    while (size < 0 && error == EINTR) {
+        if (PyErr_CheckSignals() < 0) return -1;
+        Py_BEGIN_ALLOW_THREADS
+        size = recv(fd, data, room, 0);
+        error = errno;
+        Py_END_ALLOW_THREADS
+    }
+    self->answered = now_ns();
+    look_learn(&self->look, self->answered - began);
+    if (size < 0) {
+        errno = error;
+        PyErr_SetFromErrno(PyExc_OSError);
+    }
+    return size;
+}
+
+/* (descriptor, request) -> its reply; the bytes that came, if they are anything but that; None: encode it elsewhere */
+static PyObject *asker_ask(Asker *self, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "ask takes a descriptor and a request");
+        return NULL;
+    }
+    long fd = PyLong_AsLong(args[0]);
+    if (fd == -1 && PyErr_Occurred()) return NULL;
+    Out out;
+    out_init(&out);
+    enum outcome found = journal_put_request(&out, args[1]);
+    if (found != WRITTEN) {
+        out_release(&out);
+        return found == DOUBT ? Py_NewRef(Py_None) : NULL;
+    }
+    int identifier = journal_request_identifier(args[1]);
+    int sent = send_all((int)fd, out.data, out.size);
+    out_release(&out);
+    if (sent < 0) return NULL;
+    uint8_t data[IN_BYTES];
+    ssize_t size = asker_receive(self, (int)fd, data, sizeof data);
+    if (size < 0) return NULL;
+    In in = {data, data + size};
+    PyObject *reply = size ? journal_get_reply(&in) : NULL;
+    if (!reply && PyErr_Occurred()) return NULL;
+    if (reply && in.at == in.end && journal_reply_identifier(reply) == identifier) return reply;
+    Py_XDECREF(reply);
+    return PyBytes_FromStringAndSize((const char *)data, size);
+}
+
+/* --- what Python sees --- */
+
+static PyMethodDef line_methods[] = {
+    {"notify", (PyCFunction)line_notify, METH_O, "Send a message by itself."},
+    {"respond", (PyCFunction)line_respond, METH_O, "Send the reply to a request."},
+    {"asked", (PyCFunction)line_asked, METH_O, "So many requests more are to be answered."},
+    {"abort", (PyCFunction)line_abort, METH_NOARGS, "End at once."},
+    {"quit", (PyCFunction)line_quit, METH_NOARGS, "Read no more; end when everything is answered and sent."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef line_members[] = {
+    {"raw", T_BOOL, offsetof(Line, raw), 0, "Whether its bytes are given out as they come."},
+    {"unanswered", T_PYSSIZET, offsetof(Line, unanswered), READONLY, "Requests without a reply."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyObject *line_unread(Line *line, void *unused)
+{
+    (void)unused;
+    return PyLong_FromSize_t(pending(line));
+}
+
+static PyGetSetDef line_getset[] = {
+    {"unread", (getter)line_unread, NULL, "Bytes of replies that were not sent yet.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyTypeObject line_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "virta.journal._native.Line",
+    .tp_basicsize = sizeof(Line),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_dealloc = (destructor)line_dealloc,
+    .tp_traverse = (traverseproc)line_traverse,
+    .tp_clear = (inquiry)line_clear,
+    .tp_methods = line_methods,
+    .tp_members = line_members,
+    .tp_getset = line_getset,
+};
+
+static PyMethodDef lines_methods[] = {
+    {"add", (PyCFunction)lines_add, METH_VARARGS, "Take a connected socket's descriptor."},
+    {"turn", (PyCFunction)lines_turn, METH_O, "Read everything that came."},
+    {"flush", (PyCFunction)lines_flush, METH_NOARGS, "Send everything that was answered."},
+    {"fileno", (PyCFunction)lines_fileno, METH_NOARGS, "Readable when `turn` has something to do."},
+    {"close", (PyCFunction)lines_close, METH_NOARGS, "End all lines; their owners."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef lines_members[] = {
+    {"count", T_PYSSIZET, offsetof(Lines, count), READONLY, "Lines there are."},
+    {"looked", T_LONGLONG, offsetof(Lines, looked), READONLY, "How often looking found something."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyTypeObject lines_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "virta.journal._native.Lines",
+    .tp_basicsize = sizeof(Lines),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = lines_new,
+    .tp_dealloc = (destructor)lines_dealloc,
+    .tp_traverse = (traverseproc)lines_traverse,
+    .tp_clear = (inquiry)lines_clear,
+    .tp_methods = lines_methods,
+    .tp_members = lines_members,
+};
+
+static PyMethodDef asker_methods[] = {
+    {"ask", (PyCFunction)(void (*)(void))asker_ask, METH_FASTCALL, "Send a request and wait for its reply."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef asker_members[] = {
+    {"looked", T_LONGLONG, offsetof(Asker, looked), READONLY, "How often looking found something."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyTypeObject asker_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "virta.journal._native.Asker",
+    .tp_basicsize = sizeof(Asker),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = asker_new,
+    .tp_methods = asker_methods,
+    .tp_members = asker_members,
+};
+
+int journal_add_lines(PyObject *module)
+{
+    PyTypeObject *types[] = {&line_type, &lines_type, &asker_type};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (PyModule_AddType(module, types[i]) < 0) return -1;
+    return 0;
+}
+
+#else
+int journal_add_lines(PyObject *module)
+{
+    (void)module;
+    return 0;
+}
+#endif
