@@ -733,7 +733,7 @@ static int pack_number(Out *out, PyObject *object)
 {
     uint64_t n;
     int sign = time_of(object, &n);
-    uint8_t *p = sign < 0 ? NULL : extend(out, 9);
+    uint8_t *p = sign < 0 ? NULL : journal_extend(out, 9);
     if (!p) return -1;
     int64_t below = (int64_t)n;
     if (sign && n < 128) *p++ = (uint8_t)n;
@@ -751,7 +751,7 @@ static int pack_bytes(Out *out, PyObject *bytes)
 {
     if (!PyBytes_CheckExact(bytes)) { PyErr_SetString(PyExc_TypeError, "not bytes"); return -1; }
     size_t size = (size_t)PyBytes_GET_SIZE(bytes);
-    uint8_t *p = extend(out, 9 + size);
+    uint8_t *p = journal_extend(out, 9 + size);
     if (!p) return -1;
     p = sized(p, size, 0xC4);
     memcpy(p, PyBytes_AS_STRING(bytes), size);
@@ -763,7 +763,7 @@ static int pack_text(Out *out, PyObject *text)
 {
     Py_ssize_t size;
     const char *utf8 = PyUnicode_AsUTF8AndSize(text, &size);
-    uint8_t *p = utf8 ? extend(out, 9 + (size_t)size) : NULL;
+    uint8_t *p = utf8 ? journal_extend(out, 9 + (size_t)size) : NULL;
     if (!p) return -1;
     if (size < 32) *p++ = (uint8_t)(0xA0 | size);
     else p = sized(p, (uint64_t)size, 0xD9);
@@ -774,7 +774,7 @@ static int pack_text(Out *out, PyObject *text)
 
 static int pack_byte(Out *out, int byte)
 {
-    uint8_t *p = extend(out, 1);
+    uint8_t *p = journal_extend(out, 1);
     if (p) *p = (uint8_t)byte;
     return p ? 0 : -1;
 }
@@ -839,7 +839,7 @@ static PyObject *jobs_chunk(PyObject *self, PyObject *jobs)
     out.size = 0;
     PyObject *kind = PyUnicode_FromString("jobs"), *chunk = NULL;
     int failed = !kind || pack_byte(&out, 0x92) < 0 || pack_text(&out, kind) < 0;
-    uint8_t *p = failed ? NULL : extend(&out, 5);
+    uint8_t *p = failed ? NULL : journal_extend(&out, 5);
     failed = !p;
     if (p && count < 16) *p++ = (uint8_t)(0x90 | count);
     else if (p && count <= 0xFFFF) { *p++ = 0xDC; p = put16(p, (unsigned)count); }
