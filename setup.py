@@ -32,7 +32,15 @@ EXTENSIONS = [
     Extension(
         "virta.journal._native",
         ["native/journal.c", "native/lines.c", "native/asker.c"],
-        depends=["native/journal.h", "native/look.h"],
+        depends=[*map(str, Path("native").glob("journal*.h")), "native/look.h"],
+        extra_compile_args=[*FLAGS, "-std=c11", "-Wall", "-Wextra"],
+        extra_link_args=LINK,
+        optional=True,
+    ),
+    Extension(
+        "virta.hub._native",
+        ["native/hub.c"],
+        depends=[*map(str, Path("native").glob("hub_*.h")), "native/crc.h", "native/log_format.h"],
         extra_compile_args=[*FLAGS, "-std=c11", "-Wall", "-Wextra"],
         extra_link_args=LINK,
         optional=True,

@@ -7,6 +7,8 @@
 #include <structmember.h>
 #include <string.h>
 
+#include "journal_heap.h"
+
 #define KEY_BYTES_MAX 65535
 #define VALUE_DATA_BYTES_MAX (8 * 1024 * 1024)
 #define REPLY_DECODE_BYTES_MAX (16 * 1024 * 1024 + VALUE_DATA_BYTES_MAX + 4 * KEY_BYTES_MAX)
@@ -28,7 +30,8 @@ enum pair_field { P_KEY, P_VALUE, P_DETAILS, P_FIELDS };
 enum value_field { V_TYPE, V_DATA, V_FIELDS };
 enum details_field { D_FIELDS = 9 };
 
-typedef struct { PyTypeObject *type; Py_ssize_t at[Q_FIELDS]; } Shape;
+enum { FIELDS_MAX = 20 };
+typedef struct { PyTypeObject *type; Py_ssize_t at[FIELDS_MAX]; } Shape;
 static Shape request_shape, reply_shape, pair_shape, value_shape, details_shape;
 static PyObject *no_bytes, *no_text, *numbers[16];
 
@@ -458,6 +461,8 @@ static PyObject *encode_reply(PyObject *self, PyObject *reply)
     return encode(reply, journal_put_reply);
 }
 
+#include "journal_jobs.h"
+
 /* --- the module --- */
 
 static int identifier_of(const Shape *shape, PyObject *message, int at)
@@ -503,6 +508,13 @@ static PyMethodDef methods[] = {
     {"decode_replies", decode_replies, METH_O, "The replies at the front of some bytes, and where they end."},
     {"encode_request", encode_request, METH_O, "The bytes of a request, None if it is not an ordinary one."},
     {"encode_reply", encode_reply, METH_O, "The bytes of a reply, None if it is not an ordinary one."},
+    {"set_job_types", set_job_types, METH_VARARGS, "The structures of jobs."},
+    {"push_job", (PyCFunction)(void (*)(void))push_job, METH_FASTCALL, "The reply to an ordinary PUSH, or None."},
+    {"next_jobs", (PyCFunction)(void (*)(void))next_jobs, METH_FASTCALL, "The reply to an ordinary NEXT, or None."},
+    {"job_records", (PyCFunction)(void (*)(void))job_records, METH_FASTCALL, "What the log has to learn of jobs, or None."},
+    {"jobs_chunk", jobs_chunk, METH_O, "Jobs as a snapshot has them, or None."},
+    {"restore_jobs", (PyCFunction)(void (*)(void))restore_jobs, METH_FASTCALL, "Take jobs of a snapshot, up to one that does not simply wait."},
+    {"delete_job", (PyCFunction)(void (*)(void))delete_job, METH_FASTCALL, "The reply to the end of a job, or None."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -514,6 +526,8 @@ PyMODINIT_FUNC PyInit__native(void)
         if (!(numbers[i] = PyLong_FromLong(i))) return NULL;
     if (!(no_bytes = PyBytes_FromStringAndSize("", 0)) || !(no_text = PyUnicode_FromString(""))) return NULL;
     PyObject *made_module = PyModule_Create(&module);
-    if (made_module && (journal_add_lines(made_module) < 0 || journal_add_asker(made_module) < 0)) Py_CLEAR(made_module);
+    if (made_module
+        && (PyModule_AddType(made_module, &HeapType) < 0 || journal_add_lines(made_module) < 0 || journal_add_asker(made_module) < 0))
+        Py_CLEAR(made_module);
     return made_module;
 }

@@ -349,6 +349,20 @@ def test_lenient_takes_what_thorium_takes():
     assert refused(Event.from_json, b'{"source":"a"}', lenient=True).code == "missing-event-id"
 
 
+def test_lenient_keeps_data_that_is_none():
+    """What cannot be data stays a member; a number beyond a double is infinite."""
+    bad = Event.from_json(b'{"source":"a","id":"1","data_base64":"!!"}', lenient=True)
+    both = Event.from_json(b'{"source":"a","id":"1","data":1,"data_base64":"AA=="}', lenient=True)
+    huge = Event.from_json(b'{"source":"a","id":"1","data":-1e999}', lenient=True)
+
+    assert (bad.has_data, dict(bad.extensions)) == (False, {"data_base64": "!!"})
+    assert (both.data, dict(both.extensions)) == (1, {"data_base64": "AA=="})
+    assert huge.data == float("-inf")
+    for raw in (b'{"source":"a","id":"1","data":NaN}', b'{"source":"a","id":"1","data":1e999,}'):
+        assert refused(Event.from_json, raw, lenient=True).code == "invalid-json-body"
+    assert refused(Event.from_json, huge.raw).code == "invalid-json-body"
+
+
 def test_lenient_event_cannot_break_a_header():
     """Names and types that are not header-safe never reach a header, even from a lenient event."""
     name = Event.from_json(b'{"source":"a","id":"1","x\\r\\ny":"z"}', lenient=True)

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from virta.hub import idempotency, kernel, keys
 from virta.hub.idempotency import Idempotency, key_of
+
+
+@pytest.fixture(params=["native", "plain"], autouse=True)
+def either_kernel(request, monkeypatch):
+    """Each test with both tables of keys."""
+    if request.param == "plain":
+        monkeypatch.setattr(idempotency, "Keys", keys.Keys)
+    elif not kernel.NATIVE:
+        pytest.skip("the native half was not built")
 
 
 def make(keys_max=100, horizon_s=10.0):
@@ -85,6 +96,7 @@ def test_keys_do_not_run_together():
     assert len({key_of("a", "b", "c"), key_of("a", "b c", ""), key_of("ab", "", "c")}) == 3
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 3)), max_size=60))
 def test_agrees_with_a_model(steps):
     """Random claims over passing time: held exactly when written within the horizon and the limit."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from virta.journal.daemon import JournalServer
 from virta.journal.messages import Function, Request
 from virta.journal.node import Node
+from virta.journal.peers import Peer, Peers
 from virta.journal.wire import ReplyParser, encode_request
 
 REPLY_WAIT_S = 10
@@ -127,16 +128,64 @@ async def until(condition, seconds=10):
             await asyncio.sleep(0.002)
 
 
+class Mesh:
+    """Two daemons that know each other, on fixed ports, to be started and stopped."""
+
+    def __init__(self, directory, **options):
+        self.directory = directory
+        self.options = options
+        self.ports = {}
+        self.servers = {}
+
+    async def prepare(self):
+        for name in ("a", "b"):
+            probe = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+            self.ports[name] = probe.sockets[0].getsockname()[1]
+            probe.close()
+            await probe.wait_closed()
+
+    async def start(self, name):
+        other = "b" if name == "a" else "a"
+        directory = self.directory / name
+        node = Node(directory / "journal")
+        peer = Peer(other, "127.0.0.1", self.ports[other])
+        node.peers = Peers(node.engine, directory, name, [peer], **self.options)
+        server = JournalServer(port=self.ports[name], node=node)
+        await server.start()
+        self.servers[name] = server
+        return server
+
+    async def stop(self, name):
+        await self.servers.pop(name).stop()
+
+
+@asynccontextmanager
+async def mesh(directory, **options):
+    both = Mesh(directory, **options)
+    await both.prepare()
+    try:
+        yield both
+    finally:
+        for name in list(both.servers):
+            await both.stop(name)
+
+
 class Daemon:
     """A daemon that is a process of its own, to be killed at any moment."""
 
-    def __init__(self, data_dir, *words, port=0):
+    def __init__(self, data_dir, *words, port=0, ready=True):
         self.process = subprocess.Popen(
             [VIRTA, "journal", "serve", "--port", str(port), "--data-dir", str(data_dir), *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
+        self.port = port
+        if ready:
+            self.wait()
+
+    def wait(self):
+        """Until it says where it listens."""
         ready = self.process.stdout.readline()
         assert ready, self.process.communicate(timeout=REPLY_WAIT_S)[1]
         self.port = int(ready.rpartition(":")[2])

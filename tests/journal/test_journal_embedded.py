@@ -83,16 +83,16 @@ def test_after_a_failure_nothing_is_accepted(tmp_path, monkeypatch):
     """When the disk refuses, so does the journal, until it is opened again; nothing false is kept."""
     journal = Journal(tmp_path)
     journal.set("k", 1)
-    real = journal._disk._log.append_many
+    real = journal._disk._log.append
 
     def broken(*args, **kwargs):
         raise LogWriteError("no space left")
 
-    journal._disk._log.append_many = broken
+    journal._disk._log.append = journal._disk._log.append_many = broken
     for _ in range(2):
         with pytest.raises(RefusedError, match="disk"):
             journal.set("k", 2)
-    journal._disk._log.append_many = real
+    journal._disk._log.append = real
     with pytest.raises(RefusedError, match="disk"):
         journal.get("k")
     journal.close()

@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from virta.journal import images
 from virta.journal.domain import (
     DEAD,
     HEAP_SLACK,
@@ -381,3 +382,15 @@ def test_kick_makes_delayed_jobs_due():
     assert jobs.kick(b"d", 2, 5) == 2
     assert [job.uri for job in jobs.take(b"d", 5, count=9)] == [b"u2", b"u3"]
     assert jobs.kick(b"none", 2, 5) == 0
+
+
+def test_a_merged_state_is_found_in_its_domain():
+    """A later state of the only job of a domain takes its place where workers of that domain look."""
+    jobs = Jobs()
+    jobs.push(b"x", b"d", 5, 5)
+    known = list(images.job_image(jobs.entries(b"x")[0]))
+    known[13] = 7  # its revision
+
+    jobs.merge(b"x", -1, 0, [images.job_of(jobs, b"x", known)], 6)
+
+    assert [job.uri for job in jobs.take(b"d", 7)] == [b"x"]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from contextlib import asynccontextmanager
 
 import pytest
-from journal_support import Clock, Wire, connected, until
+from journal_faulty import URIS, admin, copies_of
+from journal_support import Clock, Wire, connected, mesh, until
 
 from virta.errors import JournalError
-from virta.journal import commands, forwarder
+from virta.journal import forwarder
 from virta.journal import messages as m
 from virta.journal.daemon import JournalServer
 from virta.journal.domain import STATE_NAMES
@@ -18,217 +17,11 @@ from virta.journal.engine import Engine
 from virta.journal.messages import Function, Request, Type, Value
 from virta.journal.node import Node
 from virta.journal.peers import Peer, Peers
-from virta.journal.session import Session
-from virta.journal.wire import RequestParser, encode_request
-
-KEYS = [b"a", b"b", b"c"]
-URIS = [b"http://h/%d" % i for i in range(3)]
-
-
-def copies_of(engine):
-    """What all daemons must agree on."""
-    store, jobs = engine.store, engine.jobs
-    values = {}
-    for key in KEYS:
-        entry = store.live(key, engine.clock())
-        if entry is not None:
-            values[key] = (
-                sorted(entry.keys),
-                store.value(entry),
-                entry.timestamp,
-                entry.persist,
-                entry.expires,
-                entry.worked_until,
-            )
-    known = {
-        (job.uri, job.timestamp): (
-            job.domain.name,
-            STATE_NAMES[job.state],
-            job.priority,
-            job.start,
-            job.payload,
-            job.attempts,
-            job.reason,
-            job.worked_until,
-            job.revision,
-        )
-        for job in jobs.all()
-    }
-    return values, known, jobs.finished.commands
-
-
-def value_request(rng, now):
-    key, other = rng.choice(KEYS), rng.choice(KEYS)
-    value = Value(Type.STRING, b"%d" % rng.randrange(100))
-    two = {"key": key, "key2": other, "count": 0, "query": 1}
-    persist = rng.choice([0, m.PERSIST])
-    return rng.choice(
-        [
-            Request(Function.SET, 1, m.OVERWRITE | persist, key=key, value=value),
-            Request(Function.SET, 1, persist, key=key, value=value),
-            Request(Function.SET, 1, m.OVERWRITE, 0, now + 9, 5, key=key, value=value),
-            Request(Function.GET, 1, m.TOUCH, ttl=20, key=key),
-            Request(Function.GET, 1, timeout=now + rng.randrange(-3, 30), key=key),
-            Request(Function.DELETE, 1, rng.choice([0, m.OVERWRITE]), key=key),
-            Request(Function.ADD, 1, key=key, value=Value(Type.INTEGER, (1).to_bytes(8))),
-            Request(Function.RENAME, 1, m.OVERWRITE, **two),
-            Request(Function.LINK, 1, **two),
-            Request(Function.LINK, 1, **two),
-            Request(Function.UNLINK, 1, key=key),
-        ]
-    )
-
-
-def admin(do, **fields):
-    return commands.admin(do, **fields).request
-
-
-def job_request(rng, now, keys):
-    uri, key = rng.choice(URIS), rng.choice(keys)
-    start = rng.choice([None, now + rng.randrange(-3, 9)])
-    return rng.choice(
-        [
-            *3
-            * [
-                Request(
-                    Function.PUSH, 1, m.PERSIST, 0, start, key=uri, count=rng.randrange(3), query=1
-                )
-            ],
-            Request(Function.NEXT, 1, timeout=now + rng.randrange(1, 9)),
-            Request(Function.NEXT, 1, rng.choice([0, m.OVERWRITE])),
-            Request(Function.DELETE, 1, m.OVERWRITE, key=key),
-            Request(Function.DELETE, 1, key=uri),
-            Request(Function.GET, 1, timeout=now + rng.randrange(-3, 9), key=key),
-            admin("fail", key=key.decode(), reason="why", delay=rng.choice([None, 0])),
-            admin("kick", uri=uri.decode()),
-            admin("requeue", uri=uri.decode()),
-            admin("drop", uri=uri.decode()),
-            admin("configure", domain="h", settings={"max_attempts": rng.randrange(3)}),
-        ]
-    )
-
-
-class Faulty:
-    """Engines whose messages to each other are dropped and sent again, doubled and reordered."""
-
-    def __init__(self, rng, count):
-        self.rng = rng
-        self.clock = Clock(1_000_000)
-        self.engines = [Engine(self.clock) for _ in range(count)]
-        for number, engine in enumerate(self.engines):
-            engine.start_copying()
-            engine.jobs.use_range(number + 1)
-        self.client = Session()
-        self.link = Session()
-        self.link.peer = "other"
-        self.spools = [[] for _ in self.engines]
-        self.keys = [b"h:000:00000000000000000000:0000000000000000"]
-
-    def step(self):
-        rng = self.rng
-        self.clock.now += rng.randrange(3)
-        engine = rng.choice(self.engines)
-        if rng.random() < 0.5:
-            request = value_request(rng, self.clock.now)
-        else:
-            request = job_request(rng, self.clock.now, self.keys)
-        reply = engine.handle(request, self.client)
-        if request.function == Function.NEXT and reply.pairs:
-            self.keys.append(reply.pairs[0].key)
-        self.gather()
-        for side, spool in enumerate(self.spools):
-            rng.shuffle(spool)
-            while spool and rng.random() < 0.5:
-                fate = rng.random()
-                if fate < 0.3:
-                    break  # dropped: it stays in the spool
-                if self.deliver(side, spool[-1]) and fate < 0.8:
-                    spool.pop()  # else doubled: sent, and kept, too
-
-    def gather(self):
-        for side, engine in enumerate(self.engines):
-            engine.tick()
-            messages = [encode_request(request) for request in engine.gather()]
-            for other, spool in enumerate(self.spools):
-                if other != side:
-                    spool.extend(messages)
-
-    def deliver(self, side, raw):
-        (message,) = RequestParser().feed(raw)
-        error = self.engines[side].handle(message, self.link).error
-        assert error.partition(":")[0] in ("", "not-yet", "already-exists"), error
-        return not error
-
-    def heal(self):
-        for _ in range(50):
-            for side, spool in enumerate(self.spools):
-                self.rng.shuffle(spool)
-                self.spools[side] = [raw for raw in spool if not self.deliver(side, raw)]
-            self.gather()
-            if not any(self.spools):
-                return
-        raise AssertionError(RequestParser().feed(next(filter(None, self.spools))[0]))
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_daemons_converge(seed):
-    """Whatever messages go through, two or three daemons end with the same values, jobs and marks."""
-    rng = random.Random(seed)
-    faulty = Faulty(rng, rng.choice([2, 3]))
-    for _ in range(rng.randrange(5, 120)):
-        faulty.step()
-    faulty.heal()
-
-    first, *others = [copies_of(engine) for engine in faulty.engines]
-    for other in others:
-        assert first == other
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     monkeypatch.setattr(forwarder, "RETRY_S_MAX", 0.2)
-
-
-class Mesh:
-    """Two daemons that know each other, on fixed ports, to be started and stopped."""
-
-    def __init__(self, directory, **options):
-        self.directory = directory
-        self.options = options
-        self.ports = {}
-        self.servers = {}
-
-    async def prepare(self):
-        for name in ("a", "b"):
-            probe = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
-            self.ports[name] = probe.sockets[0].getsockname()[1]
-            probe.close()
-            await probe.wait_closed()
-
-    async def start(self, name):
-        other = "b" if name == "a" else "a"
-        directory = self.directory / name
-        node = Node(directory / "journal")
-        peer = Peer(other, "127.0.0.1", self.ports[other])
-        node.peers = Peers(node.engine, directory, name, [peer], **self.options)
-        server = JournalServer(port=self.ports[name], node=node)
-        await server.start()
-        self.servers[name] = server
-        return server
-
-    async def stop(self, name):
-        await self.servers.pop(name).stop()
-
-
-@asynccontextmanager
-async def mesh(directory, **options):
-    both = Mesh(directory, **options)
-    await both.prepare()
-    try:
-        yield both
-    finally:
-        for name in list(both.servers):
-            await both.stop(name)
 
 
 def set_(key, data=b"v"):

@@ -379,16 +379,19 @@ def test_missing_generation_is_refused(tmp_path):
 
 def failing(disk, error, times):
     """Let the next appends fail, as a full or broken disk does."""
-    original = disk._log.append_many
     left = [times]
 
-    def append_many(*args, **kwargs):
-        if left[0]:
-            left[0] -= 1
-            raise error
-        return original(*args, **kwargs)
+    def once_broken(original):
+        def append(*args, **kwargs):
+            if left[0]:
+                left[0] -= 1
+                raise error
+            return original(*args, **kwargs)
 
-    disk._log.append_many = append_many
+        return append
+
+    disk._log.append = once_broken(disk._log.append)
+    disk._log.append_many = once_broken(disk._log.append_many)
 
 
 def test_full_disk_is_refused_and_then_retried(tmp_path, monkeypatch):

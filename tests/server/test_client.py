@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -237,3 +238,211 @@ def test_official_sdk_agrees(server):
         ("s", "t", "/sdk", {"x": 1}),
     ]
     assert ids([]) == []
+
+
+def test_queries_and_names_are_escaped(client):
+    """What no URL can hold may stand in a query or a name all the same."""
+    client.publish("umlauts", event("a", {"name": "J\u00f6rg M\u00fcller #1"}), event("b", {}))
+    with client.subscribe("umlauts", "name=J\u00f6rg M\u00fcller #1", start="earliest") as events:
+        assert take(events, 1) == ["a"]
+
+    id_ = client.filters.register("my index", "\u00fc#?", {"exists": "name"})["id"]
+    assert client.filters.ids("my index", "\u00fc#?") == [id_]
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "http://[::1", "nowhere", "ftp://x"])
+def test_bad_addresses(url):
+    """An address that is none is an error of the client, not a traceback of the library."""
+    for kind in (virta.Client, virta.AsyncClient):
+        with pytest.raises(ClientError) as caught:
+            kind(url)
+        assert caught.value.code == "bad-address"
+
+
+class Proxy(threading.Thread):
+    """Answers each connection with the next of some texts, then closes it."""
+
+    def __init__(self, *answers):
+        super().__init__(daemon=True)
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listening.getsockname()[1]}"
+        self._answers = answers
+        self.start()
+
+    def run(self):
+        with self.listening:
+            for answer in self._answers:
+                connection, _ = self.listening.accept()
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(answer)
+
+
+FRAME = (
+    b'event: data\nid: %2Fs+1\ndata: {"specversion":"1.0","type":"t","source":"/s","id":"1"}\n\n'
+)
+UNWELL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
+PLAIN = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + FRAME
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x;x=1\r\n%b\r\n0\r\n\r\n" % (
+    len(FRAME),
+    FRAME,
+)
+
+
+@pytest.mark.parametrize("stream", [PLAIN, CHUNKED])
+def test_subscriptions_outlive_a_proxys_bad_moment(stream):
+    """A 503 while the server restarts is waited out; bodies may be delimited in any way."""
+    with virta.Client(Proxy(UNWELL, stream).url).subscribe("c") as events:
+        assert next(events).id == "%2Fs+1"
+
+    async def scenario():
+        async with virta.AsyncClient(Proxy(UNWELL, stream).url) as client:
+            return (await anext(client.subscribe("c"))).id
+
+    assert asyncio.run(scenario()) == "%2Fs+1"
+
+
+def test_asyncio_timeouts_are_client_errors():
+    """A server that does not answer is the same error for both clients."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+
+        async def scenario():
+            await virta.AsyncClient(url, timeout=0.1).publish("c", event("x"))
+
+        with pytest.raises(ClientError) as caught:
+            asyncio.run(scenario())
+    assert caught.value.code == "unreachable"
+
+
+def test_asyncio_filters_have_all_methods(server):
+    """What the blocking client can do with filters, the other can."""
+
+    async def scenario():
+        async with virta.AsyncClient(f"http://127.0.0.1:{server.port}") as client:
+            valid = await client.filters.validate({"exists": "a"})
+            before = await client.filters.exists("aio all", "c")
+            await client.filters.register("aio all", "c", {"exists": "a"})
+            return valid["valid"], before, await client.filters.exists("aio all", "c")
+
+    assert asyncio.run(scenario()) == (True, False, True)
+
+
+def test_streams_are_subscribed_again_after_a_restart(start):
+    """A cut does not end a subscription to streams; what is sent once it stands again is heard."""
+
+    async def hear(client, messages, text):
+        while True:
+            waiting = asyncio.ensure_future(anext(messages))
+            while not waiting.done():
+                await client.publish_streams(("a:b", text))
+                await asyncio.wait([waiting], timeout=0.05)
+            if waiting.result() == ("a:b", text):
+                return
+
+    async def scenario():
+        server = start("--durability", "none")
+        client = virta.AsyncClient(f"http://127.0.0.1:{server.port}")
+        messages = client.subscribe_streams("a:")
+        await hear(client, messages, "first")
+        await asyncio.to_thread(server.stop)
+        flags = ["--server-port", server.port, "--durability", "none"]
+        again = await asyncio.to_thread(start, *flags)
+        assert again.port, again.said
+        await hear(client, messages, "second")
+        await messages.aclose()
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_commands_say_which_line(server):
+    """An event that is none is told with its line, and what was accepted before it."""
+    good = json.dumps(event("ok", {})) + "\n"
+    bad = json.dumps({"specversion": "1.0", "source": "/s", "id": "x"})
+    told = command(server, "publish", "cli2", text=good * 500 + bad)
+
+    assert told.returncode == 1
+    assert "line 501: " in told.stderr
+    assert "(500 events were accepted before)" in told.stderr
+
+
+ODD_EVENTS = [
+    {"source": "", "id": ""},
+    {"source": "/s", "id": "2", "type": 5, "time": "soon", "UPPER": [1], "x": None},
+    {"source": "/s", "id": "3", "data_base64": "!!"},
+    {"source": "/s", "id": "4", "data": {}, "data_base64": "AA=="},
+    {"source": "/s", "id": "5", "datacontenttype": 7, "data_base64": 5},
+    {"source": "/s b", "id": "c d\x1b[2J\n", "type": "\x1b]0;title\x07", "data_base64": "AAEC"},
+]
+
+
+def test_whatever_the_server_takes_its_clients_can_read(server, client):
+    """An event that is odd ends nobody's subscription, and every one can be resumed from."""
+    client.publish("odd", *ODD_EVENTS)
+    huge = b'{"source":"/s","id":"huge","data":{"n":1e999}}'
+    kind = {"Content-Type": "application/cloudevents+json"}
+    client.request("POST", "/channels/odd", huge, kind)
+    count = len(ODD_EVENTS) + 1
+
+    with client.subscribe("odd", start="earliest") as events:
+        heard = [next(events) for _ in range(count)]
+    with client.subscribe("odd", last_event_id=heard[-2].id) as events:
+        assert take(events, 1) == ["huge"]
+    out = command(server, "subscribe", "odd", "--from", "earliest", "--count", str(count))
+
+    assert [one.event.id for one in heard] == [e["id"] for e in ODD_EVENTS] + ["huge"]
+    assert heard[-1].event.data == {"n": float("inf")}
+    assert out.stdout.splitlines()[-1].encode() == huge
+
+
+def test_a_terminal_is_shown_text_only(server, client):
+    """On a terminal events are pretty, binary data is shown, and no event speaks to the terminal."""
+    client.publish("tty", ODD_EVENTS[-1])
+    master, slave = os.openpty()
+    whole = [sys.executable, "-m", "virta", "subscribe", "tty", "--from", "earliest"]
+    whole += ["--count", "1", "--url", f"http://127.0.0.1:{server.port}"]
+    with os.fdopen(master, "rb", buffering=0) as terminal:
+        subprocess.run(whole, stdout=slave, timeout=30, check=True)
+        os.close(slave)
+        shown = terminal.read(65536).decode()
+
+    assert "data_base64: AAEC" in shown
+    assert "\ufffd]0;title\ufffd" in shown
+    assert "\x1b]0" not in shown
+
+
+def test_what_is_no_stream_is_no_subscription(client):
+    """An id of no filter is an error at once, not something to come back to."""
+    for id_ in ("0" * 64, "no-id"):
+        with pytest.raises(ClientError) as caught:
+            next(client.filters.events(id_))
+        assert caught.value.status == 404
+    page = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 0\r\n\r\n"
+    with pytest.raises(ClientError) as caught:
+        next(virta.Client(Proxy(page).url).subscribe("c"))
+    assert caught.value.code == "not-a-stream"
+
+    async def scenario():
+        return await anext(virta.AsyncClient(Proxy(page).url).subscribe("c"))
+
+    with pytest.raises(ClientError, match="text/html"):
+        asyncio.run(scenario())
+
+
+def test_a_slow_pipe_is_published_as_it_comes(server, client):
+    """`tail -f … | virta publish`: a line is heard before the next one is written."""
+    whole = [sys.executable, "-m", "virta", "publish", "slow-pipe"]
+    whole += ["--url", f"http://127.0.0.1:{server.port}"]
+    with (
+        subprocess.Popen(whole, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as pipe,
+        client.subscribe("slow-pipe", start="earliest") as events,
+    ):
+        for n in range(3):
+            pipe.stdin.write(b'{"n":%d}\n' % n)
+            pipe.stdin.flush()
+            assert next(events).event.data == {"n": n}
+        pipe.stdin.write(b'{"n":"last"}')  # and no line end
+        said = pipe.communicate(timeout=20)[1]
+        assert next(events).event.data == {"n": "last"}
+
+    assert said == b"4 accepted\n"

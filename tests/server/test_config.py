@@ -69,6 +69,27 @@ def test_all_problems_are_listed_at_once(tmp_path):
     assert "unknown key 'server_prot'" in caught.value.message
 
 
+@pytest.mark.parametrize(
+    "text", ["[server]\nserver_port = 81", "server_port = 81", "[server]\nserver-port = 81"]
+)
+def test_the_file_may_be_written_as_people_do(tmp_path, text):
+    """With or without its table, with the flags' hyphens or not: nothing is passed over in silence."""
+    file = tmp_path / "virta.toml"
+    file.write_text(text + "\n[other]\nx = 1\n")
+
+    assert load(file=file).server_port == 81
+    file.write_text(text.replace("port", "prot"))
+    with pytest.raises(ConfigError, match="unknown key"):
+        load(file=file)
+
+
+@pytest.mark.parametrize("number", ["8_0", "\u0661", "1" * 5000, "0x50", ""])
+def test_numbers_are_plain(number):
+    """What only Python takes for a number is none."""
+    with pytest.raises(ConfigError, match="from 0 to 65535"):
+        load({"server_port": number})
+
+
 @pytest.mark.parametrize("text", ["[server", "server = 1", "\xff"])
 def test_a_broken_file_is_named(tmp_path, text):
     """A file that is not what it should be is an error that names it."""

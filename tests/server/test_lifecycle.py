@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import signal
 import ssl
 import subprocess
+import uuid
 
 import pytest
 from server_harness import Consumer, event, ids, shut
+
+import virta
+from virta.errors import ClientError
 
 TOKEN = "correct-horse-battery"
 
@@ -98,6 +103,10 @@ def test_short_tokens_are_refused(start, tmp_path):
     assert "at least 16" in "".join(start("--token-file", file).said)
 
 
+async def untrusting(url):
+    return await anext(virta.AsyncClient(url).subscribe("x"))
+
+
 def test_tls(start, tmp_path):
     """With a certificate the same routes are served over HTTPS."""
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
@@ -125,6 +134,37 @@ def test_tls(start, tmp_path):
 
     with start("--tls-cert", certificate, "--tls-key", key) as server:
         assert b" 200 OK" in asyncio.run(scenario(server.port))
+        # Who does not trust the certificate will not trust it the next time.
+        with pytest.raises(ClientError, match="CERTIFICATE_VERIFY_FAILED"):
+            next(virta.Client(f"https://127.0.0.1:{server.port}").subscribe("x"))
+        with pytest.raises(ClientError, match="CERTIFICATE_VERIFY_FAILED"):
+            asyncio.run(untrusting(f"https://127.0.0.1:{server.port}"))
+
+
+def test_nobody_has_to_read_the_log_lines(start):
+    """A server whose standard output leads nowhere still cuts slow consumers, serves and drains."""
+    pad = "x" * 60_000
+
+    async def scenario(server):
+        stalled = await Consumer.open(server.port, "/channels/s")
+        await stalled.connected()
+        stalled.writer.transport.pause_reading()
+        while b"virta_slow_disconnects_total 1.0" not in server.request("GET", "/metrics").body:
+            server.publish("s", *[event(str(uuid.uuid4()), pad) for _ in range(20)])
+        last = await Consumer.open(server.port, "/channels/s")
+        await last.connected()
+        server.process.send_signal(signal.SIGTERM)
+        goodbye = await last.frame()
+        await stalled.close()
+        await last.close()
+        return goodbye
+
+    server = start("--slow-consumer-bytes-max", 65536, "--durability", "none")
+    server.process.stdout.close()
+    goodbye = asyncio.run(scenario(server))
+
+    assert goodbye.event == "disconnect"
+    assert server.process.wait(20) == 0
 
 
 def test_a_stalled_consumer_hurts_nobody(start):

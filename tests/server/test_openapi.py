@@ -18,7 +18,7 @@ from virta.server.openapi import openapi
 STREAMS = {"consume", "consumeFrom", "filterEvents", "subscribe"}
 
 # No schema can say what a filter is, or that a sink answers: what is valid by schema may be refused.
-BEYOND_SCHEMA = {"createSubscription", "registerFilter", "validateFilter"}
+BEYOND_SCHEMA = {"createSubscription", "replaceSubscription", "registerFilter", "validateFilter"}
 # Subtub knows one method, and nothing else is found.
 SUBTUB = {"publishMessages"}
 

@@ -274,7 +274,10 @@ def test_a_real_pipeline_beside_a_real_server(tmp_path):
     pytest.importorskip("pyspark")
     (tmp_path / "copy.toml").write_text(TEXT)
     config = tmp_path / "virta.toml"
-    config.write_text(f'[server]\npipelines = ["{tmp_path}/copy.toml"]\npipeline_stop_ms = 60000\n')
+    config.write_text(
+        f'[server]\npipelines = ["{tmp_path}/copy.toml"]\npipeline_stop_ms = 60000\n'
+        "pipeline_backoff_ms = 1\n"
+    )
     environ = {"PYTHONWARNINGS": "ignore"}
     with Server(tmp_path / "data", "--config", config, environ=environ) as server:
         for n in range(5):

@@ -9,6 +9,8 @@ import socket
 import pytest
 from server_harness import BATCH, STRUCTURED, event
 
+import virta
+
 JSON = {"Content-Type": "application/json", "ce-source": "//s", "ce-id": "1"}
 
 
@@ -235,6 +237,15 @@ def test_lengths_that_are_no_number(server, length):
     assert b'"invalid-content-length"' in raw(server, head % length)
 
 
+def test_a_length_that_nobody_can_count_is_too_large(server):
+    """A number that fits no integer is refused as what it is: too much."""
+    head = f"POST /channels/c HTTP/1.1\r\nHost: x\r\nContent-Type: {STRUCTURED}\r\n"
+    answer = raw(server, f"{head}Content-Length: 1{'0' * 30}\r\n\r\n".encode())
+
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b'"code":"body-too-large"' in answer
+
+
 def test_missing_length(server):
     """Neither a length nor chunks: there is no body to publish."""
     head = b"POST /channels/p HTTP/1.1\r\nHost: x\r\nContent-Type: application/cloudevents+json\r\nConnection: close\r\n\r\n"
@@ -341,3 +352,56 @@ def test_close_is_answered_with_close(server):
     answer = server.request("POST", "/channels/p", body, headers)
 
     assert (answer.status, answer.headers["connection"]) == (202, "close")
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "allowed"),
+    [
+        ("/filters/a/b", "DELETE", "GET, HEAD, POST, OPTIONS"),
+        ("/subscriptions/x", "PATCH", "DELETE, GET, HEAD, PUT, OPTIONS"),
+        ("/filters/validate", "GET", "POST"),
+        ("/livez", "POST", "GET, HEAD, OPTIONS"),
+    ],
+)
+def test_405_names_every_method(server, path, method, allowed):
+    """A path that several routes share allows what any of them takes."""
+    answer = server.request(method, path)
+
+    assert (answer.status, answer.headers["allow"]) == (405, allowed)
+
+
+@pytest.mark.parametrize("path", ["/filters/%/c", "/filters/a/%zz", "/subscriptions/%1", "/%"])
+def test_a_bad_escape_is_400_everywhere(server, path):
+    """A percent sign that escapes nothing is no name of anything."""
+    answer = server.request("GET", path)
+
+    assert (answer.status, answer.code) == (400, "malformed-percent-escape")
+
+
+def test_a_preflight_has_no_length(server):
+    """RFC 9110 §8.6: a 204 has no Content-Length."""
+    for path in ("/channels/c", "/publish", "/filters/a/b"):
+        answer = server.request("OPTIONS", path)
+        assert (answer.status, answer.headers.get("content-length")) == (204, None)
+
+
+def test_headers_are_decoded_when_asked(start):
+    """With the flag, an SDK's percent-encoded attributes arrive as they were meant; without it as sent."""
+    kind = {"Content-Type": "application/json", "ce-source": "/s"}
+    sent = {"ce-id": "a%20b", "ce-subject": "Euro%20%E2%82%AC", "ce-type": '"t\\"x"'}
+    with start("--percent-decode-headers", "--durability", "none") as server:
+        assert server.request("POST", "/channels/c", "{}", kind | sent).status == 202
+        server.publish("c", {"source": "/s", "id": "a b"})  # the same event
+        bad = server.request("POST", "/channels/c", "{}", kind | {"ce-id": "%ff"})
+        with virta.open(server.data_dir / "log", read_only=True) as log:
+            (record,) = log.read("c")
+
+    assert (bad.status, bad.code) == (400, "invalid-header")
+    assert json.loads(record.value) | {"data": None} == {
+        "id": "a b",
+        "source": "/s",
+        "subject": "Euro \u20ac",
+        "type": 't"x',
+        "datacontenttype": "application/json",
+        "data": None,
+    }

@@ -9,11 +9,13 @@ import re
 import signal
 import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
 from server_harness import BATCH, STRUCTURED, Consumer, event, ids
 
 import virta
+from virta.server.quick import HEADS_MAX, QuickWay
 
 BODIES = [
     (STRUCTURED, json.dumps(event("fine")).encode(), b"202", b"accepted"),
@@ -27,6 +29,13 @@ BODIES = [
     (STRUCTURED, b'{"source":"//s"}', b"400", b"missing-event-id"),
     (BATCH, json.dumps([event(f"b{n}") for n in range(300)]).encode(), b"202", b"accepted"),
     (BATCH, b"[]", b"202", b"accepted"),
+    (BATCH, json.dumps([event(f"b{n % 20}") for n in range(30)]).encode(), b"202", b"accepted"),
+    (
+        BATCH,
+        json.dumps([*map(event, "abcdefghijklmnopq"), 7]).encode(),
+        b"400",
+        b"invalid-json-body",
+    ),
     (BATCH, b'[{"source":"//s","id":"x"},{"id":"x"}]', b"400", b"missing-event-source"),
 ]
 
@@ -148,6 +157,39 @@ def test_a_peer_that_sends_no_more_gets_its_quick_answer(start):
                 assert talk.read.read() == b""
 
 
+def test_batches_and_events_of_one_turn_keep_their_order(start):
+    """Found in one turn of the loop: each connection's events are stored whole and in its order."""
+    with start("--durability", "none") as server:
+        batches = [[event(f"{c}-{n:02d}") for n in range(40)] for c in "abc"]
+        parts = [(BATCH, json.dumps(batch).encode()) for batch in batches]
+        parts += [(STRUCTURED, json.dumps(event(f"x-{n}")).encode()) for n in range(3)]
+        order = [parts[n] for n in (3, 0, 4, 1, 2, 5)]
+        with contextlib.ExitStack() as stack:
+            talks = [stack.enter_context(Talk(server)) for _ in order]
+            for talk, (kind, body) in zip(talks, order, strict=True):
+                talk.send(request("turn", body, kind))
+                assert talk.answer()[0].split()[1] == b"202"
+            server.process.send_signal(signal.SIGSTOP)
+            for talk, (kind, body) in zip(talks, order, strict=True):
+                talk.send(request("turn", body.replace(b"-", b"+"), kind))
+            server.process.send_signal(signal.SIGCONT)
+            for talk in talks:
+                assert talk.answer()[0].split()[1] == b"202"
+        with virta.open(server.data_dir / "log", visibility="committed") as log:
+            stored = [json.loads(record.value)["id"] for record in log.read(topics="turn")]
+    first, second = stored[:123], stored[123:]
+    assert first == [
+        *("x-0", *[e["id"] for e in batches[0]], "x-1"),
+        *[e["id"] for batch in batches[1:] for e in batch],
+        "x-2",
+    ]
+    assert sorted(second) == sorted(id_.replace("-", "+") for id_ in first)
+    for letter in "abc":
+        mine = [id_ for id_ in second if id_.startswith(letter)]
+        at = second.index(mine[0])
+        assert second[at : at + 40] == mine == sorted(mine)
+
+
 def test_a_body_that_does_not_come(start):
     """Behind a known head, too: too late is 408, too little 400; both end the connection."""
     with start("--body-timeout-ms", 300, "--durability", "none") as server:
@@ -176,6 +218,82 @@ def test_a_head_that_differs_is_read_anew(server):
                 assert talk.answer()[0].split()[1] == b"202"
                 talk.send(request("differs", body, more=more))
                 assert talk.read.readline().split()[1] == first
+
+
+def test_binary_events_are_known_by_the_rest_of_their_head(server):
+    """Each attribute is the event's own; a head over the limits of what is known takes the long way."""
+    body = b'{"n":1}'
+
+    def binary(id_, more=b""):
+        return (
+            b"POST /channels/attributes HTTP/1.1\r\nHost: x\r\nce-source: //s\r\nCe-Id: %b\r\n%b"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+            % (id_, more, len(body), body)
+        )
+
+    wanted = [b"%d" % n for n in range(20)] + [b"x" * 900, b"y" * 1100, b"2 words", b"\xc3\xbc"]
+    with Talk(server) as talk:
+        for id_ in [*wanted, *wanted]:
+            talk.send(binary(id_))
+            assert talk.answer()[0].split()[1] == b"202"
+        for bad in (b"ce-id\r\n", b"ce-id: \x01\r\n"):
+            talk.send(binary(b"more", b"ce-x: 1\r\n"))
+            assert talk.answer()[0].split()[1] == b"202"
+            with Talk(server) as other:
+                other.send(binary(b"never", bad))
+                assert other.answer()[0].split()[1] == b"400"
+    with virta.open(server.data_dir / "log", visibility="committed") as log:
+        stored = [json.loads(record.value) for record in log.read(topics="attributes")]
+    assert [made["id"].encode() for made in stored] == [*wanted, b"more"]
+    assert stored[0] == {
+        "source": "//s", "id": "0", "datacontenttype": "application/json", "data": {"n": 1}
+    }  # fmt: skip
+
+
+def test_which_heads_are_recognised():
+    """Those that differ in values of attributes from one that was seen; the body starts where it does."""
+    way = QuickWay(SimpleNamespace(head_bytes_max=500))
+
+    def head(*lines, first=b"POST /channels/c HTTP/1.1"):
+        return b"\r\n".join([first, b"Host: x", *lines, b"Content-Length: 7"])
+
+    def learn(made):
+        way.learn(made, "c", b"application/json", b"application/json", 7)
+
+    usual = head(b"ce-id: 1", b"CE-source: s", b"Content-Type: application/json")
+    other = usual.replace(b": 1", b": a longer one, \xc3\xbc")
+    assert way.recognise(usual) is None
+    learn(usual)
+    for made in (usual, other):
+        start, kind = len(made) + 4, b"application/json"
+        id_ = made.split(b"ce-id: ")[1].split(b"\r\n")[0]
+        attributes = [(b"ce-id", id_), (b"ce-source", b"s")]
+        assert way.recognise(made) == (start + 7, start, "c", kind, kind, attributes)
+    assert way.heads == {}
+    for made in (
+        usual.replace(b"ce-id: 1", b"ce-id"),
+        usual.replace(b"ce-id: 1", b"ce-id:1"),
+        usual.replace(b"ce-id: 1", b"ce-id: 1 "),
+        usual.replace(b"ce-id: 1", b"ce-id: \x01"),
+        usual.replace(b"ce-id: 1", b"ce-id: 1\r\nce-id: 1"),
+        usual.replace(b"ce-id: 1", b"ce-id: " + b"1" * 500),
+        usual.replace(b"Length: 7", b"Length: 8"),
+        usual.replace(b"/c ", b"/d "),
+    ):
+        assert way.recognise(made) is None
+    for odd in (
+        b"ce-datacontenttype: application/json",
+        b"ce-x: folded\r\n line",
+        b"ce-x:",
+        b"ce-x-y: 1",
+        b"ce-x: 1\nce-y: 2",
+        b"ce-x: " + b"1" * 1024,
+    ):
+        learn(head(b"ce-id: 1", b"ce-source: s", odd))
+    assert len(way.outlines) == 1
+    for number in range(HEADS_MAX):
+        learn(head(b"ce-id: 1", b"X: %d" % number))
+    assert len(way.outlines) == 1
 
 
 def test_tokens_are_asked_on_the_quick_way(start, tmp_path):

@@ -97,6 +97,43 @@ def test_start_points(server):
     ) == ["b"]
 
 
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        ("2020-01-01t00:00:00z", ["only"]),
+        ("2016-12-31T23:59:60Z", ["only"]),
+        ("0001-01-01T00:00:00%2B14:00", ["only"]),
+        ("9999-12-31T23:59:59-12:00", ["after"]),
+    ],
+)
+def test_unusual_times(server, start, expected):
+    """Small letters, leap seconds and times beyond the calendar are times like any other."""
+    channel = f"times-{len(start)}-{start[:4]}"
+    server.publish(channel, event("only"))
+
+    async def scenario():
+        consumer = await Consumer.open(server.port, f"/channels/{channel}/from/{start}")
+        await consumer.connected()
+        if expected == ["after"]:
+            server.publish(channel, event("after"))
+        found = await consumer.frame()
+        await consumer.close()
+        return found
+
+    assert ids([asyncio.run(scenario())]) == expected
+
+
+def test_an_offset_beyond_the_end_is_told_as_a_gap(server):
+    """Who asks for an offset that this log has not reached has another log in mind."""
+    server.publish("beyond", event("a"))
+
+    found = read(server.port, "/channels/beyond/from/123456789", 1)
+
+    assert found[0].event == "gap"
+    assert found[0].json["reason"] == "unknown-offset"
+    assert found[0].json["from"] == 123456789
+
+
 @pytest.mark.parametrize("start", ["never", "-1", "2024-13-01T00:00:00Z", "%zz"])
 def test_bad_start_points(server, start):
     """A start that is none of these is 400 with a sentence."""

@@ -30,6 +30,7 @@ class Hook:
         self.received = queue.Queue()
         self.statuses = queue.Queue()
         self.options = []
+        self.methods = []
         self.when_asked = None
         hook = self
 
@@ -47,7 +48,11 @@ class Hook:
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
+            def do_PUT(self):
+                self.do_POST()
+
             def do_POST(self):
+                hook.methods.append(self.command)
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 try:
                     status = hook.statuses.get_nowait()
@@ -146,6 +151,13 @@ def test_sinks_that_do_not_agree(server, hooks):
         {"sink": "http://x/", "config": {"channel": "a"}, "types": [1]},
         {"sink": "http://x/", "config": {"channel": ""}},
         {"sink": "http://x/", "config": {"channel": "\x1a"}},
+        {"sink": "http://x/", "config": {"channel": "meta"}},
+        {
+            "sink": "http://x/",
+            "config": {"channel": "a"},
+            "protocolsettings": {"method": "GET"},
+        },
+        {"sink": "http://x/", "config": {"channel": "a"}, "protocolsettings": {"retries": 1}},
         {"sink": "http://x/", "config": {"channel": "a"}, "more": 1},
         {"sink": "http://[", "config": {"channel": "a"}},
         {"sink": "http://127.0.0.1/\u00e4", "config": {"channel": "a"}},
@@ -166,6 +178,37 @@ def test_bad_subscriptions(server, body):
 
     assert answer.status == 400
     assert answer.json["message"]
+
+
+def test_a_subscription_may_be_replaced(server, hooks):
+    """PUT asks the new sink, goes on where the old one was, and changes nothing when it is refused."""
+    old, new = hooks(), hooks()
+    made = subscribe(server, old, "put").json
+    server.publish("put", event("1"))
+    assert old.ids(1) == ["1"]
+    path = f"/subscriptions/{made['id']}"
+
+    def put(body):
+        return server.request("PUT", path, json.dumps(body))
+
+    refused = put({"sink": hooks("somebody.else").url, "config": {"channel": "put"}})
+    server.publish("put", event("2"))
+    assert old.ids(1) == ["2"]
+    settings = {"method": "PUT"}
+    answer = put({"sink": new.url, "config": {"channel": "put"}, "protocolsettings": settings})
+    server.publish("put", event("3"))
+    assert new.ids(1) == ["3"]
+    again = put({"sink": new.url, "config": {"channel": "put", "from": "earliest"}})
+    assert new.ids(3) == ["1", "2", "3"]
+
+    assert (refused.status, refused.code) == (400, "sink-refused")
+    assert (answer.status, answer.json["id"]) == (200, made["id"])
+    assert new.methods == ["PUT", "POST", "POST", "POST"]
+    assert again.json["sink"] == new.url
+    assert put({"id": "x", "sink": new.url, "config": {"channel": "put"}}).status == 400
+    assert server.request("PUT", "/subscriptions/x", json.dumps(made | {"id": "x"})).status == 400
+    made = {name: made[name] for name in ("sink", "config")}
+    assert server.request("PUT", "/subscriptions/x", json.dumps(made)).status == 404
 
 
 def test_retries_and_dead_letters(start, hooks):

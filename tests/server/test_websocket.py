@@ -142,6 +142,17 @@ def test_overflow_vectors(server, vector):
         ("streams&max_queued=1", 400, "No streams requested"),
         ("streams=&max_queued=1", 400, "Malformed stream id"),
         ("streams=a:&streams=b&max_queued=1", 400, "Malformed stream id"),
+        *[
+            (
+                f"streams=a:&max_queued={number}",
+                400,
+                f"max_queued must be an integer from 1 to 250, got {shown!r}",
+            )
+            for number, shown in (("--5", "--5"), ("%2B-5", "+-5"), ("9" * 5000, "9" * 40))
+        ],
+        ("streams&streams=a:&max_queued=1", 426, "Upgrade required for WebSocket communication."),
+        ("%73treams=a:&max_queued=1", 426, "Upgrade required for WebSocket communication."),
+        ("&" * 10001 + "streams=:&max_queued=1", 400, "Malformed stream id"),
         ("streams=a:&max_queued=%2B007", 426, "Upgrade required for WebSocket communication."),
     ],
 )
@@ -301,3 +312,60 @@ def test_channel_socket_needs_the_subprotocol(server):
         asyncio.run(scenario())
 
     assert json.loads(caught.value.response.body)["code"] == "missing-subprotocol"
+
+
+def test_a_socket_may_name_many_streams(server):
+    """The head may have 40 KiB, and all of it may be ids; those that match get a copy each."""
+    streams = [f"many:{n:05}" for n in range(1500)]
+
+    async def scenario():
+        async with subscribe(server, streams) as socket:
+            await asyncio.to_thread(publish, server, ("many:00000", "x"), ("many:01499", "y"))
+            return [json.loads(text)["publish_to"] for text in await receive(socket, 2)]
+
+    assert asyncio.run(scenario()) == ["many:00000", "many:01499"]
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "expected"),
+    [
+        ("/channels/{}/from/earliest?x=1", {}, ["a", "c", "live"]),
+        ("/channels/{}?x=1", {"Last-Event-ID": "%2F%2Ftest+a"}, ["c", "live"]),
+        ("/channels/{}?x=1", {"Last-Event-ID": "nobody"}, ["virta.gap", "live"]),
+        ("/channels/{}/from/999999999", {}, ["virta.gap", "live"]),
+    ],
+)
+def test_cloudevents_sockets_resume(server, path, headers, expected):
+    """The same URL resumes over a socket as over server-sent events; a gap is told by an event."""
+    channel = f"ws-resume-{len(path)}-{expected[0]}"
+    server.publish(channel, event("a", {"x": 1}), event("b", {"x": 2}), event("c", {"x": 1}))
+
+    async def scenario():
+        url = f"ws://127.0.0.1:{server.port}{path.format(channel)}"
+        protocols = ["cloudevents.json"]
+        async with connect(url, subprotocols=protocols, additional_headers=headers) as socket:
+            history = await receive(socket, len(expected) - 1)
+            await asyncio.to_thread(server.publish, channel, event("live", {"x": 1}))
+            return history + await receive(socket, 1)
+
+    heard = [json.loads(text) for text in asyncio.run(scenario())]
+
+    assert [e["type"] if e["type"] == "virta.gap" else e["id"] for e in heard] == expected
+
+
+def test_a_socket_that_takes_nothing_for_too_long_is_dropped(start):
+    """The time a consumer has is counted from when it is full, not by the beat of the pings."""
+
+    async def scenario(server):
+        url = f"ws://127.0.0.1:{server.port}/channels/s/from/earliest"
+        options = {"ping_interval": None, "max_queue": 1, "close_timeout": 0}
+        async with connect(url, subprotocols=["cloudevents.json"], **options):
+            wanted = "virta_slow_disconnects_total 1.0"
+            while wanted not in server.request("GET", "/metrics").body.decode():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+    flags = ["--slow-consumer-ms-max", 200, "--slow-consumer-bytes-max", 100_000_000]
+    with start("--durability", "none", *flags) as server:
+        for n in range(12):
+            server.publish("s", event(str(n), "x" * 900_000))
+        asyncio.run(asyncio.wait_for(scenario(server), 20))

@@ -22,8 +22,6 @@ def spark(tmp_path_factory):
             **{
                 "spark.driver.memory": "1500m",
                 "spark.sql.shuffle.partitions": "2",
-                # Tests kill workers; Spark waits this long for one that will not come (15 s).
-                "spark.python.authenticate.socketTimeout": "6s",
                 "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
             },
         )

@@ -3,8 +3,8 @@ A driver of its own: copies a log to another as a stream, until its input is use
 
     python copy_driver.py MASTER IN OUT CHECKPOINT RECORDS_PER_TRIGGER [LAKES]
 
-With LAKES it compacts the log into one lake after the other there, all the while. An environment.tar.gz in the
-working directory is what executors run.
+Once there is a directory LAKES it compacts the log into one lake after the other there, beside the stream. An
+environment.tar.gz in the working directory is what executors run.
 """
 
 from __future__ import annotations
@@ -24,8 +24,26 @@ from virta.spark.launch import use_packed_python
 
 
 def keep_compacting(spark, source, lakes):
+    while not Path(lakes).is_dir():
+        threading.Event().wait(0.02)
     for number in itertools.count():
         compact(source, f"{lakes}/{os.getpid()}-{number}", spark=spark)
+
+
+def copy(spark, source, target, checkpoint, limit):
+    """Start the stream; it ends when its input is used up."""
+    events = virta.spark.read_stream(
+        source, spark=spark, events=True, max_records=int(limit), split_bytes=65536
+    )
+    kept = virta.spark.where(events, parse({"exists": "n"}, "koncorde"))
+    return (
+        kept.select(F.lit("copy").alias("topic"), "key", "value")
+        .writeStream.format("virta")
+        .option("path", target)
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
 
 
 def main(master, source, target, checkpoint, limit, lakes=None):
@@ -49,18 +67,7 @@ def main(master, source, target, checkpoint, limit, lakes=None):
     if lakes is not None:
         arguments = (spark, source, lakes)
         threading.Thread(target=keep_compacting, args=arguments, daemon=True).start()
-    events = virta.spark.read_stream(
-        source, spark=spark, events=True, max_records=int(limit), split_bytes=65536
-    )
-    kept = virta.spark.where(events, parse({"exists": "n"}, "koncorde"))
-    query = (
-        kept.select(F.lit("copy").alias("topic"), "key", "value")
-        .writeStream.format("virta")
-        .option("path", target)
-        .option("checkpointLocation", checkpoint)
-        .trigger(availableNow=True)
-        .start()
-    )
+    query = copy(spark, source, target, checkpoint, limit)
     query.awaitTermination()
     spark.stop()
 

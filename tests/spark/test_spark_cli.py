@@ -41,8 +41,8 @@ SCRIPT = """
 import json, sys
 from click.testing import CliRunner
 from virta.cli import main
-for command in json.loads(sys.argv[1]):
-    done = CliRunner().invoke(main, command)
+for line in sys.stdin:
+    done = CliRunner().invoke(main, json.loads(line))
     print(json.dumps([done.exit_code, done.output]))
 """
 
@@ -129,9 +129,41 @@ def live_deliveries(data_dir):
     return query, koncorde
 
 
+class Commands:
+    """A process that runs commands one after the other while we do other things; its last words in a file."""
+
+    def __init__(self, words):
+        self.words = words
+        with words.open("wb") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", SCRIPT],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                text=True,
+                env={**os.environ, "PYTHONWARNINGS": "ignore"},
+            )
+
+    def give(self, commands):
+        self.process.stdin.writelines(json.dumps(command) + "\n" for command in commands)
+        self.process.stdin.flush()
+
+    def answers(self):
+        said, _ = self.process.communicate(timeout=300)
+        assert self.process.returncode == 0, self.words.read_text()[-3000:]
+        return [json.loads(line) for line in said.splitlines()]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
+
+
 def test_run_replay_and_compact(tmp_path):
     """A run, replays (equal to what a live server delivered), compactions, failures: outputs, exit codes, results."""
-    query, koncorde = live_deliveries(tmp_path / "data")
     live = str(tmp_path / "data" / "log")
     log = str(tmp_path / "log")
     events = fill(log, 300)
@@ -142,25 +174,22 @@ def test_run_replay_and_compact(tmp_path):
     commands = [
         ["pipeline", "run", str(tmp_path / "p.toml"), "--json", *conf],
         ["pipeline", "status", str(tmp_path / "p.toml")],
-        ["pipeline", "replay", live, "--topics", "orders", "--filter", "n=>=50", "--topic", "again", *conf],
-        ["pipeline", "replay", live, "--from", "301", "--to", "602", "--filter", '{"equals": {"user": "u1"}}',
-         "--dialect", "koncorde", "--parquet", str(tmp_path / "found"), *conf],
         ["lake", "compact", log, str(tmp_path / "lake"), "--json", *conf],
         ["lake", "compact", log, str(tmp_path / "lake"), *conf],
         ["pipeline", "replay", log, "--filter", "n=", "--dialect", "sql", *conf],
         ["pipeline", "replay", str(tmp_path), *conf],
+    ]
+    replays = [
+        ["pipeline", "replay", live, "--topics", "orders", "--filter", "n=>=50", "--topic", "again", *conf],
+        ["pipeline", "replay", live, "--from", "301", "--to", "602", "--filter", '{"equals": {"user": "u1"}}',
+         "--dialect", "koncorde", "--parquet", str(tmp_path / "found"), *conf],
     ]  # fmt: skip
 
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps(commands)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONWARNINGS": "ignore"},
-    )
-    run, status, topic, parquet, compact, again, dialect, nothing = map(
-        json.loads, done.stdout.splitlines()
-    )
+    with Commands(tmp_path / "words") as process:
+        process.give(commands)
+        query, koncorde = live_deliveries(tmp_path / "data")
+        process.give(replays)
+        run, status, compact, again, dialect, nothing, topic, parquet = process.answers()
 
     paid = [e["id"] for e in events if e["type"] == "order.paid"]
     assert [json.loads(r.value)["id"] for r in read_log(tmp_path / "out")] == paid

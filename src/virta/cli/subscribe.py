@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -78,8 +79,16 @@ def _tell_gap(gap: dict[str, Any]) -> None:
 
 def _show(received: Received) -> None:
     event = received.event
-    head = f"{event.time or ''} {click.style(event.type, fg='cyan')} {event.source} {event.id}"
-    click.echo(head.strip())
-    if event.has_data:
-        text = json.dumps(event.to_dict().get("data"), indent=2, ensure_ascii=False)
-        click.echo("  " + text.replace("\n", "\n  "))
+    kind = click.style(_printable(event.type), fg="cyan")
+    place = _printable(f"{event.source} {event.id}")
+    click.echo(f"{_printable(event.time or '')} {kind} {place}".strip())
+    if isinstance(event.data, bytes):
+        click.echo(f"  data_base64: {b64encode(event.data).decode()}")
+    elif event.has_data:
+        text = json.dumps(event.data, indent=2, ensure_ascii=False)
+        click.echo("\n".join("  " + _printable(line) for line in text.split("\n")))
+
+
+def _printable(text: str) -> str:
+    """Text of which nothing speaks to the terminal."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)

@@ -25,18 +25,24 @@ from virta.client.wire import (
     Start,
     channel_path,
     check,
+    check_stream,
+    collection_path,
+    is_final,
     messages_body,
     publication,
-    streams_query,
+    streams_cursor,
 )
 from virta.errors import ClientError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
+    from websockets.asyncio.client import ClientConnection
+
     from virta.event import Event
 
 HEAD_BYTES_MAX = 65536
+READ_BYTES = 65536
 JSON = {"Content-Type": "application/json"}
 
 
@@ -55,6 +61,15 @@ class AsyncClient:
         self._timeout = timeout
         self._tls = tls or (ssl_module.create_default_context() if self._address.tls else None)
         self.filters = AsyncFilters(self)
+
+    async def close(self) -> None:
+        """Nothing is kept open between requests; here for the symmetry with `Client`."""
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
 
     async def publish(self, channel: str, *events: Event | Mapping[str, Any]) -> str:
         """Publish events; returns the durability that was met."""
@@ -81,24 +96,50 @@ class AsyncClient:
         await self.request("POST", "/publish", messages_body(messages), JSON)
 
     async def subscribe_streams(
-        self, *streams: str, max_queued: int = 250
+        self, *streams: str, max_queued: int = 250, reconnect: bool = True
     ) -> AsyncIterator[tuple[str, str]]:
         """Hear messages as (stream id, text); needs the `websockets` package."""
-        from websockets.asyncio.client import connect  # noqa: PLC0415
-        from websockets.exceptions import InvalidStatus  # noqa: PLC0415
+        from websockets.exceptions import ConnectionClosed  # noqa: PLC0415
 
-        url = self._address.websocket(streams_query(streams, max_queued))
+        cursor = streams_cursor(streams, max_queued)
+        while True:
+            try:
+                socket = await self._open_socket(cursor.request()[0])
+            except ClientError as error:
+                if not reconnect or is_final(error):
+                    raise
+                cursor.unanswered(error)
+                await asyncio.sleep(cursor.wait_s())
+                continue
+            cursor.connected(None)
+            async with socket:
+                try:
+                    async for text in socket:
+                        message = msgspec.json.decode(text)
+                        yield message["publish_to"], message["payload"]
+                except ConnectionClosed:
+                    pass
+            if not reconnect:
+                return
+            await asyncio.sleep(cursor.wait_s())
+
+    async def _open_socket(self, path: str) -> ClientConnection:
+        from websockets.asyncio.client import connect  # noqa: PLC0415
+        from websockets.exceptions import InvalidHandshake, InvalidStatus  # noqa: PLC0415
+
         try:
-            socket = await connect(
-                url, additional_headers=self._address.headers, ssl=self._tls, max_size=None
+            return await connect(
+                self._address.websocket(path),
+                additional_headers=self._address.headers,
+                ssl=self._tls,
+                open_timeout=self._timeout,
+                max_size=None,
             )
         except InvalidStatus as error:
             check(error.response.status_code, bytes(error.response.body or b""))
             raise
-        async with socket:
-            async for text in socket:
-                message = msgspec.json.decode(text)
-                yield message["publish_to"], message["payload"]
+        except (OSError, InvalidHandshake) as error:
+            raise self._unreachable(error) from error
 
     async def ready(self) -> bool:
         """Tell whether the server serves requests right now."""
@@ -116,16 +157,20 @@ class AsyncClient:
         headers: dict[str, str] | None = None,
     ) -> tuple[Any, dict[str, str]]:
         """One request, read whole."""
-        async with asyncio.timeout(self._timeout):
-            reader, writer, status, received = await self._send(method, path, body, headers or {})
-            try:
-                length = int(received.get("content-length", "0"))
-                bodiless = method == "HEAD" or status in {204, 304}
-                answer = b"" if bodiless else await reader.readexactly(length)
-            except (OSError, asyncio.IncompleteReadError) as error:
-                raise self._unreachable(error) from error
-            finally:
-                await _shut(writer)
+        try:
+            async with asyncio.timeout(self._timeout):
+                opened = await self._send(method, path, body, headers or {})
+                reader, writer, status, received = opened
+                try:
+                    bodiless = method == "HEAD" or status in {204, 304}
+                    answer = b"" if bodiless else await _body(reader, received)
+                except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+                    raise self._unreachable(error) from error
+                finally:
+                    await _shut(writer)
+        except TimeoutError:
+            waited = TimeoutError(f"none within {self._timeout} s")
+            raise self._unreachable(waited) from None
         return check(status, answer), received
 
     async def follow(self, cursor: Cursor, *, reconnect: bool) -> AsyncIterator[Received]:
@@ -133,21 +178,16 @@ class AsyncClient:
         while True:
             path, headers = cursor.request()
             try:
-                async with asyncio.timeout(self._timeout):
-                    opened = await self._send("GET", path, None, headers)
-            except (ClientError, TimeoutError) as error:
-                if not reconnect:
+                reader, writer, received = await self._open_stream(path, headers)
+            except ClientError as error:
+                if not reconnect or is_final(error):
                     raise
                 cursor.unanswered(error)
                 await asyncio.sleep(cursor.wait_s())
                 continue
-            reader, writer, status, received = opened
             try:
-                if status != 200:
-                    body = await reader.readexactly(int(received.get("content-length", "0")))
-                    check(status, body)
                 cursor.connected(received.get("virta-position"))
-                async for one in self._read(reader, cursor):
+                async for one in self._read(reader, received, cursor):
                     yield one
             finally:
                 await _shut(writer)
@@ -155,16 +195,35 @@ class AsyncClient:
                 return
             await asyncio.sleep(cursor.wait_s())
 
-    async def _read(self, reader: asyncio.StreamReader, cursor: Cursor) -> AsyncIterator[Received]:
+    async def _open_stream(
+        self, path: str, headers: dict[str, str]
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, dict[str, str]]:
+        try:
+            async with asyncio.timeout(self._timeout):
+                reader, writer, status, received = await self._send("GET", path, None, headers)
+                try:
+                    if status != 200:
+                        check(status, await _body(reader, received))
+                    check_stream(received.get("content-type"))
+                except BaseException:
+                    writer.close()
+                    raise
+                return reader, writer, received
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
+            raise self._unreachable(error) from error
+
+    async def _read(
+        self, reader: asyncio.StreamReader, received: dict[str, str], cursor: Cursor
+    ) -> AsyncIterator[Received]:
         frames = FrameReader()
+        chunked = _is_chunked(received)
         while True:
             try:
                 async with asyncio.timeout(SILENCE_S):
-                    size = int(await reader.readuntil(b"\r\n"), 16)
-                    data = (await reader.readexactly(size + 2))[:-2]
+                    data = await (_chunk(reader) if chunked else reader.read(READ_BYTES))
             except (OSError, asyncio.IncompleteReadError, TimeoutError, ValueError):
                 return
-            if not size:
+            if not data:
                 return
             for frame in frames.feed(data):
                 event = cursor.take(frame)
@@ -194,6 +253,9 @@ class AsyncClient:
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             await _shut(writer)
             raise self._unreachable(error) from error
+        except asyncio.CancelledError:  # by a timeout, for one
+            writer.close()
+            raise
         pairs = (line.partition(":") for line in head[1:] if line)
         received = {name.lower(): value.strip() for name, _, value in pairs}
         return reader, writer, int(head[0].split()[1]), received
@@ -214,12 +276,27 @@ class AsyncFilters:
     ) -> dict[str, Any]:
         """Register a filter; gives `{id, diff}`."""
         body = msgspec.json.encode({"filter": filter_, "dialect": dialect})
-        answer, _ = await self._client.request("POST", f"/filters/{index}/{collection}", body, JSON)
+        path = collection_path(index, collection)
+        answer, _ = await self._client.request("POST", path, body, JSON)
         return dict(answer)
 
     async def ids(self, index: str, collection: str) -> list[str]:
-        answer, _ = await self._client.request("GET", f"/filters/{index}/{collection}")
+        answer, _ = await self._client.request("GET", collection_path(index, collection))
         return list(answer["ids"])
+
+    async def exists(self, index: str, collection: str) -> bool:
+        try:
+            await self._client.request("HEAD", collection_path(index, collection))
+        except ClientError as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
+
+    async def validate(self, filter_: Any, *, dialect: str = "koncorde") -> dict[str, Any]:
+        body = msgspec.json.encode({"filter": filter_, "dialect": dialect})
+        answer, _ = await self._client.request("POST", "/filters/validate", body, JSON)
+        return dict(answer)
 
     async def test(
         self, index: str, collection: str, document: Any, document_id: str | None = None
@@ -228,9 +305,8 @@ class AsyncFilters:
         body = {"document": document}
         if document_id is not None:
             body["documentId"] = document_id
-        answer, _ = await self._client.request(
-            "POST", f"/filters/{index}/{collection}/test", msgspec.json.encode(body), JSON
-        )
+        path = f"{collection_path(index, collection)}/test"
+        answer, _ = await self._client.request("POST", path, msgspec.json.encode(body), JSON)
         return list(answer["ids"])
 
     async def remove(self, id_: str) -> None:
@@ -247,6 +323,28 @@ class AsyncFilters:
         """Hear what registered filters let through."""
         cursor = Cursor(filter_path(ids), start, last_event_id, on_gap)
         return self._client.follow(cursor, reconnect=reconnect)
+
+
+def _is_chunked(received: dict[str, str]) -> bool:
+    return received.get("transfer-encoding", "").lower() == "chunked"
+
+
+async def _body(reader: asyncio.StreamReader, received: dict[str, str]) -> bytes:
+    """A whole body, however it is delimited: a proxy may have chosen another way than the server."""
+    if _is_chunked(received):
+        parts = []
+        while part := await _chunk(reader):
+            parts.append(part)
+        return b"".join(parts)
+    if "content-length" in received:
+        return await reader.readexactly(int(received["content-length"]))
+    return await reader.read()
+
+
+async def _chunk(reader: asyncio.StreamReader) -> bytes:
+    """The next chunk; empty behind the last one."""
+    size = int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16)
+    return (await reader.readexactly(size + 2))[:-2]
 
 
 async def _shut(writer: asyncio.StreamWriter) -> None:

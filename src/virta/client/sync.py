@@ -10,6 +10,7 @@ told).
 from __future__ import annotations
 
 import threading
+import time
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +24,20 @@ from virta.client.wire import (
     Start,
     channel_path,
     check,
+    check_stream,
+    collection_path,
+    is_final,
     messages_body,
     publication,
-    streams_query,
+    streams_cursor,
 )
 from virta.errors import ClientError
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+
+    from websockets.sync.client import ClientConnection
 
     from virta.event import Event
 
@@ -124,29 +130,56 @@ class Client:
             "POST", "/publish", messages_body(messages), {"Content-Type": "application/json"}
         )
 
-    def subscribe_streams(self, *streams: str, max_queued: int = 250) -> Iterator[tuple[str, str]]:
-        """Hear messages as (stream id, text); needs the `websockets` package. Close the iterator to end."""
+    def subscribe_streams(
+        self, *streams: str, max_queued: int = 250, reconnect: bool = True
+    ) -> Iterator[tuple[str, str]]:
+        """
+        Hear messages as (stream id, text); needs the `websockets` package. Close the iterator to end.
+
+        After a cut it subscribes again; streams have no history, so what was sent meanwhile is missed.
+        """
         import msgspec  # noqa: PLC0415
-        from websockets.exceptions import ConnectionClosed, InvalidStatus  # noqa: PLC0415
+        from websockets.exceptions import ConnectionClosed  # noqa: PLC0415
+
+        cursor = streams_cursor(streams, max_queued)
+        while True:
+            try:
+                socket = self._open_socket(cursor.request()[0])
+            except ClientError as error:
+                if not reconnect or is_final(error):
+                    raise
+                cursor.unanswered(error)
+                time.sleep(cursor.wait_s())
+                continue
+            cursor.connected(None)
+            with socket:
+                try:
+                    for text in socket:
+                        message = msgspec.json.decode(text)
+                        yield message["publish_to"], message["payload"]
+                except ConnectionClosed:
+                    pass
+            if not reconnect:
+                return
+            time.sleep(cursor.wait_s())
+
+    def _open_socket(self, path: str) -> ClientConnection:
+        from websockets.exceptions import InvalidHandshake, InvalidStatus  # noqa: PLC0415
         from websockets.sync.client import connect  # noqa: PLC0415
 
-        url = self._address.websocket(streams_query(streams, max_queued))
         try:
-            socket = connect(
-                url, additional_headers=self._address.headers, ssl=self._tls, max_size=None
+            return connect(
+                self._address.websocket(path),
+                additional_headers=self._address.headers,
+                ssl=self._tls,
+                open_timeout=self._timeout,
+                max_size=None,
             )
         except InvalidStatus as error:
             check(error.response.status_code, bytes(error.response.body or b""))
             raise
-        except OSError as error:
+        except (OSError, InvalidHandshake) as error:
             raise _unreachable(self._address, error) from error
-        with socket:
-            try:
-                for text in socket:
-                    message = msgspec.json.decode(text)
-                    yield message["publish_to"], message["payload"]
-            except ConnectionClosed:
-                return
 
     # Requests.
 
@@ -194,6 +227,7 @@ class Client:
             response = connection.getresponse()
             if response.status != 200:
                 check(response.status, response.read())
+            check_stream(response.getheader("Content-Type"))
         except (OSError, HTTPException) as error:
             connection.close()
             raise _unreachable(self._address, error) from error
@@ -267,7 +301,7 @@ class Subscription:
             try:
                 connection, response = self._client.stream(*self._cursor.request())
             except ClientError as error:
-                if error.status is not None or not self._reconnect:
+                if not self._reconnect or is_final(error):
                     raise
                 self._cursor.unanswered(error)
                 self._closed.wait(self._cursor.wait_s())
@@ -311,17 +345,17 @@ class Filters:
     ) -> dict[str, Any]:
         """Register a filter; gives `{id, diff}`."""
         answer: dict[str, Any] = self._post(
-            f"/filters/{index}/{collection}", {"filter": filter_, "dialect": dialect}
+            collection_path(index, collection), {"filter": filter_, "dialect": dialect}
         )
         return answer
 
     def ids(self, index: str, collection: str) -> list[str]:
-        answer, _ = self._client.request("GET", f"/filters/{index}/{collection}")
+        answer, _ = self._client.request("GET", collection_path(index, collection))
         return list(answer["ids"])
 
     def exists(self, index: str, collection: str) -> bool:
         try:
-            self._client.request("HEAD", f"/filters/{index}/{collection}")
+            self._client.request("HEAD", collection_path(index, collection))
         except ClientError as error:
             if error.status == 404:
                 return False
@@ -335,7 +369,7 @@ class Filters:
         body = {"document": document}
         if document_id is not None:
             body["documentId"] = document_id
-        return list(self._post(f"/filters/{index}/{collection}/test", body)["ids"])
+        return list(self._post(f"{collection_path(index, collection)}/test", body)["ids"])
 
     def validate(self, filter_: Any, *, dialect: str = "koncorde") -> dict[str, Any]:
         answer: dict[str, Any] = self._post(

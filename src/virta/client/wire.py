@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+import ssl
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, quote_plus, urlencode, urlsplit
@@ -31,6 +32,10 @@ BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
 # A stream that is silent for longer than this is dead: the server pings every 30 s.
 SILENCE_S = 75.0
+# A query is given as it stands in a URL; what no URL can hold (blanks, umlauts, `#`) is escaped.
+QUERY_SAFE = "%!\"$&'()*+,-./:;<=>?@[\\]^_`{|}~"
+# Answers of a server, or of a proxy before it, that will be well again.
+PASSING = frozenset({408, 425, 429, 502, 503, 504})
 
 Start = str | int | datetime
 
@@ -39,12 +44,16 @@ class Address:
     """Where the server is and what every request carries."""
 
     def __init__(self, url: str, token: str | None) -> None:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise ClientError(f"{url!r} is no address: {error}", code="bad-address") from None
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ClientError(f"{url!r} is no address: write http://HOST:PORT", code="bad-address")
         self.tls = parts.scheme == "https"
         self.host = parts.hostname
-        self.port = parts.port or (443 if self.tls else 80)
+        self.port = port or (443 if self.tls else 80)
         self.prefix = parts.path.rstrip("/")
         self.headers = {"Authorization": f"Bearer {token}"} if token else {}
 
@@ -73,12 +82,22 @@ def channel_path(channel: str, start: Start | None = None, query: str = "") -> s
     if start is not None:
         text = start.isoformat() if isinstance(start, datetime) else str(start)
         path += f"/from/{quote(text, safe='')}"
-    return f"{path}?{query}" if query else path
+    return f"{path}?{quote(query, safe=QUERY_SAFE)}" if query else path
+
+
+def collection_path(index: str, collection: str) -> str:
+    return f"/filters/{quote(index, safe='')}/{quote(collection, safe='')}"
 
 
 def streams_query(streams: Iterable[str], max_queued: int) -> str:
     pairs = [("streams", stream) for stream in streams] + [("max_queued", str(max_queued))]
     return f"/subscribe?{urlencode(pairs)}"
+
+
+def streams_cursor(streams: Iterable[str], max_queued: int) -> Cursor:
+    """The memory of a subscription to streams, which only has to know how long to wait."""
+    path = streams_query(streams, max_queued)
+    return Cursor(lambda _: path, None, None, None)
 
 
 def messages_body(messages: Iterable[tuple[str, str]]) -> bytes:
@@ -100,6 +119,26 @@ def check(status: int, body: bytes) -> Any:
         code = refusal.get("code", code)
         message = refusal.get("message") or code
     raise ClientError(f"the server answered {status}: {message}", code=code, status=status)
+
+
+def check_stream(kind: str | None) -> None:
+    """
+    Insist on a stream of events.
+
+    Raises:
+        ClientError: whoever answered speaks of something else, now and the next time.
+    """
+    if kind is not None and not kind.lower().startswith("text/event-stream"):
+        raise ClientError(
+            f"the answer is {kind}, not a stream of events", code="not-a-stream", status=200
+        )
+
+
+def is_final(error: ClientError) -> bool:
+    """Tell whether asking again would be of no use."""
+    if isinstance(error.__cause__, ssl.SSLCertVerificationError):
+        return True
+    return error.status is not None and error.status not in PASSING
 
 
 class Cursor:

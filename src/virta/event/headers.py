@@ -28,7 +28,7 @@ def read_headers(
         if not name.startswith("ce-"):
             continue
         attribute = name[3:]
-        text = _unescape(attribute, value) if percent else value
+        text = unescape(attribute, value) if percent else value
         if not lenient:
             if attribute in DATA_MEMBERS:
                 raise name_error(attribute, "is reserved")
@@ -58,7 +58,7 @@ def header_pairs(headers: Headers) -> Iterable[tuple[str, str]]:
             ) from error
 
 
-def _unescape(attribute: str, value: str) -> str:
+def unescape(attribute: str, value: str) -> str:
     """§3.1.3.2: first double-quoted strings, then exactly one round of percent-decoding."""
     if '"' in value:
         value = _QUOTED.sub(lambda match: re.sub(r"\\(.)", r"\1", match[1]), value)

@@ -20,11 +20,12 @@ Section numbers refer to the CloudEvents core, JSON format and HTTP binding docu
 
 from __future__ import annotations
 
+import json
 import uuid
 from base64 import b64decode, b64encode
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 from msgspec import UNSET
@@ -117,7 +118,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         raw = raw.encode("utf-8", "surrogatepass") if isinstance(raw, str) else bytes(raw)
         if len(raw) > EVENT_BYTES_MAX:
             raise too_large_error(len(raw))
-        members = _parse(raw, _decode)
+        members = _parse(raw, _decode_any if lenient else _decode)
         if not isinstance(members, dict):
             raise EventError(
                 f"an event is a JSON object, not {kind_of(members)}", code="invalid-json-body"
@@ -303,8 +304,24 @@ def _parse(raw: bytes, decode: Any) -> Any:
         raise EventError("the JSON is nested too deeply", code="invalid-json-body") from error
 
 
+def _decode_any(raw: bytes) -> Any:
+    """Read JSON with numbers beyond a double, which are infinite, as the matcher reads them."""
+    try:
+        return _decode(raw)
+    except msgspec.ValidationError:
+        pass
+    try:
+        return json.loads(raw.decode(), parse_constant=_refuse_constant)
+    except ValueError as error:
+        raise msgspec.DecodeError(str(error)) from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
 def _from_members(members: dict[str, Any], raw: bytes, *, lenient: bool) -> Event:
-    data = _take_data(members)
+    data = _take_data(members, lenient=lenient)
     present = members
     if None in members.values():  # §2.2: null is the same as not there
         present = {name: value for name, value in members.items() if value is not None}
@@ -322,13 +339,24 @@ def _from_members(members: dict[str, Any], raw: bytes, *, lenient: bool) -> Even
     return Event(**fields, extensions=MappingProxyType(present), data=data, raw=raw)
 
 
-def _take_data(members: dict[str, Any]) -> Any:
+def _take_data(members: dict[str, Any], *, lenient: bool) -> Any:
+    """Take the data out of the members; leniently, a `data_base64` that is none stays a member."""
     data = members.pop("data", UNSET)
     encoded = members.pop("data_base64", None)
     if encoded is None:
         return data
-    if data is not UNSET:
-        raise data_error("data and data_base64 are both present: send one of them")
+    try:
+        if data is not UNSET:
+            raise data_error("data and data_base64 are both present: send one of them")
+        return _from_base64(encoded)
+    except EventError:
+        if not lenient:
+            raise
+        members["data_base64"] = encoded
+        return data
+
+
+def _from_base64(encoded: Any) -> bytes:
     if not isinstance(encoded, str):
         raise data_error(f"data_base64 is a Base64 string, not {kind_of(encoded)}")
     try:

@@ -19,6 +19,7 @@ from virta.match import Matcher
 
 if TYPE_CHECKING:
     from virta.filters import Filter
+    from virta.hub.parcel import Parcel
     from virta.hub.subscription import Subscription
 
 logger = logging.getLogger("virta.hub")
@@ -102,6 +103,19 @@ class _Index:
         except EventError:
             return [self._match_one(value) for value in values]
 
+    def hits(self, parcel: Parcel) -> list[tuple[int, Entry]]:
+        """Each event of a parcel (its place) with each entry that holds; a parcel is always readable."""
+        numbers, ends = self.matcher.match_many(parcel.lines, "uint32")
+        if not numbers:
+            return []
+        found = []
+        for place in range(len(parcel)):
+            for number in numbers[ends[place] : ends[place + 1]]:
+                id_ = self.matcher.id_of(number)
+                assert id_ is not None  # nobody else removes filters while we ask
+                found.append((place, self.entries[id_]))
+        return found
+
     def _match_one(self, value: bytes) -> list[str]:
         try:
             return self.matcher.match(value)
@@ -179,3 +193,20 @@ class Channel:
                         hit.append(entry)
                     entry.hits.append(delivery)
         return sum([entry.flush(now) for entry in hit])
+
+    def deliver_parcel(self, parcel: Parcel, timestamp: int, now: float) -> int:
+        """The same for a parcel, of which only the events that somebody asked for are looked at."""
+        events, documents = self._indexes.get(EVENT), self._indexes.get(DOCUMENT)
+        some = self._everything is None and (documents is None or not documents.entries)
+        if events is None or not some:
+            return self.deliver(parcel.deliveries(timestamp), now)
+        hits = events.hits(parcel)
+        if not hits:
+            return 0
+        values = parcel.values()
+        places = dict.fromkeys([place for place, _ in hits])
+        picked = parcel.pick([values[place] for place in places], timestamp)
+        deliveries = dict(zip(places, picked, strict=True))
+        for place, entry in hits:
+            entry.hits.append(deliveries[place])
+        return sum([entry.flush(now) for entry in dict.fromkeys([entry for _, entry in hits])])

@@ -50,7 +50,7 @@ class _EventData(msgspec.Struct):
     subject: msgspec.Raw = msgspec.Raw(b"")
 
 
-_decode_head = msgspec.json.Decoder(EventHead).decode
+decode_head = msgspec.json.Decoder(EventHead).decode
 _decode_data = msgspec.json.Decoder(_EventData).decode
 
 
@@ -101,7 +101,7 @@ def from_record(record: RecordLike) -> Delivery:
     channel = record.topic.decode("utf-8", "replace")
     value = bytes(record.value)
     try:
-        head = _decode_head(value)
+        head = decode_head(value)
         source, id_ = head.source, head.id
         if isinstance(source, str) and isinstance(id_, str):
             return Delivery(channel, source, id_, one_line(value), record.offset, record.timestamp)

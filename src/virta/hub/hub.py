@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from virta.filters import Filter
+    from virta.hub.parcel import Parcel
     from virta.hub.stream_consumer import StreamConsumer
     from virta.hub.subscription import Subscription
 
@@ -185,6 +186,16 @@ class Hub:
             channel = self._channels.get(name)
             if channel is not None:
                 self.delivered += channel.deliver(run, began)
+        self.routing_seconds += time.monotonic() - began
+
+    def deliver_parcel(self, parcel: Parcel, timestamp: int) -> None:
+        """Hand the events of a parcel, which stand in the log since `timestamp`, to whoever asked."""
+        channel = self._channels.get(parcel.channel)
+        if channel is None:
+            return
+        began = time.monotonic()
+        self.routed += len(parcel)
+        self.delivered += channel.deliver_parcel(parcel, timestamp, began)
         self.routing_seconds += time.monotonic() - began
 
     def announce(self, subscription: Subscription, *, registered: bool) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from virta.log import Log, Record
+    from virta.log.codec import Encoded
     from virta.log.handle import Durability
 
 logger = logging.getLogger("virta.hub")
@@ -55,7 +56,7 @@ FOREIGN_RUN_MAX = 4096
 class Commit:
     """Records to append together, and what is to happen then (called in the event loop)."""
 
-    records: Sequence[tuple[str, bytes, bytes]]
+    records: Sequence[tuple[str, bytes, bytes]] | Encoded
     done: Callable[[Commit], None]
     appended: Any = None
     error: LogError | None = None

@@ -19,11 +19,13 @@ import msgspec
 from virta.hub.delivery import Delivery, from_record
 from virta.hub.idempotency import key_of
 from virta.hub.keeper import Commit
+from virta.hub.parcel import Parcel
 from virta.hub.topics import DEAD_LETTERS, RESERVED_PREFIX, STREAMS
+from virta.log.codec import Encoded
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from virta.errors import LogError
     from virta.hub.hub import Hub
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from virta.log import Record
 
     Answer = Callable[[LogError | None], None]
+    Part = Sequence[Delivery] | Parcel
 
 # Whatever the count limit says, events that wait to be written hold no more memory than this.
 OUTSTANDING_BYTES_MAX = 256 * 1024 * 1024
@@ -45,22 +48,62 @@ STREAMS_TOPIC = STREAMS.encode()
 DEAD_LETTERS_TOPIC = DEAD_LETTERS.encode()
 
 
-class _Gathering:
-    """What will be written together, and whom to tell."""
+class _Run:
+    """Events one by one that follow each other, and their idempotency keys; messages have none."""
 
-    __slots__ = ("answers", "bytes", "drafts", "marks", "repeats")
+    __slots__ = ("drafts", "marks")
 
     def __init__(self) -> None:
         self.drafts: list[Delivery] = []
-        self.marks: list[str | None] = []  # the drafts' idempotency keys; messages have none
+        self.marks: list[str | None] = []
+
+    def __len__(self) -> int:
+        return len(self.drafts)
+
+
+class _Gathering:
+    """What will be written together, and whom to tell."""
+
+    __slots__ = ("answers", "bytes", "count", "parts", "repeats")
+
+    def __init__(self) -> None:
+        self.parts: list[_Run | Parcel] = []  # in the order of the log
+        self.count = 0  # of their events
         self.repeats: list[Delivery] = []  # of events that are not in the log yet
         self.answers: list[tuple[Answer, int]] = []
         self.bytes = 0
 
     def has_room(self, number: int, size: int) -> bool:
         """Tell whether so many events of so many bytes may come along."""
-        records = len(self.drafts) + len(self.repeats) + number
+        records = self.count + len(self.repeats) + number
         return records <= APPEND_RECORDS_MAX and self.bytes + size <= APPEND_BYTES_MAX
+
+    def add(self, drafts: Sequence[Delivery], marks: Sequence[str | None]) -> None:
+        """Take events one by one; neighbours are delivered together."""
+        last = self.parts[-1] if self.parts else None
+        if not isinstance(last, _Run):
+            last = _Run()
+            self.parts.append(last)
+        last.drafts += drafts
+        last.marks += marks
+        self.count += len(drafts)
+
+    def add_parcel(self, parcel: Parcel) -> None:
+        self.parts.append(parcel)
+        self.count += len(parcel)
+
+    def records(self) -> Sequence[tuple[str, bytes, bytes]] | Encoded:
+        """What the log is to append; parcels among themselves bring it with them."""
+        pieces = [part.records for part in self.parts if isinstance(part, Parcel)]
+        if len(pieces) == len(self.parts):
+            return Encoded.of(pieces, self.count)
+        records: list[tuple[str, bytes, bytes]] = []
+        for part in self.parts:
+            if isinstance(part, Parcel):
+                records += [(part.channel, b"", value) for value in part.values()]
+            else:
+                records += [(d.channel, d.key, d.value) for d in part.drafts]
+        return records
 
 
 class Publisher:
@@ -113,23 +156,39 @@ class Publisher:
             return 0
         return max(0, self._outstanding_max - self.outstanding)
 
-    def submit(self, drafts: Sequence[Delivery], answer: Answer) -> None:
+    def submit(self, part: Part, answer: Answer) -> None:
         """
         Take events; `answer` is called in the loop once they are durable (None) or lost (the error).
 
         The caller asked `full` first.
         """
-        self.take(drafts, answer)
+        self.take((part,), answer)
         if self._writing is None and not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._write_soon)
 
-    def take(self, drafts: Sequence[Delivery], answer: Answer) -> None:
+    def take(self, parts: Iterable[Part], answer: Answer) -> None:
         """Take events for the next write, which `write` begins; the caller asked for `room`."""
         self._idempotency.expire(self._clock())
-        number = len(drafts)
-        size = len(drafts[0].value) if number == 1 else sum([len(d.value) for d in drafts])
+        number = size = 0
+        for part in parts:
+            number += len(part)
+            size += part.size if isinstance(part, Parcel) else sum([len(d.value) for d in part])
         gathering = self._gathering(number, size)
+        for part in parts:
+            if not isinstance(part, Parcel):
+                self._gather(gathering, part)
+            elif self._idempotency.claim_all(part.digests):
+                gathering.add_parcel(part)
+            else:  # repeats, which are taken out one by one
+                self._gather(gathering, part.deliveries())
+        gathering.bytes += size
+        gathering.answers.append((answer, number))
+        self.outstanding += number
+        self.outstanding_bytes += size
+
+    def _gather(self, gathering: _Gathering, drafts: Sequence[Delivery]) -> None:
+        """Take events one by one, without those that were taken before."""
         marks = self._claim(drafts)
         if DUPLICATE in marks:
             paired = list(zip(drafts, marks, strict=True))
@@ -137,14 +196,10 @@ class Publisher:
                 d for d, m in paired if m is DUPLICATE and not self._is_written(d)
             ]
             kept = [(d, m) for d, m in paired if m is not DUPLICATE]
+            self.duplicates += len(drafts) - len(kept)
             drafts, marks = [d for d, _ in kept], [m for _, m in kept]
-            self.duplicates += number - len(drafts)
-        gathering.drafts += drafts
-        gathering.marks += marks
-        gathering.bytes += size
-        gathering.answers.append((answer, number))
-        self.outstanding += number
-        self.outstanding_bytes += size
+        if drafts:
+            gathering.add(drafts, marks)
 
     def write(self) -> None:
         """Write what was taken, unless a write is under way: that one's end begins the next."""
@@ -203,20 +258,18 @@ class Publisher:
         self.commits += 1
         if gathering.repeats:
             self._take_places(gathering)
-        if not gathering.drafts:
+        if not gathering.parts:
             # Repeats only: what they repeat is written already, since writes are in order.
             self._loop.call_soon(self._finish, gathering, None)
             return
-        records = [(d.channel, d.key, d.value) for d in gathering.drafts]
-        self._keeper.commit(Commit(records, self._written))
+        self._keeper.commit(Commit(gathering.records(), self._written))
 
     def _take_places(self, gathering: _Gathering) -> None:
         """Write repeats whose first did not get into the log: they will be told that they are there."""
         for draft in gathering.repeats:
             mark = key_of(draft.channel, draft.source, draft.id)
             if self._idempotency.claim(mark):
-                gathering.drafts.append(draft)
-                gathering.marks.append(mark)
+                gathering.add((draft,), (mark,))
                 self.duplicates -= 1
 
     def _written(self, commit: Commit) -> None:
@@ -226,18 +279,35 @@ class Publisher:
             self.arrived(commit.foreign)
         try:
             if commit.error is not None:
-                self._idempotency.release([mark for mark in gathering.marks if mark is not None])
+                self._release(gathering)
             else:
                 self._deliver(gathering, commit.appended.offset, commit.appended.timestamp)
         finally:  # what goes wrong in a delivery must not keep others from publishing
             self._finish(gathering, commit.error)
 
+    def _release(self, gathering: _Gathering) -> None:
+        """The events are not in the log: whoever sends them again is the first."""
+        for part in gathering.parts:
+            if isinstance(part, Parcel):
+                self._idempotency.release(part.digests)
+            else:
+                self._idempotency.release([mark for mark in part.marks if mark is not None])
+
     def _deliver(self, gathering: _Gathering, first: int, timestamp: int) -> None:
-        drafts = gathering.drafts
-        self._settle(gathering.marks, first)
-        self.published += len(drafts)
+        offset = first
+        for part in gathering.parts:
+            self._settle(part, offset)
+            offset += len(part)
+        self.published += gathering.count
+        self._hub.advance(offset)
+        for part in gathering.parts:
+            if isinstance(part, Parcel):
+                self._hub.deliver_parcel(part, timestamp)
+            else:
+                self._deliver_run(part.drafts, timestamp)
+
+    def _deliver_run(self, drafts: list[Delivery], timestamp: int) -> None:
         hub = self._hub
-        hub.advance(first + len(drafts))
         heard = {name for name in {draft.channel for draft in drafts} if hub.has_hearers(name)}
         runs: dict[str, list[Delivery]] = {}
         for draft in drafts if heard else ():
@@ -247,12 +317,14 @@ class Publisher:
         if runs:
             hub.deliver_runs(runs)
 
-    def _settle(self, marks: list[str | None], first: int) -> None:
+    def _settle(self, part: _Run | Parcel, first: int) -> None:
         """Note where events stand, so that repeats are known; messages to streams have no mark."""
-        if None not in marks:
-            self._idempotency.settle_run(cast("list[str]", marks), first, self._clock())
+        if isinstance(part, Parcel):
+            self._idempotency.settle_run(part.digests, first, self._clock())
+        elif None not in part.marks:
+            self._idempotency.settle_run(cast("list[str]", part.marks), first, self._clock())
         else:
-            written = [(m, o) for o, m in enumerate(marks, first) if m is not None]
+            written = [(m, o) for o, m in enumerate(part.marks, first) if m is not None]
             self._idempotency.settle(written, self._clock())
 
     def _finish(self, gathering: _Gathering, error: LogError | None) -> None:

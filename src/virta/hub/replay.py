@@ -120,7 +120,17 @@ class Replayer:
         if isinstance(moment, int):
             if moment < first:
                 return Start(first, _trimmed(moment, first))
-            return Start(min(moment, self._hub.position))
+            position = self._hub.position
+            if moment <= max(position, self._log.next_offset):
+                return Start(min(moment, position))
+            # Whoever knows an offset that this log has not reached knows another log.
+            gap: dict[str, object] = {
+                "reason": "unknown-offset",
+                "from": moment,
+                "earliest": first,
+                "resumedAt": position,
+            }
+            return Start(position, gap)
         assert not isinstance(moment, str)
         reader = self._log.read(start=moment)
         try:

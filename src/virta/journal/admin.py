@@ -21,6 +21,7 @@ from virta.journal.messages import (
     COMMAND_KEY,
     DATA,
     PERSIST,
+    VALUE_DATA_BYTES_MAX,
     Function,
     Pair,
     RefusedError,
@@ -79,8 +80,8 @@ class Admin:
         if key.startswith(RESERVED):
             raise RefusedError("bad-settings", "keys under virta: are only set and deleted")
 
-    def check(self, request: Request) -> None:
-        """Refuse a setting that could not be obeyed."""
+    def check(self, request: Request, *, told: bool) -> None:
+        """Refuse a setting that could not be obeyed; what the journal keeps itself only daemons may set."""
         key, value = request.key, request.value
         assert value is not None
         if request.timeout is not None:
@@ -98,7 +99,7 @@ class Admin:
                 host_of(cron.uri.encode())
             if key not in self._crons and len(self._crons) >= CRONS_MAX:
                 raise RefusedError("too-large", f"there are {CRONS_MAX} recurring jobs already")
-        else:
+        elif not (told and key.startswith(RAN_PREFIX)):
             raise RefusedError(
                 "bad-settings", f"{key[:60]!r} is not virta:domain:… or virta:cron:…"
             )
@@ -124,7 +125,7 @@ class Admin:
                 self._engine.jobs.configure(key[len(DOMAIN_PREFIX) :].lower(), Settings())
             elif key.startswith(CRON_PREFIX):
                 self._crons.pop(key, None)
-                self._engine.forget(RAN_PREFIX + key[len(CRON_PREFIX) :])
+                self._forget(RAN_PREFIX + key[len(CRON_PREFIX) :])
 
     def restored(self, now: int) -> None:
         """Obey the settings that came back with the store."""
@@ -152,7 +153,7 @@ class Admin:
             if self._engine.primary:
                 self._push(cron, due, now)
                 if cron.catch_up == "once":
-                    self._engine.remember(RAN_PREFIX + key[len(CRON_PREFIX) :], due, now)
+                    self._remember(RAN_PREFIX + key[len(CRON_PREFIX) :], due, now)
 
     def _expect_all(self, now: int) -> None:
         for key, (cron, schedule, _) in list(self._crons.items()):
@@ -171,7 +172,7 @@ class Admin:
         missed = schedule.latest(now)
         if missed > max(known, default=now):
             self._push(cron, missed, now)
-            self._engine.remember(ran, missed, now)
+            self._remember(ran, missed, now)
 
     def _push(self, cron: Cron, due: int, now: int) -> None:
         """The moment it was due is the command's timestamp: every daemon would push the same."""
@@ -190,6 +191,23 @@ class Admin:
         except RefusedError:
             return  # the journal is full; the next time comes
 
+    def _remember(self, key: bytes, moment: int, now: int) -> None:
+        """A persistent value that says when something happened, on every daemon."""
+        engine = self._engine
+        if engine.store.set(key, Value(Type.VOID, b""), moment, now, persist=True):
+            entry = engine.store.stored(key)
+            if engine.replicate and entry is not None:
+                engine.tell_value(entry)
+
+    def _forget(self, key: bytes) -> None:
+        """What `_remember` kept, and what any daemon may have remembered since."""
+        engine = self._engine
+        entry = engine.store.stored(key)
+        if entry is not None and not entry.tombstone:
+            engine.store.delete(key, entry.timestamp + 1, engine.clock())
+            if engine.replicate:
+                engine.tell_gone(key)
+
     def next_event(self) -> int | None:
         return self._due[0][0] if self._due else None
 
@@ -207,9 +225,12 @@ class Admin:
         answer = action(command, session, now)
         flags = DATA | (PERSIST if self._engine.wants_log else 0)
         if command.do == "export":
-            value = Value(Type.BUFFER, answer)
-        else:
-            value = Value(Type.STRING, msgspec.json.encode(answer))
+            # A page may end with the largest value there is, which with its key is too large for one.
+            cuts = range(0, len(answer) or 1, VALUE_DATA_BYTES_MAX)
+            parts = [answer[at : at + VALUE_DATA_BYTES_MAX] for at in cuts]
+            pairs = [Pair(b"", Value(Type.BUFFER, part)) for part in parts]
+            return Reply(request.identifier, flags, now, pairs=pairs)
+        value = Value(Type.STRING, msgspec.json.encode(answer))
         return Reply(request.identifier, flags, now, pair=Pair(b"", value))
 
     def _do_stats(self, command: Command, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
@@ -309,13 +330,14 @@ class Admin:
             raise RefusedError("key-missing", "the domain")
         key = DOMAIN_PREFIX + command.domain.lower().encode()
         entry = self._engine.store.live(key, now)
+        before = self._engine.store.stored(key)
         current = (
             Settings() if entry is None else _decoded(self._engine.store.value(entry), Settings)
         )
         merged = {**msgspec.to_builtins(current), **command.settings}
         value = Value(Type.STRING, msgspec.json.encode(merged))
         # Later than what is stored, even when that came from a clock ahead of ours.
-        timestamp = max(self._engine.stamp(now), entry.timestamp + 1 if entry else 0)
+        timestamp = max(self._engine.stamp(now), before.timestamp + 1 if before else 0)
         reply = self._engine.handle(
             Request(Function.SET, 0, timestamp=timestamp, key=key, value=value), session
         )

@@ -42,6 +42,7 @@ T = TypeVar("T")
 Key = str | bytes
 # Members of an enumeration are looked up by name every time; numbers are just there.
 PUSH, NEXT, DELETE = int(Function.PUSH), int(Function.NEXT), int(Function.DELETE)
+BUFFER = int(Type.BUFFER)
 Plain = None | bool | int | float | str | bytes | Value
 
 
@@ -266,7 +267,7 @@ def next_(
 
 def done(key: bytes) -> Command[bool]:
     """The work is done; refused with `does-not-exist` if that attempt is over."""
-    return Command(Request(DELETE, 0, OVERWRITE, key=to_bytes(key)), _deleted)
+    return Command(Request(DELETE, 0, OVERWRITE, 0, None, None, None, to_bytes(key)), _deleted)
 
 
 def extend(key: bytes, seconds: float) -> Command[bool]:
@@ -297,6 +298,8 @@ def fail(key: bytes, reason: str, *, delay: float | None = None) -> Command[dict
 
 
 def to_bytes(key: Key) -> bytes:
+    if type(key) is bytes:
+        return key
     return key.encode() if isinstance(key, str) else bytes(key)
 
 
@@ -390,14 +393,17 @@ def _next_reply(reply: Reply) -> Next:
     deadline = (reply.timeout or 0) / 1e6
     jobs: list[Lease] = []
     payload: Any = None
+    make = tuple.__new__  # a call of Python less per job
     for pair in reversed(reply.all_pairs()):
-        assert pair.value is not None
-        if pair.key:
-            attempts = pair.details.attempts if pair.details else 0
-            jobs.append(Lease(pair.key, pair.value.data, payload, deadline, attempts))
+        key, value = pair.key, pair.value
+        assert value is not None
+        if key:
+            details = pair.details
+            attempts = details.attempts if details is not None else 0
+            jobs.append(make(Lease, (key, value.data, payload, deadline, attempts)))
             payload = None
         else:
-            payload = to_plain(pair.value)
+            payload = value.data if value.type == BUFFER else to_plain(value)
     jobs.reverse()
     if jobs or reply.timeout is None:
         return Next(jobs, None)

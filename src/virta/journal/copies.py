@@ -5,16 +5,18 @@ Invariant: each request writes one register (a key, or all that is known of a ur
 between writes, so that daemons which have heard the same requests, in any order and however often, hold
 the same.
 
-    SET, DELETE, LINK   of a key: the largest timestamp wins; at one moment SET before DELETE before LINK
-    GET with timeout    the mark of a version, whose timestamp is the ttl: the later one wins
+    SET, DELETE, LINK   of a key: the largest timestamp wins; at one moment SET before DELETE before LINK;
+                        the second key of a SET is the mark of that version: the later one wins
+    GET with timeout    such a mark alone, of the version whose timestamp is the ttl
     SET virta:job       [uri, last finished command, when, states]: see `Jobs.merge`
 
-`export` is everything a daemon knows, in the same words: a peer that starts asks for it and applies it
-like anything else that arrives.
+`export` is everything a daemon knows, in the same words, page by page: a peer that starts, or was away for too
+long to be told of each change, asks for it and applies it like anything else that arrives.
 """
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, Annotated
 from weakref import WeakKeyDictionary
 
@@ -23,9 +25,11 @@ from msgspec import Meta, Struct
 
 from virta.journal import images
 from virta.journal.domain import ATTEMPTS_MAX
+from virta.journal.lattice import COVERED_MAX
 from virta.journal.messages import (
     OVERWRITE,
     PERSIST,
+    QUERY_KEY,
     QUERY_RANGE,
     Function,
     RefusedError,
@@ -44,10 +48,11 @@ if TYPE_CHECKING:
     from virta.journal.session import Session
 
 JOB_KEY = b"virta:job"
-EXPORT_BYTES_MAX = 4 * 1024 * 1024
+EXPORT_BYTES_MAX = 1024 * 1024  # of a page, beyond which only one message goes
 # A job has to fit one value together with its uri, domain and reason.
 COPIED_PAYLOAD_BYTES_MAX = 8 * 1024 * 1024 - 256 * 1024
 
+_MARK = struct.Struct(">QQ")  # when it was made, until when
 _Time = Annotated[int, Meta(ge=0)]
 _Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
@@ -70,6 +75,7 @@ class JobState(Struct, array_like=True, frozen=True):
     lease: _Id
     revision: _Time
     persist: bool
+    covered: Annotated[dict[_Time, _Time], Meta(max_length=COVERED_MAX)] | None = None
 
 
 class JobCopy(Struct, array_like=True, frozen=True):
@@ -94,15 +100,14 @@ class Copies:
         return [self._job(uri, now, persist) for uri, persist in self._engine.jobs.untold()]
 
     def of_value(self, entry: Entry) -> list[Request]:
-        """A value with its further keys and its mark."""
+        """A value with its further keys."""
         root = entry.keys[0]
-        requests = [self.as_set(entry)]
-        requests += [self.as_link(root, key, when) for key, when in entry.links.items()]
-        if entry.marked_at:
-            requests.append(self.as_mark(entry))
-        return requests
+        links = [self.as_link(root, key, when) for key, when in entry.links.items()]
+        return [self.as_set(entry), *links]
 
     def as_set(self, entry: Entry) -> Request:
+        """With its mark: one that came by itself might come before, and what it is about never."""
+        mark = _MARK.pack(entry.marked_at, entry.worked_until) if entry.marked_at else b""
         return Request(
             Function.SET,
             0,
@@ -110,25 +115,16 @@ class Copies:
             entry.timestamp,
             entry.expires or None,
             entry.ttl or None,
+            count=0 if mark else None,
             key=entry.keys[0],
+            key2=mark,
             value=self._engine.store.value(entry),
+            query=QUERY_RANGE if mark else QUERY_KEY,
         )
 
     def as_link(self, root: bytes, key: bytes, timestamp: int) -> Request:
         return Request(
             Function.LINK, 0, 0, timestamp, key=root, key2=key, count=0, query=QUERY_RANGE
-        )
-
-    def as_mark(self, entry: Entry) -> Request:
-        """With the version it is about, which may arrive later."""
-        return Request(
-            Function.GET,
-            0,
-            0,
-            entry.marked_at,
-            entry.worked_until,
-            entry.timestamp,
-            key=entry.keys[0],
         )
 
     def _job(self, uri: bytes, now: int, persist: bool) -> Request:  # noqa: FBT001
@@ -139,6 +135,20 @@ class Copies:
         return Request(Function.SET, 0, flags, now, key=JOB_KEY, value=Value(Type.BUFFER, state))
 
     # Receiving.
+
+    def merge_mark(self, request: Request) -> None:
+        """The mark that came with a SET, if that version is the one that stands."""
+        if len(request.key2) != _MARK.size:
+            raise RefusedError("bad-query", f"a mark of {len(request.key2)} bytes, not 16")
+        marked_at, until = _MARK.unpack(request.key2)
+        entry = self._engine.store.stored(request.key)
+        if (
+            entry is not None
+            and entry.keys[0] == request.key
+            and entry.timestamp == request.timestamp
+            and (entry.over or not entry.tombstone)
+        ):
+            self._engine.store.mark_told(entry, until, marked_at)
 
     def merge_job(self, value: Value, now: int) -> None:
         """
@@ -183,7 +193,7 @@ class Copies:
             if entry.alias is not None:
                 yield self.as_link(entry.alias, entry.keys[0], entry.timestamp)
             elif entry.over and entry.size < OVER_BYTES_MAX:
-                yield self.as_set(entry)  # whole, and over as soon as it arrives
+                yield from self.of_value(entry)  # whole, and over as soon as it arrives
             elif entry.tombstone:
                 yield Request(Function.DELETE, 0, 0, entry.timestamp, key=entry.keys[0])
             else:

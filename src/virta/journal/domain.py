@@ -13,13 +13,13 @@ is mostly stale is rebuilt. So re-pushing one job a million times costs no memor
 
 from __future__ import annotations
 
-import heapq
 import re
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
+from virta.journal.heap import AnyHeap, Heap, Item
 from virta.journal.messages import Details, RefusedError, Value
 
 if TYPE_CHECKING:
@@ -58,8 +58,13 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 DEFAULTS = Settings()
 
 
-class Job(Struct, eq=False):
-    """One entry: what to do (`uri`), where it waits, and how its work goes."""
+class Job(Struct, eq=False, gc=False):
+    """
+    One entry: what to do (`uri`), where it waits, and how its work goes.
+
+    Collections of garbage do not look at jobs, of which there may be millions. The only cycle they can be
+    in is that with their domain, and `Schedule.let_go` ends that.
+    """
 
     uri: bytes
     domain: Domain
@@ -82,9 +87,6 @@ class Job(Struct, eq=False):
     revision: int = 0
     # Revisions of the commands this one took the place of.
     replaced: dict[int, int] | None = None
-
-    def __lt__(self, other: Job) -> bool:  # equal heap items: any order
-        return False
 
     def key(self) -> bytes:
         """The sort key: bytewise order is the order of work inside a domain."""
@@ -138,6 +140,19 @@ def _host(uri: bytes) -> bytes:
 class Domain:
     """The jobs of one domain, ordered for work and for time."""
 
+    __slots__ = (
+        "_delayed",
+        "_ready",
+        "_working",
+        "armed",
+        "counts",
+        "name",
+        "offered",
+        "prefix",
+        "settings",
+        "watch",
+    )
+
     def __init__(self, name: bytes) -> None:
         self.name = name
         self.prefix = name.replace(b":", b"%3A")  # of sort keys
@@ -146,9 +161,9 @@ class Domain:
         self.watch: Callable[[Job], None] | None = None  # told of every job that moves
         self.armed: int | None = None  # the alarm that Jobs holds for this domain
         self.offered: Rank | None = None  # the head that Jobs knows of
-        self._ready: list[tuple[int, int, int, Job]] = []
-        self._delayed: list[tuple[int, int, Job]] = []
-        self._working: list[tuple[int, int, Job]] = []
+        self._ready = Heap()  # by priority, start and id
+        self._delayed = Heap()  # by start and id
+        self._working = Heap()  # by deadline and lease
 
     @property
     def empty(self) -> bool:
@@ -166,42 +181,53 @@ class Domain:
             return
         counts[state] += 1
         if state == READY:
-            heapq.heappush(self._ready, (job.priority, job.start, job.id, job))
+            self._ready.push(job.priority, job.start, job.id, job)
             if len(self._ready) > 2 * counts[READY] + HEAP_SLACK:
-                self._ready = _rebuilt(self._ready, self._is_ready)
+                self._ready.keep(self._is_ready)
         elif state == DELAYED:
-            heapq.heappush(self._delayed, (job.start, job.id, job))
-            if len(self._delayed) > 2 * self.counts[DELAYED] + HEAP_SLACK:
-                self._delayed = _rebuilt(self._delayed, self._is_delayed)
+            self._delayed.push(0, job.start, job.id, job)
+            if len(self._delayed) > 2 * counts[DELAYED] + HEAP_SLACK:
+                self._delayed.keep(self._is_delayed)
         elif state == WORKING:
-            heapq.heappush(self._working, (job.worked_until, job.lease, job))
-            if len(self._working) > 2 * self.counts[WORKING] + HEAP_SLACK:
-                self._working = _rebuilt(self._working, self._is_working)
+            self._working.push(0, job.worked_until, job.lease, job)
+            if len(self._working) > 2 * counts[WORKING] + HEAP_SLACK:
+                self._working.keep(self._is_working)
 
     def restore(self, job: Job, state: int) -> None:
-        """Like `move`, for a million jobs in a row: the heaps are in order only after `settle`."""
+        """Like `move`, for a million jobs in a row: nobody watches, and `settle` follows."""
         job.state = state
         self.counts[state] += 1
         if state == READY:
-            self._ready.append((job.priority, job.start, job.id, job))
+            self._ready.push(job.priority, job.start, job.id, job)
         elif state == DELAYED:
-            self._delayed.append((job.start, job.id, job))
+            self._delayed.push(0, job.start, job.id, job)
         elif state == WORKING:
-            self._working.append((job.worked_until, job.lease, job))
+            self._working.push(0, job.worked_until, job.lease, job)
 
     def settle(self) -> None:
-        self._ready = _rebuilt(self._ready, self._is_ready)
-        self._delayed = _rebuilt(self._delayed, self._is_delayed)
-        self._working = _rebuilt(self._working, self._is_working)
+        """Out with what a replay put in and took out again."""
+        for heap, state, valid in (
+            (self._ready, READY, self._is_ready),
+            (self._delayed, DELAYED, self._is_delayed),
+            (self._working, WORKING, self._is_working),
+        ):
+            if len(heap) != self.counts[state]:
+                heap.keep(valid)
+
+    def let_go(self) -> None:
+        """Hold no jobs any more, not even what no longer holds: it is forgotten, or all of them are."""
+        self.armed = self.offered = None
+        self._ready.clear()
+        self._delayed.clear()
+        self._working.clear()
 
     def head(self) -> Job | None:
         """The job to hand out next, left where it is."""
-        heap = self._ready
-        while heap:
-            item = heap[0]
+        while (item := self._ready.first()) is not None:
             if self._is_ready(item):
-                return item[3]
-            heapq.heappop(heap)
+                job: Job = item[3]
+                return job
+            self._ready.pop()
         return None
 
     def rank(self) -> Rank | None:
@@ -211,35 +237,26 @@ class Domain:
     def earliest(self) -> int | None:
         """The next time something happens here by itself: a start or the end of a work window."""
         delayed, working = self._delayed, self._working
-        while delayed and not self._is_delayed(delayed[0]):
-            heapq.heappop(delayed)
-        while working and not self._is_working(working[0]):
-            heapq.heappop(working)
-        if delayed and working:
-            return min(delayed[0][0], working[0][0])
-        return delayed[0][0] if delayed else working[0][0] if working else None
+        while (item := delayed.first()) is not None and not self._is_delayed(item):
+            delayed.pop()
+        while (item := working.first()) is not None and not self._is_working(item):
+            working.pop()
+        start, end = delayed.time(), working.time()
+        if start is None or end is None:
+            return end if start is None else start
+        return min(start, end)
 
     def due_start(self, now: int) -> Job | None:
         """A delayed job whose start has come."""
-        heap = self._delayed
-        while heap and heap[0][0] <= now:
-            item = heapq.heappop(heap)
-            if self._is_delayed(item):
-                return item[2]
-        return None
+        return _due(self._delayed, self._is_delayed, now)
 
     def due_lapse(self, now: int) -> Job | None:
         """A job whose work window is over."""
-        heap = self._working
-        while heap and heap[0][0] <= now:
-            item = heapq.heappop(heap)
-            if self._is_working(item):
-                return item[2]
-        return None
+        return _due(self._working, self._is_working, now)
 
     # Whether a heap item still says what its job says; the job may have moved to another domain.
 
-    def _is_ready(self, item: tuple[int, int, int, Job]) -> bool:
+    def _is_ready(self, item: Item) -> bool:
         job = item[3]
         return (
             job.state == READY
@@ -249,33 +266,34 @@ class Domain:
             and job.domain is self
         )
 
-    def _is_delayed(self, item: tuple[int, int, Job]) -> bool:
-        job = item[2]
+    def _is_delayed(self, item: Item) -> bool:
+        job = item[3]
         return (
             job.state == DELAYED
             and job.domain is self
-            and job.id == item[1]
-            and job.start == item[0]
+            and job.id == item[2]
+            and job.start == item[1]
         )
 
-    def _is_working(self, item: tuple[int, int, Job]) -> bool:
-        job = item[2]
+    def _is_working(self, item: Item) -> bool:
+        job = item[3]
         return (
             job.state == WORKING
             and job.domain is self
-            and job.lease == item[1]
-            and job.worked_until == item[0]
+            and job.lease == item[2]
+            and job.worked_until == item[1]
         )
 
     def first_delayed(self) -> Job | None:
         self.earliest()
-        return self._delayed[0][2] if self._delayed else None
+        item = self._delayed.first()
+        return None if item is None else item[3]
 
 
-Item = TypeVar("Item", tuple[int, int, Job], tuple[int, int, int, Job])
-
-
-def _rebuilt(heap: list[Item], valid: Callable[[Item], bool]) -> list[Item]:
-    kept = [item for item in heap if valid(item)]
-    heapq.heapify(kept)
-    return kept
+def _due(heap: AnyHeap, valid: Callable[[Item], bool], now: int) -> Job | None:
+    while (time := heap.time()) is not None and time <= now:
+        item = heap.pop()
+        if valid(item):
+            job: Job = item[3]
+            return job
+    return None

@@ -12,16 +12,15 @@ Invariant: as in the daemon, a call that must survive returns after fsync, and a
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from virta.errors import JournalError, LogError
 from virta.journal import images
 from virta.journal.client import Calls
 from virta.journal.engine import Engine
 from virta.journal.jobs import Jobs
-from virta.journal.messages import RefusedError, Reply, system_clock
+from virta.journal.messages import RefusedError, system_clock
 from virta.journal.persistence import Durability, Persistence
-from virta.journal.rules import check_numbers
 from virta.journal.session import Session
 from virta.journal.shelf import MEMORY_BYTES_MAX
 from virta.journal.store import Store
@@ -69,7 +68,9 @@ class Journal(Calls):
     def call(self, command: Command[T]) -> T:
         """Carry out one command."""
         with self._mutex:
-            reply = self._handle(command)
+            if self._closed or self._failure is not None:
+                self._refuse()
+            reply = self.engine.handle(command.request, self._session)
             self._commit()
         return command.result(reply)
 
@@ -77,7 +78,10 @@ class Journal(Calls):
         """Carry out many with one fsync; their results in order, a refusal in its place."""
         todo = list(batch)
         with self._mutex:
-            replies = [self._handle(command) for command in todo]
+            if self._closed or self._failure is not None:
+                self._refuse()
+            handle, session = self.engine.handle, self._session
+            replies = [handle(command.request, session) for command in todo]
             self._commit()
         results: list[Any] = []
         for command, reply in zip(todo, replies, strict=True):
@@ -98,6 +102,7 @@ class Journal(Calls):
                     self._disk.snapshot(self.engine)
             finally:
                 self._disk.close()
+                self.engine.jobs.schedule.let_go()
 
     def __enter__(self) -> Journal:
         return self
@@ -110,13 +115,10 @@ class Journal(Calls):
     ) -> None:
         self.close()
 
-    def _handle(self, command: Command[Any]) -> Reply:
-        if self._closed:
+    def _refuse(self) -> NoReturn:
+        if self._failure is None or self._closed:
             raise JournalError("the journal is closed: open it again", code="closed")
-        if self._failure is not None:
-            raise RefusedError("disk", self._failure.message) from self._failure
-        check_numbers(command.request)
-        return self.engine.handle(command.request, self._session)
+        raise RefusedError("disk", self._failure.message) from self._failure
 
     def _commit(self) -> None:
         """
@@ -124,16 +126,23 @@ class Journal(Calls):
 
         After any failure nothing is accepted any more: what is in memory is ahead of the disk.
         """
-        self.engine.tick()
-        records = images.drain(self.engine, self.engine.clock())
-        records += self._disk.id_records(self.engine.jobs.next_id)
+        engine, disk = self.engine, self._disk
+        now = engine.clock()
+        engine.tick(now)
+        next_id = engine.jobs.next_id
+        if next_id < disk.ids_enough:
+            if not (engine.jobs.wants_log or engine.store.unlogged):
+                return
+            records = images.drain(engine, now)
+        else:
+            records = images.drain(engine, now) + disk.id_records(next_id)
         if not records:
             return
         try:
-            self._disk.commit(records)
-            self._disk.settled()
-            if self._disk.grown and self._disk.wants_rotation(self.engine):
-                self._disk.snapshot(self.engine)
+            disk.commit(records)
+            disk.settled()
+            if disk.grown and disk.wants_rotation(engine):
+                disk.snapshot(engine)
         except LogError as error:
             self._failure = error
             raise RefusedError("disk", error.message) from error

@@ -11,26 +11,22 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from virta.journal import numbers, rules
 from virta.journal.admin import Admin
-from virta.journal.copies import COPIED_PAYLOAD_BYTES_MAX, JOB_KEY, Copies
-from virta.journal.domain import parse_key
+from virta.journal.copies import JOB_KEY, Copies
+from virta.journal.jobcommands import JobCommands
 from virta.journal.jobs import Jobs
 from virta.journal.jobwatch import JobWatch
 from virta.journal.messages import (
     DATA,
     DELETED,
-    DETAILS,
     LISTEN,
     LOCKED,
     OVERWRITE,
     PERSIST,
-    REPLY_BYTES_MAX,
     TOUCH,
-    WORKED_ON,
-    Details,
     Function,
     Pair,
     RefusedError,
@@ -41,6 +37,7 @@ from virta.journal.messages import (
 )
 from virta.journal.reading import Reading
 from virta.journal.session import Listeners, Session
+from virta.journal.shortcut import SHORTCUTS, tables_of
 from virta.journal.store import LOCK_DEFAULT_US, Store
 
 if TYPE_CHECKING:
@@ -48,12 +45,10 @@ if TYPE_CHECKING:
 
     from virta.journal.entry import Entry
 
-NEXT_JOBS_MAX = 1_000
 # What is only to be forgotten after days may stay a second longer.
 TIDY_US = 1_000_000
-NO_DETAILS = Details()
-STRING = int(Type.STRING)
 PEER_PREFIX = b"peer:"
+PULL_PREFIX = b"pull:"
 FAR_FUTURE_US = 1 << 65
 
 
@@ -70,13 +65,19 @@ class Engine:
         self.copies = Copies(self)
         self.admin = Admin(self)
         self.disk_bytes: Callable[[], int] = lambda: 0  # for figures; set by whoever has a disk
+        self.pull: Callable[[str], None] = lambda _: (
+            None
+        )  # ask a peer for everything; set by `peers`
         self.primary = True  # only the primary hands out jobs
         self.replicate = False
         self.outgoing: list[Request] = []
         self.handled = 0
         self._reading = Reading(self)
-        self._heaps: tuple[list[Any], ...] = (self.store.expiries, self.jobs.schedule.alarms)
+        self._job_commands = JobCommands(self)
+        self._expiries, self._alarms = self.store.expiries, self.jobs.schedule.alarms
         self._last_stamp = 0
+        self.shortcuts = SHORTCUTS
+        self.tables = tables_of(self)
         self._tidy_at = 0
         self._functions: dict[int, Callable[[Request, Session, int], Reply]] = {
             Function.NOP: self._nop,
@@ -90,8 +91,8 @@ class Engine:
             Function.LOCK: self._lock,
             Function.UNLOCK: self._unlock,
             Function.RENAME: self._rename,
-            Function.NEXT: self._next,
-            Function.PUSH: self._push,
+            Function.NEXT: self._job_commands.next,
+            Function.PUSH: self._job_commands.push,
             Function.LINK: self._link,
             Function.UNLINK: self._unlink,
         }
@@ -100,8 +101,15 @@ class Engine:
         """Carry out one request; the reply, which has to wait for the disk if `wants_log`."""
         self.handled += 1
         now = self.clock()
+        if session.peer is None and not self.replicate:
+            shortcut = self.shortcuts.get(request.function)
+            if shortcut is not None:
+                quick = shortcut(self.tables, request, now)
+                if quick is not None:
+                    return quick
         try:
             # Another daemon's clock was checked where the command came in.
+            rules.check_numbers(request)
             rules.check(request, now if session.peer is None else FAR_FUTURE_US)
             if request.timestamp == 0:
                 request.timestamp = self.stamp(now)
@@ -127,13 +135,14 @@ class Engine:
         self._last_stamp = max(now, self._last_stamp + 1)
         return self._last_stamp
 
-    def tick(self) -> int | None:
+    def tick(self, now: int | None = None) -> int | None:
         """
         Let time pass: expiries, starts, lapses, recurring jobs, and who waits for them.
 
         The `next_event` is returned.
         """
-        now = self.clock()
+        if now is None:
+            now = self.clock()
         event = self.next_event()
         due = event is not None and event <= now
         set_back = now < self._tidy_at - TIDY_US
@@ -153,10 +162,11 @@ class Engine:
 
     def next_event(self) -> int | None:
         """When `tick` may have something to do; too early is possible, too late is not."""
-        first = self.admin.next_event()
-        for heap in self._heaps:
-            if heap and (first is None or heap[0][0] < first):
-                first = heap[0][0]
+        first, alarm = self.admin.next_event(), self._alarms.time()
+        if alarm is not None and (first is None or alarm < first):
+            first = alarm
+        if self._expiries and (first is None or self._expiries[0][0] < first):
+            first = self._expiries[0][0]
         return first
 
     def close(self, session: Session) -> None:
@@ -169,6 +179,8 @@ class Engine:
     def _nop(self, request: Request, session: Session, now: int) -> Reply:
         if request.key.startswith(PEER_PREFIX):
             session.peer = request.key[len(PEER_PREFIX) :].decode(errors="replace")
+        elif request.key.startswith(PULL_PREFIX) and session.peer is not None:
+            self.pull(request.key[len(PULL_PREFIX) :].decode(errors="replace"))
         return Reply(request.identifier, 0, now)
 
     def _quit(self, request: Request, session: Session, now: int) -> Reply:  # noqa: ARG002
@@ -181,6 +193,8 @@ class Engine:
         assert value is not None
         flags = request.flags
         told = session.peer is not None
+        if request.query and not told:
+            raise RefusedError("bad-query", f"query {request.query} has no meaning here")
         if flags & LISTEN:
             self.listeners.check(session, [key])
         if key.startswith(b"virta:"):
@@ -189,7 +203,7 @@ class Engine:
                 return Reply(request.identifier, 0, request.timestamp)
             if self.admin.is_command(key):
                 return self.admin.run(request, session, now)
-            self.admin.check(request)
+            self.admin.check(request, told=told)
             flags |= PERSIST | OVERWRITE
         applied = self.store.set(
             key,
@@ -203,6 +217,8 @@ class Engine:
             ttl=request.ttl or 0,
             told=told,
         )
+        if request.key2:
+            self.copies.merge_mark(request)
         entry = self.store.stored(key)
         assert entry is not None
         if applied:
@@ -210,7 +226,7 @@ class Engine:
             if key.startswith(b"virta:"):
                 self.admin.applied(key, value, now)
             if self.replicate and not told:
-                self._tell_value(entry)
+                self.tell_value(entry)
         if flags & LISTEN:
             self.watch.listen(session, [key])
         return self._about(request, entry, now)
@@ -223,7 +239,7 @@ class Engine:
         complete = bool(request.flags & OVERWRITE) and not self.replicate
         entry = self.store.live(key, now)
         if entry is None:
-            reply = self._delete_job(request, now)
+            reply = self._job_commands.end(request, now)
             if reply is not None:
                 return reply
         keys = [] if entry is None else list(entry.keys)
@@ -233,9 +249,9 @@ class Engine:
             self.admin.removed(keys)
         stored = self.store.stored(key)
         timestamp = request.timestamp if stored is None else stored.timestamp
-        if self.replicate and (removed or timestamp <= request.timestamp):
+        if self.replicate and (removed or (entry is None and timestamp <= request.timestamp)):
             for each in keys or [key]:
-                self._tell_gone(each)
+                self.tell_gone(each)
         return Reply(request.identifier, DELETED if removed else 0, timestamp)
 
     def _bury(self, request: Request, session: Session, now: int) -> Reply:
@@ -246,25 +262,6 @@ class Engine:
             self.listeners.changed([key], session, request.timestamp, None)
             self.admin.removed([key])
         return Reply(request.identifier, DELETED if removed else 0, request.timestamp)
-
-    def _delete_job(self, request: Request, now: int) -> Reply | None:
-        """Done, or cancelled; None if the key belongs to no job."""
-        key = request.key
-        job = self.jobs.find(key)
-        if job is not None and job.lease and job.worked_until <= now:
-            self.jobs.tick(now)  # that attempt is over, and with it its key
-            job = self.jobs.find(key)
-        if job is None:
-            if parse_key(key) is not None and self.store.stored(key) is None:
-                raise RefusedError("does-not-exist", timestamp=now)
-            return None
-        if job.uri == key:
-            if request.timestamp < job.timestamp:
-                return Reply(request.identifier, 0, job.timestamp)
-            self.jobs.cancel(key, now)
-        else:
-            self.jobs.done(job, now)
-        return Reply(request.identifier, DELETED, request.timestamp)
 
     def _add(self, request: Request, session: Session, now: int) -> Reply:
         assert request.value is not None
@@ -300,7 +297,7 @@ class Engine:
         self._publish(entry, session)
         value = self.store.value(entry)
         if self.replicate:
-            self._tell_value(entry)
+            self.tell_value(entry)
         reply = self._about(request, entry, now)
         reply.flags |= DATA
         reply.pair = Pair(b"", value)
@@ -335,9 +332,9 @@ class Engine:
         self.listeners.changed([key], session, entry.timestamp, None)
         self._publish(entry, session)
         if self.replicate:
-            self._tell_value(entry)
+            self.tell_value(entry)
             if key != target:
-                self._tell_gone(key)
+                self.tell_gone(key)
         return self._about(request, entry, now)
 
     def _link(self, request: Request, session: Session, now: int) -> Reply:
@@ -350,7 +347,7 @@ class Engine:
         entry = self.store.link(request.key, request.key2, request.timestamp, now, owner=session)
         self.listeners.changed([request.key2], session, entry.timestamp, entry.type)
         if self.replicate:
-            self._tell_value(entry)
+            self.tell_value(entry)
         return self._about(request, entry, now)
 
     def _link_told(self, request: Request, session: Session, now: int) -> Reply:
@@ -372,63 +369,8 @@ class Engine:
         if entry is not None:
             self.listeners.changed([request.key], session, request.timestamp, None)
             if self.replicate and session.peer is None:
-                self._tell_gone(request.key)
+                self.tell_gone(request.key)
         return Reply(request.identifier, DELETED if removed else 0, request.timestamp)
-
-    # Jobs.
-
-    def _push(self, request: Request, session: Session, now: int) -> Reply:
-        persist = bool(request.flags & PERSIST)
-        payload = request.value
-        if self.replicate and payload and len(payload.data) > COPIED_PAYLOAD_BYTES_MAX:
-            raise RefusedError("too-large", f"copied payloads: {COPIED_PAYLOAD_BYTES_MAX} bytes")
-        if request.timeout is None:
-            request.timeout = now
-        applied = self.jobs.push(
-            request.key,
-            request.key2,
-            request.timestamp,
-            now,
-            priority=request.count or 0,
-            start=request.timeout,
-            payload=payload,
-            persist=persist,
-            tied=session.peer is not None,
-        )
-        timestamp = request.timestamp if applied else self.jobs.last_command(request.key)
-        return Reply(request.identifier, PERSIST if persist else 0, timestamp)
-
-    def _next(self, request: Request, session: Session, now: int) -> Reply:
-        if not self.primary:
-            raise RefusedError("not-primary")
-        wanted = 1 if request.count is None else request.count or NEXT_JOBS_MAX
-        remove = bool(request.flags & OVERWRITE)
-        detailed = bool(request.flags & DETAILS)
-        pairs: list[Pair] = []
-        deadline: int | None = None
-        size = 0
-        domain = request.key.lower()
-        self.jobs.tick(now)
-        for _ in range(min(wanted, NEXT_JOBS_MAX)):
-            job = self.jobs.take_due(domain, now, until=request.timeout, remove=remove)
-            if job is None:
-                break
-            details = job.details() if detailed else None
-            pairs.append(Pair(job.key(), Value(STRING, job.uri), details))
-            if request.flags & DATA and job.payload is not None:
-                pairs.append(Pair(b"", job.payload, NO_DETAILS if detailed else None))
-                size += len(job.payload.data)
-            if not remove and (deadline is None or job.worked_until < deadline):
-                deadline = job.worked_until
-            if size > REPLY_BYTES_MAX // 2:
-                break
-        if pairs:
-            flags = DATA if remove else DATA | WORKED_ON
-            return Reply(request.identifier, flags, now, deadline, pairs=pairs)
-        announced = self.jobs.wake_up(request.key, now)
-        if request.flags & LISTEN:
-            self.listeners.await_work(session, request.key.lower(), announced)
-        return Reply(request.identifier, 0, now, announced, pairs=[])
 
     # Replies, listeners and peers.
 
@@ -442,11 +384,13 @@ class Engine:
     def _publish(self, entry: Entry, session: Session) -> None:
         self.listeners.changed(entry.keys, session, entry.timestamp, entry.type)
 
-    def _tell_value(self, entry: Entry) -> None:
+    def tell_value(self, entry: Entry) -> None:
+        """Other daemons have to hear of a value as it is now."""
         self.outgoing += self.copies.of_value(entry)
         self._tell_moved()
 
-    def _tell_gone(self, key: bytes) -> None:
+    def tell_gone(self, key: bytes) -> None:
+        """Other daemons have to hear that a key leads nowhere."""
         stored = self.store.stored(key)
         if stored is not None:
             self.outgoing.append(Request(Function.DELETE, 0, 0, stored.moment(key), key=key))
@@ -459,25 +403,10 @@ class Engine:
             if entry.keys:
                 self.outgoing += self.copies.of_value(entry)
 
-    # What the journal keeps for itself.
-
-    def remember(self, key: bytes, moment: int, now: int) -> None:
-        """A persistent value that says when something happened, on every daemon."""
-        if self.store.set(key, Value(Type.VOID, b""), moment, now, persist=True) and self.replicate:
-            entry = self.store.stored(key)
-            assert entry is not None
-            self._tell_value(entry)
-
-    def forget(self, key: bytes) -> None:
-        """What `remember` kept; every daemon does so by itself."""
-        entry = self.store.stored(key)
-        if entry is not None:
-            self.store.delete(key, entry.timestamp + 1, self.clock())
-
     def tell_read(self, entry: Entry, request: Request) -> None:
         """A mark or a longer life, together with the value, as that may be still on its way."""
         if self.replicate and (request.timeout is not None or request.flags & TOUCH):
-            self._tell_value(entry)
+            self.tell_value(entry)
 
     def gather(self) -> list[Request]:
         """Everything other daemons have to hear of and have not been told; taken once."""

@@ -90,9 +90,7 @@ class Forwarder:
             if watch >= 0:
                 loop.remove_reader(watch)
                 os.close(watch)
-            for file in self._files.values():
-                file.close()
-            self._files.clear()
+            self.forget_files()
             os.close(lock)
 
     async def _stop(self, stop: asyncio.Event) -> None:
@@ -172,6 +170,12 @@ class Forwarder:
             if len(batch) == UNANSWERED_MAX:
                 break
         return batch
+
+    def forget_files(self) -> None:
+        """Somebody took them away; not while `connected`."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
 
     def _settle(self, file: SpoolFile, record: Spooled, reply: Reply) -> bool:
         """Erase, reject or keep a record as its reply says; False if it has to be sent again."""

@@ -16,7 +16,8 @@ works, and makes replaying a record twice harmless.
     ids     the first id that was not handed out yet, for sure
 
 An entry of a job is: domain, id, priority, start, timestamp, created, payload type (-1: none), payload,
-attempts, reason, dead, worked until (if dead: when it died), lease, revision, persist.
+attempts, reason, dead, worked until (if dead: when it died), lease, revision, persist, and, if
+there are any, the older commands it took the place of, each with its revision (a map).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import msgspec
 from virta.journal.domain import DEAD, GONE, Job
 from virta.journal.entry import Entry
 from virta.journal.messages import Value
+from virta.journal.shortcut import job_records
 from virta.log.limits import KEY_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ def value_image(entry: Entry, value: Value) -> tuple[Any, ...]:
 
 def job_image(job: Job) -> tuple[Any, ...]:
     payload = job.payload
-    return (
+    image = (
         job.domain.name,
         job.id,
         job.priority,
@@ -78,14 +80,14 @@ def job_image(job: Job) -> tuple[Any, ...]:
         job.revision,
         job.persist,
     )
+    return (*image, job.replaced) if job.replaced else image
 
 
 def drain(engine: Engine, now: int) -> list[Record]:
     """Every image the log has to learn, in the order it must learn them."""
-    records: list[Record] = []
-    for uri, finished, jobs in engine.jobs.drain():
-        kept = [job_image(job) for job in jobs]
-        records.append(("job", uri[:KEY_BYTES_MAX], _encode((uri, finished, now, kept))))
+    records = _drained_jobs(engine, now) if engine.jobs.wants_log else []
+    if not engine.store.unlogged:
+        return records
     gone, whole, marked = engine.store.drain()
     records += [("gone", _short(key), _encode((key,))) for key in gone]
     for entry in whole:
@@ -95,6 +97,22 @@ def drain(engine: Engine, now: int) -> list[Record]:
         key = entry.keys[0]
         mark = (key, entry.timestamp, entry.worked_until, entry.expires, entry.marked_at)
         records.append(("mark", _short(key), _encode(mark)))
+    return records
+
+
+def _drained_jobs(engine: Engine, now: int) -> list[Record]:
+    jobs = engine.jobs
+    records = job_records(engine, now)
+    if records is None:
+        records = [
+            (
+                "job",
+                _short(uri),
+                _encode((uri, finished, now, [job_image(job) for job in kept])),
+            )
+            for uri, finished, kept in jobs.changes()
+        ]
+    jobs.drained()
     return records
 
 
@@ -165,6 +183,7 @@ def job_of(jobs: Jobs, uri: bytes, image: list[Any]) -> Job:
         lease,
         revision,
         persist,
+        *covered,
     ) = image
     # Times that are the same are one number in memory, as they were before: 32 bytes each.
     return Job(
@@ -185,6 +204,7 @@ def job_of(jobs: Jobs, uri: bytes, image: list[Any]) -> Job:
         worked_until,
         0,
         revision,
+        covered[0] if covered else None,
     )
 
 

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 from virta.journal.domain import DEAD, GONE
 from virta.journal.keys import SortedKeys
+from virta.journal.messages import RefusedError
 
 if TYPE_CHECKING:
     from virta.journal.domain import Job
     from virta.journal.table import JobTable
 
-# Ordering twice as many keys takes a quarter of a second; beyond that ranges are about values only.
+# Ordering twice as many keys takes a quarter of a second; beyond that ranges with jobs in them are refused.
 JOBS_ORDERED_MAX = 100_000
 # Jobs that moved since somebody last asked; beyond that it is cheaper to begin anew.
 MOVED_MAX = 100_000
@@ -31,10 +32,21 @@ class JobKeys:
         self._known: dict[Job, bytes] = {}
         self._moved: dict[Job, None] = {}
 
-    def in_order(self) -> SortedKeys:
-        """Not to be changed, and good until the next job moves."""
-        if len(self._jobs) > JOBS_ORDERED_MAX:
+    def in_order(self, lower: bytes = b"", upper: bytes | None = None) -> SortedKeys:
+        """
+        Those from `lower` up to `upper` (None: all), and perhaps others.
+
+        Not to be changed, and good until the next job moves.
+        """
+        count = len(self._jobs)
+        if count > JOBS_ORDERED_MAX:
             self._let_go()
+            if self._jobs.any_key(lower, upper):
+                raise RefusedError(
+                    "too-large",
+                    f"keys of jobs are in order up to {JOBS_ORDERED_MAX} of them, there are {count}: "
+                    "ask for a range without any, or for a list of jobs",
+                )
             return SortedKeys()
         if self._keys is None:
             live = [job for job in self._jobs.all() if job.state != DEAD]

@@ -20,11 +20,11 @@ from virta.journal.domain import (
     Settings,
     host_of,
 )
+from virta.journal.lattice import bounded, covering, join, order
 from virta.journal.messages import RefusedError, Value
 from virta.journal.table import JobTable
 
 PRIORITY_MAX = 255
-REPLACED_MAX = 4  # commands a newer one remembers
 
 
 class Jobs(JobTable):
@@ -63,12 +63,12 @@ class Jobs(JobTable):
             if len(self) >= self.jobs_max:
                 raise RefusedError("out-of-memory", f"the journal holds {self.jobs_max} jobs")
             job = self._new_job(uri, name, timestamp)
-            if died is not None:
-                _covers(job, died)
+            if died is not None and (died.revision or died.replaced):
+                self._cover(job, covering(job, died), now)
         else:
             start = self._throttled(job, start)
-            if job.revision and job.state != HELD:
-                _covers(job, job)
+            if job.revision or job.replaced:
+                self._cover(job, covering(job, job), now)
             job.revision = 0
             self._unschedule(job, name)
             job.timestamp = timestamp
@@ -132,10 +132,10 @@ class Jobs(JobTable):
 
     def cancel(self, uri: bytes, now: int) -> bool:
         """Whatever waits or is worked on under a uri is no longer wanted; False if nothing was."""
-        found = [job for job in (self._waiting.get(uri), self._working.get(uri)) if job]
-        for job in found:
+        job = self._waiting.get(uri) or self._working.get(uri)
+        if job is not None:
             self._finish(job, now)
-        return bool(found)
+        return job is not None
 
     def mark(self, job: Job, until: int, now: int) -> None:
         """Work on it until then: longer, or from now on; a time that is over gives it back."""
@@ -209,7 +209,7 @@ class Jobs(JobTable):
         job.worked_until = 0
         job.start = min(job.start, now)
         self._waiting[job.uri] = job
-        self._by_id[job.id] = job
+        self._number(job)
         self._schedule(job, now)
         self._tell(job, now)
         if job.persist or job.logged:
@@ -217,8 +217,8 @@ class Jobs(JobTable):
 
     def drop(self, job: Job, now: int) -> None:
         """Out of the dead letters for good."""
-        self.finished.remember(job.uri, job.timestamp, now)
         self._drop_dead(job.uri)
+        self._over(job.uri, job.timestamp, now)
         self._tell(job)
 
     # What another daemon tells.
@@ -226,67 +226,52 @@ class Jobs(JobTable):
     def merge(
         self, uri: bytes, finished: int, finished_at: int, states: list[Job], now: int
     ) -> None:
-        """
-        Take in what another daemon knows of a uri.
-
-        Whatever order such states arrive in, and however often, all daemons end up with the same: the
-        last finished command is the largest, of one command the later state wins, of two commands the
-        newer one; the older stays only while it is worked on.
-        """
-        if finished > self.finished.last(uri):
-            self.finished.remember(uri, finished, finished_at)
+        """Take in what another daemon knows of a uri; why all end up with the same is in `lattice`."""
+        mine = self.entries(uri)
+        before = self.finished.last(uri)
+        known = join(max(before, finished), [*mine, *states])
+        gone = [job for job in mine if job not in known.jobs]
+        news = [job for job in known.jobs if job not in mine]
+        for job in gone:
+            self._take_out(job)
+        for job in news:
+            job.logged = any(one.logged for one in gone if one.timestamp == job.timestamp)
+            self._put_in(job, now)
+        if known.finished > before:
+            self._over(uri, known.finished, finished_at if known.finished == finished else now)
+        self._rehold(uri, now)
+        covered = known.covered or None
+        newest = known.jobs[-1] if known.jobs else None
+        learnt = bool(newest is not None and newest.replaced != covered)
+        if newest is not None:
+            newest.replaced = covered
+        if (
+            known.finished > before
+            or news
+            or learnt
+            or any(job.persist or job.logged for job in gone)
+        ):
             self._changed(uri)
-        known = self.finished.last(uri)
-        for job in self.entries(uri):
-            if job.timestamp <= known:
-                self._merged_out(job, now)
+        if known.finished > max(before, finished):
+            self._tell_of(uri)  # nobody else may have seen that it is over
         for state in states:
-            if state.timestamp > known and self._merge(state, now):
-                self._changed(uri)
             self.schedule.sweep(state.domain)  # it may not have been needed
 
-    def _merge(self, state: Job, now: int) -> bool:
-        """True if it was news."""
-        others = self.entries(state.uri)
-        mine = next((job for job in others if job.timestamp == state.timestamp), None)
-        if mine is not None:
-            if _version(state) <= _version(mine):
-                return False
-            state.logged = mine.logged
-            state.replaced = mine.replaced
-            self._take_out(mine)
-            others.remove(mine)
-        newer = [job for job in others if job.timestamp > state.timestamp]
-        stale = any(_is_stale(job, state) for job in newer)
-        contested = bool(state.lease) and not stale and any(job.lease for job in newer)
-        if stale or contested or (newer and not state.lease):
-            for job in newer:
-                _covers(job, state)
-            if contested:
-                self._yield(state, now)
-            self._rehold(state.uri, now)
-            return mine is not None
-        for job in others:
-            if job not in newer and (state.lease or not job.lease):
-                _covers(state, job)
-                if job.lease:
-                    self._yield(job, now)
+    def _cover(self, job: Job, covered: dict[int, int], now: int) -> None:
+        """Commands this one took the place of: a mark of them that arrives late is not to come back."""
+        over, covered = bounded(-1, covered)
+        job.replaced = covered or None
+        if over >= 0:
+            self._over(job.uri, over, now)
+
+    def _over(self, uri: bytes, timestamp: int, now: int) -> None:
+        """A command is finished, and all older ones with it."""
+        self.finished.remember(uri, timestamp, now)
+        for job in self.entries(uri):
+            if job.timestamp <= timestamp:
                 self._take_out(job)
-        self._put_in(state, now)
-        self._rehold(state.uri, now)
-        return True
-
-    def _yield(self, job: Job, now: int) -> None:
-        """Two daemons handed out two commands of one uri: the older is over, everywhere."""
-        self.finished.remember(job.uri, job.timestamp, now)
-        self._changed(job.uri)
-        self._tell(job)
-
-    def _merged_out(self, job: Job, now: int) -> None:
-        self._take_out(job)
-        self._rehold(job.uri, now)
-        if job.persist or job.logged:
-            self._changed(job.uri)
+                if job.persist or job.logged:
+                    self._changed(uri)
 
     def _rehold(self, uri: bytes, now: int) -> None:
         """What waits is held back exactly while something of its uri is worked on."""
@@ -315,7 +300,7 @@ class Jobs(JobTable):
         job = self._waiting.get(uri)
         if job is None or job.timestamp != timestamp or self.finished.last(uri) == timestamp:
             return False
-        return _order(command) > _order((job.priority, job.start, job.payload))
+        return not job.revision and order(command) > order((job.priority, job.start, job.payload))
 
     def _throttled(self, job: Job, start: int) -> int:
         return min(job.start, start) if job.domain.settings.mode == "throttle" else start
@@ -334,15 +319,8 @@ class Jobs(JobTable):
 
         A lapse is dated by its deadline (`when`), so that every daemon that sees it sees the same.
         """
-        newer = self._waiting.get(job.uri)
-        if newer is not None:
-            self._take_out(job)
-            self.finished.remember(job.uri, job.timestamp, now)  # the newer command covers it
-            newer.domain.move(newer, GONE)
-            self._schedule(newer, now)
-            self._tell(job)
-            if job.logged:
-                self._changed(job.uri)
+        if self._newer(job) is not None:
+            self._finish(job, now)  # the newer command covers it
             return
         self._tell(job, now if when is None else when)
         job.attempts = min(job.attempts + 1, ATTEMPTS_MAX)
@@ -358,20 +336,23 @@ class Jobs(JobTable):
         self._back_to_waiting(job, now)
 
     def _give_back(self, job: Job, now: int) -> None:
-        newer = self._waiting.get(job.uri)
-        if newer is not None:
-            self._attempt_over(job, "", now)
-        else:
-            self._back_to_waiting(job, now)
-            self._tell(job, now)
-            if job.logged:  # a snapshot may have said that it is worked on
-                self._changed(job.uri)
+        if self._newer(job) is not None:
+            self._finish(job, now)
+            return
+        self._back_to_waiting(job, now)
+        self._tell(job, now)
+        if job.logged:  # a snapshot may have said that it is worked on
+            self._changed(job.uri)
+
+    def _newer(self, job: Job) -> Job | None:
+        """What came after a job that is worked on: it waits, or has died elsewhere."""
+        return self._waiting.get(job.uri) or self._dead.get(job.uri)
 
     def _back_to_waiting(self, job: Job, now: int) -> None:
         self._unlease(job)
         job.domain.move(job, GONE)
         self._waiting[job.uri] = job
-        self._by_id[job.id] = job
+        self._number(job)
         self._schedule(job, now)
 
     def _finish(self, job: Job, now: int) -> None:
@@ -385,6 +366,9 @@ class Jobs(JobTable):
         self._tell(job)
         if job.persist or job.logged:
             self._changed(uri)
+        older = self._working.get(uri)
+        if older is not None:
+            self._finish(older, now)
 
     def _drop_dead(self, uri: bytes) -> Job | None:
         job = self._dead.pop(uri, None)
@@ -394,41 +378,3 @@ class Jobs(JobTable):
             if job.persist or job.logged:
                 self._changed(uri)
         return job
-
-
-def _covers(newer: Job, older: Job) -> None:
-    """What a newer command took the place of: a mark of it that arrives late is not to come back."""
-    known = {**(newer.replaced or {})}
-    for command, revision in [*(older.replaced or {}).items(), (older.timestamp, older.revision)]:
-        if revision:
-            known[command] = max(known.get(command, 0), revision)
-    newer.replaced = dict(sorted(known.items())[-REPLACED_MAX:]) or None
-
-
-def _is_stale(newer: Job, older: Job) -> bool:
-    return (newer.replaced or {}).get(older.timestamp, -1) >= older.revision
-
-
-def _order(command: tuple[int, int, Value | None]) -> tuple[int, int, int, bytes]:
-    priority, start, payload = command
-    return (
-        priority,
-        start,
-        -1 if payload is None else payload.type,
-        payload.data if payload else b"",
-    )
-
-
-def _version(job: Job) -> tuple[object, ...]:
-    """Orders the states of one command; anything that can differ takes part."""
-    return (
-        job.revision,
-        bool(job.worked_until and not job.lease),
-        job.attempts,
-        job.lease,
-        job.worked_until,
-        *_order((job.priority, job.start, job.payload)),
-        job.domain.name,
-        job.reason,
-        job.persist,
-    )

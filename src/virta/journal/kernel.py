@@ -25,6 +25,7 @@ if os.environ.get("VIRTA_PLAIN") != "1":
         _native = None
 
 NATIVE: Final = _native is not None
+native: Final = _native  # for `heap` and `shortcut`
 
 decode_requests: Callable[[bytes | bytearray], tuple[list[Request], int]]
 decode_replies: Callable[[bytes | bytearray], tuple[list[Reply], int]]

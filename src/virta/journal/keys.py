@@ -71,6 +71,16 @@ class SortedKeys:
             del self._chunks[index]
             del self._maxima[index]
 
+    def before(self, key: bytes) -> bytes:
+        """The last key smaller than this one; empty if there is none."""
+        index = min(bisect_left(self._maxima, key), len(self._chunks) - 1)
+        while index >= 0:
+            at = bisect_left(self._chunks[index], key)
+            if at:
+                return self._chunks[index][at - 1]
+            index -= 1
+        return b""
+
     def scan(self, lower: bytes, upper: bytes | None, *, after: bool = False) -> Iterator[bytes]:
         """
         Keys from `lower` (not including it if `after`) up to, not including, `upper`.

@@ -123,7 +123,7 @@ class Node:
                 time.perf_counter() - began,
             )
         if self.peers is not None:
-            await self.peers.start()
+            await self.peers.start(self._schedule)
             self._schedule()
         self._arm(self.engine.next_event())
 
@@ -146,6 +146,7 @@ class Node:
             if self.failure is None:
                 self._snapshot()
             self._persistence.close()
+        self.engine.jobs.schedule.let_go()
 
     def _snapshot(self) -> None:
         assert self._persistence is not None
@@ -255,7 +256,7 @@ class Node:
         persistence = self._persistence
         if persistence is None:
             self.engine.store.drain()
-            self.engine.jobs.drain()
+            self.engine.jobs.drained()
         elif self.failure is None:
             records = images.drain(self.engine, self.engine.clock())
             records += persistence.id_records(self.engine.jobs.next_id)

@@ -4,7 +4,8 @@ Copies on several daemons: a spool and a forwarder per peer, and a pull when a d
 Every change accepted from a client is written to each peer's spool with its final timestamp before it
 is acknowledged, and forwarded from there; what arrives on a link is applied and not passed on (a full
 mesh). What is sent is in `copies`: order and repetition do not matter and all daemons converge. A starting
-daemon pulls everything its peers have, as soon as it reaches them.
+daemon pulls everything its peers have, as soon as it reaches them, and keeps each page as it comes. So does
+one that was away for so long that its spool elsewhere grew too large: that is replaced by the word to pull.
 
 Only the primary hands out jobs: the first daemon of the configured order that can be reached. After a
 switch a job may run twice; its key acknowledges on every daemon.
@@ -15,17 +16,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from virta.errors import JournalError
 from virta.journal import commands
 from virta.journal.client import AsyncClient
-from virta.journal.engine import PEER_PREFIX
+from virta.journal.disk import sync_directory
+from virta.journal.engine import PEER_PREFIX, PULL_PREFIX
 from virta.journal.forwarder import UNANSWERED_MAX, Forwarder
 from virta.journal.messages import PERSIST, Function, Request
 from virta.journal.session import Session
-from virta.journal.spool import Spool, SpoolFile
+from virta.journal.spool import HEAD_BYTES, Spool, SpoolFile, encode_record
 from virta.journal.wire import RequestParser, encode_request
 
 if TYPE_CHECKING:
@@ -41,9 +44,14 @@ WATCH_S = 0.2
 CONNECT_S_MAX = 3.0
 PULL_PAGE_S_MAX = 60.0
 PULL_AGAIN_S = 1.0
+# What is kept for a peer that is away; beyond that it has to pull everything.
+AWAY_BYTES_MAX = 256 * 1024 * 1024
+# Of the one record then left; older than any other, and gone when it was taken.
+PULL_FILE = "2000010100.fjs"
 # A link that is made anew must not make another daemon primary for a moment.
 GRACE_S = 1.0
 COPIES_TIMEOUT_S = 10.0
+RECORD_OVERHEAD_BYTES = HEAD_BYTES + 1
 NAME_RANGES = 1 << 23  # see `table.ID_RANGE_SHIFT`
 
 
@@ -92,22 +100,53 @@ class Ticket:
 class Link:
     """What one peer still has to hear."""
 
-    def __init__(self, directory: Path, peer: Peer, own_name: str) -> None:
+    def __init__(self, directory: Path, peer: Peer, own_name: str, *, tracked: bool) -> None:
         self.peer = peer
         self.seen = float("-inf")  # when it was last connected
         self._spool = Spool(directory)
+        self._bytes = sum(path.stat().st_size for path in self.files())
+        self._tracked = tracked  # somebody waits for what arrives
         self._open: dict[tuple[str, int], Ticket] = {}
         self._missing: dict[Ticket, int] = {}
+        self._pull = encode_request(Request(Function.NOP, key=PULL_PREFIX + own_name.encode()))
         hello = Request(Function.NOP, key=PEER_PREFIX + own_name.encode())
         self.forwarder = Forwarder(
             directory, peer.host, peer.port, hello=hello, acknowledged=self._acknowledged
         )
 
+    def files(self) -> list[Path]:
+        return sorted(self._spool.directory.glob("[0-9]*.fjs"))
+
     def send(self, messages: list[bytes], ticket: Ticket, *, sync: bool) -> None:
+        if self.forwarder.drained.is_set():
+            self._bytes = 0
+        if self._bytes > AWAY_BYTES_MAX and not self.forwarder.connected:
+            self._give_up()
         name, ends = self._spool.append(*messages, sync=sync)
-        self._missing[ticket] = len(ends)
-        for end in ends:
-            self._open[name, end] = ticket
+        self._bytes += sum(map(len, messages)) + len(messages) * RECORD_OVERHEAD_BYTES
+        if self._tracked:
+            self._missing[ticket] = len(ends)
+            for end in ends:
+                self._open[name, end] = ticket
+
+    def _give_up(self) -> None:
+        """Away for too long: when it is back it is to pull, and need not hear of what happened until then."""
+        log.warning("peer_away name=%s bytes=%d", self.peer.name, self._bytes)
+        directory = self._spool.directory
+        temporary = directory / "pull.tmp"
+        with temporary.open("wb") as file:
+            file.write(encode_record(self._pull))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(directory / PULL_FILE)
+        sync_directory(directory)
+        for path in self.files():
+            if path.name != PULL_FILE:
+                path.unlink()
+        self.forwarder.forget_files()
+        self._open.clear()
+        self._missing.clear()
+        self._bytes = 0
 
     def _acknowledged(self, name: str, end: int) -> None:
         ticket = self._open.pop((name, end), None)
@@ -169,21 +208,32 @@ class Peers:
         self._order = order or sorted([name, *(peer.name for peer in peers)])
         self._directory = directory
         self._links: list[Link] = []
+        self._applied: Callable[[], None] = lambda: None
         self._stop = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._helpers: list[asyncio.Task[None]] = []
 
-    async def start(self) -> None:
-        """Pull what the peers have, then send them what they miss, for as long as this runs."""
+    async def start(self, applied: Callable[[], None]) -> None:
+        """
+        Pull what the peers have, then send them what they miss, for as long as this runs.
+
+        `applied` is called whenever something was pulled, so that it is kept before more is.
+        """
+        self._applied = applied
+        self._engine.primary = False  # what is done elsewhere must not be done here again
         self._engine.start_copying()
+        self._engine.pull = self._pull_again
         for peer in self._peers:
-            link = Link(self._directory / f"peer-{peer.name}", peer, self._name)
+            directory = self._directory / f"peer-{peer.name}"
+            link = Link(directory, peer, self._name, tracked=self.copies > 1)
             self._links.append(link)
             self._recall(link)
-            if await self._pull(peer):
+        pulled = await asyncio.gather(*(self._pull(peer) for peer in self._peers))
+        for link, reached in zip(self._links, pulled, strict=True):
+            if reached:
                 link.seen = asyncio.get_running_loop().time()
             else:
-                self._helpers.append(asyncio.create_task(self._pull_later(peer)))
+                self._helpers.append(asyncio.create_task(self._pull_later(link.peer)))
             self._tasks.append(asyncio.create_task(link.forwarder.run(self._stop)))
             self._helpers.append(asyncio.create_task(self._drained(link)))
         self._choose_primary()
@@ -233,19 +283,29 @@ class Peers:
         """What a peer is still to hear of us we may have forgotten in a crash, if it need not survive one."""
         session = Session()
         session.peer = "recall"
-        for path in sorted(link.forwarder.directory.glob("[0-9]*.fjs")):
+        for path in link.files():
             with contextlib.closing(SpoolFile(path)) as file:
                 while records := file.read(UNANSWERED_MAX):
                     for record in records:
                         for request in RequestParser().feed(record.message):
                             self._engine.handle(request, session)
 
+    def _pull_again(self, name: str) -> None:
+        """A peer has given up to keep what this daemon missed."""
+        for peer in self._peers:
+            if peer.name == name:
+                task = asyncio.create_task(self._pull_until_done(peer))
+                self._helpers.append(task)
+                task.add_done_callback(self._helpers.remove)
+
     async def _pull_later(self, peer: Peer) -> None:
         """A peer that was away when this daemon started."""
-        while not self._stop.is_set():
+        await asyncio.sleep(PULL_AGAIN_S)
+        await self._pull_until_done(peer)
+
+    async def _pull_until_done(self, peer: Peer) -> None:
+        while not await self._pull(peer):  # noqa: ASYNC110  (it is the peer that is waited for)
             await asyncio.sleep(PULL_AGAIN_S)
-            if await self._pull(peer):
-                return
 
     async def _pull(self, peer: Peer) -> bool:
         try:
@@ -269,11 +329,15 @@ class Peers:
             command = commands.admin("export", offset=pulled).request
             async with asyncio.timeout(PULL_PAGE_S_MAX):
                 reply = await client.request(command)
-            if reply.error or reply.pair is None or reply.pair.value is None:
+            parts = [pair.value.data for pair in reply.all_pairs() if pair.value is not None]
+            if reply.error or not parts:
                 raise JournalError(f"the export was refused: {reply.error}", code="bad-peer")
-            requests = RequestParser().feed(reply.pair.value.data)
+            requests = RequestParser().feed(b"".join(parts))
             if not requests:
                 return pulled
             for request in requests:
-                self._engine.handle(request, session)
+                error = self._engine.handle(request, session).error
+                if error:
+                    log.warning("peer_pull_refused key=%r %s", request.key[:60], error)
             pulled += len(requests)
+            self._applied()

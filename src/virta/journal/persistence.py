@@ -64,7 +64,7 @@ class Persistence:
         self._records = 0
         self._bytes = 0
         self._snapshot_bytes = 0
-        self._ids_until = 0
+        self.ids_enough = 0  # up to this id no more have to be claimed
         self._rotation: Generator[None, None, None] | None = None
 
     # Start.
@@ -141,6 +141,11 @@ class Persistence:
         Raises:
             LogError: they may or may not be on disk; nothing must be acknowledged any more.
         """
+        whole = sum([len(image) for _, _, image in records])
+        if whole <= BATCH_BYTES_MAX:
+            if records:
+                self._append(records, whole, self.durability)
+            return
         begin = size = 0
         for at, record in enumerate(records):
             more = len(record[2])
@@ -148,8 +153,7 @@ class Persistence:
                 self._append(records[begin:at], size, "none")
                 begin, size = at, 0
             size += more
-        if records:
-            self._append(records[begin:] if begin else records, size, self.durability)
+        self._append(records[begin:], size, self.durability)
 
     def settled(self) -> None:
         """What was drained before the last commit is durable; not while another thread commits."""
@@ -158,19 +162,23 @@ class Persistence:
 
     def _append(self, batch: list[images.Record], size: int, durability: Durability) -> None:
         assert self._log is not None
-        self._log.append_many(batch, durability=durability)
+        if len(batch) == 1:
+            topic, key, value = batch[0]
+            self._log.append(topic, key, value, durability=durability)
+        else:
+            self._log.append_many(batch, durability=durability)
         self._records += len(batch)
         self._bytes += size
 
     def id_records(self, next_id: int) -> list[images.Record]:
         """Claim more ids long before they are needed; a record to commit with the others."""
-        if next_id < self._ids_until - ID_BLOCK // 2:
+        if next_id < self.ids_enough:
             return []
-        self._ids_until = next_id + ID_BLOCK
-        return [images.ids_record(self._ids_until)]
+        self.ids_enough = next_id + ID_BLOCK // 2
+        return [images.ids_record(next_id + ID_BLOCK)]
 
     def _claim_ids(self, next_id: int) -> None:
-        self._ids_until = 0
+        self.ids_enough = 0
         self.commit(self.id_records(next_id))
 
     # Rotation.

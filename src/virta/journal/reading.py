@@ -55,11 +55,11 @@ class Reading:
         entry = self._store.live(request.key, now)
         if entry is not None:
             return self._get_one(entry, request, session, now)
+        if session.peer is not None:
+            return self._mark_early(request)  # of jobs daemons speak otherwise
         self._jobs.tick(now)
         job = self._jobs.find(request.key)
         if job is None:
-            if session.peer is not None:
-                return self._mark_early(request)
             raise RefusedError("does-not-exist")
         return self._get_job(job, request, session, now)
 
@@ -70,6 +70,8 @@ class Reading:
         # At the version's own moment a tombstone is that of another value, unless this one was over.
         if stored is None or (stored.timestamp, bool(stored.expires)) < (version, True):
             raise RefusedError("not-yet", "the value has not arrived")
+        if stored.over and stored.timestamp == version:
+            self._store.mark_told(stored, request.timeout or 0, request.timestamp)
         return Reply(request.identifier, 0, stored.timestamp)
 
     def _get_one(self, entry: Entry, request: Request, session: Session, now: int) -> Reply:
@@ -109,21 +111,22 @@ class Reading:
         before: bytes | None = None  # a key may be that of a value and a uri
         cursor: bytes | None = None
         self._jobs.tick(now)
-        for key, wanted in query.keys(self._store, self._job_keys.in_order()):
+        sources = (self._store, self._job_keys.in_order(*query.span()))
+        for key, wanted in query.keys(*sources):
+            if looked == SCAN_KEYS_MAX:
+                cursor = query.cursor(last, key, *sources)
+                break
             entry = self._readable(key, flags, now) if wanted and key != before else None
             before = key
             if entry is None:
                 last = key
                 looked += 1
-                if looked == SCAN_KEYS_MAX:
-                    cursor = query.cursor(last)
-                    break
                 continue
             cost = len(key) + PAIR_OVERHEAD_BYTES
             if flags & DATA:
                 cost += len(entry.uri) if isinstance(entry, Job) else entry.size
             if len(found) == limit or (found and size + cost > REPLY_BYTES_MAX):
-                cursor = query.cursor(last)
+                cursor = query.cursor(last, key, *sources)
                 break
             size += cost
             last = key

@@ -48,7 +48,13 @@ _TWO_KEYS = (QUERY_RANGE,)
 RULES: dict[int, Rule] = {
     Function.NOP: Rule(key=False),
     Function.QUIT: Rule(key=False),
-    Function.SET: Rule(OVERWRITE | PERSIST | LISTEN, timeout=True, ttl=True, value=True),
+    Function.SET: Rule(
+        OVERWRITE | PERSIST | LISTEN,
+        (QUERY_KEY, QUERY_RANGE),  # the second key: a mark, between daemons
+        timeout=True,
+        ttl=True,
+        value=True,
+    ),
     Function.GET: Rule(
         TOUCH | WORKED_ON | DATA | LISTEN | DETAILS,
         (0, 1, 2, 3),

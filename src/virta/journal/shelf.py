@@ -75,8 +75,17 @@ class Shelf:
         """Whatever is known of a key: a live entry, a tombstone, or nothing."""
         return self._entries.get(key)
 
+    @property
+    def by_key(self) -> dict[bytes, Entry]:
+        """To look into, not to change."""
+        return self._entries
+
     def scan(self, lower: bytes, upper: bytes | None, *, after: bool = False) -> Iterator[bytes]:
         return self._keys.scan(lower, upper, after=after)
+
+    def before(self, key: bytes) -> bytes:
+        """The last key before this one; empty if there is none."""
+        return self._keys.before(key)
 
     def entries(self) -> list[Entry]:
         """Every entry once, tombstones too."""
@@ -93,6 +102,11 @@ class Shelf:
         return Value(entry.type, data)
 
     # Persistence.
+
+    @property
+    def unlogged(self) -> bool:
+        """Whether `drain` has anything to do."""
+        return bool(self._dirty or self._gone or self._marked) or self.wants_log
 
     def drain(self) -> tuple[list[bytes], list[Entry], list[Entry]]:
         """
@@ -253,6 +267,7 @@ class Shelf:
         tombstone = self._entries[root]
         tombstone.over = True
         tombstone.ttl = entry.ttl
+        tombstone.marked_at, tombstone.worked_until = entry.marked_at, entry.worked_until
         self._set_data(tombstone, Value(value.type, value.data[:OVER_BYTES_MAX]))
 
     def _set_data(self, entry: Entry, value: Value) -> None:

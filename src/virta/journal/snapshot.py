@@ -22,6 +22,7 @@ from virta.errors import JournalError
 from virta.journal import images
 from virta.journal.disk import sync_directory
 from virta.journal.domain import GONE
+from virta.journal.shortcut import jobs_chunk, restored_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -36,6 +37,7 @@ STEP_ENTRIES = 2_000
 STEP_BYTES = 4 * 1024 * 1024
 CHUNK_BYTES_MAX = 64 * 1024 * 1024
 _CHUNK = struct.Struct(">II")
+_encode = msgspec.msgpack.Encoder().encode
 
 
 def write_snapshot(engine: Engine, path: Path) -> Generator[None, None, None]:
@@ -47,11 +49,11 @@ def write_snapshot(engine: Engine, path: Path) -> Generator[None, None, None]:
     with path.open("wb") as file:
         file.write(MAGIC)
         chunks = 0
-        for kind, items in _steps(engine):
-            _write_chunk(file, kind, items)
+        for payload in _steps(engine):
+            _write_chunk(file, payload)
             chunks += 1
             yield
-        _write_chunk(file, "end", [engine.jobs.next_id, chunks])
+        _write_chunk(file, _encode(["end", [engine.jobs.next_id, chunks]]))
 
 
 def publish(temporary: Path, final: Path) -> None:
@@ -83,23 +85,29 @@ def load_snapshot(engine: Engine, path: Path, now: int) -> None:
                 for image in items:
                     images.restore_value(engine, image, now)
             elif kind == "jobs":
-                for uri, image in items:
+                at = 0
+                while (at := restored_jobs(engine, items, at, now)) < len(items):
+                    uri, image = items[at]
                     images.restore_job(engine, uri, image, now)
+                    at += 1
             else:
                 for finished_at, uri, timestamp in items:
                     engine.jobs.finished.remember(uri, timestamp, finished_at)
 
 
-def _steps(engine: Engine) -> Iterator[tuple[str, list[Any]]]:
+def _steps(engine: Engine) -> Iterator[bytes]:
     finishes = engine.jobs.finished.all()
     for at in range(0, len(finishes), STEP_ENTRIES):
-        yield "finished", finishes[at : at + STEP_ENTRIES]
+        yield _encode(["finished", finishes[at : at + STEP_ENTRIES]])
     jobs = engine.jobs.all()
     for at in range(0, len(jobs), STEP_ENTRIES):
         kept = [j for j in jobs[at : at + STEP_ENTRIES] if j.persist and j.state != GONE]
         for job in kept:
             job.logged = True  # from now on the disk has to hear of its end
-        yield "jobs", [(job.uri, images.job_image(job)) for job in kept]
+        payload = jobs_chunk(kept)
+        if payload is None:
+            payload = _encode(["jobs", [(job.uri, images.job_image(job)) for job in kept]])
+        yield payload
     chosen: list[Any] = []
     size = 0
     for entry in engine.store.entries():
@@ -109,14 +117,13 @@ def _steps(engine: Engine) -> Iterator[tuple[str, list[Any]]]:
         chosen.append(images.value_image(entry, engine.store.value(entry)))
         size += entry.size
         if len(chosen) == STEP_ENTRIES or size > STEP_BYTES:
-            yield "values", chosen
+            yield _encode(["values", chosen])
             chosen, size = [], 0
     if chosen:
-        yield "values", chosen
+        yield _encode(["values", chosen])
 
 
-def _write_chunk(file: BinaryIO, kind: str, items: list[Any]) -> None:
-    payload = msgspec.msgpack.encode([kind, items])
+def _write_chunk(file: BinaryIO, payload: bytes) -> None:
     file.write(_CHUNK.pack(len(payload), zlib.crc32(payload)) + payload)
 
 

@@ -67,6 +67,8 @@ class Store(Shelf):
         self._room_for(entry, key, value)
         if entry is None:
             entry = self._create(key, timestamp)
+            if before is not None and before.over and before.timestamp == timestamp:
+                entry.marked_at, entry.worked_until = before.marked_at, before.worked_until
         if entry.timestamp != timestamp or not told:
             # A mark belongs to a version; other daemons may know of one for this very version.
             again = entry.marked_at and entry.timestamp == timestamp
@@ -178,7 +180,7 @@ class Store(Shelf):
         if timestamp < entry.timestamp or (before is not None and timestamp < before.timestamp):
             return False
         # Later than what either key had, or the same moment would have two values.
-        final = max(timestamp, entry.timestamp + 1, entry.moment(key) + 1)
+        final = max(timestamp, entry.timestamp + 1, *(at + 1 for at in entry.links.values()))
         if before is not None:
             final = max(final, before.timestamp + 1, before.moment(target) + 1)
         if key != target:
@@ -254,6 +256,8 @@ class Store(Shelf):
         first = entry is not None and entry.keys[0] == key and len(entry.keys) > 1
         self._detach(key)
         if entry is not None and first:
+            if self.copied:  # later than when they were linked, by whatever clock
+                timestamp = max(timestamp, *(at + 1 for at in entry.links.values()))
             self._renew(entry, timestamp)
             entry.links = dict.fromkeys(entry.keys[1:], timestamp)
             self._adopt(entry)
@@ -287,7 +291,10 @@ class Store(Shelf):
         if (timestamp, until) > (entry.marked_at, entry.worked_until):
             entry.marked_at = timestamp
             entry.worked_until = until
-            self._marked[entry] = None
+            if entry.tombstone:
+                self._changed(entry)  # its time is over; a later expiry may be on its way
+            else:
+                self._marked[entry] = None
 
     def touch(self, entry: Entry, ttl: int, now: int) -> None:
         """Live at least `ttl` from now; a value without expiry stays without."""

@@ -12,7 +12,7 @@ Invariants:
 from __future__ import annotations
 
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from virta.journal.domain import (
     DEAD,
@@ -47,7 +47,8 @@ class JobTable:
         self.finished = Finished()
         self.leases: Leases | None = None  # set by whoever has a disk
         self.copied = False  # other daemons have to hear of what happens here
-        self.wants_log = False  # an acknowledgement of the last changes has to wait for the log
+        # The log has to learn something, and the acknowledgement of the last changes to wait for that.
+        self.wants_log = False
         self._waiting: dict[bytes, Job] = {}
         self._working: dict[bytes, Job] = {}
         self._dead: dict[bytes, Job] = {}
@@ -57,6 +58,17 @@ class JobTable:
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._working) + len(self._dead)
+
+    def tables(self) -> tuple[Any, ...]:
+        """For `shortcut`; each is the same object for good."""
+        return (
+            self._waiting,
+            self._working,
+            self._dead,
+            self._by_id,
+            self._dirty,
+            *self.finished.tables(),
+        )
 
     # Looking.
 
@@ -76,6 +88,17 @@ class JobTable:
             if uri in table and table[uri].timestamp > last:
                 last = table[uri].timestamp
         return last
+
+    def any_key(self, lower: bytes, upper: bytes | None) -> bool:
+        """Whether a key of a job that waits or is worked on may be in a range; quick to say yes."""
+        for place in self.schedule.domains.values():
+            first, beyond = place.prefix + b":", place.prefix + b";"
+            if lower < beyond and (upper is None or first < upper) and any(place.counts[:DEAD]):
+                return True
+        return any(
+            lower <= uri and (upper is None or uri < upper)
+            for uri in chain(self._waiting, self._working)
+        )
 
     def uris(self) -> list[bytes]:
         """Every uri something is known of."""
@@ -125,11 +148,8 @@ class JobTable:
 
     # Persistence.
 
-    def drain(self) -> list[tuple[bytes, int, list[Job]]]:
+    def changes(self) -> list[tuple[bytes, int, list[Job]]]:
         """Per uri that changed: the last finished command (-1: none known) and the entries to keep."""
-        self.wants_log = False
-        if self.leases is not None:
-            self.leases.drained()
         changes: list[tuple[bytes, int, list[Job]]] = []
         finished = self.finished.commands
         tables = [table for table in (self._working, self._waiting, self._dead) if table]
@@ -142,8 +162,14 @@ class JobTable:
                     if job.persist:
                         kept.append(job)
             changes.append((uri, finished.get(uri, -1), kept))
-        self._dirty.clear()
         return changes
+
+    def drained(self) -> None:
+        """What changed up to now is in images that go to the log."""
+        self.wants_log = False
+        self._dirty.clear()
+        if self.leases is not None:
+            self.leases.drained()
 
     def all(self) -> list[Job]:
         return [*self._working.values(), *self._waiting.values(), *self._dead.values()]
@@ -212,26 +238,56 @@ class JobTable:
         self.schedule.sweep(place)
 
     def _put_in(self, job: Job, now: int) -> None:
-        """A state from another daemon into the tables; ids that are taken here are replaced."""
+        """A state from another daemon into the tables."""
         uri = job.uri
+        # What it takes the place of may have been the last of its domain, which is forgotten then.
+        job.domain = self.schedule.domain(job.domain.name)
         if job.worked_until and not job.lease:
             self._dead[uri] = job
             job.domain.move(job, DEAD)
         elif job.lease:
-            if job.lease in self._by_id:
-                job.lease = self.next_id
-                self.next_id += 1
+            other = self._by_id.get(job.lease)
+            if other is not None and other.lease:
+                job.lease = self._new_id()
+            elif other is not None:
+                self._renumber(other, now)
             self._working[uri] = self._by_id[job.lease] = job
             job.domain.move(job, WORKING)
             self.schedule.arm(job.domain)
             if job.persist and self.leases is not None:
                 self.leases.put(job)
         else:
-            if job.id in self._by_id:
-                job.id = self.next_id
-                self.next_id += 1
-            self._waiting[uri] = self._by_id[job.id] = job
+            self._waiting[uri] = job
+            self._number(job)
             self._schedule(job, now)
+
+    def _number(self, job: Job) -> None:
+        """
+        Let an entry be found by its id; by a new one if that means another entry.
+
+        Ids of daemons differ, but not those from before they knew each other, nor those of commands
+        that took the place of others.
+        """
+        if self._by_id.setdefault(job.id, job) is not job:
+            job.id = self._new_id()
+            self._by_id[job.id] = job
+            self._tell(job, job.revision + 1)
+
+    def _renumber(self, job: Job, now: int) -> None:
+        """Its id is that of an attempt somebody works in, who must be able to acknowledge it."""
+        self._unschedule(job, job.domain.name)
+        del self._by_id[job.id]
+        job.id = self._new_id()
+        self._by_id[job.id] = job
+        self._schedule(job, now)
+        self._tell(job, job.revision + 1)
+        if job.persist:
+            self._changed(job.uri)
+
+    def _new_id(self) -> int:
+        number = self.next_id
+        self.next_id = number + 1
+        return number
 
     def restored(self) -> None:
         """All is taken in, and the log knows everything up to here."""
@@ -257,6 +313,10 @@ class JobTable:
             if when is not None:
                 job.revision = max(job.revision + 1, when)
             self._untold[job.uri] = None
+
+    def _tell_of(self, uri: bytes) -> None:
+        if self.copied:
+            self._untold[uri] = None
 
     def _new_job(self, uri: bytes, domain: bytes, timestamp: int) -> Job:
         number = self.next_id
@@ -299,6 +359,10 @@ class JobTable:
         self.schedule.arm(job.domain, until)
         if job.persist and self.leases is not None:
             self.leases.put(job)
+        if job.replaced:  # commands older than one that is worked on are over
+            self.finished.remember(job.uri, max(job.replaced), now)
+            job.replaced = None
+            self._changed(job.uri)
         self._tell(job, now)
 
     def _unlease(self, job: Job) -> None:

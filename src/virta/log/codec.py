@@ -22,7 +22,7 @@ from virta.log.limits import (
 from virta.log.record import Name, Record
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from collections.abc import Set as AbstractSet
 
     Row = tuple[int, int, int, int, int, int, int, int, int]
@@ -227,6 +227,18 @@ def encode(records: Sequence[Sequence[object]]) -> bytearray:
         if len(out) > BATCH_HEADER_BYTES + BATCH_BYTES_MAX:
             raise OverflowError(index)
     return out
+
+
+class Encoded(NamedTuple):
+    """A batch as `encode` makes it, and how many records are in it."""
+
+    batch: bytearray
+    records: int
+
+    @classmethod
+    def of(cls, pieces: Iterable[bytes], records: int) -> Encoded:
+        """The batch of records that are encoded already; the pieces stay within the batch's limit."""
+        return cls(bytearray().join((bytes(BATCH_HEADER_BYTES), *pieces)), records)
 
 
 # --- batches ---------------------------------------------------------------------------------------

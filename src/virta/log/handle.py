@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from virta.errors import LogClosedError, LogLimitError, LogReadOnlyError, LogSyncError
 from virta.log import compaction, groups, kernel, retention, seek
 from virta.log.arguments import check_option, check_producer, record_error, topic_set
+from virta.log.codec import Encoded
 from virta.log.directory import (
     CONTROL,
     CONTROL_BYTES,
@@ -142,7 +143,7 @@ class Log:
 
     def append_many(
         self,
-        records: Iterable[Sequence[Any]],
+        records: Iterable[Sequence[Any]] | Encoded,
         *,
         durability: Durability | None = None,
         producer: tuple[int, int] | None = None,
@@ -158,6 +159,8 @@ class Log:
         level = self.durability if durability is None else durability
         if level not in DURABILITIES:
             check_option("durability", level, DURABILITIES)
+        if isinstance(records, Encoded):
+            return writer.append(records.batch, records.records, level, producer)
         if type(records) is not list and type(records) is not tuple:
             records = list(records)
         try:

@@ -17,7 +17,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Match, Route
 
 from virta.errors import RequestError
 from virta.filters.tree import conditions
@@ -27,7 +27,7 @@ from virta.server.asyncapi import asyncapi
 from virta.server.filters_api import FiltersApi
 from virta.server.metrics import CONTENT_TYPE, Metrics
 from virta.server.openapi import openapi
-from virta.server.paths import form_decode
+from virta.server.paths import check_escapes, form_decode
 from virta.server.pipelines_api import PipelinesApi
 from virta.server.subscriptions_api import SubscriptionsApi
 from virta.server.websocket import check_subscribe
@@ -108,6 +108,7 @@ class Doorkeeper:
             return None
         headers, door = scope["headers"], self._service.door
         try:
+            check_escapes(scope["raw_path"], code="malformed-percent-escape")
             if preflight:
                 door.origins.check(headers)
                 wanted = dict(headers).get(b"access-control-request-headers", b"")
@@ -240,7 +241,8 @@ class Endpoints:
         strange = request.method != "GET" and request.url.path.startswith("/metrics")
         if error.status_code == 405 or strange:
             refused = RequestError(405, "invalid-method", method=request.method)
-        elif error.status_code == 404:
+            return refusal(self._service, refused, {"Allow": _allowed(request, error)})
+        if error.status_code == 404:
             refused = RequestError(404, "not-found")
         else:
             refused = RequestError(error.status_code, "invalid-request", str(error.detail))
@@ -249,6 +251,18 @@ class Endpoints:
     async def failed(self, request: Request, error: Exception) -> Response:
         self._service.logger.error("request_failed", path=request.url.path, exc_info=error)
         return refusal(self._service, RequestError(500, "internal-failure"))
+
+
+def _allowed(request: Request, error: HTTPException) -> str:
+    """Every method that some route takes at this path (RFC 9110 §10.2.1)."""
+    methods: set[str] = set()
+    for route in request.app.routes:
+        match, _ = route.matches(request.scope)
+        if match is Match.FULL:  # the handler itself refused, and knows what it would take
+            return str((error.headers or {}).get("Allow", "OPTIONS"))
+        if match is Match.PARTIAL:
+            methods |= route.methods
+    return ", ".join([*sorted(methods or {"GET", "HEAD"}), "OPTIONS"])
 
 
 def _full(service: Service) -> str | None:

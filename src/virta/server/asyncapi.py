@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from virta import __version__
-from virta.server.openapi import SCHEMAS, Schema
+from virta.server.schemas import SCHEMAS, Schema
 
 
 def asyncapi() -> Schema:

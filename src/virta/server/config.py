@@ -9,6 +9,7 @@ at once.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 FILE_NAME = "virta.toml"
 FILE_TABLE = "server"
 OFF = "none"
+# Python would also read `8_0` and digits of other scripts; nobody means them.
+INTEGER = re.compile(r"\s*[+-]?[0-9]{1,100}\s*")
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 FALSE_WORDS = frozenset({"0", "false", "no", "off"})
 
@@ -83,7 +86,11 @@ def load(
             problems.append(error)
     known = {name for setting in SETTINGS for name in (setting.name, *setting.aliases)}
     problems.extend(
-        ConfigError(f"{path}: unknown key {key!r} in [{FILE_TABLE}]", setting=key, origin=str(path))
+        ConfigError(
+            f"{path}: unknown key {key!r}: the settings are those of `virta config`",
+            setting=key,
+            origin=str(path),
+        )
         for key in table
         if key not in known
     )
@@ -108,7 +115,10 @@ def _read_file(file: str | Path | None) -> tuple[dict[str, Any], Path]:
         raise ConfigError(
             f"{path}: `{FILE_TABLE}` must be a table, got {table!r}", origin=str(path)
         )
-    return table, path
+    # A file that only speaks to the server needs no table; other tables are other readers' affair.
+    loose = {key: value for key, value in document.items() if not isinstance(value, dict)}
+    # Who knows the flags may write them as they are: server-port.
+    return {key.replace("-", "_"): value for key, value in (loose | table).items()}, path
 
 
 def _strongest(
@@ -159,6 +169,8 @@ def _converted(setting: Setting, raw: Any) -> Any:
         return True if word in TRUE_WORDS else False if word in FALSE_WORDS else None
     if setting.kind is int:
         try:
+            if isinstance(raw, str) and not INTEGER.fullmatch(raw):
+                return None
             return None if isinstance(raw, bool | float) else int(raw)
         except (TypeError, ValueError):
             return None

@@ -29,6 +29,8 @@ FILTER_BODY_BYTES_MAX = 1024 * 1024
 DIALECT_DEFAULT = "koncorde"
 NAME_CHARS_MAX = 256  # of an index or a collection
 VALIDATE = "validate"
+EVENTS = "events"
+EVENT_STREAM = "text/event-stream"
 FILTER_ID = re.compile(r"[0-9a-f]{64}")
 
 
@@ -82,6 +84,13 @@ class FiltersApi:
         return self._json(answer, 200 if answer["diff"] is False else 201)
 
     async def ids(self, request: Request) -> Response:
+        """The ids of a collection; who wants a stream of `events` has named what is no filter."""
+        if (
+            request.path_params["collection"] == EVENTS
+            and EVENT_STREAM in request.headers.get("accept", "").lower()
+        ):
+            index = request.path_params["index"]
+            raise RequestError(404, "not-found", f"no filter has the id {index}")
         return self._json({"ids": self._service.registry.ids(*_place(request))})
 
     async def exists(self, request: Request) -> Response:

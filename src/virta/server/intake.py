@@ -17,6 +17,7 @@ import msgspec
 
 from virta.errors import RequestError, StreamIdError
 from virta.hub.delivery import Delivery, one_line
+from virta.hub.parcel import Parcel, pack
 from virta.hub.topics import META, STREAMS, is_reserved
 from virta.streams import canonical_stream_id, parse_stream_id
 
@@ -127,6 +128,11 @@ def read_events(
         if len(draft.value) > EVENT_BYTES_MAX or len(draft.source) + len(draft.id) > SHORT_CHARS:
             _check_size(draft)
     return drafts
+
+
+def read_parcel(channel: str, data: bytes, start: int = 0) -> Parcel | None:
+    """The events of a batch, `data` from `start` on, as a whole; None when it needs a closer look."""
+    return pack(channel, data, start, events_max=BATCH_EVENTS_MAX, event_bytes_max=SHORT_CHARS)
 
 
 def read_quickly(channel: str, body: bytes) -> Delivery | None:

@@ -89,6 +89,8 @@ class QuickLane(HttpToolsProtocol):
             at = data.find(END_OF_HEAD)
             head = data[:at]
             known = way.heads.get(head)
+            if known is None and way.outlines and at > 0:
+                known = way.recognise(head)
             if known is None:
                 self._arriving_head = head if at > 0 else b""
             elif self.quick is None and not self.exchanges:

@@ -6,21 +6,13 @@ A test compares it with what the server really answers; an answer that is not de
 
 from __future__ import annotations
 
-from typing import Any
-
 from virta import __version__
 from virta.server.pipelines import ORDERS
+from virta.server.schemas import CHANNEL_NAME, HEX_ID, SCHEMAS, Schema, ref
 from virta.server.settings import BY_NAME
 
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
-Schema = dict[str, Any]
-
-HEX_ID = "^[0-9a-f]{64}$"
-
-
-def ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
 
 
 def refusal(text: str) -> Schema:
@@ -59,8 +51,6 @@ COMMON = {
     "403": refusal("The page's origin is not allowed, or the channel is the server's own."),
     "500": refusal("The server failed; the request may be repeated."),
 }
-# One control character alone is a topic of the log's own.
-CHANNEL_NAME = {"type": "string", "pattern": r"^([^\x00-\x1f]|[^\x00]{2,})$"}
 CHANNEL = parameter("name", "path", CHANNEL_NAME, "The channel, at most 1024 bytes.")
 QUERY = parameter(
     "query",
@@ -80,120 +70,6 @@ NAME = {"type": "string", "minLength": 1, "maxLength": 256, "pattern": "^[^/]+$"
 INDEX = parameter("index", "path", NAME, "The index.")
 COLLECTION = parameter("collection", "path", NAME, "The collection.")
 FILTER_ID = parameter("id", "path", {"type": "string", "pattern": HEX_ID}, "A filter's id.")
-
-PIPELINE_STATES = [
-    *("never run", "starting", "running", "waiting", "finished"),
-    *("stopping", "stopped", "failed", "lost", "invalid"),
-]
-SCHEMAS: dict[str, Schema] = {
-    "Refusal": {
-        "type": "object",
-        "required": ["code"],
-        "properties": {"code": {"type": "string"}, "message": {"type": "string"}},
-    },
-    "Accepted": {
-        "type": "object",
-        "required": ["code"],
-        "properties": {"code": {"const": "accepted"}},
-    },
-    "Event": {
-        "type": "object",
-        "description": "A CloudEvent; members beside `source` and `id` are kept, not judged.",
-        "required": ["source", "id"],
-        "properties": {
-            "specversion": {},
-            "source": {"type": "string"},
-            "id": {"type": ["string", "number"]},
-            "type": {},
-            "data": {},
-        },
-    },
-    "Message": {
-        "type": "object",
-        "required": ["publish_to", "payload"],
-        "properties": {
-            "publish_to": {"type": "string", "pattern": ":[^:]|[^:]:"},
-            "payload": {"type": "string"},
-        },
-    },
-    "Filter": {
-        "type": "object",
-        "description": "A Koncorde filter, or `filter` and `dialect`.",
-        "properties": {
-            "filter": {},
-            "dialect": {"enum": ["koncorde", "query-string", "cesql", "cloudevents"]},
-        },
-    },
-    "Registered": {
-        "type": "object",
-        "required": ["id", "diff"],
-        "properties": {"id": {"type": "string"}, "diff": {"type": ["object", "boolean"]}},
-    },
-    "Ids": {
-        "type": "object",
-        "required": ["ids"],
-        "properties": {"ids": {"type": "array", "items": {"type": "string"}}},
-    },
-    "Valid": {
-        "type": "object",
-        "required": ["valid", "id", "canonical"],
-        "properties": {"valid": {"const": True}, "id": {"type": "string"}, "canonical": {}},
-    },
-    "Description": {
-        "type": "object",
-        "required": ["id", "index", "collection", "dialect", "filter"],
-    },
-    "Subscription": {
-        "type": "object",
-        "required": ["sink", "config"],
-        "properties": {
-            "sink": {"type": "string"},
-            "protocol": {"const": "HTTP"},
-            "config": {
-                "type": "object",
-                "required": ["channel"],
-                "properties": {
-                    "channel": CHANNEL_NAME,
-                    "from": {"type": ["string", "integer"]},
-                },
-            },
-            "filters": {"type": "array", "items": {"type": "object"}},
-            "types": {"type": "array", "items": {"type": "string"}},
-            "source": {"type": "string"},
-        },
-    },
-    "Pipeline": {
-        "type": "object",
-        "required": ["pipeline", "state", "queries"],
-        "properties": {
-            "pipeline": {"type": "string"},
-            "description": {"type": "string"},
-            "state": {"enum": PIPELINE_STATES},
-            "pid": {"type": ["integer", "null"]},
-            "updated": {"type": ["number", "null"]},
-            "reason": {"type": ["string", "null"]},
-            "restarts": {"type": "integer"},
-            "log": {"type": ["string", "null"]},
-            "rows": {"type": "number"},
-            "rows_per_second": {"type": "number"},
-            "late": {"type": "integer"},
-            "repeats": {"type": "integer"},
-            "dead": {"type": "integer"},
-            "lag": {"type": ["integer", "null"]},
-            "batch": {"type": "integer"},
-            "queries": {"type": "object"},
-        },
-    },
-    "Test": {
-        "type": "object",
-        "anyOf": [{"required": ["event"]}, {"required": ["document"]}],
-        "properties": {
-            "document": {},
-            "documentId": {"type": ["string", "null"]},
-            "event": {"type": "object"},
-        },
-    },
-}
 
 
 def _publish(operation: str) -> Schema:
@@ -359,17 +235,20 @@ def _one_filter() -> dict[str, Schema]:
 def _subscriptions() -> dict[str, Schema]:
     id_ = parameter("id", "path", {"type": "string", "minLength": 1}, "A subscription's id.")
     missing = {"404": refusal("No subscription has this id.")}
-    key = parameter("key", "query", {"type": "string"}, "The key that the sink was told.")
-    state = {"type": "object", "required": ["id", "state"]}
+    description = body({JSON: ref("Subscription")})
+    asked = COMMON | {
+        "202": answer("The sink has yet to consent, by callback.", ref("Subscription")),
+        "413": refusal("The body is too large."),
+    }
 
     def confirm(operation: str) -> Schema:
         return {
             "operationId": operation,
             "summary": "The callback by which a webhook consents later; asks for no token.",
             "security": [{}],
-            "parameters": [id_, key],
+            "parameters": [id_, parameter("key", "query", {"type": "string"}, "The sink's key.")],
             "responses": {
-                "200": answer("It delivers.", state),
+                "200": answer("It delivers.", {"type": "object", "required": ["id", "state"]}),
                 "404": refusal("Nothing waits for this."),
             },
         }
@@ -379,13 +258,8 @@ def _subscriptions() -> dict[str, Schema]:
             "post": {
                 "operationId": "createSubscription",
                 "summary": "Deliver matching events to a webhook, which must agree first.",
-                "requestBody": body({JSON: ref("Subscription")}),
-                "responses": COMMON
-                | {
-                    "201": answer("It delivers.", ref("Subscription")),
-                    "202": answer("The sink has yet to consent, by callback.", ref("Subscription")),
-                    "413": refusal("The body is too large."),
-                },
+                "requestBody": description,
+                "responses": asked | {"201": answer("It delivers.", ref("Subscription"))},
             },
             "get": {
                 "operationId": "listSubscriptions",
@@ -398,6 +272,14 @@ def _subscriptions() -> dict[str, Schema]:
                 "operationId": "showSubscription",
                 "parameters": [id_],
                 "responses": COMMON | missing | {"200": answer("This one.", ref("Subscription"))},
+            },
+            "put": {
+                "operationId": "replaceSubscription",
+                "parameters": [id_],
+                "requestBody": description,
+                "responses": asked
+                | missing
+                | {"200": answer("As it is now.", ref("Subscription"))},
             },
             "delete": {
                 "operationId": "deleteSubscription",

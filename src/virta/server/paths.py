@@ -8,7 +8,7 @@ slash); one slash at the end is dropped, any other literal slash is refused.
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
@@ -22,6 +22,8 @@ CHANNEL_BYTES_MAX = 1024
 OFFSET_DIGITS_MAX = 19
 
 _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+_LEAP_SECOND = re.compile(r":59:60(?:\.[0-9]+)?(?=Z|[+-]|$)")
+_FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 Moment = str | int | datetime
 
@@ -73,10 +75,15 @@ def name_fault(channel: str) -> str:
 
 def form_decode(raw: bytes, *, code: str, **members: object) -> str:
     """Decode `+` and `%XX`; bad UTF-8 becomes U+FFFD, a bad escape is refused."""
+    check_escapes(raw, code=code, **members)
+    return unquote_to_bytes(raw.replace(b"+", b" ")).decode("utf-8", "replace")
+
+
+def check_escapes(raw: bytes, *, code: str, **members: object) -> None:
+    """Refuse a percent sign that escapes nothing."""
     if _BAD_ESCAPE.search(raw):
         text = raw.decode("utf-8", "replace")
         raise RequestError(400, code, f"{text!r} has a % without two hex digits", **members)
-    return unquote_to_bytes(raw.replace(b"+", b" ")).decode("utf-8", "replace")
 
 
 def parse_start(text: str) -> Moment:
@@ -85,17 +92,35 @@ def parse_start(text: str) -> Moment:
         return text
     if text.isascii() and text.isdigit() and len(text) <= OFFSET_DIGITS_MAX:
         return int(text)
-    # A plus sign of a time zone arrives as a blank when the client did not escape it.
-    candidate = text.replace(" ", "+") if "T" in text else text
     try:
-        moment = datetime.fromisoformat(candidate)
+        return _moment(text)
     except ValueError:
         raise RequestError(
             400,
             "invalid-start",
             f"{text!r} is no start: write earliest, latest, an offset or an RFC 3339 time",
         ) from None
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def _moment(text: str) -> datetime:
+    """Read a time; one that only fits a year beyond 9999 or before 1 is at that end."""
+    # RFC 3339 §5.6: the letters may be small.
+    candidate = text.upper()
+    if "T" in candidate:
+        # A plus sign of a time zone arrives as a blank when the client did not escape it.
+        candidate = candidate.replace(" ", "+")
+    # A leap second (§5.7) is told apart from the next one by nobody's clock.
+    leap = _LEAP_SECOND.search(candidate)
+    if leap:
+        candidate = candidate[: leap.start() + 4] + "59" + candidate[leap.end() :]
+    moment = datetime.fromisoformat(candidate)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    try:
+        utc = moment.astimezone(UTC)
+        return utc + timedelta(seconds=1) if leap else utc
+    except OverflowError:
+        return _FIRST if moment.year == 1 else _LAST
 
 
 def _invalid(channel: str, why: str) -> RequestError:

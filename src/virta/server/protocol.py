@@ -462,6 +462,12 @@ class HotProtocol(QuickLane):
         self.parser = httptools.HttpRequestParser(self)
         self.data_received(b"%b%b\r\n%b" % (line, head, rest))
 
+    def _bad_length(self, reason: str) -> RequestError:
+        """A length the parser cannot count is a length all the same: the body is too large."""
+        if "overflow" in reason.lower():
+            return RequestError(413, "body-too-large", maxBytes=self.service.body_bytes_max)
+        return RequestError(400, "invalid-content-length")
+
     def _unreadable(self, error: httptools.HttpParserError) -> None:
         """Not HTTP, or beyond its limits; the parser is of no more use."""
         if self._abort is not None:
@@ -476,7 +482,7 @@ class HotProtocol(QuickLane):
             else:
                 self.service.logger.error("request_failed", exc_info=cause)
         elif "Content-Length" in str(error):
-            refusal = RequestError(400, "invalid-content-length")
+            refusal = self._bad_length(str(error))
         else:
             refusal = RequestError(400, "invalid-request", f"not readable as HTTP/1.1: {error}")
         if self.request is not None:

@@ -8,6 +8,9 @@ behind such a head, at once or in pieces, needs no parser, no request object and
     data ──► known head? ──► arrived ─┬─► bodies read ──► one append ──► matched ──► answers
                  └─ no: the parser    └─ (one tick)
 
+The head of a binary event holds its attributes, so none comes twice. What repeats is the rest of it:
+such heads are known without the values of their attributes, which are read for each.
+
 Invariant: what is known of a head is what the parser and the checks would say again, since they are
 functions of its bytes and of settings that do not change. Everything else (pipelines, large bodies in
 pieces, other routes and modes) takes the long way, which gives the same answers.
@@ -15,16 +18,27 @@ pieces, other routes and modes) takes the long way, which gives the same answers
 
 from __future__ import annotations
 
+import re
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from virta.errors import LogError, LogLimitError, RequestError
+from virta.hub.parcel import Parcel
 from virta.server import responses
 from virta.server.exchange import Exchange
-from virta.server.intake import MODES, STRUCTURED, read_events, read_quickly
+from virta.server.intake import (
+    BATCH,
+    MODES,
+    STRUCTURED,
+    Headers,
+    read_events,
+    read_parcel,
+    read_quickly,
+)
 
 if TYPE_CHECKING:
     from virta.hub.delivery import Delivery
+    from virta.hub.publisher import Part
     from virta.server.lane import QuickLane
     from virta.server.service import Service
 
@@ -32,6 +46,13 @@ END_OF_HEAD = b"\r\n\r\n"
 # Heads that are remembered, and how long one may be: together a few megabytes at most.
 HEADS_MAX = 4096
 HEAD_BYTES_MAX = 1024
+# An attribute of a binary event as most are: plain names, one space, a value without spaces around it.
+ATTRIBUTE = re.compile(
+    rb"\r\n([cC][eE]-[a-zA-Z0-9]+): ([!-~\x80-\xff](?:[ -~\x80-\xff]*[!-~\x80-\xff])?)(?=\r|\Z)"
+)
+ANY_ATTRIBUTE = re.compile(rb"\r\nce-", re.IGNORECASE)
+# What a head may not hold that is known without its values: a folded line, a type beside the content's.
+NO_OUTLINE = re.compile(rb"\r\n[ \t]|\r\nce-datacontenttype:", re.IGNORECASE)
 # Reading a smaller body takes no millisecond, which is the unit in which it is told.
 TIMED_BODY_BYTES = 16 * 1024
 # So many events and bytes are handed on together; more would make a tick long, and they share one fate
@@ -52,6 +73,7 @@ class KnownHead(NamedTuple):
     channel: str
     content_type: bytes
     mode: bytes
+    attributes: Headers  # of a binary event
 
 
 class QuickWay:
@@ -59,22 +81,47 @@ class QuickWay:
 
     def __init__(self, service: Service) -> None:
         self.heads: dict[bytes, KnownHead] = {}
+        # Heads of binary events without the values of their attributes.
+        self.outlines: dict[tuple[bytes, ...], KnownHead] = {}
         # Whose, what head, the bytes, and since when they arrive unless they came at once.
         self.arrived: list[tuple[QuickLane, KnownHead, bytes, float]] = []
         self._service = service
 
     def learn(self, head: bytes, channel: str, content_type: bytes, mode: bytes, size: int) -> None:
         """Remember a head that passed all checks; `size` is the length it announces."""
-        if len(head) > HEAD_BYTES_MAX or mode not in MODES:
+        if len(head) > HEAD_BYTES_MAX:
             return
         # Where the head ends is only certain when every line ends as it should.
         lines = head.count(b"\r\n")
         if head.count(b"\n") != lines or head.count(b"\r") != lines:
             return
-        if len(self.heads) >= HEADS_MAX:
-            self.heads.clear()
         start = len(head) + len(END_OF_HEAD)
-        self.heads[head] = KnownHead(start + size, start, channel, content_type, mode)
+        known = KnownHead(start + size, start, channel, content_type, mode, [])
+        if mode in MODES:
+            if len(self.heads) >= HEADS_MAX:
+                self.heads.clear()
+            self.heads[head] = known
+        elif not NO_OUTLINE.search(head):
+            outline, values = _outline(head)
+            if len(values) == len(ANY_ATTRIBUTE.findall(head)):
+                if len(self.outlines) >= HEADS_MAX:
+                    self.outlines.clear()
+                names = [name.lower() for name in outline[1::2]]
+                attributes = list(zip(names, values, strict=True))
+                self.outlines[outline] = known._replace(attributes=attributes)
+
+    def recognise(self, head: bytes) -> KnownHead | None:
+        """What the head of a binary event means, if its like was seen before."""
+        if len(head) > HEAD_BYTES_MAX or len(head) > self._service.head_bytes_max:
+            return None
+        outline, values = _outline(head)
+        known = self.outlines.get(outline)
+        if known is None:
+            return None
+        size, start, channel, content_type, mode, attributes = known
+        attributes = [(name, value) for (name, _), value in zip(attributes, values, strict=True)]
+        more = len(head) + len(END_OF_HEAD) - start
+        return KnownHead(size + more, start + more, channel, content_type, mode, attributes)
 
     def run(self) -> None:
         """Read, write and answer what has arrived."""
@@ -87,56 +134,68 @@ class QuickWay:
         service.requests += len(arrived)
         service.translations += len(arrived)
         room = publisher.room
-        size = 0
+        size = number = 0
         drafts: list[Delivery] = []
+        parts: list[Part] = [drafts]
         waiting: list[tuple[QuickLane, Times]] = []
         began = perf_counter()
         for protocol, known, data, since in arrived:
-            body = data[known.start :]
-            draft = read_quickly(known.channel, body) if known.mode is STRUCTURED else None
+            structured = known.mode is STRUCTURED
+            draft = read_quickly(known.channel, data[known.start :]) if structured else None
             size += known.size
             if draft is not None and room > 0 and size <= RUN_BYTES_MAX:
                 room -= 1
+                number += 1
                 drafts.append(draft)
                 waiting.append((protocol, _since(since, began) if since else NO_TIMES))
                 continue
             read_ms = _since(since, began)[0] if since else 0
-            events, parse_ms = self._read(protocol, known, body, draft, read_ms)
-            if events is None:
+            part, parse_ms = self._read(protocol, known, data, draft, read_ms)
+            if part is None:
                 continue
             if waiting and (
                 room <= 0  # what is under way is part of what the refusal tells
                 or size > RUN_BYTES_MAX
-                or len(drafts) + len(events) > RUN_EVENTS_MAX
+                or number + len(part) > RUN_EVENTS_MAX
             ):
-                publisher.take(drafts, _Answers(service, waiting))
-                drafts, waiting, size = [], [], known.size
+                publisher.take(parts, _Answers(service, waiting))
+                drafts, waiting, size, number = [], [], known.size, 0
+                parts = [drafts]
             if room <= 0:
-                refusal = service.overloaded(len(events))
+                refusal = service.overloaded(len(part))
                 _refuse(protocol, refusal, responses.timings(read_ms, parse_ms))
                 continue
-            room -= len(events)
-            drafts += events
+            room -= len(part)
+            number += len(part)
+            if isinstance(part, Parcel):
+                drafts = []  # what comes behind it
+                parts += [part, drafts]
+            else:
+                drafts += part
             waiting.append((protocol, (read_ms, parse_ms)))
         service.translation_seconds += perf_counter() - began
         if waiting:
-            publisher.take(drafts, _Answers(service, waiting))
+            publisher.take(parts, _Answers(service, waiting))
         publisher.write()
 
     def _read(
         self,
         protocol: QuickLane,
         known: KnownHead,
-        body: bytes,
+        data: bytes,
         draft: Delivery | None,
         read_ms: int,
-    ) -> tuple[list[Delivery] | None, int]:
+    ) -> tuple[Parcel | list[Delivery] | None, int]:
         """The events of a body that wants a closer look, and how long that took; None: refused."""
         if draft is not None:
             return [draft], 0
-        began = perf_counter() if len(body) > TIMED_BODY_BYTES else 0.0
+        began = perf_counter() if known.size - known.start > TIMED_BODY_BYTES else 0.0
+        channel, mode = known.channel, known.mode
         try:
-            events = read_events(known.channel, [], known.content_type, known.mode, body)
+            part = read_parcel(channel, data, known.start) if mode is BATCH else None
+            events = part or read_events(
+                channel, known.attributes, known.content_type, mode, data[known.start :]
+            )
         except RequestError as error:
             _refuse(protocol, error, responses.timings(read_ms))
             return None, 0
@@ -146,6 +205,14 @@ class QuickWay:
             _refuse(protocol, RequestError(500, "internal-failure"), b"")
             return None, 0
         return events, int((perf_counter() - began) * 1000) if began else 0
+
+
+def _outline(head: bytes) -> tuple[tuple[bytes, ...], list[bytes]]:
+    """A head in pieces, each second one the name of an attribute, and the values of these."""
+    pieces = ATTRIBUTE.split(head)
+    values = pieces[2::3]
+    del pieces[2::3]
+    return tuple(pieces), values
 
 
 def _since(began: float, now: float) -> Times:

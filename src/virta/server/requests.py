@@ -14,14 +14,22 @@ from typing import TYPE_CHECKING
 
 from virta.errors import LogError, RequestError
 from virta.server import responses
+from virta.server.attributes import decoded, wants_decoding
 from virta.server.exchange import Exchange
-from virta.server.intake import check_channel, content_mode, read_events, read_messages
+from virta.server.intake import (
+    BATCH,
+    check_channel,
+    content_mode,
+    read_events,
+    read_messages,
+    read_parcel,
+)
 from virta.server.paths import ChannelPath, parse_channel_path
 from virta.server.quick import log_refusal
 from virta.server.sse import open_filter_stream, open_stream
 
 if TYPE_CHECKING:
-    from virta.hub.delivery import Delivery
+    from virta.hub.publisher import Part
     from virta.server.protocol import HotProtocol
 
 WRITING = frozenset({b"POST", b"PUT"})
@@ -145,13 +153,13 @@ class HotRequest(Exchange):
     def _is_1_1(self) -> bool:
         return bool(self.protocol.parser.get_http_version() == "1.1")
 
-    def publish(self, drafts: list[Delivery]) -> None:
+    def publish(self, part: Part) -> None:
         """Hand events to the publisher, which answers when they are durable."""
         service = self.protocol.service
         if service.publisher.full:
-            raise service.overloaded(len(drafts))
+            raise service.overloaded(len(part))
         self._started = perf_counter()
-        service.publisher.submit(drafts, self.published)
+        service.publisher.submit(part, self.published)
 
     def published(self, error: LogError | None) -> None:
         """The events are as durable as promised, or lost."""
@@ -194,7 +202,9 @@ class ChannelRequest(HotRequest):
                 check_channel(self._path.channel)
             self._content_type, self._mode = content_mode(self.head)
             self.check_length()
-            if protocol.head_bytes:
+            if wants_decoding(protocol.service.config, self._mode):
+                protocol.headers = decoded(protocol.headers)
+            elif protocol.head_bytes:
                 self._teach(protocol.head_bytes)
         elif self.method == b"GET":
             if self.announced:
@@ -210,14 +220,15 @@ class ChannelRequest(HotRequest):
         service = protocol.service
         read = perf_counter()
         self._read_ms = int((read - self._started) * 1000)
-        drafts = read_events(
-            self._path.channel, protocol.headers, self._content_type, self._mode, body
-        )
+        channel = self._path.channel
+        part: Part | None = read_parcel(channel, body) if self._mode is BATCH else None
+        if part is None:
+            part = read_events(channel, protocol.headers, self._content_type, self._mode, body)
         took = perf_counter() - read
         service.translation_seconds += took
         service.translations += 1
         self._parse_ms = int(took * 1000)
-        self.publish(drafts)
+        self.publish(part)
 
     def _teach(self, head: bytes) -> None:
         """Everything about this head is fine: the next one like it may take the quick way."""

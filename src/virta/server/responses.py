@@ -53,7 +53,7 @@ def preflight(requested_headers: bytes, *, close: bool) -> bytes:
     """Answer OPTIONS: everything the server offers may be asked for from anywhere."""
     allowed = requested_headers or b"Authorization, Content-Type, Last-Event-ID"
     return (
-        b"%b%b%bAccess-Control-Allow-Methods: %b\r\nAccess-Control-Allow-Headers: %b\r\nAccess-Control-Max-Age: %d\r\nContent-Length: 0\r\n\r\n"
+        b"%b%b%bAccess-Control-Allow-Methods: %b\r\nAccess-Control-Allow-Headers: %b\r\nAccess-Control-Max-Age: %d\r\n\r\n"
         % (
             status_line(204),
             COMMON,

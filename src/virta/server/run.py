@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import io
 import logging
 import os
 import signal
 import socket
 import ssl
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import structlog
 import uvicorn
@@ -135,6 +136,34 @@ class _Server(uvicorn.Server):
         await asyncio.sleep(0)  # connections that were cut say goodbye to the hub
 
 
+class LogLines(io.TextIOBase):
+    """
+    Standard output as a place for log lines: what cannot be written is lost, and nothing else is.
+
+    Whoever read them may be gone, or their disk be full. A line about a consumer must not keep the
+    server from cutting that consumer, nor from draining.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError, ValueError):
+            return self._file.write(text)
+        return 0
+
+    def flush(self) -> None:
+        try:
+            self._file.flush()
+        except BrokenPipeError:
+            # Nobody will ever read; else what is buffered would fail again at the very end.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._file.fileno())
+            os.close(nowhere)
+        except (OSError, ValueError):
+            return
+
+
 def configure_logging(level: str) -> None:
     """One line per event on standard output: for people on a terminal, JSON otherwise."""
     renderer: Any = (
@@ -148,13 +177,15 @@ def configure_logging(level: str) -> None:
         structlog.processors.EventRenamer("message"),
         structlog.processors.format_exc_info,
     ]
+    lines = cast("TextIO", LogLines(sys.stdout))
     structlog.configure(
         processors=[*shared, renderer],
+        logger_factory=structlog.PrintLoggerFactory(lines),
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
         cache_logger_on_first_use=True,
     )
     # Rooms that do not know of structlog speak through the standard library: the same lines.
-    handler = logging.StreamHandler(sys.stdout)
+    handler = logging.StreamHandler(lines)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,

@@ -138,6 +138,12 @@ SETTINGS: tuple[Setting, ...] = (
         help="Web pages that may use the server (repeatable): origins, self or *.",
     ),
     Setting(
+        name="percent_decode_headers",
+        kind=bool,
+        default=False,
+        help="Percent-decode ce- headers, as CloudEvents asks; Thorium leaves them as they are.",
+    ),
+    Setting(
         name="source_name",
         kind=str,
         default="//name.djsweet.thorium",

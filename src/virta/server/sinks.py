@@ -53,7 +53,9 @@ class Permission:
 class Sink:
     """One webhook; not for several threads at once."""
 
-    def __init__(self, url: str, headers: dict[str, str], timeout_s: float, origin: str) -> None:
+    def __init__(
+        self, url: str, headers: dict[str, str], timeout_s: float, origin: str, method: str
+    ) -> None:
         try:
             parts = urlsplit(url)
         except ValueError as error:
@@ -69,6 +71,7 @@ class Sink:
         ours = {"webhook-request-origin", "content-type", "content-length"}
         self._headers = {name: v for name, v in headers.items() if name.lower() not in ours}
         self._origin = origin
+        self._method = method
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         self._connection = kind(parts.hostname, port, timeout=timeout_s)
@@ -107,7 +110,7 @@ class Sink:
         """Send one event in structured mode and judge the answer (§3.2)."""
         kind = {"Content-Type": "application/cloudevents+json; charset=utf-8"}
         try:
-            status, headers = self._request("POST", body, kind)
+            status, headers = self._request(self._method, body, kind)
         except FAILURES as error:
             return Answer(Verdict.AGAIN, str(error) or type(error).__name__)
         if 200 <= status < 300:

@@ -125,6 +125,20 @@ def read_policy(service: Service, asked: bytes | None) -> SlowPolicy:
     return SlowPolicy(action, held.bytes_max, held.seconds_max)
 
 
+async def find_start(
+    service: Service, channel: str, last_event_id: str, start: Moment | None
+) -> Start:
+    """Where a consumer begins; the id it saw last counts more than the start in its path."""
+    replayer = service.replayer
+    if last_event_id:
+        return await replayer.find(channel, last_event_id)
+    assert start is not None
+    if isinstance(start, str | int):
+        return replayer.at(start)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(service.executor, replayer.at, start)
+
+
 class SseConsumer:
     """The sink of one subscription."""
 
@@ -270,7 +284,9 @@ class SseConsumer:
     async def _catch_up(self) -> None:
         replayer = self._service.replayer
         try:
-            start = await self._find_start()
+            start = await find_start(
+                self._service, self.subscription.channel, self._last_event_id, self._start
+            )
             if start.gap is not None:
                 self._tell_gap(start.gap)
             await replayer.run(
@@ -283,16 +299,6 @@ class SseConsumer:
             # Nobody foresaw this one; a consumer that is not told would wait for ever.
             self._service.logger.exception("replay_failed")
             self.finish("internal-failure")
-
-    async def _find_start(self) -> Start:
-        replayer = self._service.replayer
-        if self._last_event_id:
-            return await replayer.find(self.subscription.channel, self._last_event_id)
-        assert self._start is not None
-        if isinstance(self._start, str | int):
-            return replayer.at(self._start)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._service.executor, replayer.at, self._start)
 
     def _drained(self) -> asyncio.Future[None] | None:
         if self.subscription.blocked_since is None:

@@ -2,7 +2,7 @@
 CloudEvents Subscriptions: `/subscriptions`, where a subscriber leaves a filter and a sink.
 
 The object is that of the Subscriptions API (version 1.0-wip): `sink`, `protocol` (HTTP), `filters`,
-`types`, `source`, `protocolsettings.headers`; `config.channel` names the channel and
+`types`, `source`, `protocolsettings` (`headers`, `method`); `config.channel` names the channel and
 `config.from` where to begin (`latest` without it).
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -19,12 +19,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from virta.errors import FilterError, HubError, LogError, RequestError
+from virta.hub.topics import META
 from virta.server.consent import read_rate
 from virta.server.filters_api import FILTER_BODY_BYTES_MAX, read_json, refused_filter
 from virta.server.intake import check_channel
 from virta.server.paths import name_fault, parse_start
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from starlette.requests import Request
 
     from virta.server.service import Service
@@ -39,6 +42,12 @@ HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 RESERVED_HEADERS = frozenset({"connection", "content-length", "host", "transfer-encoding"})
 
 
+# How an event may be sent.
+METHODS = ("POST", "PUT", "PATCH")
+
+T = TypeVar("T")
+
+
 class SubscriptionsApi:
     """Handlers under `/subscriptions`."""
 
@@ -50,27 +59,51 @@ class SubscriptionsApi:
             Route("/subscriptions", self.create, methods=["POST"]),
             Route("/subscriptions", self.list, methods=["GET"]),
             Route("/subscriptions/{id}", self.show, methods=["GET"]),
+            Route("/subscriptions/{id}", self.update, methods=["PUT"]),
             Route("/subscriptions/{id}", self.delete, methods=["DELETE"]),
             Route("/subscriptions/{id}/confirm", self.confirm, methods=["GET", "POST"]),
         ]
 
     async def create(self, request: Request) -> Response:
         description = _checked(await read_json(request, FILTER_BODY_BYTES_MAX))
-        start = parse_start(str(description["config"].get("from", "latest")))
         id_ = str(uuid.uuid4())
-        webhooks = self._service.webhooks
+        cursor = await self._cursor(description)
+        hook = await self._agreed(self._service.webhooks.subscribe(id_, description, cursor))
+        response = self._json(hook.status(), 202 if hook.consent.pending else 201)
+        response.headers["Location"] = f"/subscriptions/{id_}"
+        return response
+
+    async def update(self, request: Request) -> Response:
+        """Put another description in a subscription's place; without `config.from` it goes on where it is."""
+        id_ = request.path_params["id"]
+        body = await read_json(request, FILTER_BODY_BYTES_MAX)
+        description = _checked(body)
+        if body.get("id", id_) != id_:
+            raise _invalid(f"`id` is {body['id']!r}, and {id_!r} in the path")
+        cursor = await self._cursor(description) if "from" in description["config"] else None
+        hook = await self._agreed(self._service.webhooks.replace(id_, description, cursor))
+        if hook is None:
+            raise RequestError(404, "not-found", "no subscription has this id")
+        return self._json(hook.status(), 202 if hook.consent.pending else 200)
+
+    async def _cursor(self, description: dict[str, Any]) -> int:
+        start = parse_start(str(description["config"].get("from", "latest")))
         try:
             found = await asyncio.to_thread(self._service.replayer.at, start)
-            hook = await webhooks.subscribe(id_, description, found.offset)
+        except LogError as error:
+            raise RequestError(500, "internal-failure", error.message) from error
+        return found.offset
+
+    async def _agreed(self, asking: Awaitable[T]) -> T:
+        """Wait for a sink's answer, with the product's errors as ours."""
+        try:
+            return await asking
         except FilterError as error:
             raise refused_filter(error) from error
         except HubError as error:
             raise RequestError(400, error.code, error.message) from error
         except LogError as error:
             raise RequestError(500, "internal-failure", error.message) from error
-        response = self._json(hook.status(), 202 if hook.consent.pending else 201)
-        response.headers["Location"] = f"/subscriptions/{id_}"
-        return response
 
     async def confirm(self, request: Request) -> Response:
         """The callback of a deferred handshake: the key in its address is all it needs to know."""
@@ -125,6 +158,8 @@ def _checked(body: Any) -> dict[str, Any]:
     fault = name_fault(config["channel"])
     if fault:
         raise _invalid(f"`config.channel` is no channel: {fault}")
+    if config["channel"] == META:
+        raise _invalid("`config.channel` is meta, which has no history: read it as a stream")
     check_channel(config["channel"])
     if not isinstance(body.get("filters", []), list):
         raise _invalid("`filters` is an array of filters, which all have to hold")
@@ -132,13 +167,19 @@ def _checked(body: Any) -> dict[str, Any]:
         raise _invalid("`types` is an array of texts")
     if not isinstance(body.get("source", ""), str):
         raise _invalid("`source` is a text")
-    _check_headers(body.get("protocolsettings", {}))
+    _check_settings(body.get("protocolsettings", {}))
     return {name: value for name, value in body.items() if name != "id"}
 
 
-def _check_headers(settings: Any) -> None:
-    """What a subscriber may have sent with its events."""
-    headers = settings.get("headers", {}) if isinstance(settings, dict) else None
+def _check_settings(settings: Any) -> None:
+    """How a subscriber may have its events sent."""
+    if not isinstance(settings, dict) or set(settings) - {"headers", "method"}:
+        raise _invalid("`protocolsettings` has `headers` and `method`, nothing else")
+    if settings.get("method", "POST") not in METHODS:
+        raise _invalid(
+            f"`protocolsettings.method` is one of {', '.join(METHODS)}, got {settings['method']!r}"
+        )
+    headers = settings.get("headers", {})
     if not isinstance(headers, dict) or not _texts([*headers, *headers.values()]):
         raise _invalid("`protocolsettings.headers` is an object of texts")
     if any(c < " " or c > "~" for text in headers.values() for c in text):

@@ -65,9 +65,13 @@ class Webhook:
         self.channel: str = description["config"]["channel"]
         self.filter = build_filter(description)
         config = service.config
-        headers = description.get("protocolsettings", {}).get("headers", {})
+        settings = description.get("protocolsettings", {})
         self._sink = Sink(
-            description["sink"], headers, config.webhook_timeout_ms / 1000, config.webhook_origin
+            description["sink"],
+            settings.get("headers", {}),
+            config.webhook_timeout_ms / 1000,
+            config.webhook_origin,
+            settings.get("method", "POST"),
         )
         self._granted = asyncio.Event()
         self._asked_at = 0.0  # when the sink was last asked anything, by the loop's clock
@@ -276,43 +280,82 @@ class Webhooks:
         """
         if len(self.hooks) + len(self._asking) >= WEBHOOKS_MAX:
             raise _too_many(f"{WEBHOOKS_MAX} subscriptions deliver already")
-        key, key_hash = new_callback_key()
-        expires = time.time() + self._service.config.webhook_consent_ms / 1000
-        hook = Webhook(self._service, id_, description, cursor, Consent(None, key_hash, expires))
-        callback = None
-        if self._callback_url is not None:
-            callback = f"{self._callback_url}/subscriptions/{id_}/confirm?key={key}"
+        hook, callback = self._made(id_, description, cursor)
         self._asking[id_] = hook
         try:
-            await hook.validate(self._executor, callback)
-            if hook.consent.pending and self._pending() >= PENDING_MAX:
-                raise _too_many(f"{PENDING_MAX} subscriptions wait for consent")
-            registry = self._service.registry
-            await asyncio.to_thread(registry.keep_cursor, id_, cursor)
-            await self._keep(hook)
+            await self._ask(hook, callback)
+            await self._keep_with_cursor(hook)
         finally:
             del self._asking[id_]
         self._run(hook)
         return hook
 
+    async def replace(
+        self, id_: str, description: dict[str, Any], cursor: int | None
+    ) -> Webhook | None:
+        """
+        Put another description in a subscription's place; None when there is none.
+
+        The new sink is asked while the old one is still delivered to, so a refusal changes nothing.
+        Without a cursor the new one goes on where the old one is.
+        """
+        if id_ not in self.hooks:
+            return None
+        if id_ in self._asking:
+            raise HubError(f"{id_} is being changed already", code="invalid-subscription")
+        hook, callback = self._made(id_, description, cursor or 0)
+        self._asking[id_] = hook
+        try:
+            await self._ask(hook, callback)
+            old = self.hooks.pop(id_, None)
+            if old is None:  # it was deleted meanwhile
+                return None
+            await _ended(old)
+            if cursor is None:
+                hook.cursor = old.cursor
+            await self._keep_with_cursor(hook)
+        finally:
+            del self._asking[id_]
+        self._run(hook)
+        return hook
+
+    def _made(
+        self, id_: str, description: dict[str, Any], cursor: int
+    ) -> tuple[Webhook, str | None]:
+        """A webhook that has not begun, and where its sink may call back."""
+        key, key_hash = new_callback_key()
+        expires = time.time() + self._service.config.webhook_consent_ms / 1000
+        hook = Webhook(self._service, id_, description, cursor, Consent(None, key_hash, expires))
+        if self._callback_url is None:
+            return hook, None
+        return hook, f"{self._callback_url}/subscriptions/{id_}/confirm?key={key}"
+
+    async def _ask(self, hook: Webhook, callback: str | None) -> None:
+        await hook.validate(self._executor, callback)
+        if hook.consent.pending and self._pending() >= PENDING_MAX:
+            raise _too_many(f"{PENDING_MAX} subscriptions wait for consent")
+
+    async def _keep_with_cursor(self, hook: Webhook) -> None:
+        await asyncio.to_thread(self._service.registry.keep_cursor, hook.id, hook.cursor)
+        await self._keep(hook)
+
     async def confirm(self, id_: str, key: str, rate: int | None) -> Webhook | None:
         """A callback was called: the sink consents. None when nothing waits under this id and key."""
-        hook = self.hooks.get(id_) or self._asking.get(id_)
-        if hook is None or not hook.consent.opens(key) or hook.state in {GONE, EXPIRED}:
-            return None
-        hook.grant(hook.consent.rate if rate is None else rate)
-        if id_ in self.hooks:
-            await self._keep(hook)
-        return hook
+        for hook in (self._asking.get(id_), self.hooks.get(id_)):
+            if hook is None or not hook.consent.opens(key) or hook.state in {GONE, EXPIRED}:
+                continue
+            hook.grant(hook.consent.rate if rate is None else rate)
+            if self.hooks.get(id_) is hook:
+                await self._keep(hook)
+            return hook
+        return None
 
     async def unsubscribe(self, id_: str) -> bool:
         """End a subscription; False when there is none."""
         hook = self.hooks.pop(id_, None)
         if hook is None:
             return False
-        if hook.task is not None:
-            hook.task.cancel()
-            await asyncio.gather(hook.task, return_exceptions=True)
+        await _ended(hook)
         await asyncio.to_thread(self._service.registry.drop_subscription, id_)
         return True
 
@@ -338,6 +381,12 @@ class Webhooks:
             self._service.logger.info("webhook_consent_expired", id=hook.id)
             self.hooks.pop(hook.id, None)
             await asyncio.to_thread(self._service.registry.drop_subscription, hook.id)
+
+
+async def _ended(hook: Webhook) -> None:
+    if hook.task is not None:
+        hook.task.cancel()
+        await asyncio.gather(hook.task, return_exceptions=True)
 
 
 def _callback_url(url: str | None) -> str | None:

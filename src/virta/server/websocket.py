@@ -3,14 +3,18 @@ WebSockets: Subtub's `/subscribe`, and CloudEvents on `/channels/NAME` (subproto
 
 The protocol itself is `websockets`' sans-I/O core; outgoing events are frames the hub made once for
 everyone. A consumer is registered before the handshake is answered, so nothing published after a
-client has seen the 101 can pass it by.
+client has seen the 101 can pass it by. One that asks for history (`/from/…`, `Last-Event-ID`) gets it
+first; what is missing is told by an event of type `virta.gap`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import re
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl
+from urllib.parse import unquote_plus
 
+import msgspec
 from websockets.exceptions import ProtocolError
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request
@@ -18,17 +22,20 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from virta.errors import LogError, RequestError, StreamIdError
+from virta.errors import FilterError, HubError, LogError, RequestError, StreamIdError
 from virta.hub.delivery import WEBSOCKET
+from virta.hub.frames import timestamp_text, websocket_text
+from virta.hub.hub import now_microseconds
 from virta.hub.stream_consumer import QUEUED_MAX, QUEUED_MIN, StreamConsumer
 from virta.hub.subscription import Subscription
 from virta.server import responses
 from virta.server.intake import EVENT_BYTES_MAX, STRUCTURED, check_channel, read_events
 from virta.server.paths import CHANNELS, parse_channel_path
-from virta.server.sse import parse_query
+from virta.server.sse import find_start, parse_query
 from virta.streams import Segments, parse_stream_id
 
 if TYPE_CHECKING:
+    from virta.server.paths import Moment
     from virta.server.protocol import HotProtocol
 
 SUBSCRIBE = b"/subscribe"
@@ -36,7 +43,9 @@ CLOUDEVENTS = Subprotocol("cloudevents.json")
 PING = b"\x89\x00"
 # A client that sends nothing for this long, not even pongs, is gone.
 SILENCE_S = 60.0
-STREAMS_MAX = 10_000
+# Subtub reads a sign and leading zeros; no honest number is longer.
+INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
+GAP_TYPE = "virta.gap"
 # Bytes from one client in one turn of the loop; as small frames, some ten milliseconds of work.
 SLICE_BYTES = 8192
 REASON_BYTES_MAX = 123  # of a close frame, RFC 6455 §5.5
@@ -49,30 +58,29 @@ def check_subscribe(query: bytes) -> tuple[list[Segments], int, bool]:
     Raises:
         RequestError: with the sentence that is the whole answer.
     """
-    names = [part.partition(b"=")[0] for part in query.split(b"&")]
-    pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=STREAMS_MAX)
-    values: dict[str, list[str]] = {}
-    for name, value in pairs:
-        values.setdefault(name, []).append(value)
-    if b"streams" not in names and "streams" not in values:
+    values: dict[str, list[str | None]] = {}
+    for part in query.split(b"&"):
+        name, sign, value = part.decode("utf-8", "replace").partition("=")
+        # A name without `=` has no value: it asks for no stream at all, `streams=` for the empty id.
+        values.setdefault(unquote_plus(name), []).append(unquote_plus(value) if sign else None)
+    if "streams" not in values:
         raise RequestError(404, "not-found", "Not found")
-    queued = values.get("max_queued", [""])[0]
-    if not queued.lstrip("+-").isdigit() or not queued.isascii():
+    queued = values.get("max_queued", [None])[0] or ""
+    if not INTEGER.fullmatch(queued):
         raise RequestError(
             400,
             "invalid-max-queued",
-            f"max_queued must be an integer from 1 to 250, got {queued!r}",
+            f"max_queued must be an integer from 1 to 250, got {queued[:40]!r}",
         )
     if not QUEUED_MIN <= int(queued) <= QUEUED_MAX:
         raise RequestError(
             400, "invalid-max-queued", f"max_queued must be from 1 to 250, got {queued}"
         )
-    # A name without `=` asks for no stream at all; `streams=` asks for the empty id.
-    asked = [part for part in query.split(b"&") if part.startswith(b"streams=")]
+    asked = [text for text in values["streams"] if text is not None]
     if not asked:
         raise RequestError(400, "no-streams", "No streams requested")
     try:
-        streams = [parse_stream_id(text) for text in values["streams"] if text or asked]
+        streams = [parse_stream_id(text) for text in asked]
     except StreamIdError:
         raise RequestError(400, "malformed-stream-id", "Malformed stream id") from None
     return streams, int(queued), values.get("drops") == ["1"]
@@ -93,11 +101,15 @@ class WebSocket:
         self._streams: StreamConsumer | None = None
         self._subscription: Subscription | None = None
         self._channel: str | None = None
+        self._start: Moment | None = None
+        self._last_event_id = ""
+        self._replay: asyncio.Task[None] | None = None
+        self._room: asyncio.Future[None] | None = None
         self._message = bytearray()
         self._unread = b""
         self._reading_paused = False
         self._slicing = False
-        self._last_heard = connection.loop.time()
+        self._last_heard = self._pinged_at = connection.loop.time()
         self._open = False
 
     # The handshake.
@@ -119,12 +131,17 @@ class WebSocket:
         except RequestError as error:
             self._refuse(error)
             return
+        except (FilterError, HubError) as error:
+            # The index or the hub will not take it.
+            status = 400 if isinstance(error, FilterError) else 503
+            self._refuse(RequestError(status, error.code, error.message))
+            return
         self._answer(rest)
 
     def _open_channel(self, path: bytes, query: bytes) -> None:
         if not path.startswith(CHANNELS):
             raise RequestError(404, "not-found", "Not found")
-        channel = parse_channel_path(path).channel
+        place = parse_channel_path(path)
         text = query.decode("latin-1")
         filter_ = parse_query(text, self._service.config.max_query_terms)
         headers = dict(self._connection.headers)
@@ -134,23 +151,32 @@ class WebSocket:
                 400, "missing-subprotocol", f"offer the subprotocol {CLOUDEVENTS}, got {offered!r}"
             )
         _check_handshake(headers)
-        self._channel = channel
-        self._subscription = Subscription(
+        self._start = place.start
+        self._last_event_id = headers.get(b"last-event-id", b"").decode("utf-8", "replace")
+        subscription = Subscription(
             self._service.hub.new_client_id(),
-            channel,
+            place.channel,
             filter_,
             self,
             query=text,
             encoding=WEBSOCKET,
             policy=self._service.slow_policy,
         )
-        self._service.hub.attach(self._subscription)
-        self._service.hub.announce(self._subscription, registered=True)
+        if self._is_live:
+            self._service.hub.attach(subscription)
+        self._channel, self._subscription = place.channel, subscription
+        self._service.hub.announce(subscription, registered=True)
+
+    @property
+    def _is_live(self) -> bool:
+        """Nothing that was published before is asked for."""
+        return self._start is None and not self._last_event_id
 
     def _answer(self, rest: bytes) -> None:
         connection, protocol = self._connection, self._protocol
         head = b"".join(b"%b: %b\r\n" % pair for pair in connection.headers)
-        protocol.receive_data(b"GET %b HTTP/1.1\r\n%b\r\n" % (connection.url, head))
+        # The path is settled, and may be longer than this reader allows.
+        protocol.receive_data(b"GET / HTTP/1.1\r\n%b\r\n" % head)
         for request in protocol.events_received():
             if isinstance(request, Request):
                 response = protocol.accept(request)
@@ -164,6 +190,8 @@ class WebSocket:
         if hearer is not None:
             hearer.put = connection.transport.write
         self._service.wheel.set(connection, connection.loop.time() + self._service.ping_s)
+        if self._subscription is not None and not self._is_live:
+            self._replay = asyncio.ensure_future(self._catch_up(self._subscription))
         if rest:
             self.data_received(rest)
 
@@ -233,14 +261,23 @@ class WebSocket:
             self._connection.end()
 
     def expired(self, now: float) -> None:
-        """Time for a ping, or nobody there."""
-        overdue = self._subscription is not None and self._subscription.overdue(now)
-        if overdue or now - self._last_heard >= SILENCE_S:
+        """Time for a ping, or nobody there, or too long without taking anything."""
+        subscription = self._subscription
+        if subscription is not None and subscription.overdue(now):
+            self.end(f"nothing was taken for {subscription.policy.seconds_max} s")
+            return
+        if now - self._last_heard >= SILENCE_S:
             self._connection.transport.abort()
             return
-        if self._protocol.state is State.OPEN:
-            self._connection.transport.write(PING)
-        self._service.wheel.set(self._connection, now + self._service.ping_s)
+        ping_s = self._service.ping_s
+        if now - self._pinged_at >= ping_s:
+            self._pinged_at = now
+            if self._protocol.state is State.OPEN:
+                self._connection.transport.write(PING)
+        deadline = self._pinged_at + ping_s
+        if subscription is not None and subscription.blocked_since is not None:
+            deadline = min(deadline, subscription.blocked_since + subscription.policy.seconds_max)
+        self._service.wheel.set(self._connection, max(deadline, now))
 
     def drain(self) -> None:
         """Say goodbye: the server goes away."""
@@ -250,6 +287,8 @@ class WebSocket:
 
     def gone(self) -> None:
         hub = self._service.hub
+        if self._replay is not None:
+            self._replay.cancel()
         if self._streams is not None:
             hub.detach_streams(self._streams)
         if self._subscription is not None:
@@ -260,7 +299,11 @@ class WebSocket:
         if self._streams is not None:
             self._streams.block()
         if self._subscription is not None:
-            self._subscription.block(self._connection.loop.time())
+            now = self._connection.loop.time()
+            self._subscription.block(now)
+            overdue_at = now + self._subscription.policy.seconds_max
+            if overdue_at < self._connection.deadline:
+                self._service.wheel.set(self._connection, overdue_at)
 
     def room(self) -> None:
         if self._reading_paused and not self._slicing:
@@ -269,6 +312,51 @@ class WebSocket:
             self._streams.unblock()
         if self._subscription is not None:
             self._subscription.unblock(self._connection.loop.time())
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+        self._room = None
+
+    # History.
+
+    async def _catch_up(self, subscription: Subscription) -> None:
+        """Send what matched since, then go live; as for server-sent events."""
+        service = self._service
+        try:
+            start = await find_start(
+                service, subscription.channel, self._last_event_id, self._start
+            )
+            if start.gap is not None:
+                self._tell_gap(start.gap)
+            await service.replayer.run(
+                subscription, start, drained=self._drained, tell_gap=self._tell_gap
+            )
+        except (LogError, HubError, FilterError) as error:
+            service.logger.warning("replay_failed", code=error.code, reason=error.message)
+            self._close(CloseCode.INTERNAL_ERROR, error.code)
+        except Exception:
+            # Nobody foresaw this one; a consumer that is not told would wait for ever.
+            service.logger.exception("replay_failed")
+            self._close(CloseCode.INTERNAL_ERROR, "internal-failure")
+
+    def _drained(self) -> asyncio.Future[None] | None:
+        if self._subscription is None or self._subscription.blocked_since is None:
+            return None
+        if self._room is None:
+            self._room = self._connection.loop.create_future()
+        return self._room
+
+    def _tell_gap(self, gap: dict[str, object]) -> None:
+        """A socket carries events and nothing else, so this is one."""
+        now = timestamp_text(now_microseconds())
+        event = {
+            "specversion": "1.0",
+            "id": f"{self._service.hub.instance_id} {now}",
+            "source": self._service.config.source_name,
+            "type": GAP_TYPE,
+            "time": now,
+            "data": gap,
+        }
+        self.write(websocket_text(msgspec.json.encode(event)))
 
     # Frames from the client.
 

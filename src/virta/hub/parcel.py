@@ -1,0 +1,68 @@
+"""
+A parcel: the events of one batch to one channel, as the log and the matcher take them.
+
+Most events of a batch are heard by nobody or only pass through an index, so they are not taken apart:
+a parcel is written, claimed and matched as a whole, and an event of it becomes a `Delivery` when
+somebody hears it. Invariant: a parcel's records, lines and digests are those of its deliveries, in
+one order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from virta.hub.delivery import Delivery, decode_head
+from virta.hub.kernel import split
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# Fewer events are better off one by one: what came together with them is then sent together.
+PARCEL_EVENTS_MIN = 16
+
+
+class Parcel:
+    """Events that go one way together."""
+
+    __slots__ = ("channel", "count", "digests", "lines", "records")
+
+    def __init__(
+        self, channel: str, count: int, records: bytes, lines: bytes, digests: bytes
+    ) -> None:
+        self.channel = channel
+        self.count = count
+        self.records = records
+        self.lines = lines
+        self.digests = digests
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def size(self) -> int:
+        """The bytes of all events."""
+        return len(self.lines) - self.count + 1
+
+    def values(self) -> list[bytes]:
+        """The events' bytes."""
+        return self.lines.split(b"\n")
+
+    def deliveries(self, timestamp: int = 0) -> list[Delivery]:
+        """The events, one by one."""
+        return list(self.pick(self.values(), timestamp))
+
+    def pick(self, values: Iterable[bytes], timestamp: int) -> Iterable[Delivery]:
+        """Some of the events, given their bytes."""
+        for value in values:
+            head = decode_head(value)
+            yield Delivery(self.channel, head.source, head.id, value, -1, timestamp)
+
+
+def pack(
+    channel: str, data: bytes, start: int, *, events_max: int, event_bytes_max: int
+) -> Parcel | None:
+    """The parcel of a batch that is as most are: `data` from `start` on; None when it is not."""
+    found = split(channel, data, start, events_max, event_bytes_max) if split is not None else None
+    if found is None or found[0] < PARCEL_EVENTS_MIN:
+        return None
+    return Parcel(channel, *found)

@@ -1,0 +1,377 @@
+"""Parcels: batches that are not taken apart, and the table of keys behind them, against their plain twins."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from test_hub import House, draft, run
+
+from virta.errors import LogWriteError
+from virta.hub import kernel, keys
+from virta.hub.idempotency import key_of
+from virta.hub.parcel import PARCEL_EVENTS_MIN, Parcel
+from virta.log import codec
+from virta.log.limits import BATCH_HEADER_BYTES
+from virta.server.intake import BATCH, read_events, read_parcel
+
+native = pytest.mark.skipif(not kernel.NATIVE, reason="the native half was not built")
+
+FILL = [b'{"source":"s","id":"fill-%d"}' % n for n in range(PARCEL_EVENTS_MIN)]
+# Events that are taken as they are: spaces, names twice, pairs of surrogates, wide characters, numbers.
+TAKEN = [
+    b'{"id":"a","source":"s","data":{"a":[1,-0.5,1e9,0,12E-3],"b":{},"c":[],"d":null,"e":true}}',
+    b' {\t"source" : "s" , "id" : "spaces" , "x":[ 1 , { "y" : false } ] } ',
+    b'{"source":"first","source":"s","id":"1","id":"twice","a":1,"a":2}',
+    b'{"source":"s","id":"escapes","data":"\\"\\\\\\/\\b\\f\\n\\r\\t\\u00e4\\ud83d\\ude00"}',
+    '{"source":"sü","id":"wide 😀","name ä":"ä"}'.encode(),
+    b'{"source":"","id":"","deep":%b1%b}' % (b"[" * 59, b"]" * 59),
+]
+# Others, which the plain reading takes, mends or refuses.
+DECLINED = [
+    b'{"source":"s","id":"lines",\n"a":1}',
+    b'{"source":"s","id":"lone","a":"\\ud800"}',
+    b'{"source":"s","id":"lone","a":"\\udc00"}',
+    b'{"source":"s","id":"half","a":"\\ud83d\\n"}',
+    b'{"source":"s","id":"escape \\u0041"}',
+    b'{"sourc\\u0065":"s","id":"name"}',
+    b'{"source":"s","id":7}',
+    b'{"source":"s","id":null}',
+    b'{"source":"s"}',
+    b'{"source":"s","id":"key","partitionkey":"k"}',
+    b'{"source":"s","id":"null key","partitionkey":null}',
+    b'{"source":"s","id":"large","a":1e999}',
+    b'{"source":"s","id":"digits","a":%b}' % (b"9" * 400),
+    b'{"source":"s","id":"deep","a":%b1%b}' % (b"[" * 70, b"]" * 70),
+    b'{"source":"s","id":"long","a":"%b"}' % (b"x" * 20_000),
+    b'{"source":"s","id":"\xff"}',
+    b'{"source":"s","id":"control","a":"\x01"}',
+    b'{"source":"s","id":"a","a":01}',
+    b'{"source":"s","id":"a","a":-}',
+    b'{"source":"s","id":"a","a":1.}',
+    b'{"source":"s","id":"a","a":1e}',
+    b'{"source":"s","id":"a","a":"\\x"}',
+    b'{"source":"s","id":"a","a":"\\u12g4"}',
+    b'{"source":"s","id":"a","a":nul}',
+    b'{"source":"s","id":"a","a":[1,]}',
+    b'{"source":"s","id":"a","a":[1}',
+    b'{"source":"s","id":"a","a":{"b"}}',
+    b'{"source":"s","id":"a",}',
+    b'{"source":"s","id":"a"',
+    b'{"source":"s","id":"a"}x',
+    b"{}",
+    b"[]",
+    b"7",
+    b"",
+]
+
+
+def batch(*events):
+    return b"[%b]" % b",".join([*FILL, *events])
+
+
+def check_parcel(parcel, body, channel="c"):
+    """A parcel is what the plain reading of the same body makes of it."""
+    drafts = read_events(channel, [], BATCH, BATCH, body)
+    records = codec.encode([(d.channel, d.key, d.value) for d in drafts])[BATCH_HEADER_BYTES:]
+    assert parcel.records == records
+    assert parcel.values() == [d.value for d in drafts]
+    assert len(parcel) == len(drafts)
+    assert parcel.size == sum(len(d.value) for d in drafts)
+    digest = kernel._native.digest
+    assert parcel.digests == b"".join(digest(key_of(d.channel, d.source, d.id)) for d in drafts)
+    again = [(d.channel, d.source, d.id, d.value, d.timestamp) for d in parcel.deliveries(7)]
+    assert again == [(d.channel, d.source, d.id, d.value, 7) for d in drafts]
+
+
+@native
+@pytest.mark.parametrize("event", TAKEN)
+def test_usual_batches_become_parcels(event):
+    """With the records, lines and keys that their events have one by one."""
+    for channel in ("c", "ein Kanal für Wörter", "x" * 1000):
+        body = batch(event, event)
+        check_parcel(read_parcel(channel, body), body, channel)
+    parcel = read_parcel("c", b"head" + batch(event) + b" ", 4)
+    check_parcel(parcel, batch(event) + b" ")
+
+
+@native
+@pytest.mark.parametrize("event", DECLINED)
+def test_other_batches_do_not(event):
+    """One odd event in it, and the batch is read the plain way."""
+    assert read_parcel("c", batch(event)) is None
+    assert read_parcel("c", b"[%b]" % b",".join([event, *FILL])) is None
+
+
+@native
+@pytest.mark.parametrize(
+    "body", [b"", b" ", b"[", b"[]", b"{}", b"]", batch()[:-1], batch() + b"]", batch() + b"\r\n"]
+)
+def test_what_is_no_batch_is_no_parcel(body):
+    """Nor is one that stops too early or goes on too long."""
+    assert read_parcel("c", body) is None
+
+
+@native
+def test_limits_of_a_parcel(monkeypatch):
+    """Small batches, too many events, records too large for one, channels that are none."""
+    few = b"[%b]" % b",".join(FILL[1:])
+    assert read_parcel("c", few) is None
+    assert kernel.split("c", few, 0, 100, 100) is not None
+    assert kernel.split("c", few, 0, len(FILL) - 2, 100) is None
+    assert kernel.split("c", few, 0, 100, 10) is None
+    assert kernel.split("c", few, len(few) + 1, 100, 100) is None
+    assert kernel.split("\ud800", few, 0, 100, 100) is None
+    for channel in ("\x1f", "x" * 1025):
+        assert kernel.split(channel, few, 0, 100, 100) is None
+    many = b"[%b]" % b",".join(FILL * 1100)
+    assert kernel.split("x" * 1000, many, 0, 10**6, 100) is None
+    assert kernel.split("x", many, 0, 10**6, 100) is not None
+    monkeypatch.setattr("virta.hub.parcel.split", None)
+    assert read_parcel("c", batch()) is None
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+NAMES = st.sampled_from(["source", "id", "data", "partitionkey", "type", "", "ä"])
+EVENTS = st.dictionaries(NAMES, JSON, max_size=3).map(
+    lambda more: {"source": "s", "id": "i", **more}
+)
+
+
+@native
+@settings(max_examples=300, deadline=None)
+@given(
+    event=EVENTS,
+    ascii_=st.booleans(),
+    spaces=st.booleans(),
+    at=st.floats(0, 1),
+    change=st.none() | st.sampled_from([bytes([n]) for n in b'"\\,:[]{}0-.eu\x00\n\xff x']),
+)
+@example(event={"source": "s", "id": "i"}, ascii_=True, spaces=False, at=0.5, change=b"}")
+def test_a_parcel_is_never_anything_else(event, ascii_, spaces, at, change):
+    """Whatever a batch is made of, and with any byte of it changed: equal to the plain reading, or none."""
+    separators = (" , ", " : ") if spaces else (",", ":")
+    text = json.dumps(event, ensure_ascii=ascii_, separators=separators)
+    raw = text.encode("utf-8", "surrogatepass")
+    if change is not None:
+        place = int(at * len(raw))
+        raw = raw[:place] + change + raw[place + 1 :]
+    body = batch(raw)
+    parcel = read_parcel("c", body)
+    if parcel is not None:
+        check_parcel(parcel, body)
+
+
+# The table of keys.
+
+KEYS = st.sampled_from(["a", "b", "c", "d", "ä", "\ud800", ""])
+STEPS = st.lists(
+    st.tuples(st.just("claim"), KEYS)
+    | st.tuples(st.sampled_from(["claim_all", "release"]), st.lists(KEYS, max_size=4))
+    | st.tuples(st.just("settle_run"), st.lists(KEYS, max_size=4), st.integers(0, 2**60))
+    | st.tuples(st.just("forget"), st.integers(0, 3))
+    | st.tuples(st.just("offset"), KEYS),
+    max_size=40,
+)
+
+
+@native
+@settings(max_examples=200, deadline=None)
+@given(STEPS, st.integers(1, 6))
+def test_the_tables_of_keys_agree(steps, most):
+    """The native one answers as the plain one does, whatever is done to them."""
+    one, other = kernel.Keys(most), keys.Keys(most)
+    for name, *arguments in steps:
+        assert getattr(one, name)(*arguments) == getattr(other, name)(*arguments)
+        assert len(one) == len(other)
+
+
+@pytest.mark.parametrize("table", [keys.Keys, pytest.param(kernel.Keys, marks=native)])
+def test_a_table_of_keys_grows_and_goes_round(table):
+    """Many claims, many settled, the oldest forgotten again and again: none is lost, none stays."""
+    held = table(10**6)
+    names = [f"key-{n}" for n in range(20_000)]
+    assert held.claim_all(names)
+    assert not held.claim_all(names[-1:])
+    held.release(names[10_000:])
+    assert len(held) == 10_000
+    for first in range(0, len(names), 500):
+        assert held.settle_run(names[first : first + 500], first) == 500
+        if first >= 3000:
+            held.forget(500)
+    kept = [n for n, name in enumerate(names) if held.offset(name) is not None]
+    assert kept == list(range(17_000, 20_000))
+    assert [held.offset(names[n]) for n in kept] == kept
+    held.forget(10**9)
+    assert len(held) == 0
+    small = table(1024)
+    for first in range(0, len(names), 500):
+        assert small.settle_run(names[first : first + 500], first) == 500
+    kept = [n for n, name in enumerate(names) if small.offset(name) is not None]
+    assert kept == list(range(len(names) - 1024, len(names)))
+
+
+@native
+def test_keys_and_digests_are_the_same_keys():
+    """A key taken as a text is held against its digest, and the other way round."""
+    parcel = read_parcel("c", batch())
+    names = [key_of("c", d.source, d.id) for d in parcel.deliveries()]
+    held = kernel.Keys(100)
+    assert held.claim(names[3])
+    assert not held.claim_all(parcel.digests)
+    assert len(held) == 1
+    held.release(names)
+    assert held.claim_all(parcel.digests)
+    assert not any(held.claim(name) for name in names)
+    held.settle_run(parcel.digests, 100)
+    assert [held.offset(name) for name in names] == list(range(100, 100 + len(names)))
+    for wrong in (7, (), [7], ["a", None]):
+        with pytest.raises(TypeError):
+            held.claim_all(wrong)
+    for most in (0, 2**31 + 1):
+        with pytest.raises(ValueError, match="at least one key"):
+            kernel.Keys(most)
+
+
+# Through the publisher.
+
+
+def parcel_of(*ids, a=1):
+    events = [{"source": "s", "id": id_, "data": {"a": a, "id": id_}} for id_ in ids]
+    parcel = read_parcel("c", json.dumps(events).encode())
+    assert isinstance(parcel, Parcel)
+    return parcel
+
+
+def names(prefix, number=20):
+    return [f"{prefix}{n}" for n in range(number)]
+
+
+async def publish(house: House, *parts):
+    """Take parts for one write and wait for its end."""
+    done = asyncio.get_running_loop().create_future()
+    house.publisher.take(parts, done.set_result)
+    house.publisher.write()
+    return await asyncio.wait_for(done, 10)
+
+
+def stored(house):
+    return [json.loads(record.value)["id"] for record in house.log.read()]
+
+
+@native
+@pytest.mark.parametrize("durability", ["none", "group"])
+def test_a_parcel_is_stored_and_heard(tmp_path, durability):
+    """By whoever asked for some of it, for all of it, or by its data; others hear nothing."""
+
+    async def scenario(house):
+        ears = [
+            house.attach("c", "id=b7"),
+            house.attach("c", "id=b7;id=b3"),
+            house.attach("c", "id=nobody"),
+            house.attach("other", ""),
+        ]
+        assert await publish(house, parcel_of(*names("a"))) is None
+        assert await publish(house, parcel_of(*names("b"))) is None
+        everything = house.attach("c", "")
+        assert await publish(house, parcel_of(*names("c"))) is None
+        document = house.attach("c", {"equals": {"a": 2}}, "koncorde")
+        assert await publish(house, parcel_of(*names("d"), a=2)) is None
+        heard = [[event["id"] for event in ear.heard] for ear in (*ears, everything, document)]
+        return heard, stored(house), house.hub.routed, house.hub.delivered, house.hub.position
+
+    heard, kept, routed, delivered, position = run(scenario, tmp_path, durability=durability)
+    assert heard == [["b7"], ["b3", "b7"], [], [], names("c") + names("d"), names("d")]
+    assert kept == names("a") + names("b") + names("c") + names("d")
+    assert (routed, delivered, position) == (80, 3 + 40 + 20, 80)
+
+
+@native
+def test_a_hearer_gets_the_same_bytes_from_a_parcel(tmp_path):
+    """As from the events one by one, times included."""
+
+    async def scenario(house):
+        _, subscription = house.listen("c", "a=1")
+        payloads = []
+        subscription.put = payloads.append
+        house.hub.attach(subscription)
+        parcel = parcel_of(*names("a"))
+        house.hub.deliver_parcel(parcel, 1_700_000_000_000_000)
+        house.hub.deliver(parcel.deliveries(1_700_000_000_000_000))
+        return payloads
+
+    one, other = run(scenario, tmp_path)
+    assert one == other
+
+
+@native
+def test_order_in_one_write_is_the_order_of_taking(tmp_path):
+    """Parcels and single events: the log has them, and hearers hear them, as they were taken."""
+
+    async def scenario(house):
+        ear, other = house.attach("c", ""), house.attach("c", "id=b2;id=y;id=x")
+        first, last = parcel_of(*names("a")), parcel_of(*names("b"))
+        between = [draft("c", "x", {"id": "x"}), draft("d", "z"), draft("c", "y", {"id": "y"})]
+        assert await publish(house, [], first, between, last, [draft("c", "end")]) is None
+        offsets = [house.table.offset(key_of("c", "s", id_)) for id_ in ("a0", "x", "b0", "end")]
+        return [e["id"] for e in ear.heard], [e["id"] for e in other.heard], stored(house), offsets
+
+    heard, some, kept, offsets = run(scenario, tmp_path)
+    assert kept == [*names("a"), "x", "z", "y", *names("b"), "end"]
+    assert heard == [id_ for id_ in kept if id_ != "z"]
+    assert some == ["x", "y", "b2"]
+    assert offsets == [0, 20, 23, 43]
+
+
+@native
+def test_repeats_are_taken_out_of_a_parcel(tmp_path):
+    """The whole of it again, some of it, one twice in it, and one that was published alone."""
+
+    async def scenario(house):
+        ear = house.attach("c", "")
+        await publish(house, [draft("c", "a3")])
+        await publish(house, parcel_of(*names("a")))
+        await publish(house, parcel_of(*names("a")))
+        await publish(house, parcel_of(*names("b"), "b1", "a1"), [draft("c", "b2")])
+        await publish(house, parcel_of(*names("c")), parcel_of(*names("c")))
+        publisher = house.publisher
+        kept = stored(house)
+        counts = (publisher.published, publisher.duplicates, publisher.outstanding)
+        return [event["id"] for event in ear.heard], kept, counts, publisher.outstanding_bytes
+
+    heard, kept, counts, outstanding_bytes = run(scenario, tmp_path)
+    assert kept == ["a3", *[id_ for id_ in names("a") if id_ != "a3"], *names("b"), *names("c")]
+    assert heard == kept
+    assert counts == (60, 1 + 20 + 3 + 20, 0)
+    assert outstanding_bytes == 0
+
+
+@native
+def test_a_parcel_that_was_not_written_may_come_again(tmp_path, monkeypatch):
+    """All are told that it is lost; its events are not known, nor are those beside it."""
+
+    async def scenario(house):
+        ear = house.attach("c", "")
+        append = house.log.append_many
+
+        def fail(*_arguments, **_named):
+            raise LogWriteError("the disk is gone")
+
+        monkeypatch.setattr(house.log, "append_many", fail)
+        parts = (parcel_of(*names("a")), [draft("c", "x")])
+        assert isinstance(await publish(house, *parts), LogWriteError)
+        assert isinstance(await publish(house, parts[0]), LogWriteError)
+        assert len(house.table) == 0
+        monkeypatch.setattr(house.log, "append_many", append)
+        assert await publish(house, *parts) is None
+        return [event["id"] for event in ear.heard], stored(house)
+
+    heard, kept = run(scenario, tmp_path)
+    assert heard == kept == [*names("a"), "x"]
