@@ -526,7 +526,8 @@ PyMODINIT_FUNC PyInit__native(void)
         if (!(numbers[i] = PyLong_FromLong(i))) return NULL;
     if (!(no_bytes = PyBytes_FromStringAndSize("", 0)) || !(no_text = PyUnicode_FromString(""))) return NULL;
     PyObject *made_module = PyModule_Create(&module);
-    if (made_module && PyModule_AddType(made_module, &HeapType) < 0) Py_CLEAR(made_module);
-    if (made_module && journal_add_lines(made_module) < 0) Py_CLEAR(made_module);
+    if (made_module
+        && (PyModule_AddType(made_module, &HeapType) < 0 || journal_add_lines(made_module) < 0 || journal_add_asker(made_module) < 0))
+        Py_CLEAR(made_module);
     return made_module;
 }

@@ -1,4 +1,4 @@
-/* What the two native halves of the journal share: messages (journal.c) and the lines they travel on (lines.c). */
+/* What the native parts of the journal share: messages (journal.c) and both ends of the lines they travel on (lines.c, asker.c). */
 #ifndef VIRTA_JOURNAL_H
 #define VIRTA_JOURNAL_H
 #define PY_SSIZE_T_CLEAN
@@ -20,8 +20,9 @@ enum outcome journal_put_reply(Out *out, PyObject *reply);
 uint8_t *journal_extend(Out *out, size_t more);
 int journal_reply_identifier(PyObject *reply);
 int journal_request_identifier(PyObject *request);
-/* Adds what lines.c has to the module; does nothing where the system has no epoll. */
+/* Add what the others have to the module; nothing where the system has no epoll. */
 int journal_add_lines(PyObject *module);
+int journal_add_asker(PyObject *module);
 
 static inline void out_init(Out *out)
 {

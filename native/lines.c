@@ -1,4 +1,4 @@
-/* The journal's lines: the sockets of a daemon's connections, and the one of a blocking client.
+/* The journal's lines: the sockets of a daemon's connections.
  *
  * Lines is an epoll instance of its own, whose descriptor the event loop watches. `turn` reads every line that has
  * something and returns the requests of all of them; `respond` and `notify` write replies into the buffer of their line;
@@ -7,21 +7,17 @@
  *
  * Bounded: a line holds UNREAD_BYTES_MAX of replies and one more, then it is cut; it is not read from while more than
  * WRITE_HIGH_BYTES wait or more than UNANSWERED_MAX requests are unanswered; a turn reads IN_BYTES of a line and
- * EVENTS_MAX lines. A line ends inside `turn` and `close` only, so that Python hears of every end.
- *
- * Looking: a core that sleeps takes longer to wake than a quick partner to answer, so both ends may look again and again
- * for a moment before they sleep; never longer than they were told, and only while waits were usually shorter (Look). */
+ * EVENTS_MAX lines. A line ends inside `turn` and `close` only, so that Python hears of every end. */
 #include "journal.h"
 #if defined(__linux__)
+#include "look.h"
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <sched.h>
 #include <structmember.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #define IN_BYTES 65536
@@ -29,75 +25,6 @@
 #define QUIT 1
 /* A buffer of replies that grew beyond this is given back once it is empty. */
 #define KEPT_BYTES 65536
-/* A client that asks less often than this does not look: it has other things to do. */
-#define RARE_NS 2000000
-/* A look takes a microsecond: whoever needed so long shares the core, and so long, with somebody who has much to do. */
-#define SHARED_NS 20000
-#define AWAY_NS 100000
-/* Waits without looking, after looking was in vain, after the core was shared, and however often that was. */
-#define REST_WAITS_VAIN 4
-#define REST_WAITS_AWAY 64
-#define REST_WAITS_MAX 16384
-
-static int64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-/* --- whether looking is worth it, learned from how long waits were --- */
-
-typedef struct { int64_t limit, usual; unsigned rest, penalty; } Look;
-
-static void look_init(Look *look, int64_t limit)
-{
-    look->limit = limit;
-    look->usual = 2 * limit;
-}
-
-static void look_learn(Look *look, int64_t waited)
-{
-    if (waited > 4 * look->limit) waited = 4 * look->limit;
-    look->usual += (waited - look->usual) / 5;
-}
-
-static inline int look_worthwhile(Look *look)
-{
-    if (look->rest && look->rest--) return 0;
-    return look->usual < look->limit;
-}
-
-typedef struct { int64_t last, end, gap; int over; } Moment;
-
-/* Between two looks; 0: that was the last. Whoever else wants this core has it in between: perhaps the very partner,
- * so there is one more look after that. */
-static inline int look_on(Moment *moment)
-{
-    int64_t before = moment->last;
-    if (moment->over) return 0;
-    sched_yield();
-    moment->last = now_ns();
-    moment->gap = moment->last - before;
-    moment->over = moment->last >= moment->end || moment->gap >= SHARED_NS;
-    return 1;
-}
-
-/* Looking that is no good rests for so many waits, and for longer the next time; each that is good makes that shorter.
- * One in ten in vain is too many; a core that is shared takes far more time than looking ever saves. */
-static void look_judge(Look *look, int found, const Moment *moment)
-{
-    int away = moment->gap > AWAY_NS;
-    unsigned least = away ? REST_WAITS_AWAY : REST_WAITS_VAIN;
-    if (found && !away) {
-        look->penalty -= look->penalty / 16 + (look->penalty > 0);
-        return;
-    }
-    if (look->penalty < least) look->penalty = least;
-    look->rest = look->penalty;
-    look->penalty *= away ? 4 : 2;
-    if (look->penalty > REST_WAITS_MAX) look->penalty = REST_WAITS_MAX;
-}
 
 /* --- a line --- */
 
@@ -549,108 +476,6 @@ static void lines_dealloc(Lines *self)
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
-/* --- the client's end --- */
-
-typedef struct { PyObject_HEAD Look look; int64_t answered; long long looked; } Asker;
-static PyTypeObject asker_type;
-
-static PyObject *asker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    (void)kwargs;
-    long long look;
-    if (!PyArg_ParseTuple(args, "L", &look)) return NULL;
-    Asker *self = (Asker *)type->tp_alloc(type, 0);
-    if (self) look_init(&self->look, look);
-    return (PyObject *)self;
-}
-
-/* Everything sent, or -1 with an error set. */
-static int send_all(int fd, const uint8_t *data, size_t size)
-{
-    while (size) {
-        ssize_t sent;
-        Py_BEGIN_ALLOW_THREADS
-        sent = send(fd, data, size, MSG_NOSIGNAL);
-        Py_END_ALLOW_THREADS
-        if (sent < 0 && errno == EINTR) {
-            if (PyErr_CheckSignals() < 0) return -1;
-            continue;
-        }
-        if (sent < 0) {
-            PyErr_SetFromErrno(PyExc_OSError);
-            return -1;
-        }
-        data += sent;
-        size -= (size_t)sent;
-    }
-    return 0;
-}
-
-/* What comes next, at most so many bytes: looked for at first, if that is worth it, then waited for. */
-static ssize_t asker_receive(Asker *self, int fd, uint8_t *data, size_t room)
-{
-    ssize_t size = -1;
-    int64_t began = now_ns();
-    Moment moment = {began, began + self->look.limit, 0, 0};
-    int looked = began - self->answered < RARE_NS && look_worthwhile(&self->look), looking = looked;
-    Py_BEGIN_ALLOW_THREADS
-    while (looking) {
-        size = recv(fd, data, room, MSG_DONTWAIT);
-        if (size >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK)) break;
-        looking = look_on(&moment);
-    }
-    if (!looking) size = recv(fd, data, room, 0);
-    Py_END_ALLOW_THREADS
-    int error = errno;
-    if (looked) look_judge(&self->look, looking, &moment);
-    self->looked += looking;
-    while (size < 0 && error == EINTR) {
-        if (PyErr_CheckSignals() < 0) return -1;
-        Py_BEGIN_ALLOW_THREADS
-        size = recv(fd, data, room, 0);
-        error = errno;
-        Py_END_ALLOW_THREADS
-    }
-    self->answered = now_ns();
-    look_learn(&self->look, self->answered - began);
-    if (size < 0) {
-        errno = error;
-        PyErr_SetFromErrno(PyExc_OSError);
-    }
-    return size;
-}
-
-/* (descriptor, request) -> its reply; the bytes that came, if they are anything but that; None: encode it elsewhere */
-static PyObject *asker_ask(Asker *self, PyObject *const *args, Py_ssize_t count)
-{
-    if (count != 2) {
-        PyErr_SetString(PyExc_TypeError, "ask takes a descriptor and a request");
-        return NULL;
-    }
-    long fd = PyLong_AsLong(args[0]);
-    if (fd == -1 && PyErr_Occurred()) return NULL;
-    Out out;
-    out_init(&out);
-    enum outcome found = journal_put_request(&out, args[1]);
-    if (found != WRITTEN) {
-        out_release(&out);
-        return found == DOUBT ? Py_NewRef(Py_None) : NULL;
-    }
-    int identifier = journal_request_identifier(args[1]);
-    int sent = send_all((int)fd, out.data, out.size);
-    out_release(&out);
-    if (sent < 0) return NULL;
-    uint8_t data[IN_BYTES];
-    ssize_t size = asker_receive(self, (int)fd, data, sizeof data);
-    if (size < 0) return NULL;
-    In in = {data, data + size};
-    PyObject *reply = size ? journal_get_reply(&in) : NULL;
-    if (!reply && PyErr_Occurred()) return NULL;
-    if (reply && in.at == in.end && journal_reply_identifier(reply) == identifier) return reply;
-    Py_XDECREF(reply);
-    return PyBytes_FromStringAndSize((const char *)data, size);
-}
-
 /* --- what Python sees --- */
 
 static PyMethodDef line_methods[] = {
@@ -720,32 +545,9 @@ static PyTypeObject lines_type = {
     .tp_members = lines_members,
 };
 
-static PyMethodDef asker_methods[] = {
-    {"ask", (PyCFunction)(void (*)(void))asker_ask, METH_FASTCALL, "Send a request and wait for its reply."},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyMemberDef asker_members[] = {
-    {"looked", T_LONGLONG, offsetof(Asker, looked), READONLY, "How often looking found something."},
-    {NULL, 0, 0, 0, NULL},
-};
-
-static PyTypeObject asker_type = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "virta.journal._native.Asker",
-    .tp_basicsize = sizeof(Asker),
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_new = asker_new,
-    .tp_methods = asker_methods,
-    .tp_members = asker_members,
-};
-
 int journal_add_lines(PyObject *module)
 {
-    PyTypeObject *types[] = {&line_type, &lines_type, &asker_type};
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
-        if (PyModule_AddType(module, types[i]) < 0) return -1;
-    return 0;
+    return PyModule_AddType(module, &line_type) < 0 ? -1 : PyModule_AddType(module, &lines_type);
 }
 
 #else

@@ -75,6 +75,17 @@ def drained(far):
     return got
 
 
+def test_what_was_built_can_be_loaded():
+    """A native half that is there but does not load would go unnoticed: everything works, slowly."""
+    built = list(Path(kernel.__file__).parent.glob("_native*.so"))
+    if not built or os.environ.get("VIRTA_PLAIN") == "1":
+        pytest.skip("the native half was not built, or is not wanted")
+
+    assert kernel.NATIVE
+    assert kernel.Lines is not None
+    assert kernel.Asker is not None
+
+
 @native
 def test_whole_requests_come_decoded_and_the_rest_raw():
     """A cut request is handed out as bytes, and so is what follows, until the line is not raw any more."""

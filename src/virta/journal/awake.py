@@ -4,7 +4,7 @@ Waiting awake: where the next bytes usually come within microseconds, sleeping c
 A core that went to sleep needs about 40 µs to run again on a virtual machine, twice in a round trip, which
 itself may take 50. So both ends may look again and again for a moment before they sleep: if they are asked
 to, as this takes the core from others while it lasts. This is the plain half; the native one in
-`native/lines.c` notices when it has to share its core, and so needs not be asked.
+`native/look.h` notices when it has to share its core, and so needs not be asked.
 
 Invariant: nobody waits awake for longer than AWAKE_S_MAX at a time, and only while waits were usually
 shorter than that. A process with one core never does.

@@ -32,7 +32,6 @@ from virta.journal.messages import (
     RefusedError,
     Reply,
     Request,
-    Type,
     Value,
 )
 from virta.journal.reading import Reading

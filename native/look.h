@@ -1,0 +1,76 @@
+/* Looking: a core that sleeps takes longer to wake than a quick partner to answer, so both ends of a line may look again
+ * and again for a moment before they sleep. Never longer than they were told, and only while waits were usually shorter,
+ * looks were not in vain and the core was not shared. */
+#ifndef VIRTA_LOOK_H
+#define VIRTA_LOOK_H
+#include <sched.h>
+#include <stdint.h>
+#include <time.h>
+
+/* A look takes a microsecond: whoever needed so long shares the core, and so long, with somebody who has much to do. */
+#define SHARED_NS 20000
+#define AWAY_NS 100000
+/* Waits without looking, after looking was in vain, after the core was shared, and however often that was. */
+#define REST_WAITS_VAIN 4
+#define REST_WAITS_AWAY 64
+#define REST_WAITS_MAX 16384
+
+static inline int64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* Whether it is worth it, learned from how long waits were, and for how many waits it is not to be tried. */
+typedef struct { int64_t limit, usual; unsigned rest, penalty; } Look;
+
+static inline void look_init(Look *look, int64_t limit)
+{
+    look->limit = limit;
+    look->usual = 2 * limit;
+}
+
+static inline void look_learn(Look *look, int64_t waited)
+{
+    if (waited > 4 * look->limit) waited = 4 * look->limit;
+    look->usual += (waited - look->usual) / 5;
+}
+
+static inline int look_worthwhile(Look *look)
+{
+    if (look->rest && look->rest--) return 0;
+    return look->usual < look->limit;
+}
+
+typedef struct { int64_t last, end, gap; int over; } Moment;
+
+/* Between two looks; 0: that was the last. Whoever else wants this core has it in between: perhaps the very partner,
+ * so there is one more look after that. */
+static inline int look_on(Moment *moment)
+{
+    int64_t before = moment->last;
+    if (moment->over) return 0;
+    sched_yield();
+    moment->last = now_ns();
+    moment->gap = moment->last - before;
+    moment->over = moment->last >= moment->end || moment->gap >= SHARED_NS;
+    return 1;
+}
+
+/* Looking that is no good rests for so many waits, and for longer the next time; each that is good makes that shorter.
+ * One in ten in vain is too many; a core that is shared takes far more time than looking ever saves. */
+static inline void look_judge(Look *look, int found, const Moment *moment)
+{
+    int away = moment->gap > AWAY_NS;
+    unsigned least = away ? REST_WAITS_AWAY : REST_WAITS_VAIN;
+    if (found && !away) {
+        look->penalty -= look->penalty / 16 + (look->penalty > 0);
+        return;
+    }
+    if (look->penalty < least) look->penalty = least;
+    look->rest = look->penalty;
+    look->penalty *= away ? 4 : 2;
+    if (look->penalty > REST_WAITS_MAX) look->penalty = REST_WAITS_MAX;
+}
+#endif
