@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from virta.spark import transforms
 from virta.spark.matching import where
-from virta.spark.pipeline import Pipeline, Source, interval_seconds
+from virta.spark.pipeline import Pipeline, Source, interval_seconds, own_topics
 from virta.spark.sentences import blamed_on
 
 if TYPE_CHECKING:
@@ -110,7 +110,14 @@ def read_source(spark: SparkSession, pipeline: Pipeline, *, streaming: bool) -> 
         )
     options = {**source_options(source), **source.options}
     assert source.log is not None
-    return reader.format("virta").options(**options).load(pipeline.path(source.log))
+    rows = reader.format("virta").options(**options).load(pipeline.path(source.log))
+    return without_own(rows, pipeline)
+
+
+def without_own(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
+    """A pipeline that reads all topics of a log does not read its own results and dead letters there."""
+    own = own_topics(pipeline)
+    return rows if pipeline.source.topics or not own else rows.where(~F.col("topic").isin(own))
 
 
 def read_range(
@@ -120,7 +127,8 @@ def read_range(
     source = pipeline.source
     assert source.log is not None
     options = {**source_options(source), **source.options, "start": str(first), "end": str(end)}
-    return spark.read.format("virta").options(**options).load(pipeline.path(source.log))
+    rows = spark.read.format("virta").options(**options).load(pipeline.path(source.log))
+    return without_own(rows, pipeline)
 
 
 def source_options(source: Source) -> dict[str, str]:
