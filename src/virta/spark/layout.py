@@ -110,7 +110,8 @@ def read_header(fd: int, path: str) -> SegmentHeader:
     """The 64 bytes at the start of a segment (docs/format.md)."""
     raw = os.pread(fd, SEGMENT_HEADER_BYTES, 0)
     if len(raw) < SEGMENT_HEADER_BYTES or raw[1:5] != b"\x3e\x01\x05\x00":
-        raise Problem(path, 0, SEGMENT_HEADER_BYTES, 0, None, "bad-header").error()
+        base = int(Path(path).stem)
+        raise Problem(path, 0, SEGMENT_HEADER_BYTES, base, None, "bad-header").error()
     if raw[5] != 1:
         raise LogFormatError(f"{path} has format version {raw[5]}: this version of Virta reads 1")
     base, salt, prev, epoch = struct.unpack_from("<8xQ24xII8xI", raw)
@@ -160,8 +161,9 @@ class SegmentIndex:
             entries, pos, prev, following, state, _, last_time = found
             # A piece ends where the next begins, at a time no batch in it is past.
             bounds = [*((e[0], e[1], e[2]) for e in entries[1:]), (pos, following, last_time)]
+            # Not strict: the one bound has no piece when the very first batch is damaged.
             self.pieces += [
-                Piece._make((*entry, *bound)) for entry, bound in zip(entries, bounds, strict=True)
+                Piece._make((*entry, *bound)) for entry, bound in zip(entries, bounds, strict=False)
             ]
             self.pos, self.prev, self.following = pos, prev, following
             self.sealed = state == status.SEAL
@@ -201,6 +203,7 @@ class Plan:
         self.skip_gaps = skip_gaps
         self.log = virta.open(root, create=False, read_only=True)
         self.indexes: dict[str, SegmentIndex] = {}
+        self.lost: dict[str, Problem] = {}  # segments of which nothing can be read
         self.known: Ends | None = None
         self.known_until = 0.0
 
@@ -257,9 +260,12 @@ class Plan:
             if base > reached:
                 self.gap(reached, base)
             try:
-                index = self.index(path, stop)
+                index = self.readable(path, stop)
             except FileNotFoundError:
                 continue  # retention took it this moment: the next segment's base shows the gap
+            if index is None:
+                reached = max(reached, self.lost[path].offset_to or stop)
+                continue
             for piece in index.pieces:
                 if piece.stop <= start or piece.base >= stop:
                     continue
@@ -285,6 +291,28 @@ class Plan:
         first = max(bisect_right(found, start, key=lambda s: s[0]) - 1, 0)
         return [segment for segment in found[first:] if segment[0] < stop]
 
+    def readable(self, path: str, stop: int) -> SegmentIndex | None:
+        """As `index`; None for a segment to be skipped, since nothing in it can be verified without its header."""
+        try:
+            return self.index(path, stop)
+        except LogCorruptionError:
+            if not self.skip_corruption:
+                raise
+        base, size = int(Path(path).stem), Path(path).stat().st_size
+        following = min((b for b in segment_bases(Path(self.root)) if b > base), default=None)
+        self.lost[path] = Problem(path, 0, size, base, following, "bad-header")
+        return None
+
+    def skipped(self, start: int, stop: int) -> list[Problem]:
+        """The damage that planning has passed over among these offsets."""
+        noted = [problem for index in self.indexes.values() for problem in index.problems]
+        return [
+            problem
+            for problem in (*self.lost.values(), *noted)
+            if problem.offset_from < stop
+            and (problem.offset_to is None or problem.offset_to > start)
+        ]
+
     def index(self, path: str, stop: int) -> SegmentIndex:
         """The segment's index, complete up to offset `stop` or the file's end."""
         with opened(path) as fd:
@@ -304,7 +332,8 @@ class Plan:
         """The largest offset up to `stop` such that the batches from `start` fit in `bytes_max`."""
         spent = 0
         for _, path in self.segments(start, stop):
-            for piece in self.index(path, stop).pieces:
+            index = self.readable(path, stop)
+            for piece in index.pieces if index else ():
                 if piece.stop <= start:
                     continue
                 spent += piece.end - piece.pos

@@ -153,7 +153,9 @@ def moment(given: Mapping[str, str], name: str, default: int) -> int:
         ) from exc
     if time.tzinfo is None:
         time = time.replace(tzinfo=UTC)
-    return round(time.timestamp() * 1_000_000)
+    # Whole seconds apart from the rest, which a float of that size would round; the log has no times before 1970.
+    seconds = round(time.replace(microsecond=0).timestamp())
+    return max(0, seconds * 1_000_000 + time.microsecond)
 
 
 def number(given: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:

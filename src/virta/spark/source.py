@@ -36,7 +36,7 @@ from pyspark.sql.types import BinaryType, StructType
 
 from virta.errors import LogFormatError, VirtaError
 from virta.spark.arrow import RECORD_COLUMNS, TEXT_COLUMNS, make_array
-from virta.spark.decode import Reading, Rows, read_rows
+from virta.spark.decode import Reading, Rows, read_rows, report_skipped
 from virta.spark.events import EventColumns
 from virta.spark.filter_set import FilterSet, document_of, joined, opened_set
 from virta.spark.layout import Ends, Plan, Split, gap_error
@@ -239,6 +239,7 @@ class LogReader(DataSourceReader):
                 time_to=self.decoder.reading.time_to,
                 split_bytes=options.split_bytes,
             )
+            report_skipped(self.decoder.reading, plan, start, stop)
         finally:
             plan.close()
         return [LogPartition(split) for split in splits]
@@ -365,6 +366,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             time_to=options.time_to,
             split_bytes=options.split_bytes,
         )
+        report_skipped(self.decoder.reading, plan, first, stop)
         return [LogPartition(split) for split in splits]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
