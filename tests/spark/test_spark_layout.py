@@ -98,6 +98,23 @@ def test_a_segment_without_a_header_is_named_with_its_offset(tmp_path):
         source.LogReader(source.read_options(told), source.RECORD).partitions()
 
 
+@pytest.mark.parametrize("at", [8, 41, 45, 57])
+def test_every_byte_of_a_segments_header_is_verified(tmp_path, at):
+    """A wrong base, salt, link or epoch is damage that is named; it does not make the segment look empty."""
+    source = pytest.importorskip("virta.spark.source")
+    with virta.open(tmp_path / "log", segment_bytes=4096) as log:
+        for number in range(120):
+            log.append("t", "", b"%d" % number * 30)
+    segment = sorted((tmp_path / "log").glob("*.puro"))[1]
+    raw = bytearray(segment.read_bytes())
+    raw[at] ^= 0x10
+    segment.write_bytes(raw)
+
+    reader = source.LogReader(source.read_options({"path": str(tmp_path / "log")}), source.RECORD)
+    with pytest.raises(LogCorruptionError, match=f"{segment.name} is damaged in bytes 0 to 64"):
+        reader.partitions()
+
+
 @pytest.mark.parametrize(
     ("text", "moment"),
     [

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import struct
 import time
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import virta
 from virta.errors import LogCorruptionError, LogFormatError, LogGapError
 from virta.log.directory import segment_bases
+from virta.log.segment import SegmentHeader, parse_header
 from virta.spark import arrow_plain as status
 from virta.spark.arrow import FOREVER, kernel
 
@@ -73,13 +73,6 @@ class Split:
     stop: int
 
 
-class SegmentHeader(NamedTuple):
-    base: int
-    salt: int
-    prev: int
-    epoch: int
-
-
 @dataclass(frozen=True)
 class Problem:
     """Damage found on the way, as it is reported when it is skipped."""
@@ -107,15 +100,18 @@ class Problem:
 
 
 def read_header(fd: int, path: str) -> SegmentHeader:
-    """The 64 bytes at the start of a segment (docs/format.md)."""
-    raw = os.pread(fd, SEGMENT_HEADER_BYTES, 0)
-    if len(raw) < SEGMENT_HEADER_BYTES or raw[1:5] != b"\x3e\x01\x05\x00":
+    """
+    The header at the start of a segment, verified: with a wrong salt or base nothing after it would be found.
+
+    Raises:
+        LogCorruptionError: it is damaged; what the segment holds is not known.
+    """
+    try:
+        return parse_header(os.pread(fd, SEGMENT_HEADER_BYTES, 0), Path(path))
+    except LogCorruptionError as error:
         base = int(Path(path).stem)
-        raise Problem(path, 0, SEGMENT_HEADER_BYTES, base, None, "bad-header").error()
-    if raw[5] != 1:
-        raise LogFormatError(f"{path} has format version {raw[5]}: this version of Virta reads 1")
-    base, salt, prev, epoch = struct.unpack_from("<8xQ24xII8xI", raw)
-    return SegmentHeader(base, salt, prev, epoch)
+        problem = Problem(path, 0, SEGMENT_HEADER_BYTES, base, None, error.reason)
+        raise problem.error() from error
 
 
 @contextlib.contextmanager
@@ -319,7 +315,7 @@ class Plan:
             header = read_header(fd, path)
             index = self.indexes.get(path)
             if index is None or index.header != header:
-                index = SegmentIndex(path, header, prev=header.prev, following=header.base)
+                index = SegmentIndex(path, header, prev=header.prev_crc, following=header.base)
                 self.indexes[path] = index
             index.extend(fd, end=os.fstat(fd).st_size, needed=stop, skip=self.skip_corruption)
         return index
