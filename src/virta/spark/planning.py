@@ -32,6 +32,7 @@ import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.execution.datasources.v2.DataSourceV2Relation;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceCreationResult;
+import org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceReadInfo;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceV2;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonScanBuilder;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonTable;
@@ -64,7 +65,7 @@ public class VirtaPlans extends scala.runtime.AbstractFunction1 {
     }
   }
 
-  // The plan is kept in the source: one for each scan. What Python made of the options is shared by all.
+  // The plan is kept in the source: one for each scan.
   public static class PlanningTable extends PythonTable {
     private final PythonDataSourceV2 made;
     private final String shortName;
@@ -96,9 +97,20 @@ public class VirtaPlans extends scala.runtime.AbstractFunction1 {
     public boolean test(Object name) { return "pushdown".equalsIgnoreCase((String) name); }
   }
 
+  // A plan with pushed conditions is this scan's own; the one without any is shared, as what Python made is.
   public static class OnePlan extends PythonDataSourceV2 {
     private final PythonDataSourceV2 made;
+    private PythonDataSourceReadInfo own;
+
     public OnePlan(PythonDataSourceV2 source) { made = source; }
+
+    public void setReadInfo(PythonDataSourceReadInfo plan) { own = plan; }
+
+    public PythonDataSourceReadInfo getOrCreateReadInfo(
+        String name, CaseInsensitiveStringMap options, StructType schema, boolean streaming) {
+      if (own != null) return own;
+      synchronized (made) { return made.getOrCreateReadInfo(name, options, schema, streaming); }
+    }
 
     public PythonDataSourceCreationResult getOrCreateDataSourceInPython(
         String name, CaseInsensitiveStringMap options, scala.Option schema) {
