@@ -15,6 +15,7 @@ from spark_logs import fill, read_log
 
 import virta
 from virta.cli.pipeline import pipeline as command
+from virta.log.limits import VALUE_BYTES_MAX
 from virta.spark.building import build
 from virta.spark.pipeline import Pipeline, Sink, Source
 from virta.spark.pipeline_file import loads
@@ -125,6 +126,34 @@ def test_an_aggregate_with_duplicates_and_junk(spark, tmp_path):
     assert all(letter["reason"] for letter in dead)
     assert status["state"] == "finished"
     assert status["queries"]["channel-0"]["lag"] == 0
+
+
+def test_the_largest_values_are_no_obstacle(spark, tmp_path):
+    """Junk of 10 MiB, and an event that grows beyond it, are dead letters with the reason; the rest goes on."""
+    (event,) = fill(str(tmp_path / "log"), 1)
+    text = {**event, "id": "big", "data": {"n": 7, "text": ""}}
+    room = VALUE_BYTES_MAX - len(json.dumps(text))
+    text["data"]["text"] = "y" * room
+    append(tmp_path / "log", b"x" * VALUE_BYTES_MAX, json.dumps(text).encode())
+    pipeline = Pipeline(
+        name="grow",
+        source=Source(log="log"),
+        columns={"n": "variant_get(data, '$.n', 'int')"},
+        sinks=(Sink(kind="channel", topic="grown"),),
+        dead_letter=Sink(kind="channel", topic="dead"),
+        directory=str(tmp_path),
+    )
+
+    run(spark, pipeline)
+
+    grown = [json.loads(r.value)["data"]["n"] for r in read_log(tmp_path / "log", "grown")]
+    assert grown == [event["data"]["n"]]
+    dead = [json.loads(r.value)["data"] for r in read_log(tmp_path / "log", "dead")]
+    assert sorted((d["offset"], d["reason"].partition(":")[0]) for d in dead) == [
+        (1, "the body is not valid JSON"),
+        (2, "too large"),
+    ]
+    assert all(d["reason"].endswith("bytes are left out here") and "value" not in d for d in dead)
 
 
 def test_a_pipeline_runs_again_without_repeats(spark, tmp_path):

@@ -130,6 +130,24 @@ def to_events(
     in UTC, whatever the session's zone is.
     """
     need(df, [name for name in (id, key, time) if name], "to_events")
+    value = event_value(df, type=type, source=source, id=id, time=time)
+    record_key = F.lit("") if key is None else F.coalesce(F.col(key).cast("string"), F.lit(""))
+    return df.select(
+        F.lit(topic).alias("topic"),
+        record_key.cast("binary").alias("key"),
+        value.cast("binary").alias("value"),
+    )
+
+
+def event_value(
+    df: DataFrame,
+    *,
+    type: str,  # noqa: A002 - the CloudEvents name
+    source: str,
+    id: str | None = None,  # noqa: A002
+    time: str | None = None,
+) -> Column:
+    """The CloudEvent that `to_events` makes of a row, as JSON."""
     data = F.struct(*[F.col(name) for name in df.columns])
     identity = F.sha2(F.to_json(data, JSON), 256)
     if id is not None:
@@ -143,13 +161,7 @@ def to_events(
     ]
     if time is not None:
         members.append(F.col(time).cast("timestamp").alias("time"))
-    value = F.to_json(F.struct(*members, data.alias("data")), JSON)
-    record_key = F.lit("") if key is None else F.coalesce(F.col(key).cast("string"), F.lit(""))
-    return df.select(
-        F.lit(topic).alias("topic"),
-        record_key.cast("binary").alias("key"),
-        value.cast("binary").alias("value"),
-    )
+    return F.to_json(F.struct(*members, data.alias("data")), JSON)
 
 
 # Keys.
