@@ -186,7 +186,9 @@ def test_damage_names_file_and_range_or_is_skipped(tmp_path, kernel, where):
     entries = arrow.native or arrow_plain
     with layout.opened(segment) as fd:
         header = layout.read_header(fd, segment)
-        found = entries.index(fd, 64, os.fstat(fd).st_size, header.salt, header.prev, 0, 300, 1)[0]
+        found = entries.index(
+            fd, 64, os.fstat(fd).st_size, header.salt, header.prev_crc, 0, 300, 1
+        )[0]
     plan.close()
     pos = found[12][0]
     damage(segment, pos + (20 if where == "header" else 60), b"\xaa")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
 
 import virta
+from virta.errors import LogCorruptionError
 
 layout = pytest.importorskip("virta.spark.layout")
 
@@ -34,3 +36,97 @@ def test_headroom_is_in_no_split(tmp_path, page):
             assert splits[-1].end == end
         finally:
             plan.close()
+
+
+def damaged(root):
+    """A log whose second segment has a batch with a broken header, and whose third has none of its own."""
+    with virta.open(root, segment_bytes=4096) as log:
+        for number in range(120):
+            log.append("t", "", b"%d" % number * 30)
+        segments = log.segments()
+    second, third = (sorted(root.glob("*.puro"))[n] for n in (1, 2))
+    raw = bytearray(second.read_bytes())
+    raw[64 + 20] ^= 0xFF  # in the header of its first batch
+    second.write_bytes(raw)
+    third.write_bytes(b"\0" * third.stat().st_size)
+    assert len(segments) > 3
+    return segments
+
+
+def offsets_of(reader):
+    return [
+        o
+        for part in reader.partitions()
+        for b in reader.read(part)
+        for o in b["offset"].to_pylist()
+    ]
+
+
+def test_damage_found_while_planning_is_reported_too(tmp_path):
+    """Batches and whole segments without a header are skipped by option, each with a report of its offsets."""
+    source = pytest.importorskip("virta.spark.source")
+    segments = damaged(tmp_path / "log")
+    told = {
+        "path": str(tmp_path / "log"),
+        "onCorruption": "skip",
+        "problems": str(tmp_path / "problems"),
+    }
+    schema = source.StructType([source.RECORD["offset"]])
+
+    found = offsets_of(source.LogReader(source.read_options(told), schema))
+
+    reports = [json.loads(file.read_text()) for file in sorted((tmp_path / "problems").iterdir())]
+    lost = [o for report in reports for o in range(report["offset_from"], report["offset_to"])]
+    assert sorted([*found, *lost]) == list(range(120))
+    assert [report["reason"] for report in reports] == ["bad-header", "bad-header"]
+    assert (reports[0]["offset_from"], reports[1]["offset_from"]) == (
+        segments[1].base,
+        segments[2].base,
+    )
+    assert reports[1]["offset_to"] == segments[3].base
+
+
+def test_a_segment_without_a_header_is_named_with_its_offset(tmp_path):
+    """Without the option the first damage is an error with file and range."""
+    source = pytest.importorskip("virta.spark.source")
+    segments = damaged(tmp_path / "log")
+    told = {"path": str(tmp_path / "log"), "start": str(segments[2].base)}
+
+    with pytest.raises(
+        LogCorruptionError, match=rf"\.puro is damaged .*offsets {segments[2].base} to"
+    ):
+        source.LogReader(source.read_options(told), source.RECORD).partitions()
+
+
+@pytest.mark.parametrize("at", [8, 41, 45, 57])
+def test_every_byte_of_a_segments_header_is_verified(tmp_path, at):
+    """A wrong base, salt, link or epoch is damage that is named; it does not make the segment look empty."""
+    source = pytest.importorskip("virta.spark.source")
+    with virta.open(tmp_path / "log", segment_bytes=4096) as log:
+        for number in range(120):
+            log.append("t", "", b"%d" % number * 30)
+    segment = sorted((tmp_path / "log").glob("*.puro"))[1]
+    raw = bytearray(segment.read_bytes())
+    raw[at] ^= 0x10
+    segment.write_bytes(raw)
+
+    reader = source.LogReader(source.read_options({"path": str(tmp_path / "log")}), source.RECORD)
+    with pytest.raises(LogCorruptionError, match=f"{segment.name} is damaged in bytes 0 to 64"):
+        reader.partitions()
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("1960-01-01", 0),
+        ("0001-01-01T00:00:00+14:00", 0),
+        ("2026-01-01T00:00:00.000001Z", 1767225600000001),
+        ("9999-12-31T23:59:59.999999-14:00", 253402351199999999),
+        ("77", 77),
+    ],
+)
+def test_moments_are_exact(text, moment):
+    """Bounds on time are microseconds, and before 1970 is before everything."""
+    options = pytest.importorskip("virta.spark.options")
+
+    assert options.read_options({"path": "x", "startTime": text}).time_from == moment

@@ -261,6 +261,15 @@ def test_what_is_not_exact_is_not_compiled(spark):
     assert compile_filter(parse("n=5"), EVENT_COLUMNS) is not None
 
 
+def test_an_id_that_is_a_number_is_asked_as_the_event_has_it(spark):
+    """A number as id is text in the column: conditions that can tell the two apart are the matcher's."""
+    for source in ({"exact": {"id": "5"}}, {"prefix": {"id": "-"}}, {"suffix": {"id": ".5"}}):
+        assert compile_filter(parse(source, "cloudevents"), EVENT_COLUMNS) is None
+    assert compile_filter(parse("id IN ('d1', 'd2', '5')", "cesql"), EVENT_COLUMNS) is None
+    assert compile_filter(parse("id IN ('d1', 'd2', 'd5')", "cesql"), EVENT_COLUMNS) is not None
+    assert compile_filter(parse({"prefix": {"id": "d"}}, "cloudevents"), EVENT_COLUMNS) is not None
+
+
 def test_a_filter_file_is_what_its_name_says(tmp_path):
     """A filter set is unpickled, so bytes that do not fit the digest in the name are refused."""
     path = write_set({"a": parse("n=1")}, str(tmp_path))

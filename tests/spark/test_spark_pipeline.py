@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from virta.spark.pipeline import Aggregate, Pipeline, PipelineError, Sink, Source
+from virta.spark.pipeline import Aggregate, Pipeline, PipelineError, Sink, Source, own_topics
 from virta.spark.pipeline_file import load, loads
 from virta.spark.toml_lines import find_lines, line_of
 
@@ -113,6 +113,12 @@ def test_python_and_toml_give_the_same_value():
         ),
         ("count(*)", "count(*", 24, "its quotes and brackets closed"),
         ("[dead_letter]", "[spark]\nmaster = 5\n[dead_letter]", 36, "master is 5"),
+        ('partition_by = ["type"]', 'partition_by = ["day"]', 33, "partition_by names 'day'"),
+        ('kind = "parquet"', 'kind = "jdbc"\nkeys = ["begin"]', 32, "keys names 'begin'"),
+        ("orders = ", "end = ", 24, "end names two columns"),
+        ("start = 5", 'options = { startOffset = "5" }', 9, "option 'startOffset': expected end"),
+        ('"orders.per-minute"', '"orders"', 28, "would read what it writes"),
+        ('topic = "dead"', 'topic = "orders"', 37, "would read what it writes"),
     ],
 )
 def test_problems_name_the_line(old, new, line, message):
@@ -129,6 +135,43 @@ def test_all_problems_come_at_once():
     found = problems(text)
 
     assert [int(p.split(":")[1]) for p in found] == [4, 22, 30]
+
+
+def test_wrong_shapes_do_not_hide_wrong_values():
+    """A value of the wrong type and an unknown key are reported with everything else, and nothing twice."""
+    text = GOOD.replace("10 seconds", "x").replace('topic = "dead"', "topic = 5\ncolour = 1")
+    text = text.replace('log = "data/log"', "log = 7").replace('"lake"', '""')
+
+    found = problems(text)
+
+    assert [int(p.split(":")[1]) for p in found] == [4, 7, 30, 37, 38], found
+    assert "a parquet sink needs path" in found[2]
+
+
+def test_times_may_be_of_tomls_own_type():
+    """A date or a time of TOML is as good as its text."""
+    text = GOOD.replace("start = 5", "start_time = 2026-01-31T12:00:00Z\nend_time = 2026-02-01")
+
+    source = loads(text).source
+
+    assert (source.start_time, source.end_time) == ("2026-01-31T12:00:00+00:00", "2026-02-01")
+
+
+def test_what_a_pipeline_writes_to_its_log_is_no_input():
+    """Channels of the log that is read are its own, under any spelling of the path."""
+    pipeline = Pipeline(
+        name="p",
+        source=Source(log="l"),
+        sinks=(
+            Sink(kind="channel", topic="a"),
+            Sink(kind="channel", topic="b", log="./x/../l"),
+            Sink(kind="channel", topic="c", log="other"),
+            Sink(kind="console"),
+        ),
+        dead_letter=Sink(kind="channel", topic="d"),
+    )
+
+    assert own_topics(pipeline) == ["a", "b", "d"]
 
 
 def test_syntax_errors_name_the_line():

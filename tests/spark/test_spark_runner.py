@@ -10,13 +10,16 @@ import pytest
 pytest.importorskip("pyspark")
 
 from click.testing import CliRunner
+from py4j.protocol import Py4JNetworkError
 from spark_logs import fill, read_log
 
 import virta
 from virta.cli.pipeline import pipeline as command
+from virta.log.limits import VALUE_BYTES_MAX
 from virta.spark.building import build
+from virta.spark.pipeline import Pipeline, Sink, Source
 from virta.spark.pipeline_file import loads
-from virta.spark.runner import RunError, run
+from virta.spark.runner import Run, RunError, run
 from virta.spark.sentences import explain
 from virta.spark.status import read_status
 
@@ -125,6 +128,34 @@ def test_an_aggregate_with_duplicates_and_junk(spark, tmp_path):
     assert status["queries"]["channel-0"]["lag"] == 0
 
 
+def test_the_largest_values_are_no_obstacle(spark, tmp_path):
+    """Junk of 10 MiB, and an event that grows beyond it, are dead letters with the reason; the rest goes on."""
+    (event,) = fill(str(tmp_path / "log"), 1)
+    text = {**event, "id": "big", "data": {"n": 7, "text": ""}}
+    room = VALUE_BYTES_MAX - len(json.dumps(text))
+    text["data"]["text"] = "y" * room
+    append(tmp_path / "log", b"x" * VALUE_BYTES_MAX, json.dumps(text).encode())
+    pipeline = Pipeline(
+        name="grow",
+        source=Source(log="log"),
+        columns={"n": "variant_get(data, '$.n', 'int')"},
+        sinks=(Sink(kind="channel", topic="grown"),),
+        dead_letter=Sink(kind="channel", topic="dead"),
+        directory=str(tmp_path),
+    )
+
+    run(spark, pipeline)
+
+    grown = [json.loads(r.value)["data"]["n"] for r in read_log(tmp_path / "log", "grown")]
+    assert grown == [event["data"]["n"]]
+    dead = [json.loads(r.value)["data"] for r in read_log(tmp_path / "log", "dead")]
+    assert sorted((d["offset"], d["reason"].partition(":")[0]) for d in dead) == [
+        (1, "the body is not valid JSON"),
+        (2, "too large"),
+    ]
+    assert all(d["reason"].endswith("bytes are left out here") and "value" not in d for d in dead)
+
+
 def test_a_pipeline_runs_again_without_repeats(spark, tmp_path):
     """Filters of two dialects, two sinks; a second run adds only what is new; the bounded twin gives the same."""
     log = tmp_path / "log"
@@ -163,6 +194,55 @@ def test_a_failure_is_one_sentence(spark, tmp_path):
     status = read_status(pipeline)
     assert status["state"] == "failed"
     assert "\n" not in status["reason"]
+
+
+def test_a_pipeline_does_not_read_what_it_writes(spark, tmp_path):
+    """Results and dead letters in the log that is read, all topics of it, are no input of the next run."""
+    fill(str(tmp_path / "log"), 30, topics=("orders", "paid", "dead"))
+    pipeline = Pipeline(
+        name="p",
+        source=Source(log="log"),
+        sinks=(Sink(kind="channel", topic="paid"), Sink(kind="channel", topic="orders", log="out")),
+        dead_letter=Sink(kind="channel", topic="dead"),
+        directory=str(tmp_path),
+    )
+
+    found = build(spark, pipeline, streaming=False).results.select("topic").distinct().collect()
+
+    assert [row.topic for row in found] == ["orders"]
+
+
+def test_the_end_of_the_jvm_is_one_sentence_or_a_stop(tmp_path, monkeypatch):
+    """A JVM that is gone fails the run in one sentence; after an order to stop the run has stopped."""
+    pipeline = Pipeline(
+        name="p", source=Source(log="l"), sinks=(Sink(kind="console"),), directory=str(tmp_path)
+    )
+
+    def gone(_):
+        raise Py4JNetworkError("no answer")
+
+    monkeypatch.setattr(Run, "_start", gone)
+
+    with pytest.raises(RunError, match="Spark's JVM has ended"):
+        run(None, pipeline)
+    assert read_status(pipeline)["state"] == "failed"
+    assert run(None, pipeline, stopping=lambda: True)["state"] == "stopped"
+
+
+def test_a_run_and_a_replay_look_before_spark_starts(tmp_path):
+    """A missing log and a moment that is none are told at once."""
+    (tmp_path / "p.toml").write_text(AGGREGATE)
+    with virta.open(tmp_path / "there"):
+        pass
+
+    started = CliRunner().invoke(command, ["run", str(tmp_path / "p.toml")])
+    replay = CliRunner().invoke(command, ["replay", str(tmp_path / "there"), "--from", "May"])
+
+    assert (started.exit_code, started.output.startswith("no log at ")) == (1, True)
+    assert (replay.exit_code, replay.output) == (
+        2,
+        "--from 'May': expected an offset or a moment, 2026-01-31T12:00:00Z\n",
+    )
 
 
 def test_commands_check_list_and_status(tmp_path):

@@ -200,21 +200,23 @@ def test_changes_to_table_replays_changes(spark):
         return record(offset, event(str(offset), data, **attributes))
 
     rows = [
-        change(0, "c", None, {"id": 1, "name": "a"}),
-        change(1, "c", None, {"id": 2, "name": "b"}),
-        change(2, "u", {"id": 1, "name": "a"}, {"id": 1, "name": "c"}),
-        change(3, "d", {"id": 2, "name": "b"}, None),
-        change(4, "r", None, {"id": 3, "name": None}),
+        change(0, "c", None, {"id": 1, "full name": "a"}),
+        change(1, "c", None, {"id": 2, "full name": "b"}),
+        change(2, "u", {"id": 1, "full name": "a"}, {"id": 1, "full name": "c"}),
+        change(3, "d", {"id": 2, "full name": "b"}, None),
+        change(4, "r", None, {"id": 3, "full name": None}),
         record(
             5,
-            event("5", {"payload": {"after": {"id": 4, "name": "d"}}}, iodebeziumop="c"),
+            event("5", {"payload": {"after": {"id": 4, "full name": "d"}}}, iodebeziumop="c"),
         ),
+        change(6, "c", None, {"full name": "of no row"}),
+        change(7, "t", None, None),
     ]
     events = transforms.decode_events(records(spark, *rows))
 
-    table = transforms.changes_to_table(events, "id INT, name STRING", key=["id"])
+    table = transforms.changes_to_table(events, "id INT, `full name` STRING", key="id")
 
-    assert sorted((r.id, r.name) for r in table.collect()) == [(1, "c"), (3, None), (4, "d")]
+    assert sorted(tuple(r) for r in table.collect()) == [(1, "c"), (3, None), (4, "d")]
 
 
 def test_to_events_makes_events_that_decode(spark):
@@ -233,9 +235,33 @@ def test_to_events_makes_events_that_decode(spark):
     assert sorted(made.collect()) == sorted(again.collect())
 
 
+def test_to_events_writes_instants(spark):
+    """Times in events are the column's, to the microsecond, also in a session of another zone; no id is null."""
+    sql = "SELECT cast(null AS string) AS id, timestamp_micros(1793511000123456) AS t, timestamp_micros(-1) AS u"
+    spark.conf.set(
+        "spark.sql.session.timeZone", "America/New_York"
+    )  # at 1:30, an hour that comes twice
+    try:
+        df = spark.sql(sql)
+        made = transforms.to_events(
+            df, topic="o", type="t", source="/p", id="id", time="t"
+        ).collect()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+    event = json.loads(made[0].value)
+    assert event["time"] == event["data"]["t"] == "2026-11-01T05:30:00.123456Z"
+    assert event["data"]["u"] == "1969-12-31T23:59:59.999999Z"
+    assert len(event["id"]) == 64
+
+
 def test_transforms_name_the_missing_column(spark):
     """A transform on the wrong table says which column it needs and which there are."""
     df = spark.createDataFrame([(1,)], "n int")
 
     with pytest.raises(TransformError, match="dedupe needs the column 'source': there are n"):
         transforms.dedupe(df)
+    with pytest.raises(TransformError, match="latest_by_key needs the column 'key': there are n"):
+        transforms.latest_by_key(df, by="key", order="n")
+    with pytest.raises(TransformError, match="dedupe by nothing"):
+        transforms.dedupe(df, by=[], time="n")

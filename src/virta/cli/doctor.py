@@ -30,7 +30,13 @@ EXTRAS = {
     "spark": ("pyspark", "pyarrow", "pandas"),
     "cdc": ("psycopg2-binary",),
 }
-NATIVE = ("virta.log._native", "virta.match._core", "virta.spark._arrow")
+NATIVE = (
+    "virta.log._native",
+    "virta.match._core",
+    "virta.journal._native",
+    "virta.spark._arrow",
+    "virta.spark._variant",
+)
 
 
 @dataclass(frozen=True)
@@ -126,8 +132,15 @@ def check_spark() -> list[Finding]:
         spark = session("virta-doctor", "local[1]")
     except VirtaError as error:
         return [Finding("spark", WRONG, error.message)]
+    from pyspark.errors import PySparkException
+
+    from virta.spark.sentences import explain
+
     try:
-        count = spark.range(1).count()
-        return [Finding("spark", OK, f"{spark.version} ran a job of {count} row")]
+        # Through a Python worker, which is where a wrong interpreter or a missing package shows.
+        count = spark.range(1).mapInArrow(lambda batches: batches, "id long").count()
+        return [Finding("spark", OK, f"{spark.version} ran a job of {count} row in Python")]
+    except PySparkException as error:
+        return [Finding("spark", WRONG, explain(error))]
     finally:
         spark.stop()

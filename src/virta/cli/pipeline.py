@@ -14,14 +14,14 @@ import signal
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from virta.errors import FilterError, VirtaError
-from virta.spark.pipeline import PipelineError
+from virta.spark.pipeline import PipelineError, is_moment
 from virta.spark.pipeline_file import load, nameless
 
 if TYPE_CHECKING:
@@ -84,6 +84,8 @@ def check(files: tuple[str, ...], *, as_json: bool) -> None:
 def run(file: str, *, as_json: bool, until_eof: bool, **spark: Any) -> None:
     """Run a pipeline until its input is used up, or until it is interrupted."""
     wanted = loaded(file)
+    if wanted.source.log is not None:
+        check_log(wanted.path(wanted.source.log))
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
@@ -157,6 +159,9 @@ def replay(log: str, **options: Any) -> None:
     with ended(session):
         begun = time.monotonic()
         events = session.read.format("virta").options(**reading).load(log)
+        if options["topic"] and not options["topics"]:
+            # What an earlier replay found is no history of its own.
+            events = events.where(events.topic != options["topic"])
         count = write_replay(replayed(events, filters), log, options["topic"], options["parquet"])
         seconds = time.monotonic() - begun
         click.echo(json.dumps({"events": count, "seconds": round(seconds, 2)}))
@@ -209,7 +214,8 @@ def start_spark(
     py_files: tuple[str, ...],
     archives: str | None,
 ) -> SparkSession:
-    settings: dict[str, str] = {}
+    # Streams, and bounds by option: there is nothing to push down, and a session without it starts sooner.
+    settings = {"spark.sql.python.filterPushdown.enabled": "false"}
     if wanted is not None:
         own = wanted.spark
         settings |= own.conf
@@ -242,6 +248,7 @@ def ended(session: SparkSession) -> Iterator[None]:
     """Stop Spark at the end; an error is one sentence and exit code 1, not two hundred lines of stack."""
     from pyspark.errors import PySparkException
 
+    from virta.spark.runner import GONE
     from virta.spark.sentences import explain
 
     try:
@@ -250,7 +257,8 @@ def ended(session: SparkSession) -> Iterator[None]:
         click.echo(error.message if isinstance(error, VirtaError) else explain(error), err=True)
         sys.exit(1)
     finally:
-        session.stop()
+        with suppress(*GONE):
+            session.stop()
 
 
 def status_of(wanted: Pipeline) -> dict[str, Any]:
@@ -309,8 +317,12 @@ def reading_options(options: dict[str, Any]) -> dict[str, str]:
     reading = {"events": "true"}
     for name, offset, moment in (("start", "start", "startTime"), ("end", "end", "endTime")):
         value = options[name]
-        if value is not None:
-            reading[offset if value.isdecimal() else moment] = value
+        if value is None:
+            continue
+        if not is_moment(value):
+            flag = {"start": "--from", "end": "--to"}[name]
+            fail(f"{flag} {value!r}: expected an offset or a moment, 2026-01-31T12:00:00Z")
+        reading[offset if value.isdecimal() else moment] = value
     if options["topics"]:
         reading["topics"] = options["topics"]
     return reading
@@ -335,5 +347,6 @@ def write_replay(found: DataFrame, log: str, topic: str | None, parquet: str | N
         found.withColumn("day", F.to_date("timestamp")).write.partitionBy("day", "topic").option(
             "compression", "zstd"
         ).parquet(parquet)
-        return found.sparkSession.read.parquet(parquet).count()
+        # With the schema given: a directory without files, because nothing was found, has none.
+        return found.sparkSession.read.schema(found.schema).parquet(parquet).count()
     return found.count()

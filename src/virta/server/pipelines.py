@@ -222,9 +222,10 @@ class Supervised:
         return last_line if last_line and code > 0 else how
 
     def _say(self, state: str) -> None:
-        self._state = state
+        # The file first: whoever has heard it from the server finds the same there.
         with contextlib.suppress(OSError):  # a full disk is the run's to report
-            write_supervised(self.pipeline, self.facts())
+            write_supervised(self.pipeline, {**self.facts(), "state": state})
+        self._state = state
 
 
 class Output:

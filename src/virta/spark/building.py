@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
+from virta.log.limits import VALUE_BYTES_MAX
 from virta.spark import transforms
 from virta.spark.matching import where
-from virta.spark.pipeline import Pipeline, Source, interval_seconds
+from virta.spark.outputs import makes_events, too_large
+from virta.spark.pipeline import Pipeline, Source, interval_seconds, own_topics
 from virta.spark.sentences import blamed_on
 
 if TYPE_CHECKING:
@@ -80,12 +82,19 @@ def timed(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
 
 
 def dead_letters(events: DataFrame, pipeline: Pipeline) -> DataFrame:
-    """Values that are no events, and events that pass the filters but have no time where one is needed."""
+    """Values that are no events; events that pass the filters but become too large, or lack the time they need."""
     dead = transforms.dead_letters(events)
     time = clock(pipeline)
-    if time is None or time == APPENDED:
+    makers = [sink for sink in pipeline.sinks if makes_events(sink, pipeline)]
+    if not makers and time in {None, APPENDED}:
         return dead
     rows = wanted(transforms.valid_events(events), pipeline)
+    for sink in makers[:1]:
+        reason = F.lit(f"too large: the event made of it has over {VALUE_BYTES_MAX} bytes")
+        large = rows.where(too_large(rows, sink, pipeline)).withColumn("reason", reason)
+        dead = dead.unionByName(large.select(*dead.columns))
+    if time is None or time == APPENDED:
+        return dead
     transforms.need(rows, [time], "the pipeline's time")
     reason = F.lit(f"no time: the column {time} is empty")
     untimed = rows.where(F.col(time).isNull()).withColumn("reason", reason)
@@ -110,7 +119,14 @@ def read_source(spark: SparkSession, pipeline: Pipeline, *, streaming: bool) -> 
         )
     options = {**source_options(source), **source.options}
     assert source.log is not None
-    return reader.format("virta").options(**options).load(pipeline.path(source.log))
+    rows = reader.format("virta").options(**options).load(pipeline.path(source.log))
+    return without_own(rows, pipeline)
+
+
+def without_own(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
+    """A pipeline that reads all topics of a log does not read its own results and dead letters there."""
+    own = own_topics(pipeline)
+    return rows if pipeline.source.topics or not own else rows.where(~F.col("topic").isin(own))
 
 
 def read_range(
@@ -120,7 +136,8 @@ def read_range(
     source = pipeline.source
     assert source.log is not None
     options = {**source_options(source), **source.options, "start": str(first), "end": str(end)}
-    return spark.read.format("virta").options(**options).load(pipeline.path(source.log))
+    rows = spark.read.format("virta").options(**options).load(pipeline.path(source.log))
+    return without_own(rows, pipeline)
 
 
 def source_options(source: Source) -> dict[str, str]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 TEXT_ATTRIBUTES = frozenset(("id", "source", "type", "subject", "datacontenttype", "dataschema"))
 CONDITIONS_MAX = 20  # beyond this a plan costs more than the matcher
+NUMBER_CHARACTERS = frozenset("0123456789+-.eE")
 REPLACEMENT = "�"  # stands for what is no text, in the columns but not in the event
 
 TYPES = {
@@ -80,6 +81,8 @@ def compile_condition(condition: Condition, columns: frozenset[str]) -> Column:
 def compile_attribute(column: Column, condition: Condition) -> Column:
     """Only what a missing and an empty attribute answer alike: the column is NULL for both."""
     op, value = condition.op, condition.value
+    if condition.path[0] == "id" and any(map(like_number, value if op == "in" else (value,))):
+        raise InexactError
     if op == "eq" and is_plain_text(value) and value:
         return column == F.lit(value)
     if op == "in" and all(is_plain_text(v) and v for v in value):
@@ -148,6 +151,11 @@ def as_double(value: object) -> float:
         return float(value)  # type: ignore[arg-type]  # callers pass numbers only
     except OverflowError as exc:
         raise InexactError from exc
+
+
+def like_number(value: object) -> bool:
+    """Text that may be (a part of) a number: an id that is a number in the event is text in the column."""
+    return isinstance(value, str) and set(value) <= NUMBER_CHARACTERS
 
 
 def is_plain_text(value: object) -> bool:

@@ -98,7 +98,9 @@ def planned_again(reading: Reading, start: int, stop: int) -> list[Split]:
         first = plan.ends().first
         if start < first and not reading.skip_gaps:
             raise gap_error(start, min(first, stop))
-        return plan.splits(max(start, first), stop, split_bytes=SPLIT_BYTES)
+        splits = plan.splits(max(start, first), stop, split_bytes=SPLIT_BYTES)
+        report_skipped(reading, plan, start, stop)
+        return splits
     finally:
         plan.close()
 
@@ -163,6 +165,12 @@ def skip_damage(fd: int, reading: Reading, split: Split, cursor: Cursor, reason:
     report(reading, problem)
     cursor.pos, cursor.prev = byte_to, -1
     cursor.following = FOREVER if offset_to is None else offset_to
+
+
+def report_skipped(reading: Reading, plan: Plan, start: int, stop: int) -> None:
+    """What planning has passed over is not in any split: it is reported by whoever plans."""
+    for problem in plan.skipped(start, stop):
+        report(reading, problem)
 
 
 def report(reading: Reading, problem: Problem) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from virta.errors import VirtaError
 from virta.spark.java import ensure_java
+from virta.spark.planning import PUSHDOWN_SETTING, plan_each_query
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,7 +36,7 @@ def base_conf(cores: int) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         # A shuffle has as many parts as there are cores: micro-batches are small.
         "spark.sql.shuffle.partitions": str(cores),
-        "spark.sql.python.filterPushdown.enabled": "true",
+        PUSHDOWN_SETTING: "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
         # The default manager forks `readlink` and `chmod` for every checkpoint file: 80 ms a batch.
         "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_MANAGER,
@@ -75,6 +76,8 @@ def session(app: str = "virta", master: str | None = None, **conf: object) -> Sp
         if value is not None and name != "spark.master":
             builder = builder.config(name, setting_text(value))
     spark = builder.getOrCreate()
+    if spark.conf.get(PUSHDOWN_SETTING) == "true":
+        plan_each_query(spark)
     spark.sparkContext.setLogLevel(str(own.get("spark.log.level") or "ERROR"))
     return spark
 

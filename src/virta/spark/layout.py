@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import struct
 import time
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import virta
 from virta.errors import LogCorruptionError, LogFormatError, LogGapError
 from virta.log.directory import segment_bases
+from virta.log.segment import SegmentHeader, parse_header
 from virta.spark import arrow_plain as status
 from virta.spark.arrow import FOREVER, kernel
 
@@ -73,13 +73,6 @@ class Split:
     stop: int
 
 
-class SegmentHeader(NamedTuple):
-    base: int
-    salt: int
-    prev: int
-    epoch: int
-
-
 @dataclass(frozen=True)
 class Problem:
     """Damage found on the way, as it is reported when it is skipped."""
@@ -107,14 +100,18 @@ class Problem:
 
 
 def read_header(fd: int, path: str) -> SegmentHeader:
-    """The 64 bytes at the start of a segment (docs/format.md)."""
-    raw = os.pread(fd, SEGMENT_HEADER_BYTES, 0)
-    if len(raw) < SEGMENT_HEADER_BYTES or raw[1:5] != b"\x3e\x01\x05\x00":
-        raise Problem(path, 0, SEGMENT_HEADER_BYTES, 0, None, "bad-header").error()
-    if raw[5] != 1:
-        raise LogFormatError(f"{path} has format version {raw[5]}: this version of Virta reads 1")
-    base, salt, prev, epoch = struct.unpack_from("<8xQ24xII8xI", raw)
-    return SegmentHeader(base, salt, prev, epoch)
+    """
+    The header at the start of a segment, verified: with a wrong salt or base nothing after it would be found.
+
+    Raises:
+        LogCorruptionError: it is damaged; what the segment holds is not known.
+    """
+    try:
+        return parse_header(os.pread(fd, SEGMENT_HEADER_BYTES, 0), Path(path))
+    except LogCorruptionError as error:
+        base = int(Path(path).stem)
+        problem = Problem(path, 0, SEGMENT_HEADER_BYTES, base, None, error.reason)
+        raise problem.error() from error
 
 
 @contextlib.contextmanager
@@ -160,8 +157,9 @@ class SegmentIndex:
             entries, pos, prev, following, state, _, last_time = found
             # A piece ends where the next begins, at a time no batch in it is past.
             bounds = [*((e[0], e[1], e[2]) for e in entries[1:]), (pos, following, last_time)]
+            # Not strict: the one bound has no piece when the very first batch is damaged.
             self.pieces += [
-                Piece._make((*entry, *bound)) for entry, bound in zip(entries, bounds, strict=True)
+                Piece._make((*entry, *bound)) for entry, bound in zip(entries, bounds, strict=False)
             ]
             self.pos, self.prev, self.following = pos, prev, following
             self.sealed = state == status.SEAL
@@ -201,6 +199,7 @@ class Plan:
         self.skip_gaps = skip_gaps
         self.log = virta.open(root, create=False, read_only=True)
         self.indexes: dict[str, SegmentIndex] = {}
+        self.lost: dict[str, Problem] = {}  # segments of which nothing can be read
         self.known: Ends | None = None
         self.known_until = 0.0
 
@@ -257,9 +256,12 @@ class Plan:
             if base > reached:
                 self.gap(reached, base)
             try:
-                index = self.index(path, stop)
+                index = self.readable(path, stop)
             except FileNotFoundError:
                 continue  # retention took it this moment: the next segment's base shows the gap
+            if index is None:
+                reached = max(reached, self.lost[path].offset_to or stop)
+                continue
             for piece in index.pieces:
                 if piece.stop <= start or piece.base >= stop:
                     continue
@@ -285,13 +287,35 @@ class Plan:
         first = max(bisect_right(found, start, key=lambda s: s[0]) - 1, 0)
         return [segment for segment in found[first:] if segment[0] < stop]
 
+    def readable(self, path: str, stop: int) -> SegmentIndex | None:
+        """As `index`; None for a segment to be skipped, since nothing in it can be verified without its header."""
+        try:
+            return self.index(path, stop)
+        except LogCorruptionError:
+            if not self.skip_corruption:
+                raise
+        base, size = int(Path(path).stem), Path(path).stat().st_size
+        following = min((b for b in segment_bases(Path(self.root)) if b > base), default=None)
+        self.lost[path] = Problem(path, 0, size, base, following, "bad-header")
+        return None
+
+    def skipped(self, start: int, stop: int) -> list[Problem]:
+        """The damage that planning has passed over among these offsets."""
+        noted = [problem for index in self.indexes.values() for problem in index.problems]
+        return [
+            problem
+            for problem in (*self.lost.values(), *noted)
+            if problem.offset_from < stop
+            and (problem.offset_to is None or problem.offset_to > start)
+        ]
+
     def index(self, path: str, stop: int) -> SegmentIndex:
         """The segment's index, complete up to offset `stop` or the file's end."""
         with opened(path) as fd:
             header = read_header(fd, path)
             index = self.indexes.get(path)
             if index is None or index.header != header:
-                index = SegmentIndex(path, header, prev=header.prev, following=header.base)
+                index = SegmentIndex(path, header, prev=header.prev_crc, following=header.base)
                 self.indexes[path] = index
             index.extend(fd, end=os.fstat(fd).st_size, needed=stop, skip=self.skip_corruption)
         return index
@@ -304,7 +328,8 @@ class Plan:
         """The largest offset up to `stop` such that the batches from `start` fit in `bytes_max`."""
         spent = 0
         for _, path in self.segments(start, stop):
-            for piece in self.index(path, stop).pieces:
+            index = self.readable(path, stop)
+            for piece in index.pieces if index else ():
                 if piece.stop <= start:
                     continue
                 spent += piece.end - piece.pos

@@ -40,6 +40,7 @@ READ_OPTIONS = (
 )
 SPARKS_OWN = ("checkpointLocation", "queryName")  # Spark hands its own options on to a sink
 WRITE_OPTIONS = ("path", "topic", "durability", "queryId", "sequence", *SPARKS_OWN)
+BY_SESSION = "session"  # the option pushdown, set by a session that plans each query by itself
 SPLIT_BYTES_MIN = 64 * 1024
 BATCH_ROWS_MAX = 1_000_000
 
@@ -97,7 +98,8 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         batch_rows=number(given, "batchRows", ROWS_MAX, 1, BATCH_ROWS_MAX),
         max_records=optional_number(given, "maxRecordsPerTrigger"),
         max_bytes=optional_number(given, "maxBytesPerTrigger"),
-        pushdown=choice(given, "pushdown", {"true": True, "false": False}, "false"),
+        pushdown=given.get("pushdown") == BY_SESSION
+        or choice(given, "pushdown", {"true": True, "false": False}, "false"),
         filters=given.get("filters"),
         on=given.get("on", "event"),
     )
@@ -151,7 +153,9 @@ def moment(given: Mapping[str, str], name: str, default: int) -> int:
         ) from exc
     if time.tzinfo is None:
         time = time.replace(tzinfo=UTC)
-    return round(time.timestamp() * 1_000_000)
+    # Whole seconds apart from the rest, which a float of that size would round; the log has no times before 1970.
+    seconds = round(time.replace(microsecond=0).timestamp())
+    return max(0, seconds * 1_000_000 + time.microsecond)
 
 
 def number(given: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:

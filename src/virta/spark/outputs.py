@@ -12,16 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
+from virta.log.limits import VALUE_BYTES_MAX
 from virta.spark import transforms
 from virta.spark.jdbc import jdbc_batch, write_jdbc
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from virta.spark.pipeline import Pipeline, Sink
+
+
+# A dead letter has its value as Base64, four bytes for three, and must itself fit in a record.
+LETTER_VALUE_MAX = VALUE_BYTES_MAX // 10 * 7
+LARGE_BYTES = VALUE_BYTES_MAX // 2  # of values: computed events of smaller ones are not measured
 
 
 def shape(rows: DataFrame, sink: Sink, pipeline: Pipeline) -> DataFrame:
@@ -41,14 +47,29 @@ def to_records(rows: DataFrame, sink: Sink, pipeline: Pipeline) -> DataFrame:
     if not pipeline.aggregate and not pipeline.columns and "value" in rows.columns:
         key = F.col(sink.key or "key").cast("binary")
         return rows.select(F.lit(sink.topic).alias("topic"), key.alias("key"), "value")
-    plain = rows.drop("value", "key")
-    return transforms.to_events(
-        plain,
-        topic=sink.topic,
-        type=sink.type or f"virta.pipeline.{pipeline.name}",
-        source=sink.source or f"/virta/pipelines/{pipeline.name}",
-        key=sink.key,
-    )
+    if makes_events(sink, pipeline) and "value" in rows.columns:
+        rows = rows.where(~too_large(rows, sink, pipeline))
+    names = event_names(sink, pipeline)
+    return transforms.to_events(rows.drop("value", "key"), topic=sink.topic, key=sink.key, **names)
+
+
+def event_names(sink: Sink, pipeline: Pipeline) -> dict[str, str]:
+    return {
+        "type": sink.type or f"virta.pipeline.{pipeline.name}",
+        "source": sink.source or f"/virta/pipelines/{pipeline.name}",
+    }
+
+
+def makes_events(sink: Sink, pipeline: Pipeline) -> bool:
+    """True when a channel gets events that were made of single rows, which may be larger than what was read."""
+    return sink.kind == "channel" and bool(pipeline.columns) and pipeline.aggregate is None
+
+
+def too_large(rows: DataFrame, sink: Sink, pipeline: Pipeline) -> Column:
+    """Of a row: the event made of it is more than a record of the log can hold."""
+    made = transforms.event_value(rows.drop("value", "key"), **event_names(sink, pipeline))
+    size = F.when(F.length("value") > LARGE_BYTES, F.octet_length(made)).otherwise(0)
+    return size > VALUE_BYTES_MAX
 
 
 def partitions(rows: DataFrame, sink: Sink) -> tuple[str, ...]:
@@ -137,8 +158,12 @@ def write_letters(rows: DataFrame, sink: Sink, pipeline: Pipeline, name: str, nu
 def write_events(rows: DataFrame, sink: Sink, pipeline: Pipeline, name: str, number: int) -> None:
     """Dead letters as events that carry the value's bytes and the reason."""
     assert sink.topic is not None
+    large = F.length("value") > LETTER_VALUE_MAX
+    left_out = F.format_string("%s; its %d bytes are left out here", "reason", F.length("value"))
     records = transforms.to_events(
-        rows.withColumn("value", F.base64("value")).drop("key"),
+        rows.withColumn("reason", F.when(large, left_out).otherwise(F.col("reason")))
+        .withColumn("value", F.when(~large, F.base64("value")))
+        .drop("key"),
         topic=sink.topic,
         type=sink.type or "virta.dead-letter",
         source=sink.source or f"/virta/pipelines/{pipeline.name}",

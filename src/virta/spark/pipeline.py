@@ -33,6 +33,10 @@ QUOTED = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|`[^`]*`""")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 TRIGGERS = ("available-now", "continuous")
 REPEATS = ("drop", "dead-letter")
+DAY = "day"  # of the append time; Parquet sinks add it where they partition by it
+WINDOW_COLUMNS = ("start", "end")
+# Options of the log as a source that a pipeline's own keys do not say.
+SOURCE_OPTIONS = ("end", "problems", "splitBytes", "batchRows")
 DURABILITIES = ("none", "interval", "group", "fsync")
 # What an event of a log has; `virta.spark.schemas` has the types.
 COLUMNS = (
@@ -40,6 +44,9 @@ COLUMNS = (
     *("id", "source", "type", "specversion", "datacontenttype", "dataschema", "subject", "time"),
     *("extensions", "data", "data_binary"),
 )
+
+
+DEAD_COLUMNS = (*COLUMNS[:5], "reason")
 
 
 class PipelineError(VirtaError):
@@ -232,6 +239,11 @@ def check_source(source: Source) -> list[tuple[Place, str]]:
         limit = getattr(source, name)
         if limit is not None and limit < 1:
             found.append((("source", name), f"{name} {limit}: expected a number above 0"))
+    known = [name.lower() for name in SOURCE_OPTIONS]
+    for name in source.options if source.format == "virta" else ():
+        if name.lower() not in known:
+            expected = ", ".join(SOURCE_OPTIONS)
+            found.append((("source", "options", name), f"option {name!r}: expected {expected}"))
     return found
 
 
@@ -294,6 +306,9 @@ def check_aggregate(aggregate: Aggregate, pipeline: Pipeline) -> list[tuple[Plac
     found += check_column(("aggregate", "time"), aggregate.time, pipeline)
     for name, sql in aggregate.aggregates.items():
         found += check_sql(("aggregate", "aggregates", name), name, sql)
+        if name in {*WINDOW_COLUMNS, *aggregate.by}:
+            place = ("aggregate", "aggregates", name)
+            found.append((place, f"{name} names two columns: start, end and those of by are there"))
     if not aggregate.aggregates:
         found.append(
             (("aggregate", "aggregates"), 'aggregates is empty: expected { n = "count(*)" }')
@@ -341,7 +356,52 @@ def check_sink(sink: Sink, place: Place, pipeline: Pipeline) -> list[tuple[Place
     mode = pipeline.aggregate.mode if pipeline.aggregate else "append"
     if sink.kind == "parquet" and mode != "append":
         found.append((place, f"a parquet sink takes mode append only, not {mode}"))
+    if sink.topic in pipeline.source.topics and is_own(sink, pipeline):
+        text = f"topic {sink.topic!r} is read by the source: the pipeline would read what it writes"
+        found.append(((*place, "topic"), text))
+    return found + check_sink_columns(sink, place, pipeline)
+
+
+def check_sink_columns(sink: Sink, place: Place, pipeline: Pipeline) -> list[tuple[Place, str]]:
+    """Columns that a sink names must be among those it gets."""
+    known: Sequence[str] | None = DEAD_COLUMNS if place == ("dead_letter",) else results(pipeline)
+    if known is None:
+        return []
+    found: list[tuple[Place, str]] = []
+    by_day = [DAY] if "timestamp" in known else []
+    for key, names, more in (
+        ("key", (sink.key,) if sink.key else (), ()),
+        ("keys", sink.keys, ()),
+        ("partition_by", sink.partition_by, by_day),
+    ):
+        for name in names:
+            if name not in {*known, *more}:
+                text = (
+                    f"{key} names {name!r}, which is no column here: {', '.join([*known, *more])}"
+                )
+                found.append(((*place, key), text))
     return found
+
+
+def results(pipeline: Pipeline) -> list[str] | None:
+    """The columns that sinks get; None when only Spark can tell."""
+    if pipeline.aggregate:
+        return [*WINDOW_COLUMNS, *pipeline.aggregate.by, *pipeline.aggregate.aggregates]
+    return [*COLUMNS, *pipeline.columns] if pipeline.source.format == "virta" else None
+
+
+def is_own(sink: Sink, pipeline: Pipeline) -> bool:
+    """True for a channel of the log that the pipeline reads."""
+    source = pipeline.source
+    if sink.kind != "channel" or source.format != "virta" or not source.log:
+        return False
+    return sink.log is None or pipeline.path(sink.log) == pipeline.path(source.log)
+
+
+def own_topics(pipeline: Pipeline) -> list[str]:
+    """What the pipeline itself writes to the log it reads: no input of its own."""
+    sinks = [*pipeline.sinks, *([pipeline.dead_letter] if pipeline.dead_letter else [])]
+    return [sink.topic for sink in sinks if sink.topic and is_own(sink, pipeline)]
 
 
 def check_column(

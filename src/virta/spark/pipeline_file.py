@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import tomllib
 from dataclasses import MISSING, Field, fields
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
@@ -27,7 +28,7 @@ from virta.spark.pipeline import (
 from virta.spark.toml_lines import Place, find_lines, line_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 FILE_BYTES_MAX = 1024 * 1024
 
@@ -41,6 +42,7 @@ TABLES: dict[str, Any] = {
     "spark": Spark,
 }
 LIKE = dict.fromkeys(("within", "window", "slide", "session", "late"), "10 minutes")
+STAND_IN = Sink(kind="console")  # for one that could not be read, while the rest is checked
 HEAD = {"name": str, "description": str, "checkpoint": str, "trigger": str}
 
 
@@ -81,16 +83,32 @@ def loads(text: str, name: str = "<pipeline>", directory: str = ".") -> Pipeline
     lines = find_lines(text)
     problems: list[tuple[Place, str]] = []
     values = read_document(document, problems)
-    if not problems:
-        # Made past its own check: here the problems need their lines.
-        draft = object.__new__(Pipeline)
-        for spec in fields(Pipeline):
-            object.__setattr__(draft, spec.name, values.get(spec.name, default_of(spec)))
-        problems = check(draft)
+    problems += check_values(values, problems)
     if problems:
         found = sorted({(line_of(lines, place), message) for place, message in problems})
         raise PipelineError([f"{name}:{line}: {message}" for line, message in found])
     return Pipeline(**values, directory=directory, file=name, lines=lines)
+
+
+def check_values(
+    values: Mapping[str, Any], shape: Sequence[tuple[Place, str]]
+) -> list[tuple[Place, str]]:
+    """What is wrong with the values, leaving out what only follows from a wrong shape."""
+    if any(place[:1] in {("columns",), ("aggregate",)} for place, _ in shape):
+        return []  # which columns there are is not known
+    whole = {
+        **values,
+        "name": values.get("name", "unnamed"),
+        "source": values.get("source") or Source(log="."),
+        "filters": tuple(one or Where("a=1") for one in values.get("filters", ())),
+        "sinks": tuple(one or STAND_IN for one in values.get("sinks", (STAND_IN,))),
+    }
+    # Made past its own check: here the problems need their lines.
+    draft = object.__new__(Pipeline)
+    for spec in fields(Pipeline):
+        object.__setattr__(draft, spec.name, whole.get(spec.name, default_of(spec)))
+    broken = {place[:-1] for place, _ in shape} | {place for place, _ in shape}
+    return [problem for problem in check(draft) if problem[0] not in broken]
 
 
 def default_of(spec: Field[Any]) -> Any:
@@ -139,7 +157,7 @@ def read_document(document: dict[str, Any], problems: list[tuple[Place, str]]) -
 
 
 def read_table(kind: Any, table: Any, place: Place, problems: list[tuple[Place, str]]) -> Any:
-    """A dataclass of `kind` from a TOML table; None when it has problems."""
+    """A dataclass of `kind` from what is right in a TOML table; None when a needed key is not."""
     if isinstance(table, list):
         problems.append(((*place, 0), f"write [{place[0]}] (one bracket): there is only one"))
         return None
@@ -147,22 +165,19 @@ def read_table(kind: Any, table: Any, place: Place, problems: list[tuple[Place, 
         problems.append((place, f"{place[0]} is {table!r}: expected a table"))
         return None
     hints = get_type_hints(kind)
-    before = len(problems)
     problems += [
         ((*place, key), f"unknown key {key!r}: choose from {', '.join(hints)}")
         for key in table.keys() - hints.keys()
     ]
-    problems += [
-        (place, f"{place[0]} has no {spec.name}")
-        for spec in fields(kind)
-        if spec.name not in table and spec.default is spec.default_factory is MISSING
-    ]
-    values = {
-        key: read_value(hints[key], value, (*place, key), problems)
-        for key, value in table.items()
-        if key in hints
-    }
-    return kind(**values) if len(problems) == before else None
+    needed = [s.name for s in fields(kind) if s.default is s.default_factory is MISSING]
+    problems += [(place, f"{place[0]} has no {name}") for name in needed if name not in table]
+    values = {}
+    for key, value in table.items():
+        if key in hints:
+            found = read_value(hints[key], value, (*place, key), problems)
+            if found is not None:
+                values[key] = found
+    return kind(**values) if values.keys() >= set(needed) else None
 
 
 def read_value(hint: Any, value: Any, place: Place, problems: list[tuple[Place, str]]) -> Any:
@@ -181,6 +196,8 @@ def read_value(hint: Any, value: Any, place: Place, problems: list[tuple[Place, 
         return value
     elif place[-1] == "start" and isinstance(value, int):
         return str(value)
+    elif str(place[-1]).endswith("_time") and isinstance(value, date):  # TOML has a type for it
+        return value.isoformat()
     else:
         such = f' such as "{LIKE[str(place[-1])]}"' if place[-1] in LIKE else ""
         problems.append((place, f"{place[-1]} is {value!r}: expected a string{such}"))

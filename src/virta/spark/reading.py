@@ -2,8 +2,8 @@
 Reading a log into a DataFrame, with its bounds given by name.
 
 `read` and `read_stream` are the data source with its options spelled as arguments. Bounds given here
-are planned: splits outside them are never opened, which conditions on the DataFrame cannot promise
-(see the option `pushdown`).
+are planned: splits outside them are never opened, in streams and in sessions of any origin, which conditions
+on the DataFrame cannot promise (virta.spark.planning).
 """
 
 from __future__ import annotations

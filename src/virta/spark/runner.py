@@ -12,9 +12,11 @@ import json
 import os
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
 from virta.errors import VirtaError
@@ -35,6 +37,10 @@ if TYPE_CHECKING:
     from virta.spark.pipeline import Pipeline
 
 DEAD_LETTER = "dead-letter"
+GONE = (Py4JError, OSError)  # no answer, or a last one, of a JVM that ends
+JVM_GONE = (
+    "Spark's JVM has ended: it was killed, or had no memory left; a new run goes on from here"
+)
 POLL_SECONDS = 0.5
 
 
@@ -105,12 +111,15 @@ class Run:
                     self._report("running", None)
             self._stop()
             self._take()
+            failed = self._failure()
+        except GONE as error:
+            # A signal to the whole process group, as service managers send it, ends the JVM as well.
+            if not stopping():
+                self._fail(RunError(f"{JVM_GONE} ({type(error).__name__})"))
+            return self._report("stopped", None)
         except (PySparkException, VirtaError) as error:
             self._fail(error if isinstance(error, VirtaError) else RunError(explain(error)))
-        finally:
-            self._stop()
-        failed = self._failure()
-        if failed is not None:
+        if failed is not None and not stopping():
             self._fail(RunError(f"{self._pipeline.name}.{failed[0]}: {explain(failed[1])}"))
         return self._report("stopped" if stopping() else "finished", None)
 
@@ -166,7 +175,8 @@ class Run:
             query.stop()
 
     def _fail(self, error: VirtaError) -> NoReturn:
-        self._stop()
+        with suppress(PySparkException, *GONE):
+            self._stop()
         self._report("failed", error.message)
         raise error
 

@@ -34,13 +34,13 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import BinaryType, StructType
 
-from virta.errors import LogFormatError
+from virta.errors import LogFormatError, VirtaError
 from virta.spark.arrow import RECORD_COLUMNS, TEXT_COLUMNS, make_array
-from virta.spark.decode import Reading, Rows, read_rows
+from virta.spark.decode import Reading, Rows, read_rows, report_skipped
 from virta.spark.events import EventColumns
 from virta.spark.filter_set import FilterSet, document_of, joined, opened_set
 from virta.spark.layout import Ends, Plan, Split, gap_error
-from virta.spark.options import ReadOptions, read_options
+from virta.spark.options import BY_SESSION, ReadOptions, read_options
 from virta.spark.pushdown import Bounds, push
 from virta.spark.schemas import EVENT, FILTER_ID, MATCH, RECORD, check_schema
 from virta.spark.sink import LogStreamWriter, LogWriter
@@ -59,6 +59,8 @@ class VirtaSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(dict(options))
+        if self.options.get("pushdown") == BY_SESSION:
+            self.options["end"] = end_now(self.options)
 
     @classmethod
     def name(cls) -> str:
@@ -72,9 +74,9 @@ class VirtaSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(self.options)
-        # Only on request: Spark 4.3 remembers the plan of the first query with pushed conditions for
-        # the loaded DataFrame, and answers later queries on it, with other conditions or none, from
-        # that plan. And it refuses such a reader while push-down is off in the session (its default),
+        # Only in sessions that plan each query by itself (virta.spark.planning), or on request: other
+        # sessions keep the plan of a query with pushed conditions for all later queries on the loaded
+        # DataFrame. And Spark refuses such a reader while push-down is off in the session (its default),
         # so only the process that pushes conditions gets one.
         pushing = options.pushdown and in_pushdown_worker()
         return (PushingReader if pushing else LogReader)(options, schema)
@@ -87,6 +89,19 @@ class VirtaSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> LogStreamWriter:  # noqa: N802, FBT001
         return LogStreamWriter(dict(self.options), schema, overwrite=overwrite)
+
+
+def end_now(given: MutableMapping[str, str]) -> str:
+    """The option `end` with the log's end for `latest`: this object serves every query on a DataFrame."""
+    try:
+        options = read_options(given)
+        plan = make_plan(options)
+    except VirtaError:
+        return given.get("end", "latest")  # whoever plans the query says what is wrong
+    try:
+        return str(resolve(options.end, plan.ends()))
+    finally:
+        plan.close()
 
 
 def in_pushdown_worker() -> bool:
@@ -224,6 +239,7 @@ class LogReader(DataSourceReader):
                 time_to=self.decoder.reading.time_to,
                 split_bytes=options.split_bytes,
             )
+            report_skipped(self.decoder.reading, plan, start, stop)
         finally:
             plan.close()
         return [LogPartition(split) for split in splits]
@@ -350,6 +366,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             time_to=options.time_to,
             split_bytes=options.split_bytes,
         )
+        report_skipped(self.decoder.reading, plan, first, stop)
         return [LogPartition(split) for split in splits]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

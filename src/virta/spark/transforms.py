@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 WATERMARK = "spark.watermarkDelayMs"  # where Spark notes a watermark in a column's metadata
+# Of JSON that is written: one form for an instant, with all that the column holds.
+JSON = {
+    "timeZone": "UTC",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
 LATE = "10 minutes"  # how long an event may be behind the newest before a window is closed to it
 
 
@@ -40,6 +46,14 @@ def need(df: DataFrame, names: Iterable[str], of: str) -> None:
         raise TransformError(
             f"{of} needs the column {missing[0]!r}: there are {', '.join(df.columns)}"
         )
+
+
+def key_names(by: str | Sequence[str], of: str) -> list[str]:
+    """The columns of a key; one may be given as it is."""
+    names = [by] if isinstance(by, str) else list(by)
+    if not names:
+        raise TransformError(f"{of} by nothing: give at least one column")
+    return names
 
 
 def watermarked(df: DataFrame, time: str, delay: str) -> DataFrame:
@@ -111,23 +125,12 @@ def to_events(
     """
     Turn rows into records whose values are CloudEvents with the row as `data`.
 
-    `id`, `key` and `time` name columns. Without `id` the event's id is a hash of its row, so that the
-    same row makes the same event again and consumers can drop repeats.
+    `id`, `key` and `time` name columns. Without `id`, or where it is null, the event's id is a hash of its
+    row, so that the same row makes the same event again and consumers can drop repeats. Times are written
+    in UTC, whatever the session's zone is.
     """
     need(df, [name for name in (id, key, time) if name], "to_events")
-    data = F.struct(*[F.col(name) for name in df.columns])
-    identity = F.sha2(F.to_json(data), 256) if id is None else F.col(id).cast("string")
-    members = [
-        F.lit("1.0").alias("specversion"),
-        identity.alias("id"),
-        F.lit(source).alias("source"),
-        F.lit(type).alias("type"),
-        F.lit("application/json").alias("datacontenttype"),
-    ]
-    if time is not None:
-        zulu = F.date_format(F.col(time), "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'")
-        members.append(zulu.alias("time"))
-    value = F.to_json(F.struct(*members, data.alias("data")))
+    value = event_value(df, type=type, source=source, id=id, time=time)
     record_key = F.lit("") if key is None else F.coalesce(F.col(key).cast("string"), F.lit(""))
     return df.select(
         F.lit(topic).alias("topic"),
@@ -136,12 +139,37 @@ def to_events(
     )
 
 
+def event_value(
+    df: DataFrame,
+    *,
+    type: str,  # noqa: A002 - the CloudEvents name
+    source: str,
+    id: str | None = None,  # noqa: A002
+    time: str | None = None,
+) -> Column:
+    """The CloudEvent that `to_events` makes of a row, as JSON."""
+    data = F.struct(*[F.col(name) for name in df.columns])
+    identity = F.sha2(F.to_json(data, JSON), 256)
+    if id is not None:
+        identity = F.coalesce(F.col(id).cast("string"), identity)
+    members = [
+        F.lit("1.0").alias("specversion"),
+        identity.alias("id"),
+        F.lit(source).alias("source"),
+        F.lit(type).alias("type"),
+        F.lit("application/json").alias("datacontenttype"),
+    ]
+    if time is not None:
+        members.append(F.col(time).cast("timestamp").alias("time"))
+    return F.to_json(F.struct(*members, data.alias("data")), JSON)
+
+
 # Keys.
 
 
 def dedupe(
     df: DataFrame,
-    by: Sequence[str] = ("source", "id"),
+    by: str | Sequence[str] = ("source", "id"),
     *,
     within: str = LATE,
     time: str = "timestamp",
@@ -153,9 +181,10 @@ def dedupe(
     later than that. A bounded input knows everything: there the first by time (and offset) of each key
     stays, whatever the distance.
     """
+    by = key_names(by, "dedupe")
     need(df, [*by, time], "dedupe")
     if df.isStreaming:
-        return watermarked(df, time, within).dropDuplicatesWithinWatermark(list(by))
+        return watermarked(df, time, within).dropDuplicatesWithinWatermark(by)
     order = [F.col(time), *([F.col("offset")] if "offset" in df.columns else [])]
     window = Window.partitionBy(*by).orderBy(*order)
     return (
@@ -166,13 +195,14 @@ def dedupe(
 
 
 def latest_by_key(
-    df: DataFrame, by: Sequence[str] = ("topic", "key"), *, order: str = "offset"
+    df: DataFrame, by: str | Sequence[str] = ("topic", "key"), *, order: str = "offset"
 ) -> DataFrame:
     """
     The row with the highest `order` of each key. A streaming result is in mode update or complete.
 
     An empty `value` is a deletion, as in the log's compaction: such a key has no latest row.
     """
+    by = key_names(by, "latest_by_key")
     need(df, [*by, order], "latest_by_key")
     latest = df.groupBy(*by).agg(F.max_by(F.struct(*df.columns), F.col(order)).alias("_row"))
     rows = latest.select(*[F.col(f"_row.{name}").alias(name) for name in df.columns])
@@ -190,7 +220,7 @@ def enrich(
     `how` is left (keep events that find nothing) or inner. Rows of `other` must be unique by `on`, or
     events multiply.
     """
-    keys = [on] if isinstance(on, str) else list(on)
+    keys = key_names(on, "enrich")
     need(df, keys, "enrich")
     need(other, keys, "enrich")
     if how not in {"left", "inner"}:
@@ -210,7 +240,7 @@ def window_aggregate(
     df: DataFrame,
     every: str,
     *,
-    by: Sequence[str] = (),
+    by: str | Sequence[str] = (),
     aggregates: Mapping[str, str],
     slide: str | None = None,
     late: str = LATE,
@@ -222,6 +252,7 @@ def window_aggregate(
     `aggregates` maps a column's name to a SQL expression: {"orders": "count(*)"}. On a stream a window
     closes when the newest event is `late` past its end.
     """
+    by = [by] if isinstance(by, str) else by
     need(df, [*by, time], "window_aggregate")
     window = F.window(F.col(time), every, slide) if slide else F.window(F.col(time), every)
     return aggregate(df, window, by, aggregates, late, time)
@@ -231,12 +262,13 @@ def sessionize(
     df: DataFrame,
     gap: str,
     *,
-    by: Sequence[str],
+    by: str | Sequence[str],
     aggregates: Mapping[str, str],
     late: str = LATE,
     time: str = "timestamp",
 ) -> DataFrame:
     """Aggregate by sessions: events of one key no further than `gap` apart. A stream appends them."""
+    by = [by] if isinstance(by, str) else by
     need(df, [*by, time], "sessionize")
     return aggregate(df, F.session_window(F.col(time), gap), by, aggregates, late, time)
 
@@ -268,20 +300,22 @@ def aggregate(
 # Changes.
 
 
-def changes_to_table(df: DataFrame, columns: str, *, key: Sequence[str]) -> DataFrame:
+def changes_to_table(df: DataFrame, columns: str, *, key: str | Sequence[str]) -> DataFrame:
     """
     The current table from change events (Debezium's form): the newest change of each key, deletions gone.
 
     `columns` is the table's schema as DDL, `key` its primary key. The operation is `op` in the data or
-    the extension `iodebeziumop`; rows are `after`, for deletions `before`. A streaming result is in
-    mode update or complete; in mode update a deletion does not show.
+    the extension `iodebeziumop`; rows are `after`, for deletions `before`. Changes whose key is null are of
+    no row and left out; truncations (`t`, which Debezium leaves out unless told otherwise) are not followed.
+    A streaming result is in mode update or complete; in mode update a deletion does not show.
     """
+    key = key_names(key, "changes_to_table")
     need(df, ["data", "offset"], "changes_to_table")
     schema = StructType.fromDDL(columns)
     assert isinstance(schema, StructType)
     strange = [name for name in key if name not in schema.names]
-    if strange or not key:
-        raise TransformError(f"the key {strange or list(key)} is not among {schema.names}")
+    if strange:
+        raise TransformError(f"the key {strange} is not among {schema.names}")
 
     def member(path: str, kind: str) -> Column:
         # Converters with schemas wrap the change in `payload`.
@@ -295,13 +329,14 @@ def changes_to_table(df: DataFrame, columns: str, *, key: Sequence[str]) -> Data
         operation = F.coalesce(operation, F.col("extensions")["iodebeziumop"])
     image = F.when(operation == "d", "before").otherwise("after")
     cells = [
-        F.when(image == "before", member(f"before.{f.name}", f.dataType.simpleString()))
-        .otherwise(member(f"after.{f.name}", f.dataType.simpleString()))
+        F.when(image == "before", member(f"before['{f.name}']", f.dataType.simpleString()))
+        .otherwise(member(f"after['{f.name}']", f.dataType.simpleString()))
         .alias(f.name)
         for f in schema.fields
     ]
     changes = df.select(operation.alias("_op"), F.col("offset").alias("_offset"), *cells)
     known = changes.where(F.col("_op").isin("c", "r", "u", "d"))
+    known = known.dropna("all", subset=key)
     latest = known.groupBy(*key).agg(
         F.max_by(F.struct("_op", *schema.names), F.col("_offset")).alias("_row")
     )
