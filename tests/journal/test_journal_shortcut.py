@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import importlib.util
-import os
 import random
 import sys
 
@@ -304,10 +302,3 @@ def test_a_native_heap_refuses_and_lets_go():
     gc.collect()
     del heap, place
     assert gc.collect() >= 2
-
-
-@pytest.mark.skipif(os.environ.get("VIRTA_PLAIN") == "1", reason="asked for the plain half")
-def test_a_native_half_that_was_built_can_be_loaded():
-    """It is optional, but one that is there and fails to load would only be seen as slowness."""
-    if importlib.util.find_spec("virta.journal._native") is not None:
-        importlib.import_module("virta.journal._native")
