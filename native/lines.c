@@ -365,7 +365,7 @@ static int lines_look(Lines *self, int64_t began)
 {
     struct epoll_event event;
     int found, epoll = self->epoll;
-    Moment moment = {began, began + self->look.limit, 0, 0};
+    Moment moment = look_begin(&self->look, began);
     Py_BEGIN_ALLOW_THREADS
     do found = epoll_wait(epoll, &event, 1, 0);
     while (found == 0 && look_on(&moment));

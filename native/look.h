@@ -5,9 +5,11 @@
 #define VIRTA_LOOK_H
 #include <sched.h>
 #include <stdint.h>
+#include <sys/resource.h>
 #include <time.h>
 
-/* A look takes a microsecond: whoever needed so long shares the core, and so long, with somebody who has much to do. */
+/* A look takes a microsecond. Whoever needed so long was interrupted, by a disk that is ready, say, or shares the core,
+ * which shows in the number of times it was given away; and so long: with somebody who has much to do. */
 #define SHARED_NS 20000
 #define AWAY_NS 100000
 /* Waits without looking, after looking was in vain, after the core was shared, and however often that was. */
@@ -43,7 +45,30 @@ static inline int look_worthwhile(Look *look)
     return look->usual < look->limit;
 }
 
-typedef struct { int64_t last, end, gap; int over; } Moment;
+typedef struct { int64_t last, end, gap; long given; int over; } Moment;
+
+/* How often this thread's core was given to another. */
+static inline long times_given(void)
+{
+#ifdef RUSAGE_THREAD
+    struct rusage used;
+    if (getrusage(RUSAGE_THREAD, &used) == 0) return used.ru_nvcsw + used.ru_nivcsw;
+#endif
+    return -1;
+}
+
+static inline Moment look_begin(const Look *look, int64_t now)
+{
+    return (Moment){now, now + look->limit, 0, times_given(), 0};
+}
+
+static inline int look_shared(Moment *moment)
+{
+    long given = times_given();
+    int shared = given < 0 || given != moment->given;
+    if (!shared) moment->gap = 0;
+    return shared;
+}
 
 /* Between two looks; 0: that was the last. Whoever else wants this core has it in between: perhaps the very partner,
  * so there is one more look after that. */
@@ -54,7 +79,7 @@ static inline int look_on(Moment *moment)
     sched_yield();
     moment->last = now_ns();
     moment->gap = moment->last - before;
-    moment->over = moment->last >= moment->end || moment->gap >= SHARED_NS;
+    moment->over = moment->last >= moment->end || (moment->gap >= SHARED_NS && look_shared(moment));
     return 1;
 }
 
