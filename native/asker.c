@@ -53,8 +53,9 @@ static ssize_t asker_receive(Asker *self, int fd, uint8_t *data, size_t room)
 {
     ssize_t size = -1;
     int64_t began = now_ns();
-    Moment moment = look_begin(&self->look, began);
     int looked = began - self->answered < RARE_NS && look_worthwhile(&self->look), looking = looked;
+    Moment moment = {0};
+    if (looked) moment = look_begin(&self->look, began);
     Py_BEGIN_ALLOW_THREADS
     while (looking) {
         size = recv(fd, data, room, MSG_DONTWAIT);
