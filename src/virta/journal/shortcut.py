@@ -61,7 +61,7 @@ def restored_jobs(engine: Engine, items: list[Any], at: int, now: int) -> int:
 
 
 def tables_of(engine: Engine) -> tuple[Any, ...]:
-    """What the shortcuts work on, in the order native/journal_jobs.h names it."""
+    """What the shortcuts work on, in the order native/journal_domains.h names it."""
     jobs, schedule = engine.jobs, engine.jobs.schedule
     return (
         engine,
