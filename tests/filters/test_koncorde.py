@@ -18,7 +18,7 @@ from virta.filters.koncorde import convert_distance, parse
 from virta.filters.koncorde_regexp import translate
 
 # Seconds of processor time: the bound for hostile input.
-PATIENCE_S = 0.1
+PATIENCE_S = 0.5
 # The quickest of so many goes is judged: a neighbour's cache misses are not the input's doing.
 GOES = 3
 

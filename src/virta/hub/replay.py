@@ -87,6 +87,7 @@ class Replayer:
     async def find(self, channel: str, last_event_id: str) -> Start:
         """Where a consumer that last saw this id has to continue."""
         pairs = _split_id(last_event_id)
+        position = self._hub.position  # what comes during the search is not missed with the rest
         for source, id_ in pairs:
             offset = self._idempotency.offset(key_of(channel, source, id_))
             if offset is not None:
@@ -106,9 +107,9 @@ class Replayer:
             "reason": "unknown-id",
             "lastEventID": last_event_id,
             "earliest": self._log.first_offset,
-            "resumedAt": self._hub.position,
+            "resumedAt": position,
         }
-        return Start(self._hub.position, gap)
+        return Start(position, gap)
 
     def at(self, moment: str | int | datetime) -> Start:
         """Where `earliest`, `latest`, an offset or a time is; blocking only for a time."""

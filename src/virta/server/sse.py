@@ -20,12 +20,12 @@ from virta.filters.tree import any_of
 from virta.hub.delivery import SSE_CHUNKED, SSE_PLAIN
 from virta.hub.frames import LAST_CHUNK, chunk, named_frame, timestamp_text
 from virta.hub.hub import now_microseconds
+from virta.hub.replay import Start
 from virta.hub.subscription import DISCONNECT, DROP_OLDEST, SlowPolicy, Subscription
 from virta.server.paths import parse_start
 from virta.server.responses import CLOSE, KEEP, SSE_HEAD
 
 if TYPE_CHECKING:
-    from virta.hub.replay import Start
     from virta.server.paths import Moment
     from virta.server.protocol import HotProtocol
     from virta.server.service import Service
@@ -135,8 +135,11 @@ async def find_start(
     assert start is not None
     if isinstance(start, str | int):
         return replayer.at(start)
+    # What comes while a time is looked for is new, also when that time lies ahead.
+    position = service.hub.position
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(service.executor, replayer.at, start)
+    found = await loop.run_in_executor(service.executor, replayer.at, start)
+    return Start(min(found.offset, position), found.gap)
 
 
 class SseConsumer:
