@@ -31,6 +31,7 @@ pytestmark = pytest.mark.slow
 
 WORKER_ROUNDS = int(os.environ.get("VIRTA_SPARK_WORKER_ROUNDS", "18"))
 DRIVER_ROUNDS = int(os.environ.get("VIRTA_SPARK_DRIVER_ROUNDS", "2"))
+EXECUTOR_ROUNDS = int(os.environ.get("VIRTA_SPARK_EXECUTOR_ROUNDS", "18"))
 WORKER_BATCH = 40
 # Parts of the command lines of Spark's Python workers: planners; readers and writers; committers; all at once.
 ROLES = ("python_streaming_source_runner", "pyspark.worker ", "python_streaming_sink_runner", "")
@@ -330,31 +331,60 @@ def pack_environment(directory):
     return notes
 
 
-def test_cluster_with_a_killed_executor(tmp_path):
+def test_cluster_with_killed_executors(spark, tmp_path):
     """
-    On a master with two workers, which run the Python of an archive, an executor dies in the middle: each row
-    is in the sink once.
+    On a master with two workers, which run the Python of an archive, executors die at random micro-batches, again
+    and again, and the driver at last: each row is in the sink once.
     """
     notes = pack_environment(tmp_path)
     source, target, checkpoint = str(tmp_path / "in"), str(tmp_path / "out"), str(tmp_path / "c")
-    events = fill(source, 1200)
+    # More than are copied meanwhile: a hundred micro-batches for each round, were they needed.
+    events = fill(source, 1000 * EXECUTOR_ROUNDS)
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
     cluster = Cluster(tmp_path)
     process = None
     try:
-        process = start_driver(cluster.url, source, target, checkpoint, limit=200)
-        wait_for(lambda: next_offset(target) >= 200, "the first micro-batch", process)
-        executors = cluster.executors()
-        assert len(executors) == 2
-        os.kill(executors[0], signal.SIGKILL)
-        finish(process)
+        process = start_driver(cluster.url, source, target, checkpoint, limit=10)
+        for _ in range(EXECUTOR_ROUNDS):
+            goal = next_offset(target) + 1
+            wait_for(lambda n=goal: next_offset(target) >= n, "a micro-batch", process)
+            # Never the last one: Spark gives an application up that has none, time and again.
+            wait_for(lambda: len(cluster.executors()) == 2, "two executors", process)
+            threading.Event().wait(rng.uniform(0, 0.3))
+            os.kill(rng.choice(cluster.executors()), signal.SIGKILL)
+        goal = next_offset(target) + 1
+        wait_for(lambda: next_offset(target) >= goal, "a micro-batch", process)
     finally:
         if process is not None:
             kill_group(process)
         cluster.stop()
+    copied = next_offset(target)
+    copy(spark, source, target, checkpoint, limit=len(events)).awaitTermination()
 
+    assert 0 < copied < len(events)
     assert ids(target, "copy") == [event["id"] for event in events]
     places = {Path(line).parents[1] for line in notes.read_text().split()}
     # Which of the two got tasks is Spark's to decide; that the archive was unpacked there is ours.
     assert places
     assert places <= {tmp_path / "worker-0", tmp_path / "worker-1"}
-    assert not (tmp_path / "environment").exists()
+
+
+def test_the_name_of_the_packed_python_ends_with_its_process(tmp_path):
+    """It is there while the driver lives, made anew if a killed one left it, and gone after an orderly end."""
+    link = tmp_path / "environment"
+    link.symlink_to(tmp_path / "of-one-that-was-killed")
+    script = (
+        "import pathlib\n"
+        "from virta.spark.launch import use_packed_python\n"
+        "use_packed_python('environment')\n"
+        "print(pathlib.Path('environment/bin/python').exists())\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.strip() == "True"
+    assert not link.is_symlink()
