@@ -13,7 +13,7 @@
 /* A client that asks less often than this does not look: it has other things to do. */
 #define RARE_NS 2000000
 
-typedef struct { PyObject_HEAD Look look; int64_t answered; long long looked; } Asker;
+typedef struct { PyObject_HEAD Look look; int64_t answered; long long looked; uint8_t data[IN_BYTES]; } Asker;
 static PyTypeObject asker_type;
 
 static PyObject *asker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -83,15 +83,16 @@ static ssize_t asker_receive(Asker *self, int fd, uint8_t *data, size_t room)
     return size;
 }
 
-/* (descriptor, request) -> its reply; the bytes that came, if they are anything but that; None: encode it elsewhere */
+/* (descriptor, request, what) -> what the reply says, or the reply if that is not so simple; the bytes that came, if they are
+ * anything but that; None: encode it elsewhere */
 static PyObject *asker_ask(Asker *self, PyObject *const *args, Py_ssize_t count)
 {
-    if (count != 2) {
-        PyErr_SetString(PyExc_TypeError, "ask takes a descriptor and a request");
+    if (count != 3) {
+        PyErr_SetString(PyExc_TypeError, "ask takes a descriptor, a request and what is wanted of the reply");
         return NULL;
     }
-    long fd = PyLong_AsLong(args[0]);
-    if (fd == -1 && PyErr_Occurred()) return NULL;
+    long fd = PyLong_AsLong(args[0]), what = PyLong_AsLong(args[2]);
+    if ((fd == -1 || what == -1) && PyErr_Occurred()) return NULL;
     Out out;
     out_init(&out);
     enum outcome found = journal_put_request(&out, args[1]);
@@ -103,15 +104,17 @@ static PyObject *asker_ask(Asker *self, PyObject *const *args, Py_ssize_t count)
     int sent = send_all((int)fd, out.data, out.size);
     out_release(&out);
     if (sent < 0) return NULL;
-    uint8_t data[IN_BYTES];
-    ssize_t size = asker_receive(self, (int)fd, data, sizeof data);
+    ssize_t size = asker_receive(self, (int)fd, self->data, sizeof self->data);
     if (size < 0) return NULL;
-    In in = {data, data + size};
+    In in = {self->data, self->data + size};
+    PyObject *told = size ? journal_get_told(&in, identifier, (int)what) : NULL;
+    if (told || PyErr_Occurred()) return told;
+    in.at = self->data;
     PyObject *reply = size ? journal_get_reply(&in) : NULL;
     if (!reply && PyErr_Occurred()) return NULL;
     if (reply && in.at == in.end && journal_reply_identifier(reply) == identifier) return reply;
     Py_XDECREF(reply);
-    return PyBytes_FromStringAndSize((const char *)data, size);
+    return PyBytes_FromStringAndSize((const char *)self->data, size);
 }
 
 static PyMethodDef asker_methods[] = {

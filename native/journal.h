@@ -8,14 +8,39 @@
 
 typedef struct { const uint8_t *at, *end; } In;
 typedef struct { uint8_t *data; size_t size, room; uint8_t start[1024]; } Out;
+typedef struct { const uint8_t *at; size_t size; } Span;
 enum outcome { FAILED = -1, DOUBT = 0, WRITTEN = 1 };
 
-/* The message at the front; NULL without an error set where the bytes end or are not as they should be. */
-PyObject *journal_get_request(In *in);
+/* A request; what it has of timeout, ttl, count and value is marked. */
+typedef struct {
+    unsigned function, identifier, flags, query, count, type;
+    char timed, lived, counted, valued;
+    uint64_t timestamp, timeout, ttl;
+    Span key, key2, data; /* in the bytes it was read from, or in those of the object */
+    PyObject *object;     /* borrowed: the same as virta/journal/messages.py has it, if it came as that */
+} Ask;
+
+/* What there is to say of a request that was carried out: a reply that was written, or one that may have to wait. */
+typedef struct {
+    char written;
+    unsigned flags;
+    uint64_t timestamp, due; /* due: when something is to be done by itself, 0: at once */
+    PyObject *reply;         /* what was to be written, if that could not be done here */
+} Done;
+
+/* The message at the front; 0 without an error set where the bytes end or are not as they should be. */
+int journal_get_ask(In *in, Ask *ask);
+PyObject *journal_request_of(const Ask *ask);
 PyObject *journal_get_reply(In *in);
+/* What one whole reply says, for those who want no more than that; else NULL. */
+PyObject *journal_get_told(In *in, int identifier, int what);
 /* DOUBT: the plain twin decides; what was written until then is to be taken back. */
 enum outcome journal_put_request(Out *out, PyObject *request);
 enum outcome journal_put_reply(Out *out, PyObject *reply);
+/* A reply that says no more than this. */
+int journal_put_short(Out *out, unsigned identifier, unsigned flags, uint64_t timestamp);
+/* Carry out an ordinary PUSH, NEXT or DELETE of a job on the tables of virta/journal/shortcut.py; DOUBT: nothing was done. */
+enum outcome journal_carry_out(PyObject *tables, const Ask *ask, PyObject *now_o, Out *out, Done *done);
 /* Room for so many bytes more, NULL with MemoryError set. */
 uint8_t *journal_extend(Out *out, size_t more);
 int journal_reply_identifier(PyObject *reply);

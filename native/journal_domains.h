@@ -27,10 +27,10 @@ static PyObject *host_of, *hosts, *no_details, *job_topic;
 /* What a call works on: a tuple, in this order. */
 enum { X_ENGINE, X_JOBS, X_SCHEDULE, X_WAITING, X_WORKING, X_DEAD, X_BY_ID, X_DIRTY, X_COMMANDS, X_REMEMBERED, X_DOMAINS, X_OFFERS,
        X_ALARMS, X_ENTRIES, X_FIELDS };
-typedef struct { PyObject *const *of, *request, *now_o; uint64_t now, flags, timestamp; } Call;
+typedef struct { PyObject *const *of, *now_o; const Ask *ask; uint64_t now, timestamp; } Call;
 
 static PyObject *s_next_id, *s_wants_log, *s_last_stamp, *s_jobs_max, *s_primary, *s_leases, *s_free, *s_map, *s_ended, *s_domain,
-    *s_sweep, *s_put, *s_lower;
+    *s_sweep, *s_put;
 
 static inline void set_field(const Shape *shape, PyObject *object, int number, PyObject *value)
 {
@@ -39,60 +39,45 @@ static inline void set_field(const Shape *shape, PyObject *object, int number, P
     Py_XDECREF(old);
 }
 
-static inline long long state_of(PyObject *job) { return PyLong_AsLongLong(field(&job_shape, job, J_STATE)); }
+static inline int state_of(PyObject *job)
+{
+    uint64_t state;
+    return number(field(&job_shape, job, J_STATE), GONE, &state) ? (int)state : -1;
+}
 
 /* --- requests --- */
 
 /* What all three have in common; 0 if it is out of the ordinary. */
-static int ordinary(Call *call, PyObject *const *args, Py_ssize_t count, unsigned flags, unsigned query)
+static inline int ordinary(Call *call, unsigned flags, unsigned query)
 {
-    if (count != 3 || !PyTuple_CheckExact(args[0]) || PyTuple_GET_SIZE(args[0]) != X_FIELDS || !job_shape.type) return 0;
-    call->of = ((PyTupleObject *)args[0])->ob_item;
-    call->request = args[1];
-    call->now_o = args[2];
-    uint64_t found;
-    const Shape *s = &request_shape;
-    if (Py_TYPE(args[1]) != s->type || !number(args[2], INT64_MAX, &call->now)) return 0;
-    PyObject *key = field(s, args[1], Q_KEY);
-    return number(field(s, args[1], Q_FLAGS), 0xFFFF, &call->flags) && !(call->flags & ~(uint64_t)flags)
-        && number(field(s, args[1], Q_QUERY), 3, &found) && found == query && field(s, args[1], Q_TTL) == Py_None
-        && number(field(s, args[1], Q_TIMESTAMP), call->now + CLOCK_SKEW_US_MAX, &call->timestamp) && is_key(key);
+    const Ask *ask = call->ask;
+    call->timestamp = ask->timestamp;
+    return !(ask->flags & ~flags) && ask->query == query && !ask->lived && ask->timestamp <= call->now + CLOCK_SKEW_US_MAX;
 }
 
 /* A timestamp of our own if the request has none: later than every one before, and known only once it is `stamped`. */
-static int stamp(Call *call, PyObject **stamp_o, int *own)
+static int stamp(Call *call, PyObject **stamp_o)
 {
-    *own = call->timestamp == 0;
-    if (!*own) {
-        *stamp_o = Py_NewRef(field(&request_shape, call->request, Q_TIMESTAMP));
-        return 1;
-    }
     uint64_t last;
-    PyObject *last_o = PyObject_GetAttr(call->of[X_ENGINE], s_last_stamp);
-    int good = number(last_o, INT64_MAX, &last);
-    Py_XDECREF(last_o);
-    if (!good) return 0;
-    call->timestamp = call->now > last ? call->now : last + 1;
-    *stamp_o = call->now > last ? Py_NewRef(call->now_o) : PyLong_FromUnsignedLongLong(call->timestamp);
+    if (!call->ask->timestamp) {
+        PyObject *last_o = PyObject_GetAttr(call->of[X_ENGINE], s_last_stamp);
+        int good = number(last_o, INT64_MAX, &last);
+        Py_XDECREF(last_o);
+        if (!good) return 0;
+        call->timestamp = call->now > last ? call->now : last + 1;
+    }
+    *stamp_o = call->timestamp == call->now ? Py_NewRef(call->now_o) : PyLong_FromUnsignedLongLong(call->timestamp);
     return *stamp_o != NULL;
 }
 
-static int stamped(Call *call, PyObject *stamp_o, int own)
+static int stamped(Call *call, PyObject *stamp_o)
 {
-    if (!own) return 0;
-    set_field(&request_shape, call->request, Q_TIMESTAMP, Py_NewRef(stamp_o));
+    if (call->ask->timestamp) return 0;
+    if (call->ask->object) set_field(&request_shape, call->ask->object, Q_TIMESTAMP, Py_NewRef(stamp_o));
     return PyObject_SetAttr(call->of[X_ENGINE], s_last_stamp, stamp_o);
 }
 
-static PyObject *reply(Call *call, unsigned flags, PyObject *timestamp)
-{
-    PyObject *flags_o = small(flags);
-    if (!flags_o) return NULL;
-    PyObject *args[] = {field(&request_shape, call->request, Q_IDENTIFIER), flags_o, timestamp};
-    PyObject *made_reply = PyObject_Vectorcall((PyObject *)reply_shape.type, args, 3, NULL);
-    Py_DECREF(flags_o);
-    return made_reply;
-}
+static inline enum outcome undone(void) { return PyErr_Occurred() ? FAILED : DOUBT; }
 
 static PyObject *declined(void)
 {

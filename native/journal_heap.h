@@ -4,6 +4,7 @@
  * 0 to 255. The sign of the time is the lowest bit of `rank`, so that items compare as three words. */
 #ifndef VIRTA_JOURNAL_HEAP_H
 #define VIRTA_JOURNAL_HEAP_H
+#include "journal_shapes.h"
 
 typedef struct { uint64_t rank, time, number; PyObject *object; } Item;
 typedef struct { PyObject_HEAD Item *items; Py_ssize_t size, room; } Heap;
@@ -20,10 +21,11 @@ static inline int before(const Item *a, const Item *b)
 static inline int time_of(PyObject *object, uint64_t *time)
 {
     int beyond;
-    long long number = PyLong_AsLongLongAndOverflow(object, &beyond);
+    if (number(object, UINT64_MAX, time)) return 1;
+    long long below = PyLong_AsLongLongAndOverflow(object, &beyond);
     if (!beyond) {
-        *time = (uint64_t)number;
-        return number >= 0 ? 1 : number == -1 && PyErr_Occurred() ? -1 : 0;
+        *time = (uint64_t)below;
+        return below >= 0 ? 1 : below == -1 && PyErr_Occurred() ? -1 : 0;
     }
     *time = PyLong_AsUnsignedLongLong(object); /* complains about what is below, too */
     return *time == UINT64_MAX && PyErr_Occurred() ? -1 : 1;

@@ -1,13 +1,21 @@
 /* The ordinary PUSH, NEXT and DELETE of a job: virta/journal/jobs.py in short, on the same tables.
  *
- * Each gives the reply, or None where anything is out of the ordinary (a job that waits or is worked on already, a bad
- * request, a key of something else, nothing to do, somebody who watches); then nothing was changed but what no longer
+ * Each fills an answer, or says DOUBT where anything is out of the ordinary (a job that waits or is worked on already, a
+ * bad request, a key of something else, nothing to do, somebody who watches); then nothing was changed but what no longer
  * held in a heap, and the Python half decides. Of jobs that others have copies of this half knows nothing. */
 #ifndef VIRTA_JOURNAL_JOBS_H
 #define VIRTA_JOURNAL_JOBS_H
 
+#include "journal_decode.h"
 #include "journal_domains.h"
-#include "journal_images.h"
+#include "journal_leases.h"
+
+typedef struct {
+    unsigned flags;
+    uint64_t timestamp, timeout; /* timeout: 0 if it has none */
+    Py_ssize_t count;
+    PyObject *jobs[NEXT_JOBS_MAX]; /* those that were handed out, each with a reference */
+} Answer;
 
 /* --- PUSH --- */
 
@@ -63,112 +71,71 @@ static PyObject *take_id(Call *call)
     return id;
 }
 
-static int put_in(Call *call, PyObject *place, PyObject *stamp_o, PyObject *start, uint64_t due)
+static int put_in(Call *call, PyObject *uri, PyObject *place, PyObject *stamp_o, PyObject *start, uint64_t due)
 {
-    const Shape *s = &request_shape;
-    PyObject *uri = field(s, call->request, Q_KEY), *count = field(s, call->request, Q_COUNT), *id = take_id(call);
-    if (!id) return -1;
-    int persist = call->flags & PERSIST ? 1 : 0, ready = due <= call->now;
-    PyObject *args[] = {uri, place, id, count == Py_None ? numbers[0] : count, start, stamp_o, stamp_o,
-                        field(s, call->request, Q_VALUE), persist ? Py_True : Py_False};
-    PyObject *job = PyObject_Vectorcall((PyObject *)job_shape.type, args, 9, NULL);
+    const Ask *ask = call->ask;
+    int persist = ask->flags & PERSIST ? 1 : 0, ready = due <= call->now;
+    PyObject *id = take_id(call), *priority = small(ask->count), *value = Py_None, *job = NULL;
+    if (ask->valued) value = ask->object ? field(&request_shape, ask->object, Q_VALUE) : value_from(ask->type, ask->data);
+    if (id && priority && value) {
+        PyObject *args[] = {uri, place, id, priority, start, stamp_o, stamp_o, value, persist ? Py_True : Py_False};
+        job = PyObject_Vectorcall((PyObject *)job_shape.type, args, 9, NULL);
+    }
     int failed = !job || PyDict_SetItem(call->of[X_WAITING], uri, job) < 0 || PyDict_SetItem(call->of[X_BY_ID], id, job) < 0
         || (persist && changed(call, uri) < 0) || enter(place, job, ready ? READY : DELAYED) < 0
         || (ready ? offer(call, place, job) : arm(call, place, start)) < 0;
-    Py_DECREF(id);
+    if (ask->valued && !ask->object) Py_XDECREF(value);
+    Py_XDECREF(id);
+    Py_XDECREF(priority);
     Py_XDECREF(job);
     return failed ? -1 : 0;
 }
 
-/* (tables, request, now) -> reply or None */
-static PyObject *push_job(PyObject *self, PyObject *const *args, Py_ssize_t argc)
+/* The domain somebody named, in small letters (a new reference). */
+static PyObject *lowered(Span name)
 {
-    (void)self;
-    Call call;
-    const Shape *s = &request_shape;
-    if (!ordinary(&call, args, argc, PERSIST, QUERY_RANGE)) return declined();
-    PyObject *uri = field(s, call.request, Q_KEY), *domain = field(s, call.request, Q_KEY2), *count = field(s, call.request, Q_COUNT);
-    PyObject *timeout = field(s, call.request, Q_TIMEOUT), *value = field(s, call.request, Q_VALUE), *data;
-    uint64_t priority = 0, due = call.now, type;
-    if (!PyBytes_GET_SIZE(uri) || !is_key(domain) || (count != Py_None && !number(count, PRIORITY_MAX, &priority))
-        || (timeout != Py_None && !number(timeout, UINT64_MAX, &due)) || (value != Py_None && !value_of(value, &data, &type)))
-        return declined();
-    PyObject *stamp_o = NULL, *name = NULL, *place = NULL, *answer = NULL;
-    int own = 0, fits = stamp(&call, &stamp_o, &own) && unknown(&call, uri) && room_for_one(&call);
-    if (fits) name = PyBytes_GET_SIZE(domain) ? PyObject_CallMethodNoArgs(domain, s_lower) : host_name(uri);
-    if (name) {
-        place = Py_XNewRef(PyDict_GetItemWithError(call.of[X_DOMAINS], name));
-        if (!place && !PyErr_Occurred()) place = PyObject_CallMethodOneArg(call.of[X_SCHEDULE], s_domain, name);
-    }
+    PyObject *bytes = PyBytes_FromStringAndSize((const char *)name.at, (Py_ssize_t)name.size);
+    char *text = bytes ? PyBytes_AS_STRING(bytes) : NULL;
+    for (size_t i = 0; bytes && i < name.size; i++)
+        if (text[i] >= 'A' && text[i] <= 'Z') text[i] += 'a' - 'A';
+    return bytes;
+}
+
+/* The domain a job is to wait in (a new reference), made if there is none. */
+static PyObject *place_for(Call *call, PyObject *uri)
+{
+    PyObject *name = call->ask->key2.size ? lowered(call->ask->key2) : host_name(uri);
+    if (!name) return NULL;
+    PyObject *place = Py_XNewRef(PyDict_GetItemWithError(call->of[X_DOMAINS], name));
+    if (!place && !PyErr_Occurred()) place = PyObject_CallMethodOneArg(call->of[X_SCHEDULE], s_domain, name);
+    Py_DECREF(name);
+    return place;
+}
+
+static enum outcome push_job(Call *call, Answer *answer)
+{
+    const Ask *ask = call->ask;
+    if (!ordinary(call, PERSIST, QUERY_RANGE) || !ask->key.size || ask->count > PRIORITY_MAX) return DOUBT;
+    PyObject *uri = ask->object ? Py_NewRef(field(&request_shape, ask->object, Q_KEY)) : bytes_of(ask->key);
+    PyObject *stamp_o = NULL, *place = NULL, *start = NULL;
+    uint64_t due = ask->timed ? ask->timeout : call->now;
+    enum outcome found = DOUBT;
+    if (uri && stamp(call, &stamp_o) && unknown(call, uri) && room_for_one(call)) place = place_for(call, uri);
     if (place && field(&place_shape, place, L_WATCH) == Py_None) {
-        PyObject *start = Py_NewRef(timeout == Py_None ? call.now_o : timeout);
-        if (timeout == Py_None) set_field(s, call.request, Q_TIMEOUT, Py_NewRef(start));
-        if (put_in(&call, place, stamp_o, start, due) == 0 && stamped(&call, stamp_o, own) == 0)
-            answer = reply(&call, call.flags & PERSIST ? PERSIST : 0, stamp_o);
-        Py_DECREF(start);
-    } else if (!PyErr_Occurred()) answer = Py_NewRef(Py_None);
-    Py_XDECREF(stamp_o);
-    Py_XDECREF(name);
+        start = ask->timed ? PyLong_FromUnsignedLongLong(due) : Py_NewRef(call->now_o);
+        if (start && !ask->timed && ask->object) set_field(&request_shape, ask->object, Q_TIMEOUT, Py_NewRef(start));
+        if (start && put_in(call, uri, place, stamp_o, start, due) == 0 && stamped(call, stamp_o) == 0) found = WRITTEN;
+        answer->flags = ask->flags & PERSIST;
+        answer->timestamp = call->timestamp;
+    }
+    Py_XDECREF(start);
     Py_XDECREF(place);
-    return answer;
+    Py_XDECREF(stamp_o);
+    Py_XDECREF(uri);
+    return found == DOUBT ? undone() : found;
 }
 
 /* --- NEXT --- */
-
-/* The table of leases while jobs are handed out; see virta/journal/leases.py for a slot. */
-typedef struct { PyObject *leases, *free; Py_buffer view; } Slots;
-enum { SLOT_BYTES = 32, SLOT_BODY = 28 };
-static uint32_t crc_table[256];
-
-static int slots_open(Slots *slots)
-{
-    if (slots->leases == Py_None) return 0;
-    PyObject *map = PyObject_GetAttr(slots->leases, s_map);
-    Py_XSETREF(slots->free, PyObject_GetAttr(slots->leases, s_free));
-    int failed = !map || !slots->free || !PyList_CheckExact(slots->free) || PyObject_GetBuffer(map, &slots->view, PyBUF_WRITABLE) < 0;
-    Py_XDECREF(map);
-    if (failed && !PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "not a table of leases");
-    return failed ? -1 : 0;
-}
-
-static void slots_close(Slots *slots)
-{
-    if (slots->view.obj) PyBuffer_Release(&slots->view);
-}
-
-static inline uint8_t *little(uint8_t *p, uint64_t n, int bytes)
-{
-    for (int i = 0; i < bytes; i++) *p++ = (uint8_t)(n >> 8 * i);
-    return p;
-}
-
-static int lease_put(Slots *slots, PyObject *job)
-{
-    uint64_t slot, id, lease, until, attempts;
-    if (slots->leases == Py_None || field(&job_shape, job, J_PERSIST) != Py_True) return 0;
-    int good = number(field(&job_shape, job, J_SLOT), UINT32_MAX, &slot);
-    if (good && !slot && PyList_GET_SIZE(slots->free)) {
-        Py_ssize_t last = PyList_GET_SIZE(slots->free) - 1;
-        PyObject *taken = Py_NewRef(PyList_GET_ITEM(slots->free, last));
-        good = number(taken, UINT32_MAX, &slot) && PyList_SetSlice(slots->free, last, last + 1, NULL) == 0;
-        set_field(&job_shape, job, J_SLOT, taken);
-    }
-    good = good && number(field(&job_shape, job, J_ID), UINT64_MAX, &id) && number(field(&job_shape, job, J_LEASE), UINT64_MAX, &lease)
-        && number(field(&job_shape, job, J_UNTIL), UINT64_MAX, &until) && number(field(&job_shape, job, J_ATTEMPTS), UINT32_MAX, &attempts);
-    if (!good || !slot || (Py_ssize_t)(slot + 1) * SLOT_BYTES > slots->view.len) { /* it has to grow, and nobody may hold the map then */
-        slots_close(slots);
-        PyObject *done = PyErr_Occurred() ? NULL : PyObject_CallMethodOneArg(slots->leases, s_put, job);
-        Py_XDECREF(done);
-        return done ? slots_open(slots) : -1;
-    }
-    uint8_t body[SLOT_BYTES];
-    little(little(little(little(body, id, 8), lease, 8), until, 8), attempts, 4);
-    uint32_t crc = UINT32_MAX;
-    for (int i = 0; i < SLOT_BODY; i++) crc = crc_table[(crc ^ body[i]) & 0xFF] ^ crc >> 8;
-    little(body + SLOT_BODY, ~crc, 4);
-    memcpy((uint8_t *)slots->view.buf + slot * SLOT_BYTES, body, SLOT_BYTES);
-    return 0;
-}
 
 /* Job.key of a job that is worked on; 0 with or without an error if that cannot be. */
 enum { KEY_TAIL = 1 + 3 + 1 + 20 + 1 + 16 };
@@ -187,60 +154,6 @@ static int key_tail(PyObject *job, char tail[KEY_TAIL + 1])
     for (int i = 0; i < 3; i++, priority /= 10) *--p = (char)('0' + priority % 10);
     *--p = ':';
     return 1;
-}
-
-static PyObject *key_of(PyObject *job)
-{
-    char tail[KEY_TAIL + 1];
-    PyObject *prefix = field(&place_shape, field(&job_shape, job, J_DOMAIN), L_PREFIX);
-    if (!key_tail(job, tail)) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a job whose numbers do not fit its key");
-        return NULL;
-    }
-    Py_ssize_t size = PyBytes_GET_SIZE(prefix);
-    PyObject *key = PyBytes_FromStringAndSize(NULL, size + KEY_TAIL);
-    if (!key) return NULL;
-    memcpy(PyBytes_AS_STRING(key), PyBytes_AS_STRING(prefix), (size_t)size);
-    memcpy(PyBytes_AS_STRING(key) + size, tail, KEY_TAIL);
-    return key;
-}
-
-static PyObject *details_of(PyObject *job, Py_ssize_t size)
-{
-    PyObject *zero = numbers[0];
-    PyObject *size_o = PyLong_FromSsize_t(size);
-    int persist = field(&job_shape, job, J_PERSIST) == Py_True ? BIT_PERSIST : 0;
-    PyObject *args[] = {zero, zero, field(&job_shape, job, J_CREATED), field(&job_shape, job, J_TIMESTAMP), zero,
-                        field(&job_shape, job, J_UNTIL), size_o, field(&job_shape, job, J_ATTEMPTS), numbers[BIT_WORKED | persist]};
-    PyObject *details = size_o ? PyObject_Vectorcall((PyObject *)details_shape.type, args, D_FIELDS, NULL) : NULL;
-    Py_XDECREF(size_o);
-    return details;
-}
-
-static int add_pair(PyObject *pairs, PyObject *key, PyObject *value, PyObject *details)
-{
-    PyObject *args[] = {key, value, details};
-    PyObject *pair = key && value && details ? PyObject_Vectorcall((PyObject *)pair_shape.type, args, P_FIELDS, NULL) : NULL;
-    int failed = !pair || PyList_Append(pairs, pair) < 0;
-    Py_XDECREF(pair);
-    return failed ? -1 : 0;
-}
-
-/* What a reply says of a job: the bytes of its payload, -1 with an error. */
-static Py_ssize_t tell(PyObject *pairs, PyObject *job, uint64_t flags)
-{
-    PyObject *payload = field(&job_shape, job, J_PAYLOAD);
-    Py_ssize_t size = payload == Py_None ? 0 : PyBytes_GET_SIZE(field(&value_shape, payload, V_DATA));
-    PyObject *key = key_of(job), *args[] = {numbers[STRING], field(&job_shape, job, J_URI)};
-    PyObject *value = PyObject_Vectorcall((PyObject *)value_shape.type, args, V_FIELDS, NULL);
-    PyObject *details = flags & DETAILED ? details_of(job, size) : Py_NewRef(Py_None);
-    int failed = add_pair(pairs, key, value, details);
-    Py_XDECREF(key);
-    Py_XDECREF(value);
-    Py_XDECREF(details);
-    if (failed) return -1;
-    if (!(flags & DATA) || payload == Py_None) return 0;
-    return add_pair(pairs, no_bytes, payload, flags & DETAILED ? no_details : Py_None) < 0 ? -1 : size;
 }
 
 /* JobTable._reserve */
@@ -269,27 +182,23 @@ static PyObject *deadline_of(Call *call, PyObject *job)
     return PyLong_FromUnsignedLongLong(call->now + (seconds != 0 ? (uint64_t)(seconds * 1000000) : WORK_DEADLINE_US));
 }
 
-static int hand_out(Call *call, PyObject *pairs, uint64_t wanted, PyObject **first_end)
+static int hand_out(Call *call, PyObject *domain, uint64_t wanted, Answer *answer)
 {
-    PyObject *domain = field(&request_shape, call->request, Q_KEY), *timeout = field(&request_shape, call->request, Q_TIMEOUT), *job;
+    const Ask *ask = call->ask;
     Slots slots = {.leases = PyObject_GetAttr(call->of[X_JOBS], s_leases)};
     int failed = !slots.leases || slots_open(&slots) < 0;
-    uint64_t end, earliest = UINT64_MAX;
-    Py_ssize_t size = 0, more;
+    size_t size = 0;
+    PyObject *job, *payload;
     while (!failed && wanted-- && size <= REPLY_BYTES_HALF && (job = head(call, domain))
            && field(&job_shape, job, J_REPLACED) == Py_None) {
-        Py_INCREF(job);
-        PyObject *until = timeout == Py_None ? deadline_of(call, job) : Py_NewRef(timeout);
-        failed = !until || reserve(call, &slots, job, until) < 0 || (more = tell(pairs, job, call->flags)) < 0;
-        if (!failed) {
-            size += more;
-            if (number(until, UINT64_MAX, &end) && (!*first_end || end < earliest)) {
-                Py_XSETREF(*first_end, Py_NewRef(until));
-                earliest = end;
-            }
-        }
+        uint64_t end = 0;
+        PyObject *until = ask->timed ? PyLong_FromUnsignedLongLong(ask->timeout) : deadline_of(call, job);
+        answer->jobs[answer->count++] = Py_NewRef(job);
+        failed = !number(until, UINT64_MAX, &end) || reserve(call, &slots, job, until) < 0;
+        if (!answer->timeout || end < answer->timeout) answer->timeout = end;
+        payload = field(&job_shape, job, J_PAYLOAD);
+        if (ask->flags & DATA && payload != Py_None) size += (size_t)PyBytes_GET_SIZE(field(&value_shape, payload, V_DATA));
         Py_XDECREF(until);
-        Py_DECREF(job);
     }
     slots_close(&slots);
     Py_XDECREF(slots.leases);
@@ -297,51 +206,38 @@ static int hand_out(Call *call, PyObject *pairs, uint64_t wanted, PyObject **fir
     return failed || PyErr_Occurred() ? -1 : 0;
 }
 
-/* (tables, request, now) -> reply or None */
-static PyObject *next_jobs(PyObject *self, PyObject *const *args, Py_ssize_t argc)
+static enum outcome next_jobs(Call *call, Answer *answer)
 {
-    (void)self;
-    Call call;
-    const Shape *s = &request_shape;
-    if (!ordinary(&call, args, argc, DATA | LISTEN | DETAILED, 0)) return declined();
-    PyObject *domain = field(s, call.request, Q_KEY), *timeout = field(s, call.request, Q_TIMEOUT), *count = field(s, call.request, Q_COUNT);
-    uint64_t wanted = 1, until;
-    if (field(s, call.request, Q_VALUE) != Py_None || (timeout != Py_None && !number(timeout, UINT64_MAX, &until))
-        || (count != Py_None && !number(count, 0xFFFF, &wanted)))
-        return declined();
-    if (!wanted || wanted > NEXT_JOBS_MAX) wanted = NEXT_JOBS_MAX;
-    const char *name = PyBytes_AS_STRING(domain);
-    for (Py_ssize_t i = 0; i < PyBytes_GET_SIZE(domain); i++)
-        if (name[i] >= 'A' && name[i] <= 'Z') Py_RETURN_NONE;
-    Heap *alarms = (Heap *)call.of[X_ALARMS];
-    if (alarms->size && (!(alarms->items[0].rank & 1) || alarms->items[0].time <= call.now)) Py_RETURN_NONE; /* time passes first */
-    PyObject *primary = PyObject_GetAttr(call.of[X_ENGINE], s_primary);
+    const Ask *ask = call->ask;
+    if (!ordinary(call, DATA | LISTEN | DETAILED, 0) || ask->valued || (ask->timed && !ask->timeout)) return DOUBT;
+    uint64_t wanted = !ask->counted ? 1 : ask->count && ask->count < NEXT_JOBS_MAX ? ask->count : NEXT_JOBS_MAX;
+    for (size_t i = 0; i < ask->key.size; i++)
+        if (ask->key.at[i] >= 'A' && ask->key.at[i] <= 'Z') return DOUBT;
+    Heap *alarms = (Heap *)call->of[X_ALARMS];
+    if (alarms->size && (!(alarms->items[0].rank & 1) || alarms->items[0].time <= call->now)) return DOUBT; /* time passes first */
+    PyObject *primary = PyObject_GetAttr(call->of[X_ENGINE], s_primary);
     Py_XDECREF(primary); /* one of two that always are */
-    PyObject *best = primary == Py_True ? head(&call, domain) : NULL;
-    if (!best || field(&place_shape, field(&job_shape, best, J_DOMAIN), L_WATCH) != Py_None || field(&job_shape, best, J_REPLACED) != Py_None)
-        return declined();
-    PyObject *stamp_o = NULL, *answer = NULL, *first_end = NULL, *pairs = PyList_New(0);
-    int own;
-    if (pairs && stamp(&call, &stamp_o, &own) && stamped(&call, stamp_o, own) == 0 && hand_out(&call, pairs, wanted, &first_end) == 0) {
-        PyObject *flags = PyLong_FromLong(DATA | WORKED_ON);
-        PyObject *fields[R_FIELDS] = {field(s, call.request, Q_IDENTIFIER), flags, call.now_o, first_end, numbers[0], no_text, pairs};
-        if (flags) answer = PyObject_Vectorcall((PyObject *)reply_shape.type, fields, R_PAIRS + 1, NULL);
-        Py_XDECREF(flags);
+    PyObject *domain = primary == Py_True ? bytes_of(ask->key) : NULL, *best = domain ? head(call, domain) : NULL, *stamp_o = NULL;
+    enum outcome found = DOUBT;
+    if (best && field(&place_shape, field(&job_shape, best, J_DOMAIN), L_WATCH) == Py_None && field(&job_shape, best, J_REPLACED) == Py_None
+        && stamp(call, &stamp_o)) {
+        found = stamped(call, stamp_o) < 0 || hand_out(call, domain, wanted, answer) < 0 ? FAILED : WRITTEN;
+        answer->flags = DATA | WORKED_ON;
+        answer->timestamp = call->now;
     }
-    Py_XDECREF(pairs);
     Py_XDECREF(stamp_o);
-    Py_XDECREF(first_end);
-    return answer;
+    Py_XDECREF(domain);
+    return found == DOUBT ? undone() : found;
 }
 
 /* --- DELETE of a job that is worked on --- */
 
 /* The job whose key this is (borrowed), NULL if it is not that of a job somebody works on now. */
-static PyObject *worked_on(Call *call, PyObject *key)
+static PyObject *worked_on(Call *call, Span key)
 {
-    Py_ssize_t size = PyBytes_GET_SIZE(key) - KEY_TAIL;
-    if (size < 0) return NULL;
-    const char *tail = PyBytes_AS_STRING(key) + size;
+    if (key.size < KEY_TAIL) return NULL;
+    size_t size = key.size - KEY_TAIL;
+    const uint8_t *tail = key.at + size;
     uint64_t lease = 0, found, until;
     for (int i = KEY_TAIL - 16; i < KEY_TAIL; i++) {
         int digit = tail[i] >= '0' && tail[i] <= '9' ? tail[i] - '0' : tail[i] >= 'a' && tail[i] <= 'f' ? tail[i] - 'a' + 10 : -1;
@@ -357,11 +253,20 @@ static PyObject *worked_on(Call *call, PyObject *key)
         return NULL;
     PyObject *prefix = field(&place_shape, field(&job_shape, job, J_DOMAIN), L_PREFIX);
     PyObject *uri = field(&job_shape, job, J_URI);
-    if (PyBytes_GET_SIZE(uri) == PyBytes_GET_SIZE(key) && !memcmp(PyBytes_AS_STRING(uri), PyBytes_AS_STRING(key), (size_t)size + KEY_TAIL)) return NULL;
-    if (PyBytes_GET_SIZE(prefix) != size || memcmp(PyBytes_AS_STRING(key), PyBytes_AS_STRING(prefix), (size_t)size)
-        || memcmp(tail, expected, KEY_TAIL))
+    if ((size_t)PyBytes_GET_SIZE(uri) == key.size && !memcmp(PyBytes_AS_STRING(uri), key.at, key.size)) return NULL;
+    if ((size_t)PyBytes_GET_SIZE(prefix) != size || memcmp(key.at, PyBytes_AS_STRING(prefix), size) || memcmp(tail, expected, KEY_TAIL))
         return NULL;
     return job;
+}
+
+/* Whether there is a value of that key; -1 with an error. */
+static int is_entry(Call *call, Span key)
+{
+    if (!PyDict_GET_SIZE(call->of[X_ENTRIES])) return 0;
+    PyObject *bytes = bytes_of(key);
+    int found = bytes ? PyDict_Contains(call->of[X_ENTRIES], bytes) : -1;
+    Py_XDECREF(bytes);
+    return found;
 }
 
 /* Finished.remember */
@@ -412,70 +317,21 @@ static int finish(Call *call, PyObject *job)
     return sweep(call, place);
 }
 
-/* (tables, request, now) -> reply or None */
-static PyObject *delete_job(PyObject *self, PyObject *const *args, Py_ssize_t argc)
+static enum outcome end_job(Call *call, Answer *answer)
 {
-    (void)self;
-    Call call;
-    const Shape *s = &request_shape;
-    if (!ordinary(&call, args, argc, OVERWRITE, 0)) return declined();
-    PyObject *key = field(s, call.request, Q_KEY);
-    if (field(s, call.request, Q_TIMEOUT) != Py_None || field(s, call.request, Q_COUNT) != Py_None
-        || field(s, call.request, Q_VALUE) != Py_None || PyDict_Contains(call.of[X_ENTRIES], key))
-        return declined();
-    PyObject *job = worked_on(&call, key);
+    const Ask *ask = call->ask;
+    if (!ordinary(call, OVERWRITE, 0) || ask->timed || ask->counted || ask->valued || is_entry(call, ask->key)) return undone();
+    PyObject *job = worked_on(call, ask->key), *stamp_o = NULL;
     if (!job || field(&place_shape, field(&job_shape, job, J_DOMAIN), L_WATCH) != Py_None
-        || PyDict_Contains(call.of[X_WAITING], field(&job_shape, job, J_URI)))
-        return declined();
-    PyObject *stamp_o = NULL, *answer = NULL;
-    int own;
+        || PyDict_Contains(call->of[X_WAITING], field(&job_shape, job, J_URI)) || !stamp(call, &stamp_o))
+        return undone();
     Py_INCREF(job);
-    if (stamp(&call, &stamp_o, &own) && finish(&call, job) == 0 && stamped(&call, stamp_o, own) == 0) answer = reply(&call, DELETED, stamp_o);
-    Py_XDECREF(stamp_o);
+    int good = finish(call, job) == 0 && stamped(call, stamp_o) == 0;
+    answer->flags = DELETED;
+    answer->timestamp = call->timestamp;
     Py_DECREF(job);
-    return answer;
-}
-
-/* --- types --- */
-
-static int learn_named(Shape *shape, PyObject *type, const char *const *names, int fields)
-{
-    int good = PyType_Check(type);
-    for (int i = 0; good && i < fields; i++) {
-        PyObject *member = PyObject_GetAttrString(type, names[i]);
-        good = member && Py_TYPE(member) == &PyMemberDescr_Type;
-        if (good) shape->at[i] = ((PyMemberDescrObject *)member)->d_member->offset;
-        Py_XDECREF(member);
-    }
-    if (good) Py_XSETREF(shape->type, (PyTypeObject *)Py_NewRef(type));
-    else if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "not the structures of virta.journal.domain");
-    return good;
-}
-
-/* (Job, Domain, Settings, host_of, no_details) */
-static PyObject *set_job_types(PyObject *self, PyObject *args)
-{
-    (void)self;
-    PyObject *job, *place, *settings, *host, *nothing;
-    if (!PyArg_ParseTuple(args, "OOOOO", &job, &place, &settings, &host, &nothing)) return NULL;
-    static const struct { PyObject **at; const char *name; } words[] = {
-        {&s_next_id, "next_id"}, {&s_wants_log, "wants_log"}, {&s_last_stamp, "_last_stamp"}, {&s_jobs_max, "jobs_max"},
-        {&s_primary, "primary"}, {&s_leases, "leases"}, {&s_free, "_free"}, {&s_map, "_map"}, {&s_ended, "_ended"},
-        {&s_domain, "domain"}, {&s_sweep, "sweep"}, {&s_put, "put"}, {&s_lower, "lower"}, {&job_topic, "job"}};
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
-        if (!*words[i].at && !(*words[i].at = PyUnicode_InternFromString(words[i].name))) return NULL;
-    for (uint32_t i = 0; i < 256; i++) {
-        uint32_t crc = i;
-        for (int bit = 0; bit < 8; bit++) crc = crc & 1 ? crc >> 1 ^ 0xEDB88320u : crc >> 1;
-        crc_table[i] = crc;
-    }
-    if (!hosts && !(hosts = PyDict_New())) return NULL;
-    Py_XSETREF(host_of, Py_NewRef(host));
-    Py_XSETREF(no_details, Py_NewRef(nothing));
-    if (!learn_named(&place_shape, place, place_names, L_FIELDS) || !learn_named(&settings_shape, settings, settings_names, S_FIELDS)
-        || !learn_named(&job_shape, job, job_names, J_FIELDS))
-        return NULL;
-    Py_RETURN_NONE;
+    Py_DECREF(stamp_o);
+    return good ? WRITTEN : FAILED;
 }
 
 #endif

@@ -260,10 +260,10 @@ def test_misuse_is_an_error():
         kernel.Lines(1)
     asker = kernel.Asker(0)
     with pytest.raises(TypeError):
-        asker.ask(1)
+        asker.ask(1, nop())
     with pytest.raises(OSError, match="Bad file"):
-        asker.ask(-1, nop())
-    assert asker.ask(-1, object()) is None
+        asker.ask(-1, nop(), 0)
+    assert asker.ask(-1, object(), 0) is None
     assert pair.lines.close() == ["owner"]
     assert pair.lines.close() == []
     with pytest.raises(RuntimeError, match="closed"):

@@ -124,6 +124,7 @@ class Client(Calls):
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._socket.settimeout(None)
+        self._descriptor = self._socket.fileno()
         self._awake = Awake(self._socket) if awake and possible() else None
         # Native where it was built: one call that sends, waits and decodes.
         self._asker = None
@@ -142,9 +143,12 @@ class Client(Calls):
         if self._asker is None or self._parser.buffered or self._heard:
             self._write(encode_request(request))
         else:
-            reply = self._ask(request)
-            if reply is not None:
-                return command.result(reply)
+            came = self._ask(command)
+            if came.__class__ is Reply:
+                return command.result(came)
+            if came is not None:
+                told: T = came
+                return told
         while True:
             reply = self._receive()
             if reply.identifier == identifier:
@@ -197,6 +201,7 @@ class Client(Calls):
         return self.notifications.popleft()
 
     def close(self) -> None:
+        self._descriptor = -1  # the number may soon be somebody else's
         self._socket.close()
 
     def __enter__(self) -> Client:
@@ -214,25 +219,23 @@ class Client(Calls):
         self._identifier = self._identifier % IDENTIFIER_MAX + 1
         return self._identifier
 
-    def _ask(self, request: Request) -> Reply | None:
-        """The reply; None: it was sent, and what came, if anything did, was taken."""
+    def _ask(self, command: Command[Any]) -> Any:
+        """What the reply says, or the reply; None: it was sent, and what came, if anything did, was taken."""
         assert self._asker is not None
         try:
-            came = self._asker.ask(self._socket.fileno(), request)
+            came = self._asker.ask(self._descriptor, command.request, command.told)
         except BlockingIOError as error:
             raise _lost("no reply in time") from error
         except OSError as error:
             raise _lost(error) from error
-        if came.__class__ is Reply:
-            reply: Reply = came
-            return reply
         if came is None:
-            self._write(encode_request(request))
-        elif came:
+            self._write(encode_request(command.request))
+        elif came.__class__ is bytes:
+            if not came:
+                raise _lost("closed by the daemon")
             self._take(came)
-        else:
-            raise _lost("closed by the daemon")
-        return None
+            return None
+        return came
 
     def _write(self, data: bytes) -> None:
         try:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from virta.journal.kernel import native
 from virta.journal.messages import (
     COMMAND_KEY,
     DATA,
@@ -46,10 +47,15 @@ BUFFER = int(Type.BUFFER)
 Plain = None | bool | int | float | str | bytes | Value
 
 
+# What a command wants of an ordinary reply, for the native half (native/journal_told.h), which spares the rest.
+TOLD_REPLY, TOLD_TIMESTAMP, TOLD_DELETED, TOLD_NEXT = range(4)
+
+
 class Command(msgspec.Struct, Generic[T], frozen=True):
     request: Request
     decode: Callable[[Reply], T]
     missing: Any = ...  # the result for a key that does not exist; ...: that is an error
+    told: int = TOLD_REPLY
 
     def result(self, reply: Reply) -> T:
         if reply.error:
@@ -76,6 +82,10 @@ class Next(NamedTuple):
 
     jobs: list[Lease]
     wake_up: float | None
+
+
+if native is not None:
+    native.set_told_types(Lease, Next)
 
 
 class Page(NamedTuple):
@@ -109,7 +119,7 @@ def set_(
         key=to_bytes(key),
         value=to_value(value),
     )
-    return Command(request, _timestamp)
+    return Command(request, _timestamp, ..., TOLD_TIMESTAMP)
 
 
 def get(
@@ -242,7 +252,7 @@ def push(
         None if payload is None else to_value(payload),
         QUERY_RANGE,
     )
-    return Command(request, _timestamp)
+    return Command(request, _timestamp, ..., TOLD_TIMESTAMP)
 
 
 def next_(
@@ -262,12 +272,13 @@ def next_(
     flags = DATA | DETAILS | listen * LISTEN | remove * OVERWRITE
     until = None if work_for is None else _later(work_for)
     request = Request(NEXT, 0, flags, 0, until, None, count, to_bytes(domain))
-    return Command(request, _next_reply)
+    return Command(request, _next_reply, ..., TOLD_NEXT)
 
 
 def done(key: bytes) -> Command[bool]:
     """The work is done; refused with `does-not-exist` if that attempt is over."""
-    return Command(Request(DELETE, 0, OVERWRITE, 0, None, None, None, to_bytes(key)), _deleted)
+    request = Request(DELETE, 0, OVERWRITE, 0, None, None, None, to_bytes(key))
+    return Command(request, _deleted, ..., TOLD_DELETED)
 
 
 def extend(key: bytes, seconds: float) -> Command[bool]:

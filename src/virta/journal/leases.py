@@ -28,6 +28,8 @@ import struct
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
+from virta.journal.kernel import native
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
@@ -120,9 +122,14 @@ class Leases:
     def settled(self) -> None:
         """Those images are in the log."""
         leaving, self.leaving = self.leaving, []
+        if self._map is None:
+            return
+        if native is not None:
+            native.free_slots(self._map, self._free, leaving)
+            return
         for job in leaving:
             slot = job.slot
-            if slot and not job.lease and self._map is not None:
+            if slot and not job.lease:
                 job.slot = 0
                 at = slot * SLOT_BYTES
                 self._map[at : at + 8] = _FREE

@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from virta.journal import kernel
-from virta.journal.messages import Function, Reply, Request
+from virta.journal.messages import Function, Reply, Request, system_clock
 from virta.journal.session import Session
 from virta.journal.wire import RequestParser, WireError, encode_reply
 
@@ -71,6 +71,9 @@ class Lines:
         self.wires = kernel.Lines(
             encode_reply, unanswered_max, write_high_bytes, unread_bytes_max, look_ns
         )
+        engine = node.engine
+        clock = None if engine.clock is system_clock else engine.clock
+        self.wires.serve(engine.tables, clock, node.lasting)
         self._listeners: list[socket.socket] = []
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -144,9 +147,16 @@ class Lines:
         """What came, what comes while it is done, and what a lone quick client asks next."""
         end = perf_counter() + TURNS_S_MAX
         wires, node = self.wires, self._node
-        while found := wires.turn(True):
+        while True:
+            wires.direct = node.direct
+            found = wires.turn(True)
+            carried = wires.carried()
+            if not found and carried is None:
+                return
             node.hold()
             try:
+                if carried is not None:
+                    node.carried(*carried)
                 self._carry_out(found)
             finally:
                 node.release()
@@ -166,6 +176,8 @@ class Lines:
                     handle(request, session, respond)
                 if rest is not None:
                     self._parse(line, rest)
+                if session.peer is not None:
+                    line.wire.indirect = True
             except Exception:  # the others' requests are here as well, and are read only once
                 log.exception("journal_connection_failed")
                 line.wire.abort()

@@ -30,9 +30,8 @@ SHORTCUTS: dict[int, Shortcut] = {}
 if native is not None:
     native.set_job_types(Job, Domain, Settings, host_of, NO_DETAILS)
     SHORTCUTS = {
-        int(Function.PUSH): native.push_job,
-        int(Function.NEXT): native.next_jobs,
-        int(Function.DELETE): native.delete_job,
+        int(function): native.shortcut
+        for function in (Function.PUSH, Function.NEXT, Function.DELETE)
     }
 
 
