@@ -32,7 +32,12 @@ EXTENSIONS = [
     Extension(
         "virta.journal._native",
         ["native/journal.c", "native/lines.c", "native/asker.c"],
-        depends=[*map(str, Path("native").glob("journal*.h")), "native/line.h", "native/look.h"],
+        depends=[
+            *map(str, Path("native").glob("journal*.h")),
+            "native/held.h",
+            "native/line.h",
+            "native/look.h",
+        ],
         extra_compile_args=[*FLAGS, "-std=c11", "-Wall", "-Wextra"],
         extra_link_args=LINK,
         optional=True,

@@ -89,6 +89,7 @@ static PyObject *declined(void)
 static int changed(Call *call, PyObject *uri)
 {
     if (PyDict_SetItem(call->of[X_DIRTY], uri, Py_None) < 0) return -1;
+    if (PyDict_GET_SIZE(call->of[X_DIRTY]) > 1) return 0; /* whoever was first has said so */
     return PyObject_SetAttr(call->of[X_JOBS], s_wants_log, Py_True);
 }
 

@@ -182,15 +182,15 @@ static PyObject *deadline_of(Call *call, PyObject *job)
     return PyLong_FromUnsignedLongLong(call->now + (seconds != 0 ? (uint64_t)(seconds * 1000000) : WORK_DEADLINE_US));
 }
 
-static int hand_out(Call *call, PyObject *domain, uint64_t wanted, Answer *answer)
+/* From the best job on, up to so many. */
+static int hand_out(Call *call, PyObject *domain, PyObject *job, uint64_t wanted, Answer *answer)
 {
     const Ask *ask = call->ask;
     Slots slots = {.leases = PyObject_GetAttr(call->of[X_JOBS], s_leases)};
     int failed = !slots.leases || slots_open(&slots) < 0;
     size_t size = 0;
-    PyObject *job, *payload;
-    while (!failed && wanted-- && size <= REPLY_BYTES_HALF && (job = head(call, domain))
-           && field(&job_shape, job, J_REPLACED) == Py_None) {
+    PyObject *payload;
+    while (!failed && job && field(&job_shape, job, J_REPLACED) == Py_None) {
         uint64_t end = 0;
         PyObject *until = ask->timed ? PyLong_FromUnsignedLongLong(ask->timeout) : deadline_of(call, job);
         answer->jobs[answer->count++] = Py_NewRef(job);
@@ -199,6 +199,7 @@ static int hand_out(Call *call, PyObject *domain, uint64_t wanted, Answer *answe
         payload = field(&job_shape, job, J_PAYLOAD);
         if (ask->flags & DATA && payload != Py_None) size += (size_t)PyBytes_GET_SIZE(field(&value_shape, payload, V_DATA));
         Py_XDECREF(until);
+        job = !failed && --wanted && size <= REPLY_BYTES_HALF ? head(call, domain) : NULL;
     }
     slots_close(&slots);
     Py_XDECREF(slots.leases);
@@ -221,7 +222,7 @@ static enum outcome next_jobs(Call *call, Answer *answer)
     enum outcome found = DOUBT;
     if (best && field(&place_shape, field(&job_shape, best, J_DOMAIN), L_WATCH) == Py_None && field(&job_shape, best, J_REPLACED) == Py_None
         && stamp(call, &stamp_o)) {
-        found = stamped(call, stamp_o) < 0 || hand_out(call, domain, wanted, answer) < 0 ? FAILED : WRITTEN;
+        found = stamped(call, stamp_o) < 0 || hand_out(call, domain, best, wanted, answer) < 0 ? FAILED : WRITTEN;
         answer->flags = DATA | WORKED_ON;
         answer->timestamp = call->now;
     }

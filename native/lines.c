@@ -1,21 +1,22 @@
 /* The journal's lines: the sockets of a daemon's connections.
  *
  * Lines is an epoll instance of its own, whose descriptor the event loop watches. `turn` reads every line that has
- * something and returns the requests of all of them; `respond` and `notify` write replies into the buffer of their line;
- * `flush` sends what was written. Bytes that are no whole, ordinary requests go to virta/journal/lines.py, whose parser
+ * something, carries out the ordinary requests of jobs (held.h) and returns all others; `carried` says what was carried
+ * out; `respond` and `notify` write replies into the buffer of their line; `flush` sends what was written. Bytes that are no whole, ordinary requests go to virta/journal/lines.py, whose parser
  * decides every doubt; a line is `raw` until that parser has used them up.
  *
  * Bounded: a line holds UNREAD_BYTES_MAX of replies and one more, then it is cut; it is not read from while more than
- * WRITE_HIGH_BYTES wait or more than UNANSWERED_MAX requests are unanswered; a turn reads IN_BYTES of a line and
- * EVENTS_MAX lines. A line ends inside `turn` and `close` only, so that Python hears of every end. */
+ * WRITE_HIGH_BYTES wait or more than UNANSWERED_MAX requests are unanswered; a turn reads, ROUNDS_MAX times,
+ * IN_BYTES of EVENTS_MAX lines. A line ends inside `turn` and `close` only, so that Python hears of every end. */
 #include "journal.h"
 #if defined(__linux__)
 #include "line.h"
 #include "held.h"
 
-#ifndef ROUNDS_MAX
+/* How often a turn reads while replies of it wait for the log: those who were answered ask again meanwhile, and their next
+ * changes go to the log together with the first. */
 #define ROUNDS_MAX 4
-#endif
+
 /* --- all lines --- */
 
 /* (encode, unanswered_max, write_high_bytes, unread_bytes_max, look_ns) */
@@ -207,9 +208,8 @@ static void lines_learn(Lines *self, struct epoll_event *events, int count)
     self->idle_since = 0;
 }
 
-static int lines_round(Lines *self, PyObject *found, struct epoll_event *events, int count)
+static int lines_round(PyObject *found, struct epoll_event *events, int count)
 {
-    (void)self;
     int good = 1;
     for (int i = 0; i < count; i++) Py_INCREF(events[i].data.ptr);
     for (int i = 0; i < count; i++) {
@@ -253,11 +253,11 @@ static PyObject *lines_turn(Lines *self, PyObject *look)
     if (count <= 0) return found;
     lines_learn(self, events, count);
     self->turning = 1;
-    int good = lines_round(self, found, events, count);
+    int good = lines_round(found, events, count);
     for (int rounds = 1; good && self->held && !PyList_GET_SIZE(found) && rounds < ROUNDS_MAX; rounds++) {
         lines_send(self);
         if ((count = epoll_wait(self->epoll, events, EVENTS_MAX, 0)) <= 0) break;
-        good = lines_round(self, found, events, count);
+        good = lines_round(found, events, count);
     }
     self->turning = 0;
     if (!good) Py_CLEAR(found);

@@ -43,6 +43,10 @@ def _lost(reason: object) -> JournalError:
     )
 
 
+def _no_reply(error: OSError) -> object:
+    return "no reply in time" if isinstance(error, BlockingIOError) else error
+
+
 def _sync(
     build: Callable[P, Command[T]],
 ) -> Callable[Concatenate[Calls, P], T]:
@@ -132,6 +136,7 @@ class Client(Calls):
             seconds = max(look, AWAKE_S_MAX * awake, 0.0) if possible() else 0.0
             self._asker = kernel.Asker(int(seconds * 1e9))
         self._parser = ReplyParser()
+        self._partial = False  # the parser has the beginning of a reply
         self._identifier = 0
         self._heard: deque[Reply] = deque()
         self.notifications: deque[Reply] = deque(maxlen=NOTIFICATIONS_MAX)
@@ -140,15 +145,20 @@ class Client(Calls):
         """Send one command and wait for its reply."""
         request = command.request
         request.identifier = identifier = self._identifier = self._identifier % IDENTIFIER_MAX + 1
-        if self._asker is None or self._parser.buffered or self._heard:
+        if self._asker is None or self._partial or self._heard:
             self._write(encode_request(request))
         else:
-            came = self._ask(command)
-            if came.__class__ is Reply:
+            try:
+                came = self._asker.ask(self._descriptor, request, command.told)
+            except OSError as error:
+                raise _lost(_no_reply(error)) from error
+            kind = came.__class__
+            if kind is Reply:
                 return command.result(came)
-            if came is not None:
+            if kind is not bytes and came is not None:
                 told: T = came
                 return told
+            self._sent(request, came)
         while True:
             reply = self._receive()
             if reply.identifier == identifier:
@@ -219,23 +229,14 @@ class Client(Calls):
         self._identifier = self._identifier % IDENTIFIER_MAX + 1
         return self._identifier
 
-    def _ask(self, command: Command[Any]) -> Any:
-        """What the reply says, or the reply; None: it was sent, and what came, if anything did, was taken."""
-        assert self._asker is not None
-        try:
-            came = self._asker.ask(self._descriptor, command.request, command.told)
-        except BlockingIOError as error:
-            raise _lost("no reply in time") from error
-        except OSError as error:
-            raise _lost(error) from error
+    def _sent(self, request: Request, came: bytes | None) -> None:
+        """Something else than one ordinary reply came, or None: the request is not an ordinary one."""
         if came is None:
-            self._write(encode_request(command.request))
-        elif came.__class__ is bytes:
-            if not came:
-                raise _lost("closed by the daemon")
+            self._write(encode_request(request))
+        elif came:
             self._take(came)
-            return None
-        return came
+        else:
+            raise _lost("closed by the daemon")
 
     def _write(self, data: bytes) -> None:
         try:
@@ -272,6 +273,7 @@ class Client(Calls):
     def _take(self, data: bytes) -> None:
         for reply in self._parser.feed(data):
             (self._heard if reply.identifier else self.notifications).append(reply)
+        self._partial = self._parser.buffered > 0
         if self._parser.error is not None:
             raise self._parser.error
 
