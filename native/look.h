@@ -1,12 +1,17 @@
 /* Looking: a core that sleeps takes longer to wake than a quick partner to answer, so both ends of a line may look again
  * and again for a moment before they sleep. Never longer than they were told, and only while waits were usually shorter,
- * looks were not in vain and the core was not shared. */
+ * looks were not in vain, the core was not shared and there were cores enough for everybody: a core that looks is busy to
+ * the scheduler, which would put the others somewhere else. */
 #ifndef VIRTA_LOOK_H
 #define VIRTA_LOOK_H
+#include <fcntl.h>
 #include <sched.h>
 #include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/resource.h>
 #include <time.h>
+#include <unistd.h>
 
 /* A look takes a microsecond. Whoever needed so long was interrupted, by a disk that is ready, say, or shares the core,
  * which shows in the number of times it was given away; and so long: with somebody who has much to do. */
@@ -16,6 +21,8 @@
 #define REST_WAITS_VAIN 4
 #define REST_WAITS_AWAY 64
 #define REST_WAITS_MAX 16384
+/* Looks between two questions how many want to run: the answer takes microseconds. */
+#define CROWD_LOOKS 16
 
 static inline int64_t now_ns(void)
 {
@@ -25,7 +32,7 @@ static inline int64_t now_ns(void)
 }
 
 /* Whether it is worth it, learned from how long waits were, and for how many waits it is not to be tried. */
-typedef struct { int64_t limit, usual; unsigned rest, penalty; } Look;
+typedef struct { int64_t limit, usual; unsigned rest, penalty, looks; } Look;
 
 static inline void look_init(Look *look, int64_t limit)
 {
@@ -39,10 +46,39 @@ static inline void look_learn(Look *look, int64_t waited)
     look->usual += (waited - look->usual) / 5;
 }
 
+/* Whether more want to run than there are cores. */
+static inline int crowded(void)
+{
+    char text[64];
+    int fd = open("/proc/loadavg", O_RDONLY | O_CLOEXEC);
+    ssize_t size = fd < 0 ? 0 : read(fd, text, sizeof text - 1);
+    if (fd >= 0) close(fd);
+    text[size > 0 ? size : 0] = 0;
+    char *slash = strchr(text, '/'); /* 0.10 0.20 0.30 2/345 6789: two of 345 want to run */
+    while (slash && slash > text && slash[-1] != ' ') slash--;
+    return slash && atol(slash) > sysconf(_SC_NPROCESSORS_ONLN);
+}
+
+/* No more looks for so many waits, and for longer the next time. */
+static inline void look_rest(Look *look, unsigned least, unsigned times)
+{
+    if (look->penalty < least) look->penalty = least;
+    look->rest = look->penalty;
+    look->penalty *= times;
+    if (look->penalty > REST_WAITS_MAX) look->penalty = REST_WAITS_MAX;
+}
+
 static inline int look_worthwhile(Look *look)
 {
     if (look->rest && look->rest--) return 0;
-    return look->usual < look->limit;
+    if (look->usual >= look->limit) return 0;
+    if (++look->looks < CROWD_LOOKS || !crowded()) {
+        look->looks %= CROWD_LOOKS;
+        return 1;
+    }
+    look->looks = CROWD_LOOKS - 1; /* the next look asks at once */
+    look_rest(look, REST_WAITS_AWAY, 4);
+    return 0;
 }
 
 typedef struct { int64_t last, end, gap; long given; int over; } Moment;
@@ -83,19 +119,12 @@ static inline int look_on(Moment *moment)
     return 1;
 }
 
-/* Looking that is no good rests for so many waits, and for longer the next time; each that is good makes that shorter.
- * One in ten in vain is too many; a core that is shared takes far more time than looking ever saves. */
+/* Looking that is no good rests; each that is good makes the next rest shorter. One in ten in vain is too many; a core that
+ * is shared takes far more time than looking ever saves. */
 static inline void look_judge(Look *look, int found, const Moment *moment)
 {
     int away = moment->gap > AWAY_NS;
-    unsigned least = away ? REST_WAITS_AWAY : REST_WAITS_VAIN;
-    if (found && !away) {
-        look->penalty -= look->penalty / 16 + (look->penalty > 0);
-        return;
-    }
-    if (look->penalty < least) look->penalty = least;
-    look->rest = look->penalty;
-    look->penalty *= away ? 4 : 2;
-    if (look->penalty > REST_WAITS_MAX) look->penalty = REST_WAITS_MAX;
+    if (found && !away) look->penalty -= look->penalty / 16 + (look->penalty > 0);
+    else look_rest(look, away ? REST_WAITS_AWAY : REST_WAITS_VAIN, away ? 4 : 2);
 }
 #endif

@@ -9,6 +9,8 @@ import os
 import random
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import weakref
 from pathlib import Path
@@ -597,6 +599,32 @@ def test_a_quick_client_looks_for_its_replies(monkeypatch):
                 if client._asker.looked:
                     break
         assert client._asker.looked
+
+
+@native
+def test_nobody_looks_in_a_crowd():
+    """A core that looks is busy to the scheduler: with more to run than cores, others need it."""
+    cores = sorted(os.sched_getaffinity(0))
+    if not 1 < os.cpu_count() <= 16:
+        pytest.skip("one core never looks, and very many take a crowd of processes")
+    busy = (
+        f"import os; os.sched_setaffinity(0, {{{cores[0]}}}); print(1, flush=True)\nwhile 1: pass"
+    )
+    crowd = [
+        subprocess.Popen([sys.executable, "-c", busy], stdout=subprocess.PIPE)
+        for _ in range(os.cpu_count() + 1)
+    ]
+    try:
+        for process in crowd:
+            process.stdout.readline()
+        with daemon_thread() as server, Client(*server.address, look=0.05) as client:
+            for _ in range(400):
+                client.ping()
+            assert client._asker.looked < 16, "as many as before the first question"
+    finally:
+        for process in crowd:
+            process.kill()
+            process.communicate()
 
 
 @native
