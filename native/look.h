@@ -17,6 +17,9 @@
  * which shows in the number of times it was given away; and so long: with somebody who has much to do. */
 #define SHARED_NS 20000
 #define AWAY_NS 100000
+/* After so long there is time for a few microseconds between two looks: it is the disk that is waited for. */
+#define EAGER_NS 40000
+#define RELAX_TURNS 100
 /* Waits without looking, after looking was in vain, after the core was shared, and however often that was. */
 #define REST_WAITS_VAIN 4
 #define REST_WAITS_AWAY 64
@@ -81,7 +84,7 @@ static inline int look_worthwhile(Look *look)
     return 0;
 }
 
-typedef struct { int64_t last, end, gap; long given; int over; } Moment;
+typedef struct { int64_t last, end, gap, eager; long given; int over; } Moment;
 
 /* How often this thread's core was given to another. */
 static inline long times_given(void)
@@ -95,7 +98,7 @@ static inline long times_given(void)
 
 static inline Moment look_begin(const Look *look, int64_t now)
 {
-    return (Moment){now, now + look->limit, 0, times_given(), 0};
+    return (Moment){.last = now, .end = now + look->limit, .eager = now + EAGER_NS, .given = times_given()};
 }
 
 static inline int look_shared(Moment *moment)
@@ -106,12 +109,21 @@ static inline int look_shared(Moment *moment)
     return shared;
 }
 
+/* A core that asks the system all the time slows down its sibling, which may be at the very work it waits for. */
+static inline void look_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    for (int i = 0; i < RELAX_TURNS; i++) __builtin_ia32_pause();
+#endif
+}
+
 /* Between two looks; 0: that was the last. Whoever else wants this core has it in between: perhaps the very partner,
  * so there is one more look after that. */
 static inline int look_on(Moment *moment)
 {
     int64_t before = moment->last;
     if (moment->over) return 0;
+    if (before > moment->eager) look_relax();
     sched_yield();
     moment->last = now_ns();
     moment->gap = moment->last - before;

@@ -147,7 +147,7 @@ class Lines:
         """What came, what comes while it is done, and what a lone quick client asks next."""
         end = perf_counter() + TURNS_S_MAX
         wires, node = self.wires, self._node
-        while True:
+        while wires.fileno() >= 0:
             wires.direct = node.direct
             found = wires.turn(True)
             carried = wires.carried()
@@ -161,7 +161,10 @@ class Lines:
             finally:
                 node.release()
             wires.flush()
-            if perf_counter() > end or wires.fileno() < 0:
+            if perf_counter() > end:
+                # Not asleep in between: who asked all the time is likely to ask again.
+                assert self._loop is not None
+                self._loop.call_soon(self._turns)
                 return
 
     def _carry_out(self, found: list[tuple[Line, list[Request] | None, Any]]) -> None:
