@@ -93,6 +93,8 @@ class Reading:
         if request.flags & LISTEN:
             self._engine.watch.listen(session, [request.key])
         if request.timeout is not None:
+            if job.uri != request.key and job.fenced:
+                raise RefusedError("does-not-exist")
             self._jobs.mark(job, request.timeout, now)
         data = job.uri if request.flags & DATA else b""
         details = job.details() if request.flags & DETAILS else None
