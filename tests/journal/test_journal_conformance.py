@@ -237,8 +237,9 @@ def settled(expected, got, now):
     if message.get("error", "") in (token, "*"):
         message["error"] = got.get("error", "")  # with its detail
     for pair, other in zip(pairs_of(message), pairs_of(got), strict=False):
-        if pair["key"] == "*":
-            pair["key"] = other["key"]
+        for name in ("key", "value"):
+            if pair.get(name) == "*":
+                pair[name] = other[name]
         for name, value in pair.get("details", {}).items():
             if value == "*":
                 pair["details"][name] = other.get("details", {}).get(name, 0)
@@ -307,7 +308,7 @@ def durable(scenario):
     [
         pytest.param(place, scenario, id=f"{place.__name__}: {scenario['scenario']}")
         for place in (Alone, Daemon)
-        for scenario in CASES["scenarios"]
+        for scenario in CASES["scenarios"] + CASES["settings"]
         if place is Daemon or not durable(scenario)  # alone there is no disk to start again from
     ],
 )
