@@ -53,7 +53,7 @@ class Model:
         self.entries = [e for e in self.entries if not (e["uri"] == uri and e["dead"])]
         entry = self.of(uri, working=False)
         if entry is None:
-            entry = {"uri": uri, "id": self.new_id(), "until": 0, "lease": 0, "dead": False}
+            entry = {"uri": uri, "id": self.new_id(), "until": 0, "dead": False, "spent": False}
             self.entries.append(entry)
         elif self.settings[entry["domain"]].mode == "throttle":
             start = min(start, entry["start"])
@@ -66,7 +66,8 @@ class Model:
                 self.attempt_over(entry)
 
     def attempt_over(self, entry, start=None):
-        entry["until"] = entry["lease"] = 0
+        entry["until"] = 0
+        entry["spent"] = True
         if [e for e in self.entries if e["uri"] == entry["uri"] and e is not entry]:
             self.entries.remove(entry)
             return
@@ -105,8 +106,7 @@ class Model:
 
 
 def sort_key(entry):
-    number = entry["lease"] or entry["id"]
-    return b"%s:%03d:%020d:%016x" % (entry["domain"], entry["prio"], entry["start"], number)
+    return b"%s:%03d:%020d:%016x" % tuple(entry[name] for name in ("domain", "prio", "start", "id"))
 
 
 class JobsMachine(RuleBasedStateMachine):
@@ -153,7 +153,7 @@ class JobsMachine(RuleBasedStateMachine):
                 uri, ts = entry["uri"], entry["ts"]
                 self.model.finished[uri] = max(ts, self.model.finished.get(uri, -1))
             else:
-                entry["lease"] = self.model.new_id()
+                entry.update(id=self.model.new_id(), spent=False)
                 entry["until"] = self.now + WORK_DEADLINE_US if until is None else until
             expected.append(sort_key(entry))
 
@@ -177,7 +177,9 @@ class JobsMachine(RuleBasedStateMachine):
         job = self.jobs.find(key)
 
         assert (expected is None) == (job is None)
-        if job is not None:
+        if job is not None and not job.lease:
+            assert job.fenced == expected["spent"]
+        if job is not None and not job.fenced:
             self.jobs.done(job, self.now)
             self.model.entries.remove(expected)
             uri, ts = expected["uri"], expected["ts"]
@@ -200,7 +202,7 @@ class JobsMachine(RuleBasedStateMachine):
             entry["until"] = self.now + until
         else:
             self.jobs.mark(job, self.now + until, self.now)
-            entry["until"] = entry["lease"] = 0
+            entry["until"] = 0
             if [e for e in self.model.entries if e["uri"] == entry["uri"]] != [entry]:
                 self.model.entries.remove(entry)
 
@@ -272,7 +274,19 @@ def test_host_of(uri, host):
     assert host == host_of(uri)
 
 
-@pytest.mark.parametrize("uri", [b"task:resize/42", b"http:///x", b"mailto:a@b", b"http://:80/"])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        b"task:resize/42",
+        b"http:///x",
+        b"mailto:a@b",
+        b"http://:80/",
+        b"task:a//host/x",  # slashes of the path
+        b"http:/a//host/x",
+        b"1x://host/",
+        b"://host/",
+    ],
+)
 def test_no_host(uri):
     """A uri without host needs an explicit domain."""
     with pytest.raises(RefusedError, match="bad-uri"):
@@ -334,8 +348,24 @@ def test_finished_commands_are_remembered_for_seven_days():
     jobs.take(b"d", 0, remove=True)
 
     assert jobs.push(b"x", b"d", 5, FINISHED_US - 1) is False
-    jobs.tick(FINISHED_US)
     assert jobs.push(b"x", b"d", 5, FINISHED_US) is True
+
+
+def test_a_retried_job_comes_after_its_equals():
+    """It keeps the id of its last attempt, whose key acknowledges nothing, unless it was given back."""
+    jobs = Jobs()
+    for uri in (b"x", b"y", b"z"):
+        jobs.push(uri, b"d", 1, 0, start=0)
+    lapsed, given_back = jobs.take(b"d", 0, until=5, count=2)
+    jobs.mark(given_back, 0, 0)
+    jobs.tick(5)
+
+    assert [lapsed.fenced, given_back.fenced] == [True, False]
+    jobs.push(
+        b"x", b"d", 2, 5, start=0
+    )  # a newer command in the same place is not acknowledged either
+    assert lapsed.fenced
+    assert [job.uri for job in jobs.take(b"d", 5, count=9)] == [b"z", b"x", b"y"]
 
 
 def test_limits():

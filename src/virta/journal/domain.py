@@ -87,6 +87,8 @@ class Job(Struct, eq=False, gc=False):
     revision: int = 0
     # Revisions of the commands this one took the place of.
     replaced: dict[int, int] | None = None
+    # The id is that of an attempt that came to nothing; None: not since the process started.
+    spent: bool | None = None
 
     def key(self) -> bytes:
         """The sort key: bytewise order is the order of work inside a domain."""
@@ -96,6 +98,13 @@ class Job(Struct, eq=False, gc=False):
             self.start,
             self.lease or self.id,
         )
+
+    @property
+    def fenced(self) -> bool:
+        """Whether its key is that of an attempt that is over, and acknowledges nothing."""
+        if self.spent is None:  # these outlive a restart
+            return not self.lease and (self.attempts > 0 or self.reason != "")
+        return self.spent and not self.lease
 
     def details(self) -> Details:
         worked = self.state == WORKING
@@ -118,8 +127,8 @@ def parse_key(key: bytes) -> int | None:
     return None if found is None else int(found[1], 16)
 
 
-# After "//": user and "@" if any, then an address in brackets or a name up to the port or the path.
-_HOST = re.compile(rb"//(?:[^/?#]*@)?(?:\[([^\]/?#]*)\]|([^:/?#]*))")
+# A scheme, if any, and "//": user and "@" if any, then an address in brackets or a name up to the port or the path.
+_HOST = re.compile(rb"(?:[A-Za-z][A-Za-z0-9+.-]*:)?//(?:[^/?#]*@)?(?:\[([^\]/?#]*)\]|([^:/?#]*))")
 
 
 def host_of(uri: bytes) -> bytes:
@@ -130,7 +139,7 @@ def host_of(uri: bytes) -> bytes:
 
 @lru_cache(maxsize=HOSTS_MAX)
 def _host(uri: bytes) -> bytes:
-    found = _HOST.search(uri)
+    found = _HOST.match(uri)
     host = (found[1] or found[2]) if found else None
     if not host:
         raise RefusedError("bad-uri", "it has no host, so the domain must be given")

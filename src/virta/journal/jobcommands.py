@@ -105,6 +105,8 @@ class JobCommands:
             if parse_key(key) is not None and self._engine.store.stored(key) is None:
                 raise RefusedError("does-not-exist", timestamp=now)
             return None
+        if job.uri != key and job.fenced:
+            raise RefusedError("does-not-exist", timestamp=now)
         if job.uri == key:
             if request.timestamp < job.timestamp:
                 return Reply(request.identifier, 0, job.timestamp)

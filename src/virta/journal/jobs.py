@@ -52,6 +52,7 @@ class Jobs(JobTable):
         if priority > PRIORITY_MAX:
             raise RefusedError("bad-priority", f"{priority} is over {PRIORITY_MAX}")
         name = domain.lower() if domain else host_of(uri)
+        self.finished.tick(now)
         last = self.last_command(uri)
         if last > timestamp or (last == timestamp and not tied):
             return False
@@ -72,8 +73,9 @@ class Jobs(JobTable):
             job.revision = 0
             self._unschedule(job, name)
             job.timestamp = timestamp
+            if not job.fenced:
+                job.reason = ""
             job.attempts = 0
-            job.reason = ""
         job.priority = priority
         job.start = start
         job.payload = payload
@@ -323,6 +325,8 @@ class Jobs(JobTable):
             self._finish(job, now)  # the newer command covers it
             return
         self._tell(job, now if when is None else when)
+        # It keeps the id of this attempt: among equals it comes after those that were not tried since.
+        job.id, job.spent = job.lease, True
         job.attempts = min(job.attempts + 1, ATTEMPTS_MAX)
         job.reason = reason
         if job.persist:
@@ -339,6 +343,7 @@ class Jobs(JobTable):
         if self._newer(job) is not None:
             self._finish(job, now)
             return
+        job.id, job.spent = job.lease, False
         self._back_to_waiting(job, now)
         self._tell(job, now)
         if job.logged:  # a snapshot may have said that it is worked on

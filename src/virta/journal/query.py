@@ -11,12 +11,19 @@ from __future__ import annotations
 
 import heapq
 import re
+import warnings
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import msgspec
 
-from virta.journal.messages import KEY_BYTES_MAX, QUERY_RANGE, QUERY_REGEX, RefusedError
+from virta.journal.messages import (
+    KEY_BYTES_MAX,
+    PAIRS_MAX,
+    QUERY_RANGE,
+    QUERY_REGEX,
+    RefusedError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,8 +55,9 @@ class Query(msgspec.Struct, array_like=True):
     kind: int
     bound: bytes  # the upper end of a range (empty: none), or the pattern
     last: bytes  # the last key of the reply before; or the lower end
-    count: int
-    flags: int
+    # A cursor comes from outside, whatever it says of itself.
+    count: Annotated[int, msgspec.Meta(ge=0, le=PAIRS_MAX)]
+    flags: Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
     after: bool = True
 
     def cursor(self, last: bytes, following: bytes, *scanned: Scanned) -> bytes:
@@ -133,7 +141,11 @@ _CACHE_PATTERNS_MAX = 64
 
 
 def compiled(pattern: bytes) -> Pattern:
-    """RE2 only: its time is linear in the key, whatever the pattern."""
+    """
+    RE2 only: its time is linear in the key, whatever the pattern.
+
+    What Python reads otherwise, or not at all, is refused, so that a pattern means the same to everybody.
+    """
     found = _cache.get(pattern)
     if found is not None:
         return found
@@ -153,6 +165,14 @@ def compiled(pattern: bytes) -> Pattern:
         text = error.args[0] if error.args else b""
         detail = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
         raise RefusedError("bad-regex", detail[:200]) from error
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "error"
+            )  # classes in brackets that Python takes for something else
+            re.compile(pattern)
+    except (re.error, RecursionError, OverflowError, Warning) as error:
+        raise RefusedError("bad-regex", f"not in Python's re: {error}"[:200]) from error
     if len(_cache) >= _CACHE_PATTERNS_MAX:
         _cache.clear()
     _cache[pattern] = result

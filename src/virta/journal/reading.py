@@ -76,7 +76,7 @@ class Reading:
 
     def _get_one(self, entry: Entry, request: Request, session: Session, now: int) -> Reply:
         if request.flags & WORKED_ON and entry.worked_until > now:
-            raise RefusedError("worked-on", timestamp=entry.timestamp, timeout=entry.worked_until)
+            raise RefusedError("worked-on", timestamp=entry.timestamp)
         if request.flags & LISTEN:
             self._engine.watch.listen(session, [request.key])
         self._mark_and_touch(entry, request, session, now)
@@ -89,10 +89,12 @@ class Reading:
     def _get_job(self, job: Job, request: Request, session: Session, now: int) -> Reply:
         """A job is the value `uri` under its two keys; a timeout extends, gives back or claims it."""
         if request.flags & WORKED_ON and job.lease:
-            raise RefusedError("worked-on", timestamp=job.timestamp, timeout=job.worked_until)
+            raise RefusedError("worked-on", timestamp=job.timestamp)
         if request.flags & LISTEN:
             self._engine.watch.listen(session, [request.key])
         if request.timeout is not None:
+            if job.uri != request.key and job.fenced:
+                raise RefusedError("does-not-exist")
             self._jobs.mark(job, request.timeout, now)
         data = job.uri if request.flags & DATA else b""
         details = job.details() if request.flags & DETAILS else None

@@ -133,8 +133,9 @@ def _request(request: Request) -> bytes:
 
 
 def encode_reply(reply: Reply) -> bytes:
-    """Frame a reply; an error carries no pairs, no count and no cursor, and so no query either."""
-    encoded = kernel.encode_reply(reply)
+    """Frame a reply; an error carries no pairs, no count and no cursor, and so is never that of a range."""
+    # The native half writes no query into errors.
+    encoded = None if reply.error and reply.query else kernel.encode_reply(reply)
     return _reply(reply) if encoded is None else encoded
 
 
@@ -151,7 +152,7 @@ def _reply(reply: Reply) -> bytes:
         flags |= reply.query << QUERY_SHIFT
         flags |= 0 if reply.query == QUERY_RANGE else COUNT
         parts.append(_U16.pack(len(pairs)))
-    elif not error and reply.query != QUERY_RANGE:
+    elif reply.query != QUERY_RANGE:
         flags |= reply.query << QUERY_SHIFT
     cursor = None if error else reply.cursor
     if cursor is not None:
