@@ -72,16 +72,18 @@ static int add_pair(PyObject *pairs, PyObject *key, PyObject *value, PyObject *d
 static int tell_job(PyObject *pairs, PyObject *job, unsigned flags)
 {
     PyObject *payload = field(&job_shape, job, J_PAYLOAD);
-    Py_ssize_t size = payload == Py_None ? 0 : PyBytes_GET_SIZE(field(&value_shape, payload, V_DATA));
-    PyObject *key = key_of(job), *args[] = {numbers[STRING], field(&job_shape, job, J_URI)};
+    PyObject *key = key_of(job), *uri = field(&job_shape, job, J_URI), *args[] = {numbers[STRING], uri};
     PyObject *value = PyObject_Vectorcall((PyObject *)value_shape.type, args, V_FIELDS, NULL);
-    PyObject *details = flags & DETAILED ? details_of(job, size) : Py_NewRef(Py_None);
+    PyObject *details = flags & DETAILED ? details_of(job, PyBytes_GET_SIZE(uri)) : Py_NewRef(Py_None);
     int failed = add_pair(pairs, key, value, details);
     Py_XDECREF(key);
     Py_XDECREF(value);
     Py_XDECREF(details);
     if (failed || !(flags & DATA) || payload == Py_None) return failed;
-    return add_pair(pairs, no_bytes, payload, flags & DETAILED ? no_details : Py_None);
+    details = flags & DETAILED ? details_of(job, PyBytes_GET_SIZE(field(&value_shape, payload, V_DATA))) : Py_NewRef(Py_None);
+    failed = add_pair(pairs, no_bytes, payload, details);
+    Py_XDECREF(details);
+    return failed;
 }
 
 static PyObject *reply_of(PyObject *identifier, const Answer *answer, const Ask *ask)
@@ -177,13 +179,14 @@ static enum outcome put_job(Out *out, PyObject *job, const Form *form)
     memcpy(p + before, tail, KEY_TAIL);
     p += before + KEY_TAIL;
     if (form->flags & DETAILED) {
-        if (!put_job_details(p, job, size)) return DOUBT;
+        if (!put_job_details(p, job, (size_t)PyBytes_GET_SIZE(uri))) return DOUBT;
         p += DETAILS_BYTES;
     }
     p = put_value(p, uri, STRING, form->width);
     if (data && form->flags & DATA) {
         p = put_sized(p, no_bytes, form->wide);
-        if (form->flags & DETAILED) p = (uint8_t *)memset(p, 0, DETAILS_BYTES) + DETAILS_BYTES;
+        if (form->flags & DETAILED && !put_job_details(p, job, size)) return DOUBT;
+        if (form->flags & DETAILED) p += DETAILS_BYTES;
         p = put_value(p, data, (unsigned)type, form->width);
     }
     out->size = (size_t)(p - out->data);
@@ -259,12 +262,12 @@ static int learn_named(Shape *shape, PyObject *type, const char *const *names, i
     return good;
 }
 
-/* (Job, Domain, Settings, host_of, no_details) */
+/* (Job, Domain, Settings, host_of) */
 static PyObject *set_job_types(PyObject *self, PyObject *args)
 {
     (void)self;
-    PyObject *job, *place, *settings, *host, *nothing;
-    if (!PyArg_ParseTuple(args, "OOOOO", &job, &place, &settings, &host, &nothing)) return NULL;
+    PyObject *job, *place, *settings, *host;
+    if (!PyArg_ParseTuple(args, "OOOO", &job, &place, &settings, &host)) return NULL;
     static const struct { PyObject **at; const char *name; } words[] = {
         {&s_next_id, "next_id"}, {&s_wants_log, "wants_log"}, {&s_last_stamp, "_last_stamp"}, {&s_jobs_max, "jobs_max"},
         {&s_primary, "primary"}, {&s_leases, "leases"}, {&s_free, "_free"}, {&s_map, "_map"}, {&s_ended, "_ended"},
@@ -278,7 +281,6 @@ static PyObject *set_job_types(PyObject *self, PyObject *args)
     }
     if (!hosts && !(hosts = PyDict_New())) return NULL;
     Py_XSETREF(host_of, Py_NewRef(host));
-    Py_XSETREF(no_details, Py_NewRef(nothing));
     if (!learn_named(&place_shape, place, place_names, L_FIELDS) || !learn_named(&settings_shape, settings, settings_names, S_FIELDS)
         || !learn_named(&job_shape, job, job_names, J_FIELDS))
         return NULL;

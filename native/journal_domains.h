@@ -22,7 +22,7 @@ static const char *const place_names[L_FIELDS] = {
 enum settings_field { S_PAUSED, S_DEADLINE, S_FIELDS };
 static const char *const settings_names[S_FIELDS] = {"paused", "deadline"};
 static Shape job_shape, place_shape, settings_shape;
-static PyObject *host_of, *hosts, *no_details, *job_topic;
+static PyObject *host_of, *hosts, *job_topic;
 
 /* What a call works on: a tuple, in this order. */
 enum { X_ENGINE, X_JOBS, X_SCHEDULE, X_WAITING, X_WORKING, X_DEAD, X_BY_ID, X_DIRTY, X_COMMANDS, X_REMEMBERED, X_DOMAINS, X_OFFERS,

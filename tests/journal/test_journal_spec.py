@@ -197,3 +197,65 @@ def test_the_limit_of_jobs(tmp_path):
             journal.push(f"http://h/{number}")
         with pytest.raises(RefusedError, match="out-of-memory"):
             journal.push("http://h/3")
+
+
+def test_details_are_those_of_their_pair():
+    """The size is that of the pair's data, uri or payload, whichever command shows the job (3.2)."""
+
+    async def run():
+        async with daemon(clock=Clock(T0)) as server, connected(server) as wire:
+            await wire.ask(push(timestamp=T0 - 1, value=Value(Type.BUFFER, b"pay")))
+            flags = m.DATA | m.DETAILS
+            page = await wire.ask(get(b"", flags, query=m.QUERY_RANGE, count=0))
+            one = await wire.ask(get(URI, flags))
+            quick = await wire.ask(Request(Function.NEXT, flags=flags, timeout=T0 + 5))
+            server.node.engine.shortcuts = {}
+            await wire.ask(get(quick.pairs[0].key, timeout=0))
+            slow = await wire.ask(Request(Function.NEXT, flags=flags, timeout=T0 + 5))
+            return [
+                [pair.details for pair in each.all_pairs()] for each in (page, one, quick, slow)
+            ]
+
+    page, one, quick, slow = asyncio.run(run())
+    assert [details.size for details in page] == [10, 10]
+    assert [details.size for details in one] == [10]
+    assert [details.size for details in quick] == [10, 3]
+    assert quick == slow
+    assert {(d.created, d.modified, d.worked_until, d.bits) for d in quick} == {
+        (T0 - 1, T0 - 1, T0 + 5, 4)
+    }
+
+
+def test_a_key_renamed_to_itself_is_not_gone():
+    """Who listens hears of one change (6.1)."""
+
+    async def run():
+        async with (
+            daemon(clock=Clock(T0)) as server,
+            connected(server) as ear,
+            connected(server) as mouth,
+        ):
+            value = Value(Type.STRING, b"v")
+            await ear.ask(Request(Function.SET, flags=m.LISTEN, key=b"k", value=value))
+            await mouth.ask(
+                Request(Function.RENAME, flags=m.OVERWRITE, key=b"k", key2=b"k", count=0, query=1)
+            )
+            await ear.ask(nop())
+            return [told(message) for message in ear.heard]
+
+    assert asyncio.run(run()) == [(b"k", False, 2)]
+
+
+def test_what_is_gone_is_not_said_to_be_on_disk(tmp_path):
+    """A SET that came too late is answered with the deletion it lost against, without persist (3.2)."""
+
+    async def run():
+        async with daemon(tmp_path, clock=Clock(T0)) as server, connected(server) as wire:
+            await wire.ask(Request(Function.DELETE, key=b"k", timestamp=900))
+            late = Request(
+                Function.SET, flags=m.PERSIST, key=b"k", timestamp=800, value=Value(1, b"v")
+            )
+            reply = await wire.ask(late)
+            return reply.flags, reply.timestamp, reply.error
+
+    assert asyncio.run(run()) == (0, 900, "")

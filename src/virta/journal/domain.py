@@ -106,13 +106,14 @@ class Job(Struct, eq=False, gc=False):
             return not self.lease and (self.attempts > 0 or self.reason != "")
         return self.spent and not self.lease
 
-    def details(self) -> Details:
+    def details(self, data: bytes) -> Details:
+        """Of one pair of a reply: its data is the uri or the payload, all else is the same."""
         worked = self.state == WORKING
         return Details(
             created=self.created,
             modified=self.timestamp,
             worked_until=self.worked_until if worked else 0,
-            size=len(self.payload.data) if self.payload else 0,
+            size=len(data),
             attempts=self.attempts,
             bits=self.persist | worked << 2,
         )

@@ -328,7 +328,8 @@ class Engine:
             return Reply(request.identifier, 0, now if kept is None else kept.timestamp)
         entry = self.store.stored(target)
         assert entry is not None
-        self.listeners.changed([key], session, entry.timestamp, None)
+        if key != target:
+            self.listeners.changed([key], session, entry.timestamp, None)
         self._publish(entry, session)
         if self.replicate:
             self.tell_value(entry)
@@ -375,7 +376,7 @@ class Engine:
 
     def _about(self, request: Request, entry: Entry, now: int) -> Reply:
         """A reply about one stored version."""
-        flags = PERSIST if entry.persist and request.function != Function.DELETE else 0
+        flags = PERSIST if entry.persist and not entry.tombstone else 0
         if entry.locked(now):
             flags |= LOCKED
         return Reply(request.identifier, flags, entry.timestamp)

@@ -26,7 +26,6 @@ from virta.journal.messages import (
     Type,
     Value,
 )
-from virta.journal.shortcut import NO_DETAILS
 
 if TYPE_CHECKING:
     from virta.journal.engine import Engine
@@ -77,10 +76,11 @@ class JobCommands:
             job = self._jobs.take_due(domain, now, until=request.timeout, remove=remove)
             if job is None:
                 break
-            details = job.details() if detailed else None
+            details = job.details(job.uri) if detailed else None
             pairs.append(Pair(job.key(), Value(STRING, job.uri), details))
             if request.flags & DATA and job.payload is not None:
-                pairs.append(Pair(b"", job.payload, NO_DETAILS if detailed else None))
+                details = job.details(job.payload.data) if detailed else None
+                pairs.append(Pair(b"", job.payload, details))
                 size += len(job.payload.data)
             if not remove and (deadline is None or job.worked_until < deadline):
                 deadline = job.worked_until

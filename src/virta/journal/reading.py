@@ -97,7 +97,7 @@ class Reading:
                 raise RefusedError("does-not-exist")
             self._jobs.mark(job, request.timeout, now)
         data = job.uri if request.flags & DATA else b""
-        details = job.details() if request.flags & DETAILS else None
+        details = job.details(job.uri) if request.flags & DETAILS else None
         flags = (PERSIST if job.persist else 0) | (request.flags & DATA)
         flags |= WORKED_ON if job.lease else 0
         pair = Pair(b"", Value(Type.STRING, data), details)
@@ -198,6 +198,6 @@ class Reading:
     def _pair(self, key: bytes, entry: Entry | Job, flags: int, now: int) -> Pair:
         if isinstance(entry, Job):
             text = Value(Type.STRING, entry.uri if flags & DATA else b"")
-            return Pair(key, text, entry.details() if flags & DETAILS else None)
+            return Pair(key, text, entry.details(entry.uri) if flags & DETAILS else None)
         value = self._store.value(entry) if flags & DATA else Value(entry.type, b"")
         return Pair(key, value, entry.details(now) if flags & DETAILS else None)

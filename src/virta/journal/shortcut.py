@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from virta.journal.domain import Domain, Job, Settings, host_of
 from virta.journal.kernel import native
-from virta.journal.messages import Details, Function
+from virta.journal.messages import Function
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
     Shortcut = Callable[[tuple[Any, ...], Request, int], Reply | None]
 
-NO_DETAILS = Details()
 SHORTCUTS: dict[int, Shortcut] = {}
 if native is not None:
-    native.set_job_types(Job, Domain, Settings, host_of, NO_DETAILS)
+    native.set_job_types(Job, Domain, Settings, host_of)
     SHORTCUTS = {
         int(function): native.shortcut
         for function in (Function.PUSH, Function.NEXT, Function.DELETE)
