@@ -13,10 +13,9 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A look takes a microsecond. Whoever needed so long was interrupted, by a disk that is ready, say, or shares the core,
- * which shows in the number of times it was given away; and so long: with somebody who has much to do. */
-#define SHARED_NS 20000
-#define AWAY_NS 100000
+/* A look takes microseconds. Whoever needed so long for one shares the core with somebody who has much to do, if it was given
+ * away meanwhile; a disk that is ready, and the system's work for it, takes less. */
+#define AWAY_NS 300000
 /* After so long there is time for a few microseconds between two looks: it is the disk that is waited for. */
 #define EAGER_NS 40000
 #define RELAX_TURNS 100
@@ -49,7 +48,7 @@ static inline void look_learn(Look *look, int64_t waited)
     look->usual += (waited - look->usual) / 5;
 }
 
-/* Whether more want to run than there are cores. */
+/* Whether more want to run than there are cores; one more may be the system's own, at work for the disk. */
 static inline int crowded(void)
 {
     char text[64];
@@ -59,7 +58,7 @@ static inline int crowded(void)
     text[size > 0 ? size : 0] = 0;
     char *slash = strchr(text, '/'); /* 0.10 0.20 0.30 2/345 6789: two of 345 want to run */
     while (slash && slash > text && slash[-1] != ' ') slash--;
-    return slash && atol(slash) > sysconf(_SC_NPROCESSORS_ONLN);
+    return slash && atol(slash) > sysconf(_SC_NPROCESSORS_ONLN) + 1;
 }
 
 /* No more looks for so many waits, and for longer the next time. */
@@ -118,7 +117,7 @@ static inline void look_relax(void)
 }
 
 /* Between two looks; 0: that was the last. Whoever else wants this core has it in between: perhaps the very partner,
- * so there is one more look after that. */
+ * so there is one more look after that, however long it took. */
 static inline int look_on(Moment *moment)
 {
     int64_t before = moment->last;
@@ -127,7 +126,7 @@ static inline int look_on(Moment *moment)
     sched_yield();
     moment->last = now_ns();
     moment->gap = moment->last - before;
-    moment->over = moment->last >= moment->end || (moment->gap >= SHARED_NS && look_shared(moment));
+    moment->over = (moment->gap >= AWAY_NS && look_shared(moment)) || moment->last >= moment->end;
     return 1;
 }
 

@@ -612,7 +612,7 @@ def test_nobody_looks_in_a_crowd():
     )
     crowd = [
         subprocess.Popen([sys.executable, "-c", busy], stdout=subprocess.PIPE)
-        for _ in range(os.cpu_count() + 1)
+        for _ in range(os.cpu_count() + 2)
     ]
     try:
         for process in crowd:
