@@ -85,10 +85,10 @@ static PyObject *declined(void)
     Py_RETURN_NONE;
 }
 
-/* The image of a uri in the log is wrong from now on. */
-static int changed(Call *call, PyObject *uri)
+/* The image of a uri in the log is wrong from now on. If nothing of it is left, `finished` is all there is to write. */
+static int changed(Call *call, PyObject *uri, PyObject *finished)
 {
-    if (PyDict_SetItem(call->of[X_DIRTY], uri, Py_None) < 0) return -1;
+    if (PyDict_SetItem(call->of[X_DIRTY], uri, finished) < 0) return -1;
     if (PyDict_GET_SIZE(call->of[X_DIRTY]) > 1) return 0; /* whoever was first has said so */
     return PyObject_SetAttr(call->of[X_JOBS], s_wants_log, Py_True);
 }

@@ -88,6 +88,13 @@ static int pack_job(Out *out, PyObject *job)
 
 enum { TOPIC_KEY_MAX = 1024, ENTRIES_MAX = 3 };
 
+/* The record of a uri of which nothing is left: 1, or -1 with an error. */
+static int pack_gone(Out *out, PyObject *uri, PyObject *finished, PyObject *now)
+{
+    return pack_byte(out, 0x94) < 0 || pack_bytes(out, uri) < 0 || pack_number(out, finished) < 0 || pack_number(out, now) < 0
+        || pack_byte(out, 0x90) < 0 ? -1 : 1;
+}
+
 /* One record: 1, 0 if the Python half has to write it, -1 with an error. */
 static int pack_uri(Out *out, PyObject *const *of, PyObject *uri, PyObject *now)
 {
@@ -147,14 +154,15 @@ static PyObject *job_records(PyObject *self, PyObject *const *args, Py_ssize_t a
 {
     (void)self;
     if (argc != 2 || !PyTuple_CheckExact(args[0]) || PyTuple_GET_SIZE(args[0]) != X_FIELDS || !job_shape.type) return declined();
-    PyObject *const *of = ((PyTupleObject *)args[0])->ob_item, *uri, *unused, *records = PyList_New(0);
+    PyObject *const *of = ((PyTupleObject *)args[0])->ob_item, *uri, *finished, *records = PyList_New(0);
     Out out;
     out.data = out.start;
     out.room = sizeof out.start;
     int written = records ? 1 : -1;
-    for (Py_ssize_t at = 0; written > 0 && PyDict_Next(of[X_DIRTY], &at, &uri, &unused);) {
+    for (Py_ssize_t at = 0; written > 0 && PyDict_Next(of[X_DIRTY], &at, &uri, &finished);) {
         out.size = 0;
-        if ((written = pack_uri(&out, of, uri, args[1])) <= 0) break;
+        written = finished == Py_None ? pack_uri(&out, of, uri, args[1]) : pack_gone(&out, uri, finished, args[1]);
+        if (written <= 0) break;
         PyObject *key = PyBytes_GET_SIZE(uri) <= TOPIC_KEY_MAX ? Py_NewRef(uri) : PyBytes_FromStringAndSize(PyBytes_AS_STRING(uri), TOPIC_KEY_MAX);
         PyObject *image = PyBytes_FromStringAndSize((const char *)out.data, (Py_ssize_t)out.size);
         PyObject *record = key && image ? PyTuple_Pack(3, job_topic, key, image) : NULL;

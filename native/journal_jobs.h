@@ -82,7 +82,7 @@ static int put_in(Call *call, PyObject *uri, PyObject *place, PyObject *stamp_o,
         job = PyObject_Vectorcall((PyObject *)job_shape.type, args, 9, NULL);
     }
     int failed = !job || PyDict_SetItem(call->of[X_WAITING], uri, job) < 0 || PyDict_SetItem(call->of[X_BY_ID], id, job) < 0
-        || (persist && changed(call, uri) < 0) || enter(place, job, ready ? READY : DELAYED) < 0
+        || (persist && changed(call, uri, Py_None) < 0) || enter(place, job, ready ? READY : DELAYED) < 0
         || (ready ? offer(call, place, job) : arm(call, place, start)) < 0;
     if (ask->valued && !ask->object) Py_XDECREF(value);
     Py_XDECREF(id);
@@ -270,20 +270,23 @@ static int is_entry(Call *call, Span key)
     return found;
 }
 
-/* Finished.remember */
-static int remember(Call *call, PyObject *uri, PyObject *timestamp)
+/* Finished.remember: the last command that is finished now (borrowed), NULL with an error. */
+static PyObject *remember(Call *call, PyObject *uri, PyObject *timestamp)
 {
     uint64_t finished, mine;
-    PyObject *last = PyDict_GetItemWithError(call->of[X_COMMANDS], uri);
-    if (PyErr_Occurred() || !number(timestamp, UINT64_MAX, &mine)) return PyErr_Occurred() ? -1 : 0;
-    if (last && number(last, UINT64_MAX, &finished) && finished >= mine) return 0;
+    Py_ssize_t known = PyDict_GET_SIZE(call->of[X_COMMANDS]);
+    PyObject *last = PyDict_SetDefault(call->of[X_COMMANDS], uri, timestamp);
+    if (!last) return NULL;
+    if (PyDict_GET_SIZE(call->of[X_COMMANDS]) == known) {
+        if (!number(timestamp, UINT64_MAX, &mine) || (number(last, UINT64_MAX, &finished) && finished >= mine)) return last;
+        if (PyDict_SetItem(call->of[X_COMMANDS], uri, timestamp) < 0) return NULL;
+    }
     PyObject *item = PyTuple_Pack(3, call->now_o, uri, timestamp);
     PyObject *done = item ? PyObject_CallOneArg(call->of[X_REMEMBERED], item) : NULL;
-    int failed = !done || PyDict_SetItem(call->of[X_COMMANDS], uri, timestamp) < 0;
     if (item) PyObject_GC_UnTrack(item); /* bytes and numbers are in no cycle */
     Py_XDECREF(item);
     Py_XDECREF(done);
-    return failed ? -1 : 0;
+    return done ? timestamp : NULL;
 }
 
 /* Domains nobody needs any more are forgotten. */
@@ -313,8 +316,9 @@ static int finish(Call *call, PyObject *job)
     }
     set_field(&job_shape, job, J_STATE, Py_NewRef(numbers[GONE]));
     int lasting = field(&job_shape, job, J_PERSIST) == Py_True || field(&job_shape, job, J_LOGGED) == Py_True;
-    if (bump(place, WORKING, -1) < 0 || remember(call, uri, field(&job_shape, job, J_TIMESTAMP)) < 0 || (lasting && changed(call, uri) < 0))
-        return -1;
+    PyObject *last = remember(call, uri, field(&job_shape, job, J_TIMESTAMP));
+    if (!last || bump(place, WORKING, -1) < 0) return -1;
+    if (lasting && changed(call, uri, PyDict_GET_SIZE(call->of[X_DEAD]) ? Py_None : last) < 0) return -1;
     return sweep(call, place);
 }
 

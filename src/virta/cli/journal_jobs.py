@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from virta.journal.commands import Lease
 
 STDERR_CHARS_MAX = 500
+# Allocations before the collector looks at young objects, and how rarely it looks at old ones.
+COLLECTOR = (20_000, 20, 50)
 
 
 # Looking after jobs.
@@ -327,6 +330,9 @@ def serve(
         server = JournalServer(host=host, port=port, node=node, awake=awake, look=look)
         stop = stop_on_signal()
         await server.start()
+        # What is there stays; of what comes and goes with requests little refers in circles.
+        gc.freeze()
+        gc.set_threshold(*COLLECTOR)
         click.echo(f"journal ready on {server.address[0]}:{server.address[1]}")
         sys.stdout.flush()
         await stop.wait()

@@ -53,7 +53,8 @@ class JobTable:
         self._working: dict[bytes, Job] = {}
         self._dead: dict[bytes, Job] = {}
         self._by_id: dict[int, Job] = {}
-        self._dirty: dict[bytes, None] = {}
+        # Of those nothing is left of, with the last finished command: a hint for the native half.
+        self._dirty: dict[bytes, int | None] = {}
         self._untold: dict[bytes, None] = {}
 
     def __len__(self) -> int:
