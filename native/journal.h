@@ -33,10 +33,12 @@ int journal_get_ask(In *in, Ask *ask);
 PyObject *journal_request_of(const Ask *ask);
 PyObject *journal_get_reply(In *in);
 /* What one whole reply says, for those who want no more than that; else NULL. */
+enum told { TOLD_REPLY, TOLD_TIMESTAMP, TOLD_DELETED, TOLD_NEXT }; /* as in virta/journal/commands.py */
 PyObject *journal_get_told(In *in, int identifier, int what);
 /* DOUBT: the plain twin decides; what was written until then is to be taken back. */
 enum outcome journal_put_request(Out *out, PyObject *request);
 enum outcome journal_put_reply(Out *out, PyObject *reply);
+enum outcome journal_put_ask(Out *out, const Ask *ask);
 /* A reply that says no more than this. */
 int journal_put_short(Out *out, unsigned identifier, unsigned flags, uint64_t timestamp);
 /* Carry out an ordinary PUSH, NEXT or DELETE of a job on the tables of virta/journal/shortcut.py; DOUBT: nothing was done. */

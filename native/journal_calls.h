@@ -98,31 +98,6 @@ static PyObject *reply_of(PyObject *identifier, const Answer *answer, const Ask 
     return made(&reply_shape, args, R_PAIRS + 1);
 }
 
-/* The request of a structure; 0 if there is anything in it that a line could not bring. */
-static int ask_of(PyObject *request, Ask *ask)
-{
-    const Shape *s = &request_shape;
-    uint64_t function, flags, query, count = 0, type = 0;
-    if (Py_TYPE(request) != s->type) return 0;
-    PyObject *timeout = field(s, request, Q_TIMEOUT), *counted = field(s, request, Q_COUNT), *value = field(s, request, Q_VALUE), *data;
-    PyObject *key = field(s, request, Q_KEY), *key2 = field(s, request, Q_KEY2);
-    *ask = (Ask){.object = request, .timed = timeout != Py_None, .counted = counted != Py_None, .valued = value != Py_None,
-                 .lived = field(s, request, Q_TTL) != Py_None};
-    if (!number(field(s, request, Q_FUNCTION), 0xFFFF, &function) || !number(field(s, request, Q_FLAGS), 0xFFFF, &flags)
-        || !number(field(s, request, Q_QUERY), 3, &query) || !number(field(s, request, Q_TIMESTAMP), UINT64_MAX, &ask->timestamp)
-        || (ask->timed && !number(timeout, UINT64_MAX, &ask->timeout)) || (ask->counted && !number(counted, 0xFFFF, &count))
-        || !is_key(key) || !is_key(key2) || (ask->valued && !value_of(value, &data, &type)))
-        return 0;
-    ask->function = (unsigned)function;
-    ask->flags = (unsigned)flags;
-    ask->query = (unsigned)query;
-    ask->count = (unsigned)count;
-    ask->type = (unsigned)type;
-    ask->key = (Span){(const uint8_t *)PyBytes_AS_STRING(key), (size_t)PyBytes_GET_SIZE(key)};
-    ask->key2 = (Span){(const uint8_t *)PyBytes_AS_STRING(key2), (size_t)PyBytes_GET_SIZE(key2)};
-    return 1;
-}
-
 static int call_of(PyObject *tables, PyObject *now_o, const Ask *ask, Call *call)
 {
     if (!PyTuple_CheckExact(tables) || PyTuple_GET_SIZE(tables) != X_FIELDS || !job_shape.type) return 0;

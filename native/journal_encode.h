@@ -22,60 +22,55 @@ static inline uint8_t *put16(uint8_t *p, unsigned n) { p[0] = (uint8_t)(n >> 8);
 static inline uint8_t *put32(uint8_t *p, uint32_t n) { return put16(put16(p, n >> 16), n & 0xFFFF); }
 static inline uint8_t *put64(uint8_t *p, uint64_t n) { return put32(put32(p, (uint32_t)(n >> 32)), (uint32_t)n); }
 
-static inline uint8_t *put_sized(uint8_t *p, PyObject *bytes, int wide)
+static inline uint8_t *put_span(uint8_t *p, Span span, int wide)
 {
-    size_t size = (size_t)PyBytes_GET_SIZE(bytes);
-    if (wide) p = put16(p, (unsigned)size);
-    else *p++ = (uint8_t)size;
-    memcpy(p, PyBytes_AS_STRING(bytes), size);
-    return p + size;
+    if (wide) p = put16(p, (unsigned)span.size);
+    else *p++ = (uint8_t)span.size;
+    if (span.size) memcpy(p, span.at, span.size);
+    return p + span.size;
 }
+
+static inline uint8_t *put_sized(uint8_t *p, PyObject *bytes, int wide) { return put_span(p, span_of(bytes), wide); }
 
 static inline int width_of(size_t size) { return size <= 0xFF ? 1 : size <= 0xFFFF ? 2 : 3; }
 
-static uint8_t *put_value(uint8_t *p, PyObject *data, unsigned type, int width)
+static uint8_t *put_typed(uint8_t *p, Span data, unsigned type, int width)
 {
-    size_t size = data ? (size_t)PyBytes_GET_SIZE(data) : 0;
-    if (width == 1) *p++ = (uint8_t)(size + 1);
-    else p = width == 2 ? put16(p, (unsigned)size + 1) : put32(p, (uint32_t)size + 1);
+    if (width == 1) *p++ = (uint8_t)(data.size + 1);
+    else p = width == 2 ? put16(p, (unsigned)data.size + 1) : put32(p, (uint32_t)data.size + 1);
     *p++ = (uint8_t)type;
-    if (size) memcpy(p, PyBytes_AS_STRING(data), size);
-    return p + size;
+    if (data.size) memcpy(p, data.at, data.size);
+    return p + data.size;
+}
+
+static inline uint8_t *put_value(uint8_t *p, PyObject *data, unsigned type, int width)
+{
+    return put_typed(p, data ? span_of(data) : (Span){NULL, 0}, type, width);
+}
+
+enum outcome journal_put_ask(Out *out, const Ask *ask)
+{
+    int wide = ask->key.size > 255 || ask->key2.size > 255, width = ask->valued ? width_of(ask->data.size + 1) : 0;
+    uint8_t *p = journal_extend(out, 18 + 8 + 8 + 2 + 4 + ask->key.size + ask->key2.size + 5 + ask->data.size);
+    if (!p) return FAILED;
+    unsigned flags = ask->flags | ask->query << QUERY_SHIFT | (wide ? KEY16 : 0) | (unsigned)width << WIDTH_SHIFT;
+    flags |= (ask->timed ? TIMEOUT : 0) | (ask->lived ? TTL : 0) | (ask->query != QUERY_RANGE && ask->counted ? COUNT : 0);
+    p = put16(put16(put32(p, 0x464A0001), ask->function), ask->identifier);
+    p = put64(put16(p, flags), ask->timestamp);
+    if (ask->timed) p = put64(p, ask->timeout);
+    if (ask->lived) p = put64(p, ask->ttl);
+    if (ask->query == QUERY_RANGE || ask->counted) p = put16(p, ask->count);
+    p = put_span(p, ask->key, wide);
+    if (ask->query == QUERY_RANGE) p = put_span(p, ask->key2, wide);
+    if (ask->valued) p = put_typed(p, ask->data, ask->type, width);
+    out->size = (size_t)(p - out->data);
+    return WRITTEN;
 }
 
 enum outcome journal_put_request(Out *out, PyObject *request)
 {
-    uint64_t function, identifier, flags, timestamp, timeout = 0, ttl = 0, count = 0, query, type = 0;
-    if (Py_TYPE(request) != request_shape.type) return DOUBT;
-    const Shape *s = &request_shape;
-    PyObject *timeout_o = field(s, request, Q_TIMEOUT), *ttl_o = field(s, request, Q_TTL), *data = NULL;
-    PyObject *count_o = field(s, request, Q_COUNT), *value = field(s, request, Q_VALUE);
-    PyObject *key = field(s, request, Q_KEY), *key2 = field(s, request, Q_KEY2);
-    if (!number(field(s, request, Q_FUNCTION), 0xFFFF, &function) || !number(field(s, request, Q_IDENTIFIER), 0xFFFF, &identifier)
-        || !number(field(s, request, Q_FLAGS), 0xFFFF, &flags) || !number(field(s, request, Q_TIMESTAMP), UINT64_MAX, &timestamp)
-        || !number(field(s, request, Q_QUERY), 3, &query)
-        || (timeout_o != Py_None && !number(timeout_o, UINT64_MAX, &timeout)) || (ttl_o != Py_None && !number(ttl_o, UINT64_MAX, &ttl))
-        || (count_o != Py_None && !number(count_o, 0xFFFF, &count)) || !is_key(key) || !is_key(key2)
-        || (value != Py_None && !value_of(value, &data, &type)))
-        return DOUBT;
-    size_t size = (size_t)PyBytes_GET_SIZE(key), size2 = (size_t)PyBytes_GET_SIZE(key2);
-    int wide = size > 255 || size2 > 255, width = data ? width_of((size_t)PyBytes_GET_SIZE(data) + 1) : 0;
-    size_t begin = out->size;
-    uint8_t *p = journal_extend(out, 18 + 8 + 8 + 2 + 4 + size + size2 + 5 + (data ? (size_t)PyBytes_GET_SIZE(data) : 0));
-    if (!p) return FAILED;
-    flags |= query << QUERY_SHIFT | (wide ? KEY16 : 0) | (unsigned)width << WIDTH_SHIFT;
-    flags |= (timeout_o != Py_None ? TIMEOUT : 0) | (ttl_o != Py_None ? TTL : 0);
-    if (query != QUERY_RANGE && count_o != Py_None) flags |= COUNT;
-    p = put16(put16(put32(p, 0x464A0001), (unsigned)function), (unsigned)identifier);
-    p = put64(put16(p, (unsigned)flags), timestamp);
-    if (timeout_o != Py_None) p = put64(p, timeout);
-    if (ttl_o != Py_None) p = put64(p, ttl);
-    if (query == QUERY_RANGE || count_o != Py_None) p = put16(p, (unsigned)count);
-    p = put_sized(p, key, wide);
-    if (query == QUERY_RANGE) p = put_sized(p, key2, wide);
-    if (data) p = put_value(p, data, (unsigned)type, width);
-    out->size = (size_t)(p - out->data);
-    return out->size > begin ? WRITTEN : DOUBT;
+    Ask ask;
+    return ask_of(request, &ask) ? journal_put_ask(out, &ask) : DOUBT;
 }
 
 static enum outcome put_details(Out *out, PyObject *details)

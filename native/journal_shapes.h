@@ -74,6 +74,39 @@ static int value_of(PyObject *value, PyObject **data, uint64_t *type)
         && PyBytes_GET_SIZE(*data) <= VALUE_DATA_BYTES_MAX;
 }
 
+static inline Span span_of(PyObject *bytes)
+{
+    return (Span){(const uint8_t *)PyBytes_AS_STRING(bytes), (size_t)PyBytes_GET_SIZE(bytes)};
+}
+
+/* The request of a structure; 0 if there is anything in it that a line could not bring. */
+static int ask_of(PyObject *request, Ask *ask)
+{
+    const Shape *s = &request_shape;
+    uint64_t function, identifier, flags, query, count = 0, type = 0;
+    if (Py_TYPE(request) != s->type) return 0;
+    PyObject *timeout = field(s, request, Q_TIMEOUT), *counted = field(s, request, Q_COUNT), *value = field(s, request, Q_VALUE), *data;
+    PyObject *key = field(s, request, Q_KEY), *key2 = field(s, request, Q_KEY2), *ttl = field(s, request, Q_TTL);
+    *ask = (Ask){.object = request, .timed = timeout != Py_None, .lived = ttl != Py_None, .counted = counted != Py_None, .valued = value != Py_None};
+    if (!number(field(s, request, Q_FUNCTION), 0xFFFF, &function) || !number(field(s, request, Q_FLAGS), 0xFFFF, &flags)
+        || !number(field(s, request, Q_IDENTIFIER), 0xFFFF, &identifier) || !number(field(s, request, Q_QUERY), 3, &query)
+        || !number(field(s, request, Q_TIMESTAMP), UINT64_MAX, &ask->timestamp)
+        || (ask->timed && !number(timeout, UINT64_MAX, &ask->timeout)) || (ask->lived && !number(ttl, UINT64_MAX, &ask->ttl))
+        || (ask->counted && !number(counted, 0xFFFF, &count)) || !is_key(key) || !is_key(key2)
+        || (ask->valued && !value_of(value, &data, &type)))
+        return 0;
+    ask->function = (unsigned)function;
+    ask->identifier = (unsigned)identifier;
+    ask->flags = (unsigned)flags;
+    ask->query = (unsigned)query;
+    ask->count = (unsigned)count;
+    ask->type = (unsigned)type;
+    ask->key = span_of(key);
+    ask->key2 = span_of(key2);
+    if (ask->valued) ask->data = span_of(data);
+    return 1;
+}
+
 static int learn(Shape *shape, PyObject *type, int fields)
 {
     PyObject *names = PyType_Check(type) ? PyObject_GetAttrString(type, "__struct_fields__") : NULL;

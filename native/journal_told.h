@@ -4,7 +4,6 @@
 #define VIRTA_JOURNAL_TOLD_H
 #include "journal_decode.h"
 
-enum { TOLD_REPLY, TOLD_TIMESTAMP, TOLD_DELETED, TOLD_NEXT }; /* as in commands.py */
 enum { TOLD_BUFFER = 1, TOLD_STRING = 2, FLAG_DELETED = 1 << 4, ATTEMPTS_AT = 52, LEASE_FIELDS = 5, NEXT_FIELDS = 2 };
 static PyTypeObject *lease_type, *next_type;
 

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import copy
 import fcntl
+import inspect
 import random
 import socket
 import termios
@@ -345,13 +346,23 @@ def calls():
     yield "push", ("http://" + "h" * 300 + "/5",), {"payload": b"x" * 70_000, "start": 1.5}
     yield "push", ("http://h/6",), {"priority": 256}
     yield "push", ("",), {}
-    yield "next", (), {}
+    yield "push", ("http://h/é",), {"domain": "Über", "payload": b""}
+    yield "push", (b"http://h/8",), {"domain": b"Other", "persist": False}
+    yield "push", ("http://h/9",), {"delay": 0.0001, "priority": True}
+    yield "push", ("http://h/10",), {"timestamp": 7, "priority": -1}
+    yield "push", ("x" * 70_000,), {}
+    yield "push", ("http://h/11",), {"payload": bytearray(b"array")}
+    yield "next", ("nowhere",), {}
+    yield "next", (b"other",), {"work_for": 60.0, "remove": True}
+    yield "next", (), {"count": 65_536}
+    yield "next", (), {"work_for": 60.0}
     yield "next", (), {"count": 2}
     yield "next", (), {"count": 9}
     yield "next", (), {}
     yield "push", ("http://h/7",), {"start": 4e9}
     yield "next", (), {}
     yield "done", (b"no:such:key",), {}
+    yield "done", (b"k" * 70_000,), {}
     yield "delete", (b"nothing",), {}
     yield "set", ("k", "v"), {"timestamp": 5}
     yield "set", ("k", "w"), {"timestamp": 4, "overwrite": False}
@@ -367,7 +378,7 @@ def outcome(client, name, args, kwargs):
         return refused.code
     if isinstance(result, commands.Next):
         for job in result.jobs:
-            assert client.done(job.key) is True
+            assert kwargs.get("remove") or client.done(job.key) is True
             assert type(job) is commands.Lease
             assert type(job.deadline) is float
         jobs = [(job.key[:-17], *job[1:3], job.attempts) for job in result.jobs]
@@ -375,6 +386,15 @@ def outcome(client, name, args, kwargs):
     if type(result) is int and name != "set":
         return int
     return type(result), result
+
+
+@pytest.mark.parametrize("name", ["push", "next", "done"])
+def test_quick_calls_take_what_their_commands_take(name):
+    """The same parameters with the same defaults."""
+    command = {"push": commands.push, "next": commands.next_, "done": commands.done}[name]
+    expected = inspect.signature(command).parameters.values()
+    _, *found = inspect.signature(getattr(Client, name)).parameters.values()
+    assert found == list(expected)
 
 
 def test_clients_are_told_the_same(clients):

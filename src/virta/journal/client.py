@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 from virta.errors import JournalError
 from virta.journal import commands, kernel
 from virta.journal.awake import AWAKE_S_MAX, RECEIVE_BYTES, REPLY_LOOK_S_MAX, Awake, possible
+from virta.journal.calls import Calls
+from virta.journal.commands import Next
 from virta.journal.messages import PORT, Reply
 from virta.journal.wire import ReplyParser, encode_request
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
     from types import TracebackType
 
-    from virta.journal.commands import Command
+    from virta.journal.commands import Command, Key, Plain
     from virta.journal.messages import Request
 
 P = ParamSpec("P")
@@ -47,16 +49,6 @@ def _no_reply(error: OSError) -> object:
     return "no reply in time" if isinstance(error, BlockingIOError) else error
 
 
-def _sync(
-    build: Callable[P, Command[T]],
-) -> Callable[Concatenate[Calls, P], T]:
-    def method(self: Calls, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.call(build(*args, **kwargs))
-
-    method.__doc__ = build.__doc__
-    return method
-
-
 def _async(
     build: Callable[P, Command[T]],
 ) -> Callable[Concatenate[AsyncClient, P], Awaitable[T]]:
@@ -65,38 +57,6 @@ def _async(
 
     method.__doc__ = build.__doc__
     return method
-
-
-class Calls:
-    """The commands as methods that block; subclasses say how one is carried out."""
-
-    def call(self, command: Command[T]) -> T:
-        """Carry out one command; its result, or RefusedError."""
-        raise NotImplementedError
-
-    set = _sync(commands.set_)
-    get = _sync(commands.get)
-    details = _sync(commands.details)
-    scan = _sync(commands.scan)
-    search = _sync(commands.search)
-    more = _sync(commands.more)
-    delete = _sync(commands.delete)
-    add = _sync(commands.add)
-    invert = _sync(commands.invert)
-    truncate = _sync(commands.truncate)
-    lock = _sync(commands.lock)
-    unlock = _sync(commands.unlock)
-    rename = _sync(commands.rename)
-    link = _sync(commands.link)
-    unlink = _sync(commands.unlink)
-    ping = _sync(commands.ping)
-    push = _sync(commands.push)
-    next = _sync(commands.next_)
-    done = _sync(commands.done)
-    extend = _sync(commands.extend)
-    give_back = _sync(commands.give_back)
-    fail = _sync(commands.fail)
-    admin = _sync(commands.admin)
 
 
 class Client(Calls):
@@ -145,24 +105,120 @@ class Client(Calls):
         """Send one command and wait for its reply."""
         request = command.request
         request.identifier = identifier = self._identifier = self._identifier % IDENTIFIER_MAX + 1
-        if self._asker is None or self._partial or self._heard:
-            self._write(encode_request(request))
-        else:
+        came = None
+        if self._asker is not None and not (self._partial or self._heard):
             try:
                 came = self._asker.ask(self._descriptor, request, command.told)
             except OSError as error:
                 raise _lost(_no_reply(error)) from error
-            kind = came.__class__
-            if kind is Reply:
-                return command.result(came)
-            if kind is not bytes and came is not None:
-                told: T = came
-                return told
-            self._sent(request, came)
+        if came is None:
+            self._write(encode_request(request))
+        return self._read_on(command, identifier, came)
+
+    def _read_on(self, command: Command[T], identifier: int, came: Any) -> T:
+        """The result of a command that was sent, after what came so far."""
+        kind = came.__class__
+        if kind is Reply:
+            return command.result(came)
+        if kind is bytes:
+            if not came:
+                raise _lost("closed by the daemon")
+            self._take(came)
+        elif came is not None:
+            told: T = came
+            return told
         while True:
             reply = self._receive()
             if reply.identifier == identifier:
                 return command.result(reply)
+
+    # What producers and workers ask all the time, if it is ordinary, goes without structures in between.
+
+    def push(
+        self,
+        uri: Key,
+        *,
+        domain: Key = b"",
+        priority: int = 0,
+        start: float | None = None,
+        delay: float = 0,
+        payload: Plain = None,
+        persist: bool = True,
+        timestamp: int = 0,
+    ) -> int:
+        """As `commands.push`."""
+        came = None
+        identifier = self._identifier % IDENTIFIER_MAX + 1
+        if (
+            start is None
+            and not (delay or timestamp or self._partial or self._heard)
+            and persist
+            and self._asker is not None
+        ):
+            self._identifier = identifier
+            try:
+                came = self._asker.push(
+                    self._descriptor, identifier, uri, domain, priority, payload
+                )
+            except OSError as error:
+                raise _lost(_no_reply(error)) from error
+            if came.__class__ is int:
+                return came
+        command = commands.push(
+            uri,
+            domain=domain,
+            priority=priority,
+            start=start,
+            delay=delay,
+            payload=payload,
+            persist=persist,
+            timestamp=timestamp,
+        )
+        return self.call(command) if came is None else self._read_on(command, identifier, came)
+
+    def next(
+        self,
+        domain: Key = b"",
+        *,
+        count: int = 1,
+        work_for: float | None = None,
+        listen: bool = False,
+        remove: bool = False,
+    ) -> Next:
+        """As `commands.next_`."""
+        came = None
+        identifier = self._identifier % IDENTIFIER_MAX + 1
+        if (
+            work_for is None
+            and not (listen or remove or self._partial or self._heard)
+            and self._asker is not None
+        ):
+            self._identifier = identifier
+            try:
+                came = self._asker.next(self._descriptor, identifier, domain, count)
+            except OSError as error:
+                raise _lost(_no_reply(error)) from error
+            if came.__class__ is Next:
+                return came
+        command = commands.next_(
+            domain, count=count, work_for=work_for, listen=listen, remove=remove
+        )
+        return self.call(command) if came is None else self._read_on(command, identifier, came)
+
+    def done(self, key: bytes) -> bool:
+        """As `commands.done`."""
+        came = None
+        identifier = self._identifier % IDENTIFIER_MAX + 1
+        if self._asker is not None and not (self._partial or self._heard):
+            self._identifier = identifier
+            try:
+                came = self._asker.done(self._descriptor, identifier, key)
+            except OSError as error:
+                raise _lost(_no_reply(error)) from error
+            if came.__class__ is bool:
+                return came
+        command = commands.done(key)
+        return self.call(command) if came is None else self._read_on(command, identifier, came)
 
     def pipeline(self, batch: Iterable[Command[Any]]) -> list[Any]:
         """
@@ -228,15 +284,6 @@ class Client(Calls):
     def _next_identifier(self) -> int:
         self._identifier = self._identifier % IDENTIFIER_MAX + 1
         return self._identifier
-
-    def _sent(self, request: Request, came: bytes | None) -> None:
-        """Something else than one ordinary reply came, or None: the request is not an ordinary one."""
-        if came is None:
-            self._write(encode_request(request))
-        elif came:
-            self._take(came)
-        else:
-            raise _lost("closed by the daemon")
 
     def _write(self, data: bytes) -> None:
         try:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from virta.errors import JournalError, LogError
 from virta.journal import images
-from virta.journal.client import Calls
+from virta.journal.calls import Calls
 from virta.journal.engine import Engine
 from virta.journal.jobs import Jobs
 from virta.journal.messages import RefusedError, system_clock
