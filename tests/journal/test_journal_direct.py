@@ -381,7 +381,7 @@ def outcome(client, name, args, kwargs):
             assert kwargs.get("remove") or client.done(job.key) is True
             assert type(job) is commands.Lease
             assert type(job.deadline) is float
-        jobs = [(job.key[:-17], *job[1:3], job.attempts) for job in result.jobs]
+        jobs = [(job.key.split(b":")[:2], *job[1:3], job.attempts) for job in result.jobs]
         return type(result), jobs, result.wake_up
     if type(result) is int and name != "set":
         return int
