@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
+from functools import partial
 
 import pytest
 from journal_support import daemon, until
@@ -185,6 +188,181 @@ def test_a_daemon_that_restarts(tmp_path):
         return done
 
     assert asyncio.run(run()) == [b"http://h/0", b"http://h/1"]
+
+
+def test_a_handler_outlives_the_daemon(tmp_path):
+    """A daemon that restarts while a job is worked on hears that it is done; it is not done again."""
+
+    async def run():
+        server = JournalServer(port=0, node=Node(tmp_path))
+        await server.start()
+        worker = Worker(*server.address, work_for=30)
+        began, go_on = [], asyncio.Event()
+
+        @worker.handle()
+        async def handle(job):
+            began.append(job.uri)
+            await go_on.wait()
+
+        stop = asyncio.Event()
+        task = asyncio.create_task(worker.work(stop))
+        async with await AsyncClient.connect(*server.address) as client:
+            await client.call(commands.push("http://h/1"))
+        await until(lambda: began)
+        await server.stop()
+        again = JournalServer(port=server.address[1], node=Node(tmp_path))
+        go_on.set()
+        await until(lambda: worker.done)
+        stop.set()  # the grace is long enough for the report, too
+        await again.start()
+        await asyncio.wait_for(task, 10)
+        left = len(again.node.engine.jobs)
+        await again.stop()
+        return began, left
+
+    assert asyncio.run(run()) == ([b"http://h/1"], 0)
+
+
+async def done_by(worker, uris, *, settings=None):
+    """Push, and work until all of them are done or dead; what became of those that are left."""
+    async with daemon() as server, await AsyncClient.connect(*server.address) as client:
+        worker._port = server.address[1]
+        await client.admin("configure", domain="h", settings=settings or {})
+        for uri in uris:
+            await client.call(commands.push(uri))
+        stop = asyncio.Event()
+        task = asyncio.create_task(worker.work(stop))
+        await until(lambda: worker.done + worker.failed == len(uris))
+        stop.set()
+        await task
+        return (await client.admin("list"))["jobs"]
+
+
+def test_what_a_handler_returns_to_be_awaited_is_awaited():
+    """A job is done when its work is, however the coroutine was wrapped."""
+    done = []
+
+    async def fetch(prefix, job):
+        await asyncio.sleep(0)
+        done.append(prefix + job.uri)
+
+    worker = Worker()
+    worker.handle("h")(lambda job: fetch(b"a ", job))
+    worker.handle("g")(partial(fetch, b"b "))
+
+    assert asyncio.run(done_by(worker, ["http://h/1", "http://g/1"])) == []
+    assert sorted(done) == [b"a http://h/1", b"b http://g/1"]
+
+
+def test_as_many_threads_as_places():
+    """Plain functions run as many at a time as the worker has places, however few cores there are."""
+    meeting = threading.Barrier(40, timeout=10)
+    worker = Worker(concurrency=40)
+    worker.handle()(lambda _: meeting.wait() * 0)
+
+    assert asyncio.run(done_by(worker, [f"http://h/{number}" for number in range(40)])) == []
+    assert worker.done == 40
+
+
+def test_the_handler_of_the_domain_does_its_jobs():
+    """The handler for everything does what no other is for, whichever was registered first."""
+    seen = []
+    worker = Worker()
+    worker.handle()(lambda job: seen.append((b"any", job.uri)))
+    worker.handle("H")(lambda job: seen.append((b"h", job.uri)))
+
+    assert asyncio.run(done_by(worker, ["http://h/1", "http://g/1"])) == []
+    assert sorted(seen) == [(b"any", b"http://g/1"), (b"h", b"http://h/1")]
+
+
+def test_domains_take_turns():
+    """A domain that always has work does not keep a worker from another one."""
+    order = []
+    worker = Worker(concurrency=1)
+    for domain in ("a", "b"):
+        worker.handle(domain)(lambda job: order.append(job.uri[7:8]))
+    uris = [f"http://{domain}/{number}" for domain in "ab" for number in range(6)]
+
+    asyncio.run(done_by(worker, uris))
+    assert b"b" in order[:3]
+    assert b"a" in order[:3]
+
+
+def exits(_):
+    sys.exit(3)
+
+
+def odd(_):
+    raise ValueError("half a pair: \udcff")
+
+
+def ends(_):
+    raise StopIteration
+
+
+async def cancels(_):
+    raise asyncio.CancelledError
+
+
+async def exits_in_the_loop(_):
+    sys.exit(4)
+
+
+@pytest.mark.parametrize(
+    ("handler", "reason"),
+    [
+        (exits, "SystemExit: 3"),
+        (exits_in_the_loop, "SystemExit: 4"),
+        (odd, "ValueError: half a pair: ?"),
+        (ends, "RuntimeError: the handler raised StopIteration()"),
+        (cancels, "CancelledError: "),
+    ],
+)
+def test_whatever_a_handler_raises_is_its_failure(handler, reason):
+    """Ways to end that are no ordinary exception end neither the worker nor the job."""
+    worker = Worker()
+    worker.handle()(handler)
+
+    (job,) = asyncio.run(done_by(worker, ["http://h/1"], settings={"max_attempts": 1}))
+    assert (job["state"], job["reason"]) == ("dead", reason)
+
+
+def test_a_stuck_thread_does_not_keep_the_worker():
+    """After the grace, or at once if told twice, the job is given back and the worker ends."""
+
+    async def run(grace):
+        async with daemon() as server, await AsyncClient.connect(*server.address) as client:
+            await client.call(commands.push("http://h/1"))
+            worker = Worker(*server.address, grace=grace)
+            stuck, began = threading.Event(), threading.Event()
+
+            @worker.handle()
+            def handle(_):
+                began.set()
+                stuck.wait()
+
+            stop = asyncio.Event()
+            task = asyncio.create_task(worker.work(stop))
+            await until(began.is_set)
+            stop.set()
+            await asyncio.sleep(0)
+            if grace:
+                worker._hurry.set()
+            await asyncio.wait_for(task, 5)
+            stuck.set()
+            (job,) = server.node.engine.jobs.all()
+            return job.state == WORKING, job.attempts
+
+    assert asyncio.run(run(0)) == (False, 0)
+    assert asyncio.run(run(600)) == (False, 0)
+
+
+@pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"work_for": 0}, {"grace": -1}])
+def test_settings_that_cannot_be(wrong):
+    """A worker without places, or that beats without pause, is refused with the value."""
+    (name,) = wrong
+    with pytest.raises(JournalError, match=f"{name} {wrong[name]} of a worker"):
+        Worker(**wrong)
 
 
 def test_wrong_use():
