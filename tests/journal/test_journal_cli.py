@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from journal_support import daemon_thread
 
-from virta.cli.journal_jobs import journal
+from virta.cli.journal_work import journal
 from virta.journal import Client
 from virta.journal.spool import REJECTED, scan
 
@@ -191,13 +191,13 @@ def test_forward_says_that_it_waits(tmp_path):
 
 
 def test_work_without_work():
-    """A worker that did nothing says so with its exit code; one that cannot reach a daemon keeps trying."""
+    """A worker that cannot reach a daemon keeps trying; told to stop it ends well, also without work."""
     with start("work", "--port", "1", "--exec", "true") as worker:
         assert "worker_waits" in worker.stderr.readline()
         worker.send_signal(signal.SIGTERM)
         worker.communicate(timeout=20)
 
-    assert worker.returncode == 3
+    assert worker.returncode == 0
 
 
 def test_out_of_reach():
@@ -282,7 +282,7 @@ def test_serve_says_what_is_wrong(tmp_path):
 def test_help_is_quick():
     """`virta journal --help` does not load the daemon."""
     code = (
-        "import sys; from virta.cli.journal_jobs import journal; "
+        "import sys; from virta.cli.journal_work import journal; "
         "print([m for m in ('virta.journal.engine', 'virta.log') if m in sys.modules])"
     )
     out = subprocess.run(

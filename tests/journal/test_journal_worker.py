@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
+import time
 from functools import partial
 
 import pytest
 from journal_support import daemon, until
 
-from virta.cli.journal_jobs import run_command
+from virta.cli import journal_work
+from virta.cli.journal_work import run_command
 from virta.errors import JournalError
 from virta.journal import AsyncClient, Worker, commands
 from virta.journal import worker as worker_module
+from virta.journal.commands import Lease
 from virta.journal.daemon import JournalServer
 from virta.journal.domain import WORKING
 from virta.journal.node import Node
@@ -413,3 +417,71 @@ def test_commands_that_work(command, state, reason, tmp_path):
     jobs = asyncio.run(run())
     assert [job["state"] for job in jobs] == ([] if state is None else [state])
     assert reason is None or reason in jobs[0]["reason"]
+
+
+def job_with(payload=None):
+    return Lease(b"h:000:0:1", b"http://h/1", payload, 0.0, 0)
+
+
+def alive(pid):
+    """Whether that process runs; one that nobody has waited for yet does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_command_that_takes_too_long(tmp_path, monkeypatch):
+    """After --timeout it is ended with everything it started, also if it will not hear of it; that is a failure."""
+    monkeypatch.setattr(journal_work, "TERM_S_MAX", 0.2)
+    out = tmp_path / "pids"
+    command = f"trap '' TERM; (trap '' TERM; sleep 50) & echo $$ $! > {out}; wait"
+
+    with pytest.raises(JournalError, match=r"longer than 0\.3 seconds"):
+        asyncio.run(run_command(command, job_with(), timeout=0.3))
+    assert not any(alive(pid) for pid in out.read_text().split())
+
+
+def test_a_command_of_a_worker_that_stops(tmp_path):
+    """It is ended with everything it started before its job is given back."""
+    out = tmp_path / "pid"
+
+    async def run():
+        task = asyncio.create_task(run_command(f"sleep 50 & echo $! > {out}; wait", job_with()))
+        await until(lambda: out.exists() and out.read_text().endswith("\n"))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return task.cancelled()
+
+    assert asyncio.run(run())
+    assert not alive(out.read_text().strip())
+
+
+def test_a_command_that_leaves_something_behind(tmp_path):
+    """What it put into the background is not waited for, though it could still complain and read."""
+    out = tmp_path / "pid"
+    began = time.monotonic()
+    asyncio.run(run_command(f"sleep 9 <&0 & echo $! > {out}", job_with(b"x" * 1_000_000)))
+
+    os.kill(int(out.read_text()), 9)
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("payload", "heard"),
+    [(True, "true"), (1.5, "1.5"), (None, ""), ("\udcff", "\udcff"), (b"\0\xff", "\0\udcff")],
+)
+def test_input_of_a_command(payload, heard, tmp_path):
+    """A payload comes as it was pushed, whatever its type."""
+    out = tmp_path / "out"
+    asyncio.run(run_command(f"cat > {out}", job_with(payload)))
+
+    assert out.read_bytes().decode(errors="surrogateescape") == heard
+
+
+def test_what_a_command_says_is_heard(capfd):
+    """What a command writes to stderr is seen as it comes, also if it ends well."""
+    asyncio.run(run_command("echo hello >&2; echo out", job_with()))
+
+    assert capfd.readouterr() == ("out\n", "hello\n")

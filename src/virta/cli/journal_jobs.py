@@ -1,4 +1,4 @@
-"""The rest of `virta journal`: looking after jobs, and the processes that serve, forward and work."""
+"""More of `virta journal`: looking after jobs, and the processes that serve and forward."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import gc
 import json
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from virta.cli.journal import EXIT_NOTHING, connected, journal, moment, nothing, reported, show
+from virta.cli.journal import connected, journal, moment, nothing, reported, show
 from virta.errors import JournalError
 from virta.journal.messages import PORT
 
@@ -24,9 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from virta.journal.client import Client
-    from virta.journal.commands import Lease
 
-STDERR_CHARS_MAX = 500
 # Allocations before the collector looks at young objects, and how rarely it looks at old ones.
 COLLECTOR = (20_000, 20, 50)
 
@@ -368,69 +365,3 @@ def forward(spool: Path, host: str, port: int, once: bool, verbose: bool) -> Non
 
     with reported():
         run_until_signal(main())
-
-
-@journal.command()
-@click.option("--exec", "command", required=True, help="Shell command; the payload is its input.")
-@click.option("--domain", "domains", multiple=True, help="Only jobs of this domain; repeat.")
-@click.option("--concurrency", default=4, help="Jobs at a time.")
-@click.option("--work-for", default=60.0, help="Seconds until a job lapses if this process dies.")
-@click.option("--grace", default=30.0, help="Seconds that running commands get at the end.")
-@click.option("--host", default="127.0.0.1", envvar="VIRTA_JOURNAL_HOST", help="The daemon's host.")
-@click.option("--port", default=PORT, envvar="VIRTA_JOURNAL_PORT", help="The daemon's port.")
-@click.option("--verbose", is_flag=True, help="Say what happens.")
-def work(
-    command: str,
-    domains: tuple[str, ...],
-    verbose: bool,  # noqa: FBT001
-    host: str,
-    port: int,
-    **options: Any,
-) -> None:
-    """
-    Do jobs by running a command for each: exit code 0 is done, anything else failed.
-
-    The command finds VIRTA_JOB_URI, VIRTA_JOB_KEY and VIRTA_JOB_ATTEMPTS in its environment.
-    """
-    from virta.journal.worker import Worker
-
-    talk(verbose)
-    worker = Worker(host, port, **options)
-
-    async def run(job: Lease) -> None:
-        await run_command(command, job)
-
-    for domain in domains or ("",):
-        worker.handle(domain)(run)
-    with reported():
-        worker.run()
-    if not worker.done and not worker.failed:
-        sys.exit(EXIT_NOTHING)
-
-
-async def run_command(command: str, job: Lease) -> None:
-    """Raise with the end of what the command had to say if it fails."""
-    process = await asyncio.create_subprocess_shell(
-        command,
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={
-            **os.environ,
-            "VIRTA_JOB_URI": os.fsdecode(job.uri),
-            "VIRTA_JOB_KEY": os.fsdecode(job.key),
-            "VIRTA_JOB_ATTEMPTS": str(job.attempts),
-        },
-    )
-    payload = job.payload
-    data = (
-        payload if isinstance(payload, bytes) else b"" if payload is None else str(payload).encode()
-    )
-    try:
-        _, stderr = await process.communicate(data)
-    except asyncio.CancelledError:
-        process.terminate()
-        await process.wait()
-        raise
-    if process.returncode:
-        said = stderr.decode(errors="replace").strip()[-STDERR_CHARS_MAX:]
-        raise JournalError(f"exit code {process.returncode}: {said}", code="command-failed")
