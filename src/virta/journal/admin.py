@@ -87,6 +87,8 @@ class Admin:
         if request.timeout is not None:
             raise RefusedError("bad-flags", "settings do not expire")
         if key.startswith(DOMAIN_PREFIX) and len(key) > len(DOMAIN_PREFIX):
+            if key != key.lower() and not told:
+                raise RefusedError("bad-settings", f"{key[:60]!r}: domains are in lower case")
             problem = _decoded(value, Settings).problem()
             if problem:
                 raise RefusedError("bad-settings", problem)
@@ -325,7 +327,7 @@ class Admin:
         )
 
     def _do_configure(self, command: Command, session: Session, now: int) -> dict[str, Any]:
-        """Change some settings of a domain, keep the others."""
+        """Change some settings of a domain, keep the others; all of them as they are now."""
         if not command.domain:
             raise RefusedError("key-missing", "the domain")
         key = DOMAIN_PREFIX + command.domain.lower().encode()
@@ -335,6 +337,8 @@ class Admin:
             Settings() if entry is None else _decoded(self._engine.store.value(entry), Settings)
         )
         merged = {**msgspec.to_builtins(current), **command.settings}
+        if not command.settings:
+            return merged  # only asked for: a domain without settings stays one
         value = Value(Type.STRING, msgspec.json.encode(merged))
         # Later than what is stored, even when that came from a clock ahead of ours.
         timestamp = max(self._engine.stamp(now), before.timestamp + 1 if before else 0)

@@ -159,9 +159,10 @@ def search(pattern: Key, *, count: int = 1000) -> Command[Page]:
     return Command(request, _page)
 
 
-def more(cursor: bytes) -> Command[Page]:
-    """The page after one that had a cursor."""
-    return Command(Request(Function.GET, flags=DATA, key=cursor, query=QUERY_CURSOR), _page)
+def more(cursor: bytes, *, count: int | None = None) -> Command[Page]:
+    """The page after one that had a cursor, as long as that unless `count` says otherwise."""
+    request = Request(Function.GET, flags=DATA, key=cursor, count=count, query=QUERY_CURSOR)
+    return Command(request, _page)
 
 
 def delete(key: Key, *, complete: bool = False, timestamp: int = 0) -> Command[bool]:
