@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from virta.cli.journal import connected, journal, moment, nothing, reported, show
+from virta.cli.journal import LIMIT, PORTS, SECONDS, connected, journal
+from virta.cli.journal_output import EXIT_NOTHING, moment, nothing, plain_text, reported, show
 from virta.errors import JournalError
-from virta.journal.messages import PORT
+from virta.journal.messages import PORT, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -59,7 +60,7 @@ def stats(client: Client, as_json: bool, domain: str) -> None:  # noqa: FBT001
     type=click.Choice(["delayed", "ready", "held", "working", "dead"]),
     help="Only jobs in this state.",
 )
-@click.option("--limit", default=100, help="Print at most so many.")
+@click.option("--limit", default=100, type=LIMIT, help="Print at most so many.")
 @connected
 def jobs(client: Client, as_json: bool, domain: str, state: str | None, limit: int) -> None:  # noqa: FBT001
     """List jobs, of DOMAIN or of all."""
@@ -72,7 +73,7 @@ def jobs(client: Client, as_json: bool, domain: str, state: str | None, limit: i
 
 @journal.command()
 @click.argument("domain", default="")
-@click.option("--limit", default=100, help="At most so many.")
+@click.option("--limit", default=100, type=LIMIT, help="At most so many.")
 @click.option("--requeue", is_flag=True, help="Send them back to work.")
 @click.option("--drop", is_flag=True, help="Forget them.")
 @click.option("--uri", default="", show_default=False, help="Only the job of this uri.")
@@ -94,10 +95,15 @@ def dead(
         answer = client.admin(do, domain=domain, uri=uri, limit=limit)
         show(answer, as_json, " ".join(f"{name} {count}" for name, count in answer.items()))
         return
-    rows = client.admin("list", domain=domain, state="dead", limit=limit)["jobs"]
-    rows = [row for row in rows if not uri or row["uri"] == uri]
+    rows = (
+        dead_job(client, uri)
+        if uri
+        else client.admin("list", domain=domain, state="dead", limit=limit)["jobs"]
+    )
     if not rows:
-        nothing(as_json, {"jobs": []}, "no dead jobs")
+        if not as_json:  # else a line per job, and there is none
+            click.echo("no dead jobs", err=True)
+        sys.exit(EXIT_NOTHING)
     for job in rows:
         text = (
             f"{moment(job['died'] / 1e6)} {job['uri']} attempts={job['attempts']} {job['reason']}"
@@ -105,10 +111,21 @@ def dead(
         show(job, as_json, text)
 
 
+def dead_job(client: Client, uri: str) -> list[dict[str, Any]]:
+    """The job of a uri if it is dead, however many others are."""
+    try:
+        job = client.admin("show", uri=uri)
+    except RefusedError as refused:
+        if refused.code != "does-not-exist":
+            raise
+        return []
+    return [job] if job["state"] == "dead" else []
+
+
 @journal.command()
 @click.argument("domain", default="")
 @click.option("--uri", default="", show_default=False, help="Only the job of this uri.")
-@click.option("--limit", default=100, help="At most so many.")
+@click.option("--limit", default=100, type=LIMIT, help="At most so many.")
 @connected
 def kick(client: Client, as_json: bool, domain: str, uri: str, limit: int) -> None:  # noqa: FBT001
     """Make delayed jobs of DOMAIN (or one uri) due at once."""
@@ -153,7 +170,11 @@ def configure(client: Client, as_json: bool, domain: str, **settings: Any) -> No
     """Change or show the settings of DOMAIN."""
     given = {name: value for name, value in settings.items() if value is not None}
     answer = client.admin("configure", domain=domain, settings=given)
-    show(answer, as_json, "\n".join(f"{name:14} {value}" for name, value in answer.items()))
+    show(answer, as_json, table(answer))
+
+
+def table(members: dict[str, Any]) -> str:
+    return "\n".join(f"{name:14} {plain_text(value)}".rstrip() for name, value in members.items())
 
 
 @journal.command()
@@ -188,18 +209,25 @@ def cron(
     """Push URI by SCHEDULE ("*/5 * * * *", UTC, or "@every 30s"); with only NAME, show it."""
     key = f"virta:cron:{name}"
     if remove:
-        show({"name": name, "removed": client.delete(key)}, as_json, "ok")
+        removed = client.delete(key)
+        show({"name": name, "removed": removed}, as_json, "ok" if removed else "was not there")
     elif schedule is not None and uri is None:
         raise click.UsageError("a SCHEDULE needs a URI to push")
     elif schedule is None or uri is None:
         stored = client.get(key)
         if stored is None:
             nothing(as_json, {"name": name, "found": False}, f"no recurring job {name}")
-        show(json.loads(stored), as_json, stored)
+        show(json.loads(stored), as_json, table(json.loads(stored)))
     else:
-        fields = {"schedule": schedule, "uri": uri, "domain": domain, "priority": priority}
+        fields: dict[str, Any] = {
+            "schedule": schedule,
+            "uri": uri,
+            "domain": domain,
+            "priority": priority,
+        }
         fields["catch_up"] = catch_up
-        client.set(key, json.dumps({**fields, "payload": payload}))
+        fields["payload"] = payload
+        client.set(key, json.dumps(fields))
         show({"name": name, **fields}, as_json, "ok")
 
 
@@ -209,7 +237,9 @@ def cron(
 @journal.command(context_settings={"ignore_unknown_options": True})
 @click.argument("key")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option("--seconds", default=3600.0, help="The lock ends after so long in any case.")
+@click.option(
+    "--seconds", default=3600.0, type=SECONDS, help="The lock ends after so long in any case."
+)
 @connected
 def lock(
     client: Client,
@@ -220,7 +250,13 @@ def lock(
 ) -> None:
     """Run COMMAND while nobody else can change KEY; exits with its code."""
     client.lock(key, seconds=seconds)
-    code = subprocess.run(command, check=False).returncode  # noqa: S603  (the user's own command)
+    try:
+        code = subprocess.run(command, check=False).returncode  # noqa: S603  (the user's own)
+    except OSError as error:
+        click.echo(f"error: cannot run {command[0]!r}: {error.strerror}", err=True)
+        code = 127 if isinstance(error, FileNotFoundError) else 126
+    if code < 0:
+        code = 128 - code  # a signal, as shells say it
     if as_json:
         show({"key": key, "code": code}, as_json)
     sys.exit(code)
@@ -265,7 +301,13 @@ def talk(verbose: bool) -> None:  # noqa: FBT001
 
 @journal.command()
 @click.option("--host", default="127.0.0.1", help="Where to listen; there is no authentication.")
-@click.option("--port", default=PORT, envvar="VIRTA_JOURNAL_PORT", help="Where to listen, 0: any.")
+@click.option(
+    "--port",
+    default=PORT,
+    envvar="VIRTA_JOURNAL_PORT",
+    type=PORTS,
+    help="Where to listen, 0: any.",
+)
 @click.option(
     "--data-dir",
     default="virta-data",
@@ -278,11 +320,21 @@ def talk(verbose: bool) -> None:  # noqa: FBT001
     type=click.Choice(["none", "interval", "fsync"]),
     help="When a persist command is acknowledged.",
 )
-@click.option("--memory-bytes-max", default=1 << 30, help="Values beyond that are on disk only.")
-@click.option("--jobs-max", default=10_000_000, help="Jobs beyond that are refused.")
+@click.option(
+    "--memory-bytes-max",
+    default=1 << 30,
+    type=LIMIT,
+    help="Values beyond that are on disk only.",
+)
+@click.option("--jobs-max", default=10_000_000, type=LIMIT, help="Jobs beyond that are refused.")
 @click.option("--name", default="", show_default=False, help="This daemon's name among its peers.")
 @click.option("--peer", "peers", multiple=True, help="name=host:port of another daemon; repeat.")
-@click.option("--copies", default=1, help="Daemons that have a change before it is acknowledged.")
+@click.option(
+    "--copies",
+    default=1,
+    type=click.IntRange(min=1),
+    help="Daemons that have a change before it is acknowledged.",
+)
 @click.option("--awake", is_flag=True, help="Wait for a lone, quick client without sleeping.")
 @click.option(
     "--look-us-max",
@@ -293,6 +345,7 @@ def talk(verbose: bool) -> None:  # noqa: FBT001
 @click.option(
     "--copies-timeout",
     default=10.0,
+    type=SECONDS,
     help="Seconds until no-copies is the answer instead.",
 )
 @click.option("--verbose", is_flag=True, help="Say what happens.")
@@ -315,6 +368,8 @@ def serve(
 
         copies, timeout = options.pop("copies"), options.pop("copies_timeout")
         awake, look = options.pop("awake"), options.pop("look_us_max") / 1e6
+        if copies > 1 and not peers:
+            raise JournalError(f"--copies {copies} needs a --peer to copy to", code="bad-peer")
         node = Node(data_dir / "journal", **options)
         if peers:
             if not name:
@@ -342,7 +397,9 @@ def serve(
 @journal.command()
 @click.argument("spool", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--host", default="127.0.0.1", envvar="VIRTA_JOURNAL_HOST", help="The daemon's host.")
-@click.option("--port", default=PORT, envvar="VIRTA_JOURNAL_PORT", help="The daemon's port.")
+@click.option(
+    "--port", default=PORT, envvar="VIRTA_JOURNAL_PORT", type=PORTS, help="The daemon's port."
+)
 @click.option("--once", is_flag=True, help="Stop when nothing is pending.")
 @click.option("--verbose", is_flag=True, help="Say what happens.")
 def forward(spool: Path, host: str, port: int, once: bool, verbose: bool) -> None:  # noqa: FBT001

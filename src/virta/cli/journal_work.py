@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from virta.cli.journal import journal, plain_text, reported
+from virta.cli.journal import PORTS, journal
 from virta.cli.journal_jobs import talk
+from virta.cli.journal_output import plain_text, reported
 from virta.errors import JournalError
 from virta.journal.messages import PORT
 
@@ -42,7 +43,9 @@ SAID_S_MAX = 0.5
 @click.option("--timeout", type=float, help="Seconds a command may take; then it is ended: failed.")
 @click.option("--grace", default=30.0, help="Seconds that running commands get at the end.")
 @click.option("--host", default="127.0.0.1", envvar="VIRTA_JOURNAL_HOST", help="The daemon's host.")
-@click.option("--port", default=PORT, envvar="VIRTA_JOURNAL_PORT", help="The daemon's port.")
+@click.option(
+    "--port", default=PORT, envvar="VIRTA_JOURNAL_PORT", type=PORTS, help="The daemon's port."
+)
 @click.option("--verbose", is_flag=True, help="Say what happens.")
 def work(
     command: str,

@@ -7,6 +7,7 @@ Invariant: bytes survive the way there and back. What is not UTF-8 is `{"base64"
 from __future__ import annotations
 
 import base64
+import math
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -185,7 +186,9 @@ def cursor(text: str) -> bytes:
 
 
 def shown(plain: Any) -> Any:
-    """A value; bytes, and text that is none, as base64."""
+    """A value; bytes, and text that is none, as base64; numbers that JSON does not know as words."""
+    if isinstance(plain, float) and not math.isfinite(plain):
+        return str(plain)
     if isinstance(plain, str):
         try:
             plain.encode()

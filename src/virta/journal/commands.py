@@ -2,7 +2,8 @@
 Commands as a user thinks of them: Python values and seconds in, Python values out.
 
 Each function builds the request and knows how to read the reply; the two clients only carry them, so
-they cannot differ. Times are Unix seconds, durations seconds; `str` keys are UTF-8.
+they cannot differ. Times are Unix seconds, durations seconds; `str` keys are UTF-8, and what Python made of
+other bytes (`surrogateescape`) are those bytes again.
 """
 
 from __future__ import annotations
@@ -132,6 +133,20 @@ def get(
     return Command(request, _only_value, default)
 
 
+class Found(NamedTuple):
+    value: Value
+    details: Details
+    timestamp: int
+
+
+def look(key: Key, *, touch: bool = False) -> Command[Found | None]:
+    """A key's value and all that is known of it in one step; None if there is none."""
+    request = Request(
+        Function.GET, flags=DATA | DETAILS | (TOUCH if touch else 0), key=to_bytes(key)
+    )
+    return Command(request, _found, None)
+
+
 def details(key: Key) -> Command[Details | None]:
     """What is known of a key besides its data."""
     request = Request(Function.GET, flags=DETAILS, key=to_bytes(key))
@@ -248,7 +263,7 @@ def push(
         due,
         None,
         priority,
-        uri.encode() if isinstance(uri, str) else bytes(uri),
+        uri.encode("utf-8", "surrogateescape") if isinstance(uri, str) else bytes(uri),
         to_bytes(domain) if domain else b"",
         None if payload is None else to_value(payload),
         QUERY_RANGE,
@@ -312,7 +327,7 @@ def fail(key: bytes, reason: str, *, delay: float | None = None) -> Command[dict
 def to_bytes(key: Key) -> bytes:
     if type(key) is bytes:
         return key
-    return key.encode() if isinstance(key, str) else bytes(key)
+    return key.encode("utf-8", "surrogateescape") if isinstance(key, str) else bytes(key)
 
 
 def to_value(plain: Plain) -> Value:
@@ -333,7 +348,7 @@ def to_value(plain: Plain) -> Value:
     if isinstance(plain, float):
         return Value(Type.FLOAT, struct.pack(">d", plain))
     if isinstance(plain, str):
-        return Value(Type.STRING, plain.encode())
+        return Value(Type.STRING, plain.encode("utf-8", "surrogateescape"))
     return Value(Type.BUFFER, bytes(plain))
 
 
@@ -386,6 +401,14 @@ def _only_value(reply: Reply) -> Any:
     assert reply.pair is not None
     assert reply.pair.value is not None
     return to_plain(reply.pair.value)
+
+
+def _found(reply: Reply) -> Found:
+    pair = reply.pair
+    assert pair is not None
+    assert pair.value is not None
+    assert pair.details is not None
+    return Found(pair.value, pair.details, reply.timestamp)
 
 
 def _json(reply: Reply) -> dict[str, Any]:

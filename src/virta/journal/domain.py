@@ -148,7 +148,8 @@ def _host(uri: bytes) -> bytes:
     found = _HOST.match(uri)
     host = (found[1] or found[2]) if found else None
     if not host:
-        raise RefusedError("bad-uri", "it has no host, so the domain must be given")
+        shown = uri[:60].decode(errors="replace")
+        raise RefusedError("bad-uri", f"{shown!r} has no host, so the domain must be given")
     return host.lower()
 
 

@@ -22,8 +22,8 @@ import msgspec
 from virta.journal import bodies, commands
 from virta.journal.admin import CRON_PREFIX, DOMAIN_PREFIX
 from virta.journal.bodies import shown, shown_name
-from virta.journal.commands import Command, Next
-from virta.journal.messages import DETAILS, RefusedError, Type, Value, system_clock
+from virta.journal.commands import Command, Found, Next
+from virta.journal.messages import RefusedError, Type, Value, system_clock
 from virta.journal.rules import check_numbers
 from virta.journal.session import Session
 
@@ -151,7 +151,7 @@ class Handler:
         return _json({"key": shown_name(key), "deleted": deleted})
 
     async def _get(self, key: bytes, *, raw: bool) -> Response:
-        value, details, timestamp = await self._call(_get_command(key))
+        value, details, timestamp = await self._look(key)
         if raw:
             kind = "text/plain; charset=utf-8" if value.type == Type.STRING else None
             return Response(200, value.data, kind or "application/octet-stream")
@@ -308,8 +308,7 @@ class Handler:
             return await self._domain(method, unquote_to_bytes(name).lower(), body)
         key = CRON_PREFIX + unquote_to_bytes(name)
         if method == "GET":
-            value, _, _ = await self._call(_get_command(key))
-            return Response(200, value.data)
+            return Response(200, (await self._look(key)).value.data)
         if method == "PUT":
             await self._call(commands.set_(key, Value(Type.STRING, body)))
             return Response(200, body)
@@ -336,6 +335,12 @@ class Handler:
         reply = await self._node.submit(command.request, session or self._session)
         return command.result(reply)
 
+    async def _look(self, key: bytes) -> Found:
+        found: Found | None = await self._call(commands.look(key))
+        if found is None:
+            raise RefusedError("does-not-exist")
+        return found
+
     async def _admin(self, do: str, **fields: Any) -> Any:
         return await self._call(commands.admin(do, **fields))
 
@@ -343,19 +348,6 @@ class Handler:
 def _check_size(body: bytes) -> None:
     if len(body) > BODY_BYTES_MAX:
         raise RefusedError("too-large", f"a body of {len(body)} bytes, at most {BODY_BYTES_MAX}")
-
-
-def _get_command(key: bytes) -> Command[Any]:
-    command = commands.get(key)
-    command.request.flags |= DETAILS
-    return Command(
-        command.request,
-        lambda reply: (
-            reply.pair.value if reply.pair else None,
-            reply.pair.details if reply.pair else None,
-            reply.timestamp,
-        ),
-    )
 
 
 def _next_view(found: Next) -> dict[str, Any]:
