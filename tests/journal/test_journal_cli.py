@@ -190,6 +190,23 @@ def test_json_loses_nothing(shell):
     assert found["jobs"][0]["uri"] == {"base64": "aHR0cDovL2j/LzE="}
 
 
+def test_what_becomes_of_jobs(shell):
+    """A job taken by hand is extended, given back and failed; `next --wait` waits for one."""
+    shell("configure", "h", "--max-attempts", "2")
+    shell("push", "http://h/1", "--delay", "0.3")
+    key = shell("next", "h", "--work-for", "5", "--wait", "20").split("\t")[0]
+    assert shell.json("extend", key, "--seconds", "3600") == [{"key": key, "extended": True}]
+    assert shell("next", "h", "--wait", "0.01", code=3).startswith("nothing due before")
+    assert shell("give-back", key) == "ok"
+    for _ in range(2):
+        key = shell("next", "h").split("\t")[0]
+        assert shell("fail", key, "--reason", "line\nend", "--delay", "0") == "ok"
+    assert "that attempt is over" in shell("fail", key, code=3)
+    assert shell("dead").endswith("http://h/1 attempts=2 line\\nend")
+    shell("set", "a\tb", "x\x1b[0my\n")
+    assert shell("ls", "a") == "a\\tb\tx\\x1b[0my\\n"
+
+
 def test_done_is_for_jobs(shell):
     """A key that `next` did not print is left alone, and the other keys are acknowledged all the same."""
     shell("set", "color", "blue")

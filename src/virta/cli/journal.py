@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from virta.cli.journal_output import EXIT_NOTHING, moment, nothing, plain_text, reported, show
+from virta.cli.journal_output import line, moment, nothing, reported, show
 from virta.journal.client import Client
 from virta.journal.commands import Command, Plain, look, set_, to_plain
 from virta.journal.commands import delete as delete_command
 from virta.journal.commands import push as push_command
-from virta.journal.domain import parse_key
-from virta.journal.messages import PORT, RefusedError, Type, Value
+from virta.journal.messages import PORT, Type, Value
 from virta.journal.spool import Spool
 
 if TYPE_CHECKING:
@@ -301,7 +300,7 @@ def ls(client: Client, as_json: bool, prefix: str, regex: str | None, limit: int
                 return
             left -= 1
             row = {"key": key, "value": value}
-            show(row, as_json, f"{plain_text(key)}\t{plain_text(value)}")
+            show(row, as_json, line(key, value))
         if page.cursor is None:
             return
         page = client.more(page.cursor)
@@ -341,65 +340,3 @@ def push(
     )
     timestamp = deliver(client, command, spool)
     show({"uri": uri, "timestamp": timestamp}, as_json, "spooled" if spool else "ok")
-
-
-@journal.command("next")
-@click.argument("domain", default="")
-@click.option("--count", default=1, type=click.IntRange(1, 1_000), help="Take up to so many.")
-@click.option(
-    "--work-for",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Seconds until they count as lapsed.",
-)
-@click.option("--remove", is_flag=True, help="Count them as done at once.")
-@connected
-def take(
-    client: Client,
-    as_json: bool,  # noqa: FBT001
-    domain: str,
-    count: int,
-    work_for: float | None,
-    remove: bool,  # noqa: FBT001
-) -> None:
-    """Take due jobs, of DOMAIN or of all; acknowledge each with `done KEY`."""
-    found = client.next(domain, count=count, work_for=work_for, remove=remove)
-    if not found.jobs:
-        wake_up = found.wake_up
-        text = "nothing waits" if wake_up is None else f"nothing due before {moment(wake_up)}"
-        nothing(as_json, {"jobs": [], "wake_up": wake_up}, text)
-    rows = [job._asdict() for job in found.jobs]
-    if as_json:
-        show({"jobs": rows, "wake_up": None}, as_json)
-        return
-    for job in found.jobs:
-        click.echo(f"{plain_text(job.key)}\t{plain_text(job.uri)}")
-
-
-@journal.command()
-@click.argument("keys", nargs=-1, required=True)
-@connected
-def done(client: Client, as_json: bool, keys: tuple[str, ...]) -> None:  # noqa: FBT001
-    """Acknowledge the jobs with these KEYS, as `next` printed them."""
-    missing = 0
-    for key in keys:
-        problem = acknowledge(client, key.encode(errors="surrogateescape"))
-        if problem:
-            missing += 1
-            click.echo(f"error: does-not-exist: {key!r}: {problem}", err=True)
-        if as_json or not problem:
-            show({"key": key, "done": not problem}, as_json, "ok")
-    if missing:
-        sys.exit(EXIT_NOTHING)
-
-
-def acknowledge(client: Client, key: bytes) -> str:
-    """Why there is nothing to acknowledge, or nothing: only jobs are, other keys are left alone."""
-    if parse_key(key) is None:
-        return "`next` prints no such key"
-    try:
-        client.done(key)
-    except RefusedError as refused:
-        if refused.code != "does-not-exist":
-            raise
-        return "that attempt is over"
-    return ""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from virta.cli.journal import LIMIT, PORTS, SECONDS, connected, journal
-from virta.cli.journal_output import EXIT_NOTHING, moment, nothing, plain_text, reported, show
+from virta.cli.journal_output import EXIT_NOTHING, line, moment, nothing, plain_text, reported, show
 from virta.errors import JournalError
 from virta.journal.messages import PORT, RefusedError
 
@@ -49,7 +49,7 @@ def stats(client: Client, as_json: bool, domain: str) -> None:  # noqa: FBT001
     for place in answer["domains"]:
         counts = " ".join(f"{s}={place[s]}" for s in answer["jobs"] if place[s])
         paused = " (paused)" if place["settings"]["paused"] else ""
-        lines.append(f"  {place['domain']:20} {counts or 'empty'}{paused}")
+        lines.append(line(f"  {place['domain']:20} {counts or 'empty'}{paused}"))
     show(answer, as_json, "\n".join(lines))
 
 
@@ -68,7 +68,7 @@ def jobs(client: Client, as_json: bool, domain: str, state: str | None, limit: i
     for job in answer["jobs"]:
         due = moment(job["start"] / 1e6)
         text = f"{job['state']:8} {job['priority']:3} {due} {job['uri']} {job.get('reason', '')}"
-        show(job, as_json, text.rstrip())
+        show(job, as_json, line(text.rstrip()))
 
 
 @journal.command()
@@ -108,7 +108,7 @@ def dead(
         text = (
             f"{moment(job['died'] / 1e6)} {job['uri']} attempts={job['attempts']} {job['reason']}"
         )
-        show(job, as_json, text)
+        show(job, as_json, line(text))
 
 
 def dead_job(client: Client, uri: str) -> list[dict[str, Any]]:

@@ -90,6 +90,15 @@ def plain_text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
+def line(*cells: Any) -> str:
+    """A row for people: what would end it, or speak to the terminal, is escaped."""
+    texts = (plain_text(cell) for cell in cells)
+    return "\t".join(
+        "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        for text in texts
+    )
+
+
 def nothing(as_json: bool, answer: Any, text: str) -> NoReturn:  # noqa: FBT001
     if as_json:
         click.echo(json.dumps(answer))

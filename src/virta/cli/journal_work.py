@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from virta.cli import journal_taken as journal_taken  # noqa: PLC0414  (its commands are the group's)
 from virta.cli.journal import PORTS, journal
 from virta.cli.journal_jobs import talk
 from virta.cli.journal_output import plain_text, reported
