@@ -31,6 +31,27 @@ def test_values_round_trip():
             client.set("k", 2**63)
 
 
+@pytest.mark.parametrize("wrong", [[1], {"a": 1}, (1,), object(), {1}])
+def test_what_is_no_value(wrong):
+    """A list is not taken for bytes: it is refused with its type and what would be right."""
+    with pytest.raises(RefusedError, match=f"str, bytes or Value, not {type(wrong).__name__}"):
+        commands.set_("k", wrong)
+    with pytest.raises(RefusedError, match="type-mismatch"):
+        commands.push("http://h/", payload=wrong)
+
+
+@pytest.mark.parametrize("wrong", [5, None, 1.5, ["k"]])
+def test_what_is_no_key(wrong):
+    """A number is not taken for so many zeros."""
+    for build in (commands.get, commands.done, commands.push):
+        with pytest.raises(
+            RefusedError, match=f"a key is str or bytes, not {type(wrong).__name__}"
+        ):
+            build(wrong)
+    assert commands.get(bytearray(b"k")).request.key == b"k"
+    assert commands.get("\udcff").request.key == b"\xff"
+
+
 def test_commands_on_values():
     """Every command of the protocol has its method."""
     with daemon_thread() as server, Client(*server.address) as client:

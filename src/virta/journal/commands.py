@@ -263,7 +263,7 @@ def push(
         due,
         None,
         priority,
-        uri.encode("utf-8", "surrogateescape") if isinstance(uri, str) else bytes(uri),
+        uri.encode("utf-8", "surrogateescape") if isinstance(uri, str) else to_bytes(uri),
         to_bytes(domain) if domain else b"",
         None if payload is None else to_value(payload),
         QUERY_RANGE,
@@ -327,7 +327,7 @@ def fail(key: bytes, reason: str, *, delay: float | None = None) -> Command[dict
 def to_bytes(key: Key) -> bytes:
     if type(key) is bytes:
         return key
-    return key.encode("utf-8", "surrogateescape") if isinstance(key, str) else bytes(key)
+    return key.encode("utf-8", "surrogateescape") if isinstance(key, str) else _bytes(key, "a key")
 
 
 def to_value(plain: Plain) -> Value:
@@ -349,7 +349,15 @@ def to_value(plain: Plain) -> Value:
         return Value(Type.FLOAT, struct.pack(">d", plain))
     if isinstance(plain, str):
         return Value(Type.STRING, plain.encode("utf-8", "surrogateescape"))
-    return Value(Type.BUFFER, bytes(plain))
+    return Value(Type.BUFFER, _bytes(plain, "a value"))
+
+
+def _bytes(given: Any, what: str) -> bytes:
+    """Of anything like bytes; numbers and lists, which Python would make zeros and bytes of, are mistakes."""
+    if isinstance(given, bytes | bytearray | memoryview):
+        return bytes(given)
+    right = "str or bytes" if what == "a key" else "None, bool, int, float, str, bytes or Value"
+    raise RefusedError("type-mismatch", f"{what} is {right}, not {type(given).__name__}")
 
 
 def to_plain(value: Value) -> Any:
