@@ -118,6 +118,21 @@ def test_jobs():
         assert client.next() == ([], None)
 
 
+def test_keys_of_jobs_as_text_and_odd_ones():
+    """A lease's key may come back as text, and from a domain that is none; a uri is no key of an attempt."""
+    with daemon_thread() as server, Client(*server.address) as client:
+        client.push(b"http://h\xff/1")
+        client.push("http://g/1")
+        odd = client.next("h\udcff").jobs[0]
+        plain = client.next("g").jobs[0]
+
+        assert client.fail(odd.key, "no luck")["attempts"] == 1
+        assert client.extend(plain.key.decode(), 60) is True
+        assert client.give_back(plain.key.decode()) is True
+        with pytest.raises(RefusedError, match="that attempt is over"):
+            client.fail("http://g/1", "nobody works on it")
+
+
 def test_pipeline_keeps_order_and_errors():
     """A thousand commands at once: results in order, a refusal in its place."""
     with daemon_thread() as server, Client(*server.address) as client:

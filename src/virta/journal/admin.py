@@ -285,7 +285,7 @@ class Admin:
 
     def _do_fail(self, command: Command, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
         self._engine.jobs.tick(now)
-        job = self._engine.jobs.find(command.key.encode())
+        job = self._engine.jobs.find_text(command.key)
         if job is None:
             raise RefusedError("does-not-exist", "that attempt is over")
         delay = None if command.delay is None else int(max(command.delay, 0) * 1_000_000)

@@ -291,22 +291,22 @@ def next_(
     return Command(request, _next_reply, ..., TOLD_NEXT)
 
 
-def done(key: bytes) -> Command[bool]:
+def done(key: Key) -> Command[bool]:
     """The work is done; refused with `does-not-exist` if that attempt is over."""
     request = Request(DELETE, 0, OVERWRITE, 0, None, None, None, to_bytes(key))
     return Command(request, _deleted, ..., TOLD_DELETED)
 
 
-def extend(key: bytes, seconds: float) -> Command[bool]:
+def extend(key: Key, seconds: float) -> Command[bool]:
     """Heartbeat: that many more seconds from now."""
     until = _later(seconds)
-    request = Request(Function.GET, key=key, timeout=until)
+    request = Request(Function.GET, key=to_bytes(key), timeout=until)
     return Command(request, lambda reply: bool(reply.flags & WORKED_ON))
 
 
-def give_back(key: bytes) -> Command[bool]:
+def give_back(key: Key) -> Command[bool]:
     """Let somebody else do it, at once."""
-    return Command(Request(Function.GET, key=key, timeout=0), lambda _: True)
+    return Command(Request(Function.GET, key=to_bytes(key), timeout=0), lambda _: True)
 
 
 def admin(do: str, **fields: Any) -> Command[dict[str, Any]]:
@@ -316,9 +316,10 @@ def admin(do: str, **fields: Any) -> Command[dict[str, Any]]:
     return Command(request, _json)
 
 
-def fail(key: bytes, reason: str, *, delay: float | None = None) -> Command[dict[str, Any]]:
+def fail(key: Key, reason: str, *, delay: float | None = None) -> Command[dict[str, Any]]:
     """The attempt failed: it is counted, and the job tried again or put to the dead letters."""
-    return admin("fail", key=key.decode(errors="replace"), reason=reason, delay=delay)
+    name = to_bytes(key).decode(errors="replace")
+    return admin("fail", key=name, reason=reason, delay=delay)
 
 
 # Conversions.
