@@ -236,6 +236,21 @@ def test_a_daemon_that_becomes_primary_makes_up():
     assert (before, [job.timestamp for job in engine.jobs.all()]) == (0, [101 * HOUR])
 
 
+def test_a_recurring_job_keeps_its_turn():
+    """One that waits is not put behind what came after it each time it is due again."""
+    clock = Clock(100 * HOUR + 5)
+    engine = Engine(clock)
+    recurring(engine, "none", "@every 1h")
+    clock.now = 101 * HOUR + 1
+    engine.tick()
+    engine.jobs.push(b"http://other/", b"", clock.now, clock.now, start=clock.now)
+    clock.now = 102 * HOUR + 1
+    engine.tick()
+    (first,) = engine.jobs.take(b"", clock.now)
+
+    assert (first.uri, first.start, first.timestamp) == (b"http://h/x", 101 * HOUR, 102 * HOUR)
+
+
 def test_a_clock_that_is_set():
     """Ahead: one push, not one per time passed. Back: it goes on by the new time and repeats nothing."""
     clock = Clock(100 * HOUR + 5)

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from virta.journal.cron import Cron, Schedule
-from virta.journal.domain import DEAD, STATE_NAMES, Job, Settings, host_of
+from virta.journal.domain import DEAD, STATE_NAMES, WORKING, Job, Settings, host_of
 from virta.journal.messages import (
     COMMAND_KEY,
     DATA,
@@ -179,14 +179,18 @@ class Admin:
     def _push(self, cron: Cron, due: int, now: int) -> None:
         """The moment it was due is the command's timestamp: every daemon would push the same."""
         payload = None if cron.payload is None else Value(Type.STRING, cron.payload.encode())
+        uri = cron.uri.encode()
+        waiting = self._engine.jobs.find(uri)
+        # One that waits for its turn keeps its place, or a busy domain would never get to it.
+        start = min(waiting.start, due) if waiting and waiting.state != WORKING else due
         try:
             self._engine.jobs.push(
-                cron.uri.encode(),
+                uri,
                 cron.domain.encode(),
                 due,
                 now,
                 priority=cron.priority,
-                start=due,
+                start=start,
                 payload=payload,
                 persist=True,
             )
