@@ -20,6 +20,7 @@ from virta.journal import worker as worker_module
 from virta.journal.commands import Lease
 from virta.journal.daemon import JournalServer
 from virta.journal.domain import WORKING
+from virta.journal.messages import Function
 from virta.journal.node import Node
 
 
@@ -135,6 +136,29 @@ def test_graceful_stop_finishes_or_gives_back():
     assert asyncio.run(run()) == (1, b"http://h/endless", False, 0)
 
 
+def test_told_to_stop_while_a_job_is_on_its_way(monkeypatch):
+    """A job that was asked for before the worker was told to stop is done, not left to its deadline."""
+    stop = asyncio.Event()
+    call = AsyncClient.call
+
+    async def slow_call(self, command):
+        if command.request.function == Function.NEXT:
+            stop.set()
+            await asyncio.sleep(0.05)
+        return await call(self, command)
+
+    async def run():
+        async with daemon() as server, await AsyncClient.connect(*server.address) as client:
+            await client.call(commands.push("http://h/1"))
+            monkeypatch.setattr(AsyncClient, "call", slow_call)
+            worker = Worker(*server.address)
+            worker.handle()(lambda _: None)
+            await asyncio.wait_for(worker.work(stop), 10)
+            return worker.done, len(server.node.engine.jobs)
+
+    assert asyncio.run(run()) == (1, 0)
+
+
 def test_concurrency_is_bounded():
     """Never more handlers at a time than asked for, and all jobs get done."""
 
@@ -201,12 +225,13 @@ def test_a_handler_outlives_the_daemon(tmp_path):
         server = JournalServer(port=0, node=Node(tmp_path))
         await server.start()
         worker = Worker(*server.address, work_for=30)
-        began, go_on = [], asyncio.Event()
+        began, ended, go_on = [], [], asyncio.Event()
 
         @worker.handle()
         async def handle(job):
             began.append(job.uri)
             await go_on.wait()
+            ended.append(job.uri)
 
         stop = asyncio.Event()
         task = asyncio.create_task(worker.work(stop))
@@ -216,15 +241,15 @@ def test_a_handler_outlives_the_daemon(tmp_path):
         await server.stop()
         again = JournalServer(port=server.address[1], node=Node(tmp_path))
         go_on.set()
-        await until(lambda: worker.done)
+        await until(lambda: ended)
         stop.set()  # the grace is long enough for the report, too
         await again.start()
         await asyncio.wait_for(task, 10)
         left = len(again.node.engine.jobs)
         await again.stop()
-        return began, left
+        return began, left, worker.done
 
-    assert asyncio.run(run()) == ([b"http://h/1"], 0)
+    assert asyncio.run(run()) == ([b"http://h/1"], 0, 1)
 
 
 async def done_by(worker, uris, *, settings=None):

@@ -31,6 +31,9 @@ STDERR_CHARS_MAX = 500
 STDERR_READ_BYTES = 65_536
 # A command that is told to end has so long to do so.
 TERM_S_MAX = 5.0
+# Killed, it is gone in a moment; where nobody reaps, its remains stay, and are not waited for.
+GONE_LOOKS = 50
+GONE_LOOK_S = 0.01
 # What a command said last may still be on its way when it has ended; a child of its that goes on keeps the
 # pipe open, and is not waited for.
 SAID_S_MAX = 0.5
@@ -141,6 +144,11 @@ async def _end(process: asyncio.subprocess.Process) -> None:
             os.killpg(process.pid, number)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), seconds)
+    # Those it started are not ours to wait for; they are gone when their group is.
+    with contextlib.suppress(ProcessLookupError):
+        for _ in range(GONE_LOOKS):
+            os.killpg(process.pid, 0)
+            await asyncio.sleep(GONE_LOOK_S)
 
 
 class _Stderr:

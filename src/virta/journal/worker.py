@@ -90,6 +90,7 @@ class Worker:
         self._online = asyncio.Event()
         self._wake = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._asked = asyncio.Event()  # no jobs are on their way here
 
     def handle(self, domain: str = "") -> Callable[[H], H]:
         """
@@ -129,7 +130,8 @@ class Worker:
         """Work until `stop` is set, over as many connections as it takes."""
         if not self._handlers:
             raise JournalError("a worker without handlers: decorate one with @worker.handle()")
-        self._online, self._wake, self._hurry = (asyncio.Event() for _ in range(3))
+        self._online, self._wake, self._hurry, self._asked = (asyncio.Event() for _ in range(4))
+        self._asked.set()
         line = asyncio.create_task(self._keep_line(stop))
         stopped = asyncio.create_task(stop.wait())
         try:
@@ -168,7 +170,13 @@ class Worker:
         try:
             while client.connected:
                 self._wake.clear()
-                wake_up = None if stop.is_set() else await self._take(client)
+                wake_up = None
+                if not stop.is_set():
+                    self._asked.clear()
+                    try:
+                        wake_up = await self._take(client)
+                    finally:
+                        self._asked.set()
                 yield
                 await self._rest(client, IDLE_S_MAX if wake_up is None else wake_up - time.time())
         finally:
@@ -233,21 +241,21 @@ class Worker:
             if isinstance(error, asyncio.CancelledError) and _told_to_end():
                 await self._give_back(lease)
                 raise
-            self.failed += 1
             log.warning("job_failed uri=%s %r", lease.uri.decode(errors="replace"), error)
             reason = f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX]
             reason = reason.encode(
                 errors="replace"
             ).decode()  # halves of pairs, as in names of files
-            await self._report(commands.fail(lease.key, reason))
+            if await self._report(commands.fail(lease.key, reason)):
+                self.failed += 1
         else:
-            self.done += 1
-            await self._report(commands.done(lease.key))
+            if await self._report(commands.done(lease.key)):
+                self.done += 1
         finally:
             beating.cancel()
 
-    async def _report(self, command: commands.Command[Any]) -> None:
-        """Until the daemon has heard it: who works on what outlives the daemon, too."""
+    async def _report(self, command: commands.Command[Any]) -> bool:
+        """Until the daemon has heard it: who works on what outlives the daemon, too. False: too late."""
         while True:
             await self._online.wait()
             assert self._client is not None
@@ -257,13 +265,13 @@ class Worker:
                 if refused.code not in RETRY_CODES:
                     # The deadline had passed: the job is somebody else's by now.
                     log.warning("job_report_refused %s", refused.message)
-                    return
+                    return False
                 log.warning("job_report_waits %s", refused.message)
             except JournalError as error:
                 log.warning("job_report_waits %s", error.message)
                 self._wake.set()
             else:
-                return
+                return True
             await asyncio.sleep(RETRY_S_MIN)
 
     async def _give_back(self, lease: Lease) -> None:
@@ -288,16 +296,21 @@ class Worker:
                 self._wake.set()  # the line is broken
 
     async def _finish(self) -> None:
-        """Let running handlers end within the grace."""
+        """Let running handlers end within the grace, those of jobs that are just being handed out too."""
         hurry = asyncio.create_task(self._hurry.wait())
+        asked = asyncio.create_task(self._asked.wait())
         end = time.monotonic() + self._grace
         try:
+            await asyncio.wait(
+                {hurry, asked}, timeout=self._grace, return_when=asyncio.FIRST_COMPLETED
+            )
             while self._running and not hurry.done() and (left := end - time.monotonic()) > 0:
                 await asyncio.wait(
                     {hurry, *self._running}, timeout=left, return_when=asyncio.FIRST_COMPLETED
                 )
         finally:
             hurry.cancel()
+            asked.cancel()
 
 
 async def _called(handler: Handler, lease: Lease) -> None:
