@@ -337,7 +337,7 @@ def test_serve_and_work(tmp_path):
                     worker.communicate(timeout=20)
                     assert worker.returncode == 0
                 (dead,) = client.admin("list", state="dead")["jobs"]
-                assert dead["reason"].endswith("exit code 3: why")
+                assert dead["reason"] == "exit code 3: why"
                 assert client.get("kept") == "yes"
             daemon.send_signal(signal.SIGTERM)
             _, errors = daemon.communicate(timeout=20)

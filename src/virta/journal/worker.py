@@ -242,11 +242,7 @@ class Worker:
                 await self._give_back(lease)
                 raise
             log.warning("job_failed uri=%s %r", lease.uri.decode(errors="replace"), error)
-            reason = f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX]
-            reason = reason.encode(
-                errors="replace"
-            ).decode()  # halves of pairs, as in names of files
-            if await self._report(commands.fail(lease.key, reason)):
+            if await self._report(commands.fail(lease.key, _reason(error))):
                 self.failed += 1
         else:
             if await self._report(commands.done(lease.key)):
@@ -354,6 +350,13 @@ async def _in_thread(handler: Handler, lease: Lease) -> Any:
 
     threading.Thread(target=main, name=f"job {lease.uri[:60]!r}", daemon=True).start()
     return await outcome
+
+
+def _reason(error: BaseException) -> str:
+    """For whoever looks at dead letters; our own errors are sentences."""
+    text = error.message if isinstance(error, JournalError) else f"{type(error).__name__}: {error}"
+    # Halves of pairs, as in names of files, are no JSON.
+    return text[:REASON_CHARS_MAX].encode(errors="replace").decode()
 
 
 def _told_to_end() -> bool:
