@@ -82,17 +82,6 @@ def test_commands_on_values():
         assert client.details("nope") is None
 
 
-def test_a_number_that_add_made_is_kept(tmp_path):
-    """A counter that nobody SET is on disk when ADD answers; one that was SET without persist is not."""
-    with daemon_thread(tmp_path) as server, Client(*server.address) as client:
-        assert client.add("hits", 5) == 5
-        assert client.details("hits").bits & 1
-        client.set("here", 1, persist=False)
-        client.add("here", 1)
-    with daemon_thread(tmp_path) as server, Client(*server.address) as client:
-        assert (client.get("hits"), client.get("here")) == (5, None)
-
-
 def test_pages():
     """Ranges and patterns come in pages that follow each other."""
     with daemon_thread() as server, Client(*server.address) as client:

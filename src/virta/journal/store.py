@@ -136,7 +136,6 @@ class Store(Shelf):
         self._room_for(entry, key, value)
         if entry is None:
             entry = self._create(key, final)
-            entry.persist = True  # nobody asked for one that a restart forgets
         self._renew(entry, final)
         self._set_data(entry, value)
         self._changed(entry)
