@@ -51,6 +51,7 @@ def test_values(shell):
     shell("set", "n", "40", "--type", "integer")
     assert shell("add", "n", "2") == "42"
     assert shell("add", "f", "1.5") == "1.5"
+    assert shell.json("get", "f", "--details")[0]["bits"] == 1
     shell("set", "flag", "false", "--type", "boolean", "--memory")
     assert shell("not", "flag") == "true"
     assert shell("get", "flag") == "true"
@@ -185,7 +186,7 @@ def test_json_loses_nothing(shell):
     assert get("odd") == ("string", {"base64": "/g=="})
     assert get("n") == ("integer", 7)
     assert get("f") == ("float", "inf")
-    assert shell.json("ls", "--regex", "^\\C$")[-1]["key"] == {"base64": "/w=="}
+    assert shell.json("ls", "--regex", "^.$")[-1]["key"] == {"base64": "/w=="}
     assert found["jobs"][0]["payload"] == {"base64": "AP8="}
     assert found["jobs"][0]["uri"] == {"base64": "aHR0cDovL2j/LzE="}
 

@@ -301,6 +301,20 @@ def test_methods(tmp_path):
     with_api(tmp_path, use)
 
 
+def test_a_number_that_add_makes_is_kept(tmp_path):
+    """One that was not there is on disk like any value; one that is in memory stays there."""
+
+    async def use(api):
+        assert (await api("POST", "/keys/new/add", {"amount": 5}))[1]["result"] == 5
+        assert (await api("GET", "/keys/new"))[1]["persist"] is True
+        assert (await api("POST", "/keys/f/add", {"amount": 1.5}))[1]["result"] == 1.5
+        await api("PUT", "/keys/here", {"value": 1, "persist": False})
+        await api("POST", "/keys/here/add", {})
+        assert (await api("GET", "/keys/here"))[1]["persist"] is False
+
+    with_api(tmp_path, use)
+
+
 def test_pages_of_another_size(tmp_path):
     """A page after a cursor has as many keys as it is asked for."""
 

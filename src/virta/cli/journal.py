@@ -232,6 +232,8 @@ def add(client: Client, as_json: bool, key: str, amount: str) -> None:  # noqa: 
         number = int(amount) if whole else float(amount)
     except ValueError as error:
         raise click.BadParameter(f"{amount!r} is neither an integer nor a float") from error
+    # By itself ADD makes a number in memory only, which no command line is about.
+    client.pipeline([set_(key, type(number)(0), overwrite=False)])
     total = client.add(key, number)
     show({"key": key, "value": total} if as_json else total, as_json)
 

@@ -172,6 +172,11 @@ class Handler:
         given = bodies.decoded(body, bodies.KeyActionBody)
         if action == "truncate" and given.size is None:
             raise RefusedError("bad-request", "truncate needs the size to cut to")
+        if action == "add":
+            # By itself ADD makes a number in memory only; what is kept by default is kept here, too.
+            with contextlib.suppress(RefusedError):
+                zero = type(given.amount)(0)
+                await self._call(commands.set_(key, zero, overwrite=False))
         to = bodies.named(given.to)
         actions: dict[str, Callable[[], Command[Any]]] = {
             "add": lambda: commands.add(key, given.amount),
