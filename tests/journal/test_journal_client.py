@@ -118,6 +118,18 @@ def test_jobs():
         assert client.next() == ([], None)
 
 
+def test_domains_in_capitals():
+    """Settings and jobs of a domain meet under one name, also with letters beyond ASCII."""
+    with daemon_thread() as server, Client(*server.address) as client:
+        client.push("mailto:a", domain="WÖRLD")
+        client.admin("configure", domain="WÖRLD", settings={"paused": True})
+
+        assert client.next("WÖRLD").jobs == []
+        assert client.admin("stats", domain="wÖrld")["domains"][0]["ready"] == 1
+        client.admin("configure", domain="WÖRLD", settings={"paused": False})
+        assert client.next("WÖRLD").jobs[0].uri == b"mailto:a"
+
+
 def test_keys_of_jobs_as_text_and_odd_ones():
     """A lease's key may come back as text, and from a domain that is none; a uri is no key of an attempt."""
     with daemon_thread() as server, Client(*server.address) as client:

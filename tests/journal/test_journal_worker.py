@@ -449,10 +449,10 @@ def job_with(payload=None):
 
 
 def alive(pid):
-    """Whether that process runs; one that nobody has waited for yet does not."""
+    """Whether that process runs; one that is only just being taken out of the table does not."""
     try:
         with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
+            return stat.read().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
 

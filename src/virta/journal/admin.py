@@ -334,7 +334,7 @@ class Admin:
         """Change some settings of a domain, keep the others; all of them as they are now."""
         if not command.domain:
             raise RefusedError("key-missing", "the domain")
-        key = DOMAIN_PREFIX + command.domain.lower().encode()
+        key = DOMAIN_PREFIX + command.domain.encode().lower()
         entry = self._engine.store.live(key, now)
         before = self._engine.store.stored(key)
         current = (
@@ -363,7 +363,7 @@ def _decoded(value: Value, kind: type[Setting]) -> Setting:
 
 def _named(places: list[Any], domain: str) -> Any:
     for place in places:
-        if place.name == domain.lower().encode():
+        if place.name == domain.encode().lower():
             return place
     raise RefusedError("does-not-exist", f"no jobs and no settings in domain {domain[:60]!r}")
 

@@ -100,7 +100,9 @@ class Worker:
         """
 
         def register(handler: H) -> H:
-            name = domain.lower().encode()
+            name = (
+                domain.encode().lower()
+            )  # as the daemon does: of letters beyond ASCII there is one case
             if name in self._handlers:
                 raise JournalError(
                     f"domain {domain!r} has a handler already", code="handler-exists"
