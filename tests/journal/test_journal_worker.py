@@ -483,6 +483,25 @@ def test_a_command_of_a_worker_that_stops(tmp_path):
     assert not alive(out.read_text().strip())
 
 
+def test_a_command_of_a_worker_that_stops_as_it_starts(tmp_path, monkeypatch):
+    """Nothing of it is left, however early it was cancelled."""
+    monkeypatch.setattr(journal_work, "GONE_LOOKS", 10)  # where nobody reaps
+    out = tmp_path / "pids"
+
+    async def run(turns):
+        task = asyncio.create_task(run_command(f"sleep 50 & echo $! >> {out}; wait", job_with()))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    for turns in range(8):
+        asyncio.run(run(turns))
+
+    pids = out.read_text().split() if out.exists() else []
+    assert not any(alive(pid) for pid in pids)
+
+
 def test_a_command_that_leaves_something_behind(tmp_path):
     """What it put into the background is not waited for, though it could still complain and read."""
     out = tmp_path / "pid"

@@ -83,14 +83,7 @@ def work(
 async def run_command(command: str, job: Lease, *, timeout: float | None = None) -> None:  # noqa: ASYNC109
     """Raise with the end of what the command had to say if it fails or takes too long."""
     with _Stderr() as said:
-        process = await asyncio.create_subprocess_shell(
-            command,
-            stdin=subprocess.PIPE,
-            stderr=said.inlet,
-            env=os.environ | _environment(job),
-            # Ctrl-C is for the worker, which lets its commands finish.
-            process_group=0,
-        )
+        process = await _start(command, job, said.inlet)
         feeding = asyncio.create_task(_feed(process, _input(job.payload)))
         listening = asyncio.create_task(said.listen())
         try:
@@ -110,6 +103,26 @@ async def run_command(command: str, job: Lease, *, timeout: float | None = None)
                 await asyncio.wait_for(listening, SAID_S_MAX)
         if process.returncode:
             raise JournalError(f"exit code {process.returncode}: {said.end}", code="command-failed")
+
+
+async def _start(command: str, job: Lease, stderr: int) -> asyncio.subprocess.Process:
+    """The command's process; if this is cancelled, none."""
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_shell(
+            command,
+            stdin=subprocess.PIPE,
+            stderr=stderr,
+            env=os.environ | _environment(job),
+            # Ctrl-C is for the worker, which lets its commands finish.
+            process_group=0,
+        )
+    )
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        # Cancelled itself, it would end the shell, and what that has started already would go on.
+        await _end(await starting)
+        raise
 
 
 def _environment(job: Lease) -> dict[str, str]:
