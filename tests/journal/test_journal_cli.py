@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from journal_support import daemon_thread
 
-from virta.cli.journal_jobs import journal
+from virta.cli.journal_work import journal
 from virta.journal import Client
 from virta.journal.spool import REJECTED, scan
 
@@ -46,11 +46,12 @@ def test_values(shell):
     """Set, get, add, not, truncate, rename, link, ls and delete."""
     assert shell("set", "color", "blue") == "ok"
     assert shell("get", "color") == "blue"
-    assert shell.json("get", "color") == [{"key": "color", "value": "blue"}]
+    assert shell.json("get", "color") == [{"key": "color", "type": "string", "value": "blue"}]
     assert "no such key" in shell("get", "none", code=3)
     shell("set", "n", "40", "--type", "integer")
     assert shell("add", "n", "2") == "42"
     assert shell("add", "f", "1.5") == "1.5"
+    assert shell.json("get", "f", "--details")[0]["bits"] == 1
     shell("set", "flag", "false", "--type", "boolean", "--memory")
     assert shell("not", "flag") == "true"
     assert shell("get", "flag") == "true"
@@ -81,7 +82,7 @@ def test_jobs(shell):
     (found,) = shell.json("next", "h")
     assert [job["uri"] for job in found["jobs"]] == ["http://h/1"]
     assert shell("done", found["jobs"][0]["key"]) == "ok"
-    assert "does-not-exist" in shell("done", found["jobs"][0]["key"], code=1)
+    assert "does-not-exist" in shell("done", found["jobs"][0]["key"], code=3)
     assert "nothing due before" in shell("next", "h", code=3)
     assert shell("kick", "h") == "kicked 1"
     assert shell("pause", "h") == "paused"
@@ -100,8 +101,9 @@ def test_jobs(shell):
     assert shell.json("stats", "h")[0]["domains"][0]["ready"] == 1
     assert shell("next", "h", "--remove", "--count", "5")
     shell("cron", "tick", "*/5 * * * *", "http://h/tick", "--payload", "x")
-    assert json.loads(shell("cron", "tick"))["schedule"] == "*/5 * * * *"
+    assert shell("cron", "tick").splitlines()[0].split(maxsplit=1) == ["schedule", "*/5 * * * *"]
     assert shell("cron", "tick", "--remove") == "ok"
+    assert shell("cron", "tick", "--remove") == "was not there"
     shell("cron", "tick", code=3)
     assert "bad-settings" in shell("cron", "bad", "* *", "http://h/", code=1)
     assert "needs a URI" in shell("cron", "half", "* * * * *", code=2)
@@ -131,7 +133,6 @@ def test_every_command_speaks_json(shell):
             (0, "resume", "h"),
             (0, "configure", "h", "--retry-delay", "1"),
             (0, "stats"),
-            (3, "dead"),
             (0, "cron", "c", "@every 1h", "http://h/c", "--catch-up", "once"),
             (0, "next", "h"),
         )
@@ -142,6 +143,8 @@ def test_every_command_speaks_json(shell):
     assert lines["configure"][0]["retry_delay"] == 1.0
     key = lines["next"][0]["jobs"][0]["key"]
     assert shell.json("done", key) == [{"key": key, "done": True}]
+    assert shell.json("ls", "none") == shell.json("jobs", "none") == []
+    assert shell("dead", "--json", code=3) == ""  # a line per job
 
 
 def test_lock(shell):
@@ -155,9 +158,107 @@ def test_lock(shell):
     shell("lock", "k", "--", sys.executable, "-W", "ignore", "-c", script, str(shell.port), code=7)
     assert "not-owner" in shell("unlock", "k", code=1)
     assert shell.json("lock", "k", "--", "sh", "-c", "exit 4", code=4) == [{"key": "k", "code": 4}]
-    assert "does-not-exist" in shell("lock", "none", "true", code=1)
-    assert "No such file" in shell("lock", "k", "no-such-command", code=1)
+    assert "does-not-exist: 'none'" in shell("lock", "none", "true", code=3)
+    assert "No such file" in shell("lock", "k", "no-such-command", code=127)
+    shell("lock", "k", "--", "sh", "-c", "kill -9 $$", code=137)
     shell("set", "k", "not locked any more")
+
+
+def test_json_loses_nothing(shell):
+    """Bytes, text that is none and numbers that JSON does not know are told apart and can be read back."""
+
+    def get(key):
+        (row,) = shell.json("get", key)
+        return row["type"], row["value"]
+
+    shell("set", "raw", input=b"a\xff")
+    shell("set", "text", input=b"plain")
+    shell("set", "odd", "--type", "string", input=b"\xfe")
+    shell("set", "n", "--type", "integer", input=b" 7\n")
+    shell("set", "f", "--type", "float", "inf")
+    shell("set", "\udcff", "key of one byte")
+    with Client(port=shell.port) as client:
+        client.push(b"http://h\xff/1", payload=b"\0\xff")
+    (found,) = shell.json("next", "--count", "9")
+
+    assert get("raw") == ("buffer", {"base64": "Yf8="})
+    assert get("text") == ("buffer", "plain")
+    assert get("odd") == ("string", {"base64": "/g=="})
+    assert get("n") == ("integer", 7)
+    assert get("f") == ("float", "inf")
+    assert shell.json("ls", "--regex", "^.$")[-1]["key"] == {"base64": "/w=="}
+    assert found["jobs"][0]["payload"] == {"base64": "AP8="}
+    assert found["jobs"][0]["uri"] == {"base64": "aHR0cDovL2j/LzE="}
+
+
+def test_what_becomes_of_jobs(shell):
+    """A job taken by hand is extended, given back and failed; `next --wait` waits for one."""
+    shell("configure", "h", "--max-attempts", "2")
+    shell("push", "http://h/1", "--delay", "0.3")
+    key = shell("next", "h", "--work-for", "5", "--wait", "20").split("\t")[0]
+    assert shell.json("extend", key, "--seconds", "3600") == [{"key": key, "extended": True}]
+    assert shell("next", "h", "--wait", "0.01", code=3).startswith("nothing due before")
+    assert shell("give-back", key) == "ok"
+    for _ in range(2):
+        key = shell("next", "h").split("\t")[0]
+        assert shell("fail", key, "--reason", "line\nend", "--delay", "0") == "ok"
+    assert "that attempt is over" in shell("fail", key, code=3)
+    assert shell("dead").endswith("http://h/1 attempts=2 line\\nend")
+    shell("set", "a\tb", "x\x1b[0my\n")
+    assert shell("ls", "a") == "a\\tb\tx\\x1b[0my\\n"
+
+
+def test_done_is_for_jobs(shell):
+    """A key that `next` did not print is left alone, and the other keys are acknowledged all the same."""
+    shell("set", "color", "blue")
+    shell("push", "http://h/1")
+    key = shell("next", "h").split("\t")[0]
+
+    said = shell("done", "color", key, key, code=3)
+    assert "'color': `next` prints no such key" in said
+    assert "ok" in said.splitlines()
+    assert "that attempt is over" in said
+    assert shell("get", "color") == "blue"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("not", "none"), 3, "does-not-exist: 'none'"),
+        (("rename", "none", "x"), 3, "does-not-exist: 'none' 'x'"),
+        (("kick", "--uri", "http://none/"), 3, "does-not-exist: 'http://none/'"),
+        (("dead", "--uri", "http://none/"), 3, "no dead jobs"),
+        (("add", "n", "inch"), 2, "'inch' is neither an integer nor a float"),
+        (("truncate", "k", "-1"), 2, "-1 is not in the range"),
+        (("next", "--count", "0"), 2, "0 is not in the range"),
+        (("next", "--work-for", "0"), 2, "0.0 is not in the range"),
+        (("push", "http://h/", "--delay", "-1"), 2, "-1.0 is not in the range"),
+        (("ls", "--limit", "-1"), 2, "-1 is not in the range"),
+        (("get", "k", "--port", "65536"), 2, "65536 is not in the range"),
+        (("kick", "\udcff"), 1, "is not UTF-8"),
+        (("push", "nowhere"), 1, "bad-uri: 'nowhere' has no host"),
+    ],
+)
+def test_errors_say_what_it_was_about(shell, words, code, said):
+    """What was wrong, the value, and what would be right; 3 where there is nothing."""
+    assert said in shell(*words, code=code)
+
+
+def test_asking_changes_nothing(shell):
+    """Showing the settings of a domain does not make any."""
+    assert shell("configure", "h").splitlines()[0].split() == ["paused", "false"]
+    assert shell("ls", "virta:") == ""
+
+
+def test_enough_is_enough(shell):
+    """A reader that goes away after the first line is no error to speak of."""
+    with Client(port=shell.port) as client:
+        for number in range(2_000):
+            client.set(f"k{number}", "v" * 100, persist=False)
+    command = f"{VIRTA} journal ls --limit 2000 --port {shell.port} | head -1"
+    out = subprocess.run(["sh", "-c", command], capture_output=True, check=True)
+
+    assert (out.stdout[:3], out.stderr) == (b"k0\t", b"")
 
 
 def test_spool_and_forward(shell, tmp_path):
@@ -191,13 +292,13 @@ def test_forward_says_that_it_waits(tmp_path):
 
 
 def test_work_without_work():
-    """A worker that did nothing says so with its exit code; one that cannot reach a daemon keeps trying."""
+    """A worker that cannot reach a daemon keeps trying; told to stop it ends well, also without work."""
     with start("work", "--port", "1", "--exec", "true") as worker:
         assert "worker_waits" in worker.stderr.readline()
         worker.send_signal(signal.SIGTERM)
         worker.communicate(timeout=20)
 
-    assert worker.returncode == 3
+    assert worker.returncode == 0
 
 
 def test_out_of_reach():
@@ -237,7 +338,7 @@ def test_serve_and_work(tmp_path):
                     worker.communicate(timeout=20)
                     assert worker.returncode == 0
                 (dead,) = client.admin("list", state="dead")["jobs"]
-                assert dead["reason"].endswith("exit code 3: why")
+                assert dead["reason"] == "exit code 3: why"
                 assert client.get("kept") == "yes"
             daemon.send_signal(signal.SIGTERM)
             _, errors = daemon.communicate(timeout=20)
@@ -270,7 +371,9 @@ def test_serve_says_what_is_wrong(tmp_path):
                 client.set(f"k{i}", "v" * 100)
         daemon.kill()
         daemon.communicate(timeout=20)
+    assert "needs a --peer" in fails("--copies", "2")
     assert "--name" in fails("--peer", "b=127.0.0.1:1")
+    assert "'../b'" in fails("--name", "a", "--peer", "../b=127.0.0.1:1")
     assert "name=host:port" in fails("--name", "a", "--peer", "b")
     (segment,) = (tmp_path / "journal").glob("*.log/*.puro")
     raw = bytearray(segment.read_bytes())
@@ -282,7 +385,7 @@ def test_serve_says_what_is_wrong(tmp_path):
 def test_help_is_quick():
     """`virta journal --help` does not load the daemon."""
     code = (
-        "import sys; from virta.cli.journal_jobs import journal; "
+        "import sys; from virta.cli.journal_work import journal; "
         "print([m for m in ('virta.journal.engine', 'virta.log') if m in sys.modules])"
     )
     out = subprocess.run(

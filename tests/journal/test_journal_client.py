@@ -31,6 +31,27 @@ def test_values_round_trip():
             client.set("k", 2**63)
 
 
+@pytest.mark.parametrize("wrong", [[1], {"a": 1}, (1,), object(), {1}])
+def test_what_is_no_value(wrong):
+    """A list is not taken for bytes: it is refused with its type and what would be right."""
+    with pytest.raises(RefusedError, match=f"str, bytes or Value, not {type(wrong).__name__}"):
+        commands.set_("k", wrong)
+    with pytest.raises(RefusedError, match="type-mismatch"):
+        commands.push("http://h/", payload=wrong)
+
+
+@pytest.mark.parametrize("wrong", [5, None, 1.5, ["k"]])
+def test_what_is_no_key(wrong):
+    """A number is not taken for so many zeros."""
+    for build in (commands.get, commands.done, commands.push):
+        with pytest.raises(
+            RefusedError, match=f"a key is str or bytes, not {type(wrong).__name__}"
+        ):
+            build(wrong)
+    assert commands.get(bytearray(b"k")).request.key == b"k"
+    assert commands.get("\udcff").request.key == b"\xff"
+
+
 def test_commands_on_values():
     """Every command of the protocol has its method."""
     with daemon_thread() as server, Client(*server.address) as client:
@@ -95,6 +116,33 @@ def test_jobs():
         assert client.admin("kick", uri="task:b") == {"kicked": 1}
         assert [j.uri for j in client.next(remove=True, count=5).jobs] == [b"task:b"]
         assert client.next() == ([], None)
+
+
+def test_domains_in_capitals():
+    """Settings and jobs of a domain meet under one name, also with letters beyond ASCII."""
+    with daemon_thread() as server, Client(*server.address) as client:
+        client.push("mailto:a", domain="WÖRLD")
+        client.admin("configure", domain="WÖRLD", settings={"paused": True})
+
+        assert client.next("WÖRLD").jobs == []
+        assert client.admin("stats", domain="wÖrld")["domains"][0]["ready"] == 1
+        client.admin("configure", domain="WÖRLD", settings={"paused": False})
+        assert client.next("WÖRLD").jobs[0].uri == b"mailto:a"
+
+
+def test_keys_of_jobs_as_text_and_odd_ones():
+    """A lease's key may come back as text, and from a domain that is none; a uri is no key of an attempt."""
+    with daemon_thread() as server, Client(*server.address) as client:
+        client.push(b"http://h\xff/1")
+        client.push("http://g/1")
+        odd = client.next("h\udcff").jobs[0]
+        plain = client.next("g").jobs[0]
+
+        assert client.fail(odd.key, "no luck")["attempts"] == 1
+        assert client.extend(plain.key.decode(), 60) is True
+        assert client.give_back(plain.key.decode()) is True
+        with pytest.raises(RefusedError, match="that attempt is over"):
+            client.fail("http://g/1", "nobody works on it")
 
 
 def test_pipeline_keeps_order_and_errors():

@@ -236,6 +236,21 @@ def test_a_daemon_that_becomes_primary_makes_up():
     assert (before, [job.timestamp for job in engine.jobs.all()]) == (0, [101 * HOUR])
 
 
+def test_a_recurring_job_keeps_its_turn():
+    """One that waits is not put behind what came after it each time it is due again."""
+    clock = Clock(100 * HOUR + 5)
+    engine = Engine(clock)
+    recurring(engine, "none", "@every 1h")
+    clock.now = 101 * HOUR + 1
+    engine.tick()
+    engine.jobs.push(b"http://other/", b"", clock.now, clock.now, start=clock.now)
+    clock.now = 102 * HOUR + 1
+    engine.tick()
+    (first,) = engine.jobs.take(b"", clock.now)
+
+    assert (first.uri, first.start, first.timestamp) == (b"http://h/x", 101 * HOUR, 102 * HOUR)
+
+
 def test_a_clock_that_is_set():
     """Ahead: one push, not one per time passed. Back: it goes on by the new time and repeats nothing."""
     clock = Clock(100 * HOUR + 5)
@@ -275,6 +290,13 @@ def test_the_latest_time(text, time, expected):
         ("0 0 29 2 *", "2026-01-01T00:00", "2028-02-29T00:00"),
         ("15,45 */6 * * 7", "2026-11-14T23:00", "2026-11-15T00:15"),
         ("59 23 31 12 *", "2026-12-31T23:58", "2026-12-31T23:59"),
+        ("30 9 * * Mon-FRI", "2026-11-13T10:00", "2026-11-16T09:30"),
+        ("0 0 1 feb,AUG *", "2026-03-01T00:00", "2026-08-01T00:00"),
+        ("@daily", "2026-11-13T10:00", "2026-11-14T00:00"),
+        (" @Weekly", "2026-11-13T10:00", "2026-11-15T00:00"),
+        ("@hourly", "2026-11-13T10:00", "2026-11-13T11:00"),
+        ("@monthly", "2026-11-13T10:00", "2026-12-01T00:00"),
+        ("@yearly", "2026-11-13T10:00", "2027-01-01T00:00"),
     ],
 )
 def test_schedules(text, after, expected):
@@ -305,6 +327,10 @@ def test_schedules(text, after, expected):
         "@every 5y",
         "0 0 30 2 *",
         "1,,2 * * * *",
+        "mon * * * *",
+        "* * * mon *",
+        "* * * * mo",
+        "@often",
     ],
 )
 def test_bad_schedules(text):

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from virta.journal.http import Handler
 from virta.journal.node import Node
 
+JOB_KEY = f"h:000:{0:020}:{1:016x}"
+
 
 class Api:
     def __init__(self, node):
@@ -100,7 +102,8 @@ def test_jobs(tmp_path):
         assert (await api("POST", "/jobs/extend", {"key": job["key"], "seconds": 9}))[0] == 200
         assert (await api("POST", "/jobs/give-back", {"key": job["key"]}))[0] == 200
         await api("PUT", "/jobs/domains/h", {"max_attempts": 1})
-        assert (await api("GET", "/jobs/domains/h"))[1] == {"max_attempts": 1}
+        _, settings = await api("GET", "/jobs/domains/h")
+        assert (settings["max_attempts"], settings["mode"]) == (1, "debounce")
         _, found = await api("POST", "/jobs/next", {})
         await api("POST", "/jobs/fail", {"key": found["jobs"][0]["key"], "reason": "boom"})
         _, dead = await api("GET", "/jobs", query="state=dead")
@@ -197,12 +200,23 @@ def test_recurring(tmp_path):
         ("POST", "/jobs/extend", {"key": "none"}, 404, "does-not-exist"),
         ("POST", "/jobs/give-back", {"key": "none"}, 404, "does-not-exist"),
         ("POST", "/jobs/fail", {"key": "none"}, 404, "does-not-exist"),
-        ("POST", "/jobs/fail", {"key": "none", "delay": 1e300}, 400, "bad-settings"),
+        ("POST", "/jobs/fail", {"key": JOB_KEY, "delay": 1e300}, 400, "bad-settings"),
+        ("POST", "/jobs/fail", {"key": JOB_KEY}, 404, "does-not-exist"),
+        ("POST", "/jobs/fail", {}, 400, "key-missing"),
+        ("POST", "/jobs/done", {"key": "no key of a job"}, 404, "does-not-exist"),
+        ("POST", "/jobs/extend", {"key": JOB_KEY, "seconds": -1}, 400, "bad-request"),
+        ("POST", "/jobs/next", {"work_for": 0}, 400, "bad-request"),
+        ("POST", "/jobs", {"uri": "http://h/", "start": 5, "delay": 5}, 400, "bad-request"),
+        ("POST", "/keys/k/truncate", {}, 400, "bad-request"),
+        ("POST", "/keys/k", {}, 405, "method-not-allowed"),
+        ("DELETE", "/keys/k?complete=maybe", None, 400, "bad-request"),
+        ("PUT", "/keys/k?overwrite=0", {"value": 1}, 400, "bad-request"),
+        ("PATCH", "/jobs/domains/d", {"paused": 7}, 400, "bad-settings"),
+        ("PUT", "/keys/virta:domain:H", {"value": "{}"}, 400, "bad-settings"),
         ("POST", "/jobs/kick", {}, 400, "key-missing"),
         ("POST", "/jobs/kick", {"uri": "none"}, 404, "does-not-exist"),
         ("POST", "/jobs/requeue", {"uri": "none"}, 404, "does-not-exist"),
         ("POST", "/jobs/drop", {"uri": "none"}, 404, "does-not-exist"),
-        ("GET", "/jobs/domains/none", None, 404, "does-not-exist"),
         ("POST", "/jobs/domains/d", None, 405, "method-not-allowed"),
         ("GET", "/jobs/recurring/none", None, 404, "does-not-exist"),
         ("GET", "/stats?domain=none", None, 404, "does-not-exist"),
@@ -221,6 +235,118 @@ def test_problems(method, path, body, status, code):
     got, problem = with_api(None, use)
     assert (status, code) == (got, problem["code"])
     assert problem["status"] == status
+
+
+def test_only_jobs_are_done(tmp_path):
+    """A key that is not a job's is refused: done, extended or given back, a value stays as it was."""
+
+    async def use(api):
+        await api("PUT", "/keys/color", {"value": "blue"})
+        for action in ("done", "extend", "give-back", "fail"):
+            assert (await api("POST", f"/jobs/{action}", {"key": "color"}))[0] == 404
+        assert (await api("GET", "/keys/color"))[1]["value"] == "blue"
+
+    with_api(tmp_path, use)
+
+
+def test_settings_of_a_domain(tmp_path):
+    """One domain in any case; GET shows all settings and makes none, PATCH keeps what it does not name."""
+
+    async def use(api):
+        _, settings = await api("GET", "/jobs/domains/h")
+        assert settings["max_attempts"] == 0
+        await api("PUT", "/jobs/domains/H", {"max_attempts": 3})
+        _, settings = await api("PATCH", "/jobs/domains/h", {"paused": True})
+        assert (settings["paused"], settings["max_attempts"]) == (True, 3)
+        _, listed = await api("GET", "/keys", query="prefix=virta:")
+        assert [row["key"] for row in listed["keys"]] == ["virta:domain:h"]
+        _, settings = await api("PUT", "/jobs/domains/h", {"paused": True})
+        assert settings["max_attempts"] == 0
+        assert (await api("DELETE", "/jobs/domains/H"))[1] == {"deleted": True}
+
+    with_api(tmp_path, use)
+
+
+def test_bytes_survive(tmp_path):
+    """Keys, uris and domains that are not UTF-8 come back as base64, and are understood so."""
+
+    async def use(api):
+        uri = {"base64": base64.b64encode(b"http://h\xff/1").decode()}
+        _, pushed = await api("POST", "/jobs", {"uri": uri})
+        assert pushed["uri"] == uri
+        _, found = await api("POST", "/jobs/next", {})
+        (job,) = found["jobs"]
+        assert job["uri"] == uri
+        assert (await api("POST", "/jobs/done", {"key": job["key"]}))[1] == {"result": True}
+        _, put = await api("PUT", "/keys/%FF%00", b"x", content_type="Text/Plain")
+        assert put["key"] == {"base64": "/wA="}
+        _, page = await api("GET", "/keys", query="prefix=%FF")
+        assert page["keys"] == [{"key": {"base64": "/wA="}, "value": "x"}]
+        await api("PUT", "/keys/a", {"value": 1}, content_type="Application/JSON; charset=utf-8")
+        assert (await api("GET", "/keys/a"))[1]["value"] == 1
+
+    with_api(tmp_path, use)
+
+
+def test_methods(tmp_path):
+    """A method that is not there is answered with those that are; HEAD is GET."""
+
+    async def use(api):
+        answer = await api.handler.handle("PATCH", "/journal/keys/k")
+        assert (answer.status, answer.allow) == (405, "GET, PUT, DELETE")
+        assert (await api.handler.handle("GET", "/journal/jobs/done")).allow == "POST"
+        await api("PUT", "/keys/k", {"value": 1})
+        assert (await api.handler.handle("HEAD", "/journal/keys/k")).status == 200
+
+    with_api(tmp_path, use)
+
+
+def test_a_number_that_add_makes_is_kept(tmp_path):
+    """One that was not there is on disk like any value; one that is in memory stays there."""
+
+    async def use(api):
+        assert (await api("POST", "/keys/new/add", {"amount": 5}))[1]["result"] == 5
+        assert (await api("GET", "/keys/new"))[1]["persist"] is True
+        assert (await api("POST", "/keys/f/add", {"amount": 1.5}))[1]["result"] == 1.5
+        await api("PUT", "/keys/here", {"value": 1, "persist": False})
+        await api("POST", "/keys/here/add", {})
+        assert (await api("GET", "/keys/here"))[1]["persist"] is False
+
+    with_api(tmp_path, use)
+
+
+def test_pages_of_another_size(tmp_path):
+    """A page after a cursor has as many keys as it is asked for."""
+
+    async def use(api):
+        for number in range(6):
+            await api("PUT", f"/keys/k{number}", {"value": number})
+        _, page = await api("GET", "/keys", query="count=1")
+        _, page = await api("GET", "/keys", query=f"count=3&cursor={page['cursor']}")
+        return [row["value"] for row in page["keys"]]
+
+    assert with_api(tmp_path, use) == [1, 2, 3]
+
+
+def test_nobody_waits_any_longer(tmp_path):
+    """A client that left is handed nothing: the job stays for one that is there."""
+
+    async def use(api):
+        gone = asyncio.Event()
+        body = json.dumps({"domain": "h", "wait": 20}).encode()
+        waiting = asyncio.create_task(
+            api.handler.handle("POST", "/journal/jobs/next", "", body, gone=gone)
+        )
+        await asyncio.sleep(0.01)
+        gone.set()
+        await asyncio.wait_for(waiting, 5)
+        await api("POST", "/jobs", {"uri": "http://h/1"})
+        # One that leaves in the very moment gives it back.
+        await api.handler.handle("POST", "/journal/jobs/next", "", body, gone=gone)
+        return (await api("GET", "/jobs/show", query="uri=http://h/1"))[1]
+
+    job = with_api(tmp_path, use)
+    assert (job["state"], job["attempts"]) == ("ready", 0)
 
 
 @given(

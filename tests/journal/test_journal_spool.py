@@ -95,6 +95,16 @@ def test_only_harmless_commands(tmp_path):
     spool.close()
 
 
+def test_what_any_daemon_would_refuse(tmp_path):
+    """A key that is missing and a uri without host are known before they are spooled."""
+    with Spool(tmp_path) as spool:
+        with pytest.raises(RefusedError, match="key-missing"):
+            spool.put(request(b""))
+        with pytest.raises(RefusedError, match="bad-uri: 'nowhere'"):
+            spool.put(commands.push("nowhere").request)
+        spool.put(commands.push("nowhere", domain="d").request)
+
+
 def test_erase_and_delete(tmp_path):
     """An erased record stays erased; a file goes when its hour is over and nothing in it is pending."""
     path = tmp_path / "2026010100.fjs"
@@ -205,6 +215,53 @@ def test_forwarder_survives_the_daemon(tmp_path, monkeypatch):
         return len(server.node.engine.store)
 
     assert asyncio.run(run()) == 150
+
+
+def test_a_disk_that_takes_nothing(tmp_path, monkeypatch):
+    """A record that can be neither delivered nor put aside stays pending, and the forwarder alive."""
+    monkeypatch.setattr(forwarder, "RETRY_S_MIN", 0.01)
+    directory = tmp_path / "spool"
+
+    async def run():
+        with Spool(directory) as spool:
+            spool.put(request(b"virta:nonsense"))
+        (directory / REJECTED).symlink_to("/dev/full")
+        async with (
+            daemon(tmp_path / "journal") as server,
+            forwarding(directory, server.address) as sender,
+        ):
+            await until(lambda: sender._delay > 4 * forwarder.RETRY_S_MIN)  # it tried again
+            (hour,) = directory.glob("[0-9]*.fjs")
+            assert [record.pending for record in scan(hour.read_bytes())] == [True]
+            (directory / REJECTED).unlink()
+            await asyncio.wait_for(sender.drained.wait(), 10)
+            return sender.rejected
+
+    assert asyncio.run(run()) == 1
+    assert len(list(scan((directory / REJECTED).read_bytes()))) == 1
+
+
+def test_files_that_somebody_took_away(tmp_path, monkeypatch):
+    """A file of the same hour that takes the place of one that was removed is read from its start."""
+    monkeypatch.setattr(forwarder, "LOOK_S", 0.05)
+    directory = tmp_path / "spool"
+
+    async def run():
+        async with (
+            daemon(tmp_path / "journal") as server,
+            forwarding(directory, server.address) as sender,
+        ):
+            store = server.node.engine.store
+            with Spool(directory) as spool:
+                spool.put(request(b"before"))
+                await until(lambda: store.live(b"before", 0) is not None)
+                await asyncio.wait_for(sender.drained.wait(), 10)
+                for hour in directory.glob("[0-9]*.fjs"):
+                    hour.unlink()
+                spool.put(request(b"after"))
+                await until(lambda: store.live(b"after", 0) is not None)
+
+    asyncio.run(run())
 
 
 def test_one_forwarder_per_spool(tmp_path):

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+import threading
+import time
+from functools import partial
 
 import pytest
 from journal_support import daemon, until
 
-from virta.cli.journal_jobs import run_command
+from virta.cli import journal_work
+from virta.cli.journal_work import run_command
 from virta.errors import JournalError
 from virta.journal import AsyncClient, Worker, commands
 from virta.journal import worker as worker_module
+from virta.journal.commands import Lease
 from virta.journal.daemon import JournalServer
 from virta.journal.domain import WORKING
+from virta.journal.messages import Function
 from virta.journal.node import Node
 
 
@@ -128,6 +136,29 @@ def test_graceful_stop_finishes_or_gives_back():
     assert asyncio.run(run()) == (1, b"http://h/endless", False, 0)
 
 
+def test_told_to_stop_while_a_job_is_on_its_way(monkeypatch):
+    """A job that was asked for before the worker was told to stop is done, not left to its deadline."""
+    stop = asyncio.Event()
+    call = AsyncClient.call
+
+    async def slow_call(self, command):
+        if command.request.function == Function.NEXT:
+            stop.set()
+            await asyncio.sleep(0.05)
+        return await call(self, command)
+
+    async def run():
+        async with daemon() as server, await AsyncClient.connect(*server.address) as client:
+            await client.call(commands.push("http://h/1"))
+            monkeypatch.setattr(AsyncClient, "call", slow_call)
+            worker = Worker(*server.address)
+            worker.handle()(lambda _: None)
+            await asyncio.wait_for(worker.work(stop), 10)
+            return worker.done, len(server.node.engine.jobs)
+
+    assert asyncio.run(run()) == (1, 0)
+
+
 def test_concurrency_is_bounded():
     """Never more handlers at a time than asked for, and all jobs get done."""
 
@@ -187,6 +218,182 @@ def test_a_daemon_that_restarts(tmp_path):
     assert asyncio.run(run()) == [b"http://h/0", b"http://h/1"]
 
 
+def test_a_handler_outlives_the_daemon(tmp_path):
+    """A daemon that restarts while a job is worked on hears that it is done; it is not done again."""
+
+    async def run():
+        server = JournalServer(port=0, node=Node(tmp_path))
+        await server.start()
+        worker = Worker(*server.address, work_for=30)
+        began, ended, go_on = [], [], asyncio.Event()
+
+        @worker.handle()
+        async def handle(job):
+            began.append(job.uri)
+            await go_on.wait()
+            ended.append(job.uri)
+
+        stop = asyncio.Event()
+        task = asyncio.create_task(worker.work(stop))
+        async with await AsyncClient.connect(*server.address) as client:
+            await client.call(commands.push("http://h/1"))
+        await until(lambda: began)
+        await server.stop()
+        again = JournalServer(port=server.address[1], node=Node(tmp_path))
+        go_on.set()
+        await until(lambda: ended)
+        stop.set()  # the grace is long enough for the report, too
+        await again.start()
+        await asyncio.wait_for(task, 10)
+        left = len(again.node.engine.jobs)
+        await again.stop()
+        return began, left, worker.done
+
+    assert asyncio.run(run()) == ([b"http://h/1"], 0, 1)
+
+
+async def done_by(worker, uris, *, settings=None):
+    """Push, and work until all of them are done or dead; what became of those that are left."""
+    async with daemon() as server, await AsyncClient.connect(*server.address) as client:
+        worker._port = server.address[1]
+        await client.admin("configure", domain="h", settings=settings or {})
+        for uri in uris:
+            await client.call(commands.push(uri))
+        stop = asyncio.Event()
+        task = asyncio.create_task(worker.work(stop))
+        await until(lambda: worker.done + worker.failed == len(uris))
+        stop.set()
+        await task
+        return (await client.admin("list"))["jobs"]
+
+
+def test_what_a_handler_returns_to_be_awaited_is_awaited():
+    """A job is done when its work is, however the coroutine was wrapped."""
+    done = []
+
+    async def fetch(prefix, job):
+        await asyncio.sleep(0)
+        done.append(prefix + job.uri)
+
+    worker = Worker()
+    worker.handle("h")(lambda job: fetch(b"a ", job))
+    worker.handle("g")(partial(fetch, b"b "))
+
+    assert asyncio.run(done_by(worker, ["http://h/1", "http://g/1"])) == []
+    assert sorted(done) == [b"a http://h/1", b"b http://g/1"]
+
+
+def test_as_many_threads_as_places():
+    """Plain functions run as many at a time as the worker has places, however few cores there are."""
+    meeting = threading.Barrier(40, timeout=10)
+    worker = Worker(concurrency=40)
+    worker.handle()(lambda _: meeting.wait() * 0)
+
+    assert asyncio.run(done_by(worker, [f"http://h/{number}" for number in range(40)])) == []
+    assert worker.done == 40
+
+
+def test_the_handler_of_the_domain_does_its_jobs():
+    """The handler for everything does what no other is for, whichever was registered first."""
+    seen = []
+    worker = Worker()
+    worker.handle()(lambda job: seen.append((b"any", job.uri)))
+    worker.handle("H")(lambda job: seen.append((b"h", job.uri)))
+
+    assert asyncio.run(done_by(worker, ["http://h/1", "http://g/1"])) == []
+    assert sorted(seen) == [(b"any", b"http://g/1"), (b"h", b"http://h/1")]
+
+
+def test_domains_take_turns():
+    """A domain that always has work does not keep a worker from another one."""
+    order = []
+    worker = Worker(concurrency=1)
+    for domain in ("a", "b"):
+        worker.handle(domain)(lambda job: order.append(job.uri[7:8]))
+    uris = [f"http://{domain}/{number}" for domain in "ab" for number in range(6)]
+
+    asyncio.run(done_by(worker, uris))
+    assert b"b" in order[:3]
+    assert b"a" in order[:3]
+
+
+def exits(_):
+    sys.exit(3)
+
+
+def odd(_):
+    raise ValueError("half a pair: \udcff")
+
+
+def ends(_):
+    raise StopIteration
+
+
+async def cancels(_):
+    raise asyncio.CancelledError
+
+
+async def exits_in_the_loop(_):
+    sys.exit(4)
+
+
+@pytest.mark.parametrize(
+    ("handler", "reason"),
+    [
+        (exits, "SystemExit: 3"),
+        (exits_in_the_loop, "SystemExit: 4"),
+        (odd, "ValueError: half a pair: ?"),
+        (ends, "RuntimeError: the handler raised StopIteration()"),
+        (cancels, "CancelledError: "),
+    ],
+)
+def test_whatever_a_handler_raises_is_its_failure(handler, reason):
+    """Ways to end that are no ordinary exception end neither the worker nor the job."""
+    worker = Worker()
+    worker.handle()(handler)
+
+    (job,) = asyncio.run(done_by(worker, ["http://h/1"], settings={"max_attempts": 1}))
+    assert (job["state"], job["reason"]) == ("dead", reason)
+
+
+def test_a_stuck_thread_does_not_keep_the_worker():
+    """After the grace, or at once if told twice, the job is given back and the worker ends."""
+
+    async def run(grace):
+        async with daemon() as server, await AsyncClient.connect(*server.address) as client:
+            await client.call(commands.push("http://h/1"))
+            worker = Worker(*server.address, grace=grace)
+            stuck, began = threading.Event(), threading.Event()
+
+            @worker.handle()
+            def handle(_):
+                began.set()
+                stuck.wait()
+
+            stop = asyncio.Event()
+            task = asyncio.create_task(worker.work(stop))
+            await until(began.is_set)
+            stop.set()
+            await asyncio.sleep(0)
+            if grace:
+                worker._hurry.set()
+            await asyncio.wait_for(task, 5)
+            stuck.set()
+            (job,) = server.node.engine.jobs.all()
+            return job.state == WORKING, job.attempts
+
+    assert asyncio.run(run(0)) == (False, 0)
+    assert asyncio.run(run(600)) == (False, 0)
+
+
+@pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"work_for": 0}, {"grace": -1}])
+def test_settings_that_cannot_be(wrong):
+    """A worker without places, or that beats without pause, is refused with the value."""
+    (name,) = wrong
+    with pytest.raises(JournalError, match=f"{name} {wrong[name]} of a worker"):
+        Worker(**wrong)
+
+
 def test_wrong_use():
     """No handler, or two for one domain, is an error that says so."""
     worker = Worker()
@@ -235,3 +442,90 @@ def test_commands_that_work(command, state, reason, tmp_path):
     jobs = asyncio.run(run())
     assert [job["state"] for job in jobs] == ([] if state is None else [state])
     assert reason is None or reason in jobs[0]["reason"]
+
+
+def job_with(payload=None):
+    return Lease(b"h:000:0:1", b"http://h/1", payload, 0.0, 0)
+
+
+def alive(pid):
+    """Whether that process runs; one that is only just being taken out of the table does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_a_command_that_takes_too_long(tmp_path, monkeypatch):
+    """After --timeout it is ended with everything it started, also if it will not hear of it; that is a failure."""
+    monkeypatch.setattr(journal_work, "TERM_S_MAX", 0.2)
+    out = tmp_path / "pids"
+    command = f"trap '' TERM; (trap '' TERM; sleep 50) & echo $$ $! > {out}; wait"
+
+    with pytest.raises(JournalError, match=r"longer than 0\.3 seconds"):
+        asyncio.run(run_command(command, job_with(), timeout=0.3))
+    assert not any(alive(pid) for pid in out.read_text().split())
+
+
+def test_a_command_of_a_worker_that_stops(tmp_path):
+    """It is ended with everything it started before its job is given back."""
+    out = tmp_path / "pid"
+
+    async def run():
+        task = asyncio.create_task(run_command(f"sleep 50 & echo $! > {out}; wait", job_with()))
+        await until(lambda: out.exists() and out.read_text().endswith("\n"))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return task.cancelled()
+
+    assert asyncio.run(run())
+    assert not alive(out.read_text().strip())
+
+
+def test_a_command_of_a_worker_that_stops_as_it_starts(tmp_path, monkeypatch):
+    """Nothing of it is left, however early it was cancelled."""
+    monkeypatch.setattr(journal_work, "GONE_LOOKS", 10)  # where nobody reaps
+    out = tmp_path / "pids"
+
+    async def run(turns):
+        task = asyncio.create_task(run_command(f"sleep 50 & echo $! >> {out}; wait", job_with()))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    for turns in range(8):
+        asyncio.run(run(turns))
+
+    pids = out.read_text().split() if out.exists() else []
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_a_command_that_leaves_something_behind(tmp_path):
+    """What it put into the background is not waited for, though it could still complain and read."""
+    out = tmp_path / "pid"
+    began = time.monotonic()
+    asyncio.run(run_command(f"sleep 9 <&0 & echo $! > {out}", job_with(b"x" * 1_000_000)))
+
+    os.kill(int(out.read_text()), 9)
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("payload", "heard"),
+    [(True, "true"), (1.5, "1.5"), (None, ""), ("\udcff", "\udcff"), (b"\0\xff", "\0\udcff")],
+)
+def test_input_of_a_command(payload, heard, tmp_path):
+    """A payload comes as it was pushed, whatever its type."""
+    out = tmp_path / "out"
+    asyncio.run(run_command(f"cat > {out}", job_with(payload)))
+
+    assert out.read_bytes().decode(errors="surrogateescape") == heard
+
+
+def test_what_a_command_says_is_heard(capfd):
+    """What a command writes to stderr is seen as it comes, also if it ends well."""
+    asyncio.run(run_command("echo hello >&2; echo out", job_with()))
+
+    assert capfd.readouterr() == ("out\n", "hello\n")

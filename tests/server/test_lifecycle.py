@@ -8,7 +8,9 @@ import json
 import signal
 import ssl
 import subprocess
+import time
 import uuid
+from http.client import HTTPConnection
 
 import pytest
 from server_harness import Consumer, event, ids, shut
@@ -265,3 +267,34 @@ def test_the_journal_lives_beside(start):
         assert "for the journal" in "".join(taken.said)
     with start("--journal-port", "none") as server:
         assert server.request("GET", "/journal/keys/greeting").code == "not-found"
+
+
+def test_waiting_for_a_job(start):
+    """A client that leaves while it waits is handed nothing; one that stays is told when the server drains."""
+
+    def ask(server):
+        connection = HTTPConnection("127.0.0.1", server.port, timeout=10)
+        connection.request("POST", "/journal/jobs/next", json.dumps({"domain": "h", "wait": 30}))
+        for _ in range(3):
+            server.request("GET", "/journal/stats")  # behind which it has been heard
+        return connection
+
+    with start() as server:
+        ask(server).close()
+        server.request("POST", "/journal/jobs", b'{"uri": "http://h/1"}')
+        shown = server.request("GET", "/journal/jobs/show?uri=http://h/1")
+        assert shown.json["state"] == "ready"
+        server.request("DELETE", "/journal/keys/http:%2F%2Fh%2F1")
+        refused = server.request("PATCH", "/journal/stats")
+        assert (refused.status, refused.headers["allow"]) == (405, "GET")
+        assert server.request("HEAD", "/journal/stats").status == 200
+        assert server.request("PUT", "/journal/keys/a%0Ab", b'{"value": 1}').status == 200
+
+        connection = ask(server)
+        began = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        response = connection.getresponse()
+        assert (response.status, json.loads(response.read())["jobs"]) == (200, [])
+        connection.close()
+        assert server.stop() == 0
+        assert time.monotonic() - began < 5

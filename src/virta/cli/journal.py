@@ -6,22 +6,21 @@ Exit codes: 0 done, 1 refused or out of reach, 2 wrong use, 3 nothing there (no 
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import time
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from virta.errors import VirtaError
+from virta.cli.journal_output import line, moment, nothing, reported, show
 from virta.journal.client import Client
-from virta.journal.commands import Command, Plain, set_
+from virta.journal.commands import Command, Plain, look, set_, to_plain
 from virta.journal.commands import delete as delete_command
 from virta.journal.commands import push as push_command
-from virta.journal.messages import PORT, RefusedError, Type, Value
+from virta.journal.messages import PORT, Type, Value
 from virta.journal.spool import Spool
 
 if TYPE_CHECKING:
@@ -30,7 +29,9 @@ if TYPE_CHECKING:
     from virta.journal.messages import Details
 
 F = TypeVar("F", bound="Callable[..., Any]")
-EXIT_NOTHING = 3
+SECONDS = click.FloatRange(min=0)
+LIMIT = click.IntRange(min=0)
+PORTS = click.IntRange(0, 65_535)
 
 
 @click.group(context_settings={"show_default": True})
@@ -39,6 +40,9 @@ def journal() -> None:
 
 
 # What all commands share.
+
+# Arguments that say what a command is about, for errors that do not.
+ABOUT = ("key", "new", "additional", "uri", "domain")
 
 
 class TakesNumbers(click.Command):
@@ -56,12 +60,12 @@ def connected(function: F) -> F:
         "--host", default="127.0.0.1", envvar="VIRTA_JOURNAL_HOST", help="The daemon's host."
     )
     @click.option(
-        "--port", default=PORT, envvar="VIRTA_JOURNAL_PORT", help="The daemon's port.", type=int
+        "--port", default=PORT, envvar="VIRTA_JOURNAL_PORT", help="The daemon's port.", type=PORTS
     )
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @wraps(function)
     def wrapper(host: str, port: int, as_json: bool, **arguments: Any) -> None:  # noqa: FBT001
-        with reported():
+        with reported(*(arguments[name] for name in ABOUT if arguments.get(name))):
             if arguments.get("spool") is not None:
                 function(None, as_json, **arguments)
                 return
@@ -71,73 +75,25 @@ def connected(function: F) -> F:
     return wrapper  # type: ignore[return-value]
 
 
-class reported:  # noqa: N801  (reads as a statement: `with reported():`)
-    """What went wrong as one line and exit code 1."""
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RefusedError):
-            message = error.message
-        elif isinstance(error, VirtaError):
-            message = f"{error.code}: {error.message}"
-        elif isinstance(error, OSError):
-            message = str(error)
-        else:
-            return
-        click.echo(f"error: {message}", err=True)
-        sys.exit(1)
-
-
-def show(value: Any, as_json: bool, text: str | None = None) -> None:  # noqa: FBT001
-    """A result for programs or for people."""
-    if as_json:
-        click.echo(json.dumps(value, default=_bytes))
-    elif text is not None:
-        click.echo(text)
-    elif isinstance(value, bytes):
-        sys.stdout.buffer.write(value)
-    else:
-        click.echo(plain_text(value))
-
-
-def plain_text(value: Any) -> str:
-    """A value as it is set: `true`, not Python's `True`."""
-    if isinstance(value, bytes):
-        return _bytes(value)
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "" if value is None else str(value)
-
-
-def nothing(as_json: bool, answer: Any, text: str) -> NoReturn:  # noqa: FBT001
-    if as_json:
-        click.echo(json.dumps(answer))
-    else:
-        click.echo(text, err=True)
-    sys.exit(EXIT_NOTHING)
-
-
-def _bytes(value: object) -> str:
-    assert isinstance(value, bytes)
-    return value.decode(errors="replace")
-
-
-def moment(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
-
-
 # Values.
 
+STDIN = "-"
 TYPES = click.Choice(["string", "buffer", "integer", "float", "boolean", "void"])
 spool_option = click.option(
     "--spool",
     type=click.Path(path_type=Path, file_okay=False),
     help="Write to this spool directory instead; `virta journal forward` delivers it.",
 )
+
+
+def read_value(kind: str) -> Plain:
+    """Standard input: bytes as they are, numbers and booleans without what surrounds them."""
+    data = sys.stdin.buffer.read()
+    if kind == "string":
+        return Value(Type.STRING, data)
+    if kind == "buffer":
+        return Value(Type.BUFFER, data)
+    return parse_value(data.decode(errors="replace").strip(), kind)
 
 
 def parse_value(text: str, kind: str) -> Plain:
@@ -154,7 +110,9 @@ def parse_value(text: str, kind: str) -> Plain:
         return text in ("true", "1")
     if kind == "void":
         return None
-    return text if kind == "string" else Value(Type.BUFFER, text.encode())
+    return Value(
+        Type.STRING if kind == "string" else Type.BUFFER, text.encode(errors="surrogateescape")
+    )
 
 
 def deliver(client: Client | None, command: Command[Any], spool: Path | None) -> Any:
@@ -172,10 +130,12 @@ def deliver(client: Client | None, command: Command[Any], spool: Path | None) ->
 
 @journal.command("set", cls=TakesNumbers)
 @click.argument("key")
-@click.argument("value", default="-")
-@click.option("--type", "kind", type=TYPES, default="string", help="How to store it.")
-@click.option("--expires-in", type=float, help="Seconds it lives.")
-@click.option("--ttl", type=float, help="Seconds a touch extends its life by.")
+@click.argument("value", default=STDIN)
+@click.option(
+    "--type", "kind", type=TYPES, help="How to store it: a string, or a buffer from standard input."
+)
+@click.option("--expires-in", type=SECONDS, help="Seconds it lives.")
+@click.option("--ttl", type=SECONDS, help="Seconds a touch extends its life by.")
 @click.option("--memory", is_flag=True, help="Keep it in memory only: lost at a restart.")
 @click.option("--no-overwrite", is_flag=True, help="Refuse if the key exists.")
 @spool_option
@@ -185,17 +145,16 @@ def set_value(
     as_json: bool,  # noqa: FBT001
     key: str,
     value: str,
-    kind: str,
+    kind: str | None,
     expires_in: float | None,
     ttl: float | None,
     memory: bool,  # noqa: FBT001
     no_overwrite: bool,  # noqa: FBT001
     spool: Path | None,
 ) -> None:
-    """Store VALUE (or standard input, as a buffer, if it is -) under KEY."""
-    plain = (
-        Value(Type.BUFFER, sys.stdin.buffer.read()) if value == "-" else parse_value(value, kind)
-    )
+    """Store VALUE (or standard input, if it is - or left out) under KEY."""
+    given = value != STDIN
+    plain = parse_value(value, kind or "string") if given else read_value(kind or "buffer")
     command = set_(
         key,
         plain,
@@ -215,14 +174,16 @@ def set_value(
 @connected
 def get(client: Client, as_json: bool, key: str, touch: bool, details: bool) -> None:  # noqa: FBT001
     """Print the value of KEY."""
-    known = client.details(key)
-    if known is None:
+    found = client.call(look(key, touch=touch))
+    if found is None:
         nothing(as_json, {"key": key, "found": False}, f"no such key: {key}")
     if details:
-        show_details(known, as_json)
+        show_details(found.details, as_json)
         return
-    value = client.get(key, touch=touch)
-    show({"key": key, "value": value} if as_json else value, as_json)
+    value, kind = to_plain(found.value), Type(found.value.type).name.lower()
+    if kind == "string" and not as_json:
+        value = found.value.data + b"\n"  # as it is, text or not
+    show({"key": key, "type": kind, "value": value} if as_json else value, as_json)
 
 
 def show_details(known: Details, as_json: bool) -> None:  # noqa: FBT001
@@ -266,8 +227,13 @@ def delete(
 @connected
 def add(client: Client, as_json: bool, key: str, amount: str) -> None:  # noqa: FBT001
     """Add AMOUNT (an integer or a float) to the number under KEY and print the sum."""
-    number = parse_value(amount, "float" if "." in amount or "e" in amount else "integer")
-    assert isinstance(number, int | float)
+    whole = re.fullmatch(r"[+-]?[0-9]+", amount)
+    try:
+        number = int(amount) if whole else float(amount)
+    except ValueError as error:
+        raise click.BadParameter(f"{amount!r} is neither an integer nor a float") from error
+    # By itself ADD makes a number in memory only, which no command line is about.
+    client.pipeline([set_(key, type(number)(0), overwrite=False)])
     total = client.add(key, number)
     show({"key": key, "value": total} if as_json else total, as_json)
 
@@ -281,9 +247,9 @@ def invert(client: Client, as_json: bool, key: str) -> None:  # noqa: FBT001
     show({"key": key, "value": flipped} if as_json else flipped, as_json)
 
 
-@journal.command()
+@journal.command(cls=TakesNumbers)
 @click.argument("key")
-@click.argument("size", type=int)
+@click.argument("size", type=click.IntRange(min=0))
 @connected
 def truncate(client: Client, as_json: bool, key: str, size: int) -> None:  # noqa: FBT001
     """Cut the string or buffer under KEY to SIZE bytes, or fill it up with zeros."""
@@ -323,7 +289,7 @@ def unlink(client: Client, as_json: bool, key: str) -> None:  # noqa: FBT001
 @journal.command()
 @click.argument("prefix", default="")
 @click.option("--regex", help="Keys that this RE2 pattern is found in, instead of a prefix.")
-@click.option("--limit", default=1000, help="Print at most so many.")
+@click.option("--limit", default=1000, type=LIMIT, help="Print at most so many.")
 @connected
 def ls(client: Client, as_json: bool, prefix: str, regex: str | None, limit: int) -> None:  # noqa: FBT001
     """List keys and values, all or those that start with PREFIX."""
@@ -336,7 +302,7 @@ def ls(client: Client, as_json: bool, prefix: str, regex: str | None, limit: int
                 return
             left -= 1
             row = {"key": key, "value": value}
-            show(row, as_json, f"{_bytes(key)}\t{plain_text(value)}")
+            show(row, as_json, line(key, value))
         if page.cursor is None:
             return
         page = client.more(page.cursor)
@@ -351,7 +317,7 @@ def ls(client: Client, as_json: bool, prefix: str, regex: str | None, limit: int
     "--domain", default="", show_default=False, help="Where it waits; the uri's host by default."
 )
 @click.option("--priority", default=0, type=click.IntRange(0, 255), help="0 (first) to 255.")
-@click.option("--delay", default=0.0, help="Seconds until it is due.")
+@click.option("--delay", default=0.0, type=SECONDS, help="Seconds until it is due.")
 @click.option("--payload", help="Data for the worker; - reads standard input.")
 @click.option("--memory", is_flag=True, help="Keep it in memory only: lost at a restart.")
 @spool_option
@@ -369,48 +335,10 @@ def push(
 ) -> None:
     """Ask for work on URI; asking again before it starts replaces the request."""
     data: Plain = payload
-    if payload == "-":
+    if payload == STDIN:
         data = sys.stdin.buffer.read()
     command = push_command(
         uri, domain=domain, priority=priority, delay=delay, payload=data, persist=not memory
     )
     timestamp = deliver(client, command, spool)
     show({"uri": uri, "timestamp": timestamp}, as_json, "spooled" if spool else "ok")
-
-
-@journal.command("next")
-@click.argument("domain", default="")
-@click.option("--count", default=1, help="Take up to so many.")
-@click.option("--work-for", type=float, help="Seconds until they count as lapsed.")
-@click.option("--remove", is_flag=True, help="Count them as done at once.")
-@connected
-def take(
-    client: Client,
-    as_json: bool,  # noqa: FBT001
-    domain: str,
-    count: int,
-    work_for: float | None,
-    remove: bool,  # noqa: FBT001
-) -> None:
-    """Take due jobs, of DOMAIN or of all; acknowledge each with `done KEY`."""
-    found = client.next(domain, count=count, work_for=work_for, remove=remove)
-    if not found.jobs:
-        wake_up = found.wake_up
-        text = "nothing waits" if wake_up is None else f"nothing due before {moment(wake_up)}"
-        nothing(as_json, {"jobs": [], "wake_up": wake_up}, text)
-    rows = [job._asdict() for job in found.jobs]
-    if as_json:
-        show({"jobs": rows, "wake_up": None}, as_json)
-        return
-    for job in found.jobs:
-        click.echo(f"{_bytes(job.key)}\t{_bytes(job.uri)}")
-
-
-@journal.command()
-@click.argument("keys", nargs=-1, required=True)
-@connected
-def done(client: Client, as_json: bool, keys: tuple[str, ...]) -> None:  # noqa: FBT001
-    """Acknowledge the jobs with these KEYS, as `next` printed them."""
-    for key in keys:
-        client.done(key.encode())
-        show({"key": key, "done": True}, as_json, "ok")

@@ -1,4 +1,4 @@
-"""The rest of `virta journal`: looking after jobs, and the processes that serve, forward and work."""
+"""More of `virta journal`: looking after jobs, and the processes that serve and forward."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import gc
 import json
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -16,17 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from virta.cli.journal import EXIT_NOTHING, connected, journal, moment, nothing, reported, show
+from virta.cli.journal import LIMIT, PORTS, SECONDS, connected, journal
+from virta.cli.journal_output import EXIT_NOTHING, line, moment, nothing, plain_text, reported, show
 from virta.errors import JournalError
-from virta.journal.messages import PORT
+from virta.journal.messages import PORT, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from virta.journal.client import Client
-    from virta.journal.commands import Lease
 
-STDERR_CHARS_MAX = 500
 # Allocations before the collector looks at young objects, and how rarely it looks at old ones.
 COLLECTOR = (20_000, 20, 50)
 
@@ -51,7 +49,7 @@ def stats(client: Client, as_json: bool, domain: str) -> None:  # noqa: FBT001
     for place in answer["domains"]:
         counts = " ".join(f"{s}={place[s]}" for s in answer["jobs"] if place[s])
         paused = " (paused)" if place["settings"]["paused"] else ""
-        lines.append(f"  {place['domain']:20} {counts or 'empty'}{paused}")
+        lines.append(line(f"  {place['domain']:20} {counts or 'empty'}{paused}"))
     show(answer, as_json, "\n".join(lines))
 
 
@@ -62,7 +60,7 @@ def stats(client: Client, as_json: bool, domain: str) -> None:  # noqa: FBT001
     type=click.Choice(["delayed", "ready", "held", "working", "dead"]),
     help="Only jobs in this state.",
 )
-@click.option("--limit", default=100, help="Print at most so many.")
+@click.option("--limit", default=100, type=LIMIT, help="Print at most so many.")
 @connected
 def jobs(client: Client, as_json: bool, domain: str, state: str | None, limit: int) -> None:  # noqa: FBT001
     """List jobs, of DOMAIN or of all."""
@@ -70,12 +68,12 @@ def jobs(client: Client, as_json: bool, domain: str, state: str | None, limit: i
     for job in answer["jobs"]:
         due = moment(job["start"] / 1e6)
         text = f"{job['state']:8} {job['priority']:3} {due} {job['uri']} {job.get('reason', '')}"
-        show(job, as_json, text.rstrip())
+        show(job, as_json, line(text.rstrip()))
 
 
 @journal.command()
 @click.argument("domain", default="")
-@click.option("--limit", default=100, help="At most so many.")
+@click.option("--limit", default=100, type=LIMIT, help="At most so many.")
 @click.option("--requeue", is_flag=True, help="Send them back to work.")
 @click.option("--drop", is_flag=True, help="Forget them.")
 @click.option("--uri", default="", show_default=False, help="Only the job of this uri.")
@@ -97,21 +95,37 @@ def dead(
         answer = client.admin(do, domain=domain, uri=uri, limit=limit)
         show(answer, as_json, " ".join(f"{name} {count}" for name, count in answer.items()))
         return
-    rows = client.admin("list", domain=domain, state="dead", limit=limit)["jobs"]
-    rows = [row for row in rows if not uri or row["uri"] == uri]
+    rows = (
+        dead_job(client, uri)
+        if uri
+        else client.admin("list", domain=domain, state="dead", limit=limit)["jobs"]
+    )
     if not rows:
-        nothing(as_json, {"jobs": []}, "no dead jobs")
+        if not as_json:  # else a line per job, and there is none
+            click.echo("no dead jobs", err=True)
+        sys.exit(EXIT_NOTHING)
     for job in rows:
         text = (
             f"{moment(job['died'] / 1e6)} {job['uri']} attempts={job['attempts']} {job['reason']}"
         )
-        show(job, as_json, text)
+        show(job, as_json, line(text))
+
+
+def dead_job(client: Client, uri: str) -> list[dict[str, Any]]:
+    """The job of a uri if it is dead, however many others are."""
+    try:
+        job = client.admin("show", uri=uri)
+    except RefusedError as refused:
+        if refused.code != "does-not-exist":
+            raise
+        return []
+    return [job] if job["state"] == "dead" else []
 
 
 @journal.command()
 @click.argument("domain", default="")
 @click.option("--uri", default="", show_default=False, help="Only the job of this uri.")
-@click.option("--limit", default=100, help="At most so many.")
+@click.option("--limit", default=100, type=LIMIT, help="At most so many.")
 @connected
 def kick(client: Client, as_json: bool, domain: str, uri: str, limit: int) -> None:  # noqa: FBT001
     """Make delayed jobs of DOMAIN (or one uri) due at once."""
@@ -156,7 +170,11 @@ def configure(client: Client, as_json: bool, domain: str, **settings: Any) -> No
     """Change or show the settings of DOMAIN."""
     given = {name: value for name, value in settings.items() if value is not None}
     answer = client.admin("configure", domain=domain, settings=given)
-    show(answer, as_json, "\n".join(f"{name:14} {value}" for name, value in answer.items()))
+    show(answer, as_json, table(answer))
+
+
+def table(members: dict[str, Any]) -> str:
+    return "\n".join(f"{name:14} {plain_text(value)}".rstrip() for name, value in members.items())
 
 
 @journal.command()
@@ -191,18 +209,25 @@ def cron(
     """Push URI by SCHEDULE ("*/5 * * * *", UTC, or "@every 30s"); with only NAME, show it."""
     key = f"virta:cron:{name}"
     if remove:
-        show({"name": name, "removed": client.delete(key)}, as_json, "ok")
+        removed = client.delete(key)
+        show({"name": name, "removed": removed}, as_json, "ok" if removed else "was not there")
     elif schedule is not None and uri is None:
         raise click.UsageError("a SCHEDULE needs a URI to push")
     elif schedule is None or uri is None:
         stored = client.get(key)
         if stored is None:
             nothing(as_json, {"name": name, "found": False}, f"no recurring job {name}")
-        show(json.loads(stored), as_json, stored)
+        show(json.loads(stored), as_json, table(json.loads(stored)))
     else:
-        fields = {"schedule": schedule, "uri": uri, "domain": domain, "priority": priority}
+        fields: dict[str, Any] = {
+            "schedule": schedule,
+            "uri": uri,
+            "domain": domain,
+            "priority": priority,
+        }
         fields["catch_up"] = catch_up
-        client.set(key, json.dumps({**fields, "payload": payload}))
+        fields["payload"] = payload
+        client.set(key, json.dumps(fields))
         show({"name": name, **fields}, as_json, "ok")
 
 
@@ -212,7 +237,9 @@ def cron(
 @journal.command(context_settings={"ignore_unknown_options": True})
 @click.argument("key")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option("--seconds", default=3600.0, help="The lock ends after so long in any case.")
+@click.option(
+    "--seconds", default=3600.0, type=SECONDS, help="The lock ends after so long in any case."
+)
 @connected
 def lock(
     client: Client,
@@ -223,7 +250,13 @@ def lock(
 ) -> None:
     """Run COMMAND while nobody else can change KEY; exits with its code."""
     client.lock(key, seconds=seconds)
-    code = subprocess.run(command, check=False).returncode  # noqa: S603  (the user's own command)
+    try:
+        code = subprocess.run(command, check=False).returncode  # noqa: S603  (the user's own)
+    except OSError as error:
+        click.echo(f"error: cannot run {command[0]!r}: {error.strerror}", err=True)
+        code = 127 if isinstance(error, FileNotFoundError) else 126
+    if code < 0:
+        code = 128 - code  # a signal, as shells say it
     if as_json:
         show({"key": key, "code": code}, as_json)
     sys.exit(code)
@@ -268,7 +301,13 @@ def talk(verbose: bool) -> None:  # noqa: FBT001
 
 @journal.command()
 @click.option("--host", default="127.0.0.1", help="Where to listen; there is no authentication.")
-@click.option("--port", default=PORT, envvar="VIRTA_JOURNAL_PORT", help="Where to listen, 0: any.")
+@click.option(
+    "--port",
+    default=PORT,
+    envvar="VIRTA_JOURNAL_PORT",
+    type=PORTS,
+    help="Where to listen, 0: any.",
+)
 @click.option(
     "--data-dir",
     default="virta-data",
@@ -281,11 +320,21 @@ def talk(verbose: bool) -> None:  # noqa: FBT001
     type=click.Choice(["none", "interval", "fsync"]),
     help="When a persist command is acknowledged.",
 )
-@click.option("--memory-bytes-max", default=1 << 30, help="Values beyond that are on disk only.")
-@click.option("--jobs-max", default=10_000_000, help="Jobs beyond that are refused.")
+@click.option(
+    "--memory-bytes-max",
+    default=1 << 30,
+    type=LIMIT,
+    help="Values beyond that are on disk only.",
+)
+@click.option("--jobs-max", default=10_000_000, type=LIMIT, help="Jobs beyond that are refused.")
 @click.option("--name", default="", show_default=False, help="This daemon's name among its peers.")
 @click.option("--peer", "peers", multiple=True, help="name=host:port of another daemon; repeat.")
-@click.option("--copies", default=1, help="Daemons that have a change before it is acknowledged.")
+@click.option(
+    "--copies",
+    default=1,
+    type=click.IntRange(min=1),
+    help="Daemons that have a change before it is acknowledged.",
+)
 @click.option("--awake", is_flag=True, help="Wait for a lone, quick client without sleeping.")
 @click.option(
     "--look-us-max",
@@ -296,6 +345,7 @@ def talk(verbose: bool) -> None:  # noqa: FBT001
 @click.option(
     "--copies-timeout",
     default=10.0,
+    type=SECONDS,
     help="Seconds until no-copies is the answer instead.",
 )
 @click.option("--verbose", is_flag=True, help="Say what happens.")
@@ -318,6 +368,8 @@ def serve(
 
         copies, timeout = options.pop("copies"), options.pop("copies_timeout")
         awake, look = options.pop("awake"), options.pop("look_us_max") / 1e6
+        if copies > 1 and not peers:
+            raise JournalError(f"--copies {copies} needs a --peer to copy to", code="bad-peer")
         node = Node(data_dir / "journal", **options)
         if peers:
             if not name:
@@ -345,7 +397,9 @@ def serve(
 @journal.command()
 @click.argument("spool", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--host", default="127.0.0.1", envvar="VIRTA_JOURNAL_HOST", help="The daemon's host.")
-@click.option("--port", default=PORT, envvar="VIRTA_JOURNAL_PORT", help="The daemon's port.")
+@click.option(
+    "--port", default=PORT, envvar="VIRTA_JOURNAL_PORT", type=PORTS, help="The daemon's port."
+)
 @click.option("--once", is_flag=True, help="Stop when nothing is pending.")
 @click.option("--verbose", is_flag=True, help="Say what happens.")
 def forward(spool: Path, host: str, port: int, once: bool, verbose: bool) -> None:  # noqa: FBT001
@@ -368,69 +422,3 @@ def forward(spool: Path, host: str, port: int, once: bool, verbose: bool) -> Non
 
     with reported():
         run_until_signal(main())
-
-
-@journal.command()
-@click.option("--exec", "command", required=True, help="Shell command; the payload is its input.")
-@click.option("--domain", "domains", multiple=True, help="Only jobs of this domain; repeat.")
-@click.option("--concurrency", default=4, help="Jobs at a time.")
-@click.option("--work-for", default=60.0, help="Seconds until a job lapses if this process dies.")
-@click.option("--grace", default=30.0, help="Seconds that running commands get at the end.")
-@click.option("--host", default="127.0.0.1", envvar="VIRTA_JOURNAL_HOST", help="The daemon's host.")
-@click.option("--port", default=PORT, envvar="VIRTA_JOURNAL_PORT", help="The daemon's port.")
-@click.option("--verbose", is_flag=True, help="Say what happens.")
-def work(
-    command: str,
-    domains: tuple[str, ...],
-    verbose: bool,  # noqa: FBT001
-    host: str,
-    port: int,
-    **options: Any,
-) -> None:
-    """
-    Do jobs by running a command for each: exit code 0 is done, anything else failed.
-
-    The command finds VIRTA_JOB_URI, VIRTA_JOB_KEY and VIRTA_JOB_ATTEMPTS in its environment.
-    """
-    from virta.journal.worker import Worker
-
-    talk(verbose)
-    worker = Worker(host, port, **options)
-
-    async def run(job: Lease) -> None:
-        await run_command(command, job)
-
-    for domain in domains or ("",):
-        worker.handle(domain)(run)
-    with reported():
-        worker.run()
-    if not worker.done and not worker.failed:
-        sys.exit(EXIT_NOTHING)
-
-
-async def run_command(command: str, job: Lease) -> None:
-    """Raise with the end of what the command had to say if it fails."""
-    process = await asyncio.create_subprocess_shell(
-        command,
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={
-            **os.environ,
-            "VIRTA_JOB_URI": os.fsdecode(job.uri),
-            "VIRTA_JOB_KEY": os.fsdecode(job.key),
-            "VIRTA_JOB_ATTEMPTS": str(job.attempts),
-        },
-    )
-    payload = job.payload
-    data = (
-        payload if isinstance(payload, bytes) else b"" if payload is None else str(payload).encode()
-    )
-    try:
-        _, stderr = await process.communicate(data)
-    except asyncio.CancelledError:
-        process.terminate()
-        await process.wait()
-        raise
-    if process.returncode:
-        said = stderr.decode(errors="replace").strip()[-STDERR_CHARS_MAX:]
-        raise JournalError(f"exit code {process.returncode}: {said}", code="command-failed")

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from virta.journal.cron import Cron, Schedule
-from virta.journal.domain import DEAD, STATE_NAMES, Job, Settings, host_of
+from virta.journal.domain import DEAD, STATE_NAMES, WORKING, Job, Settings, host_of
 from virta.journal.messages import (
     COMMAND_KEY,
     DATA,
@@ -87,6 +87,8 @@ class Admin:
         if request.timeout is not None:
             raise RefusedError("bad-flags", "settings do not expire")
         if key.startswith(DOMAIN_PREFIX) and len(key) > len(DOMAIN_PREFIX):
+            if key != key.lower() and not told:
+                raise RefusedError("bad-settings", f"{key[:60]!r}: domains are in lower case")
             problem = _decoded(value, Settings).problem()
             if problem:
                 raise RefusedError("bad-settings", problem)
@@ -177,14 +179,18 @@ class Admin:
     def _push(self, cron: Cron, due: int, now: int) -> None:
         """The moment it was due is the command's timestamp: every daemon would push the same."""
         payload = None if cron.payload is None else Value(Type.STRING, cron.payload.encode())
+        uri = cron.uri.encode()
+        waiting = self._engine.jobs.find(uri)
+        # One that waits for its turn keeps its place, or a busy domain would never get to it.
+        start = min(waiting.start, due) if waiting and waiting.state != WORKING else due
         try:
             self._engine.jobs.push(
-                cron.uri.encode(),
+                uri,
                 cron.domain.encode(),
                 due,
                 now,
                 priority=cron.priority,
-                start=due,
+                start=start,
                 payload=payload,
                 persist=True,
             )
@@ -283,7 +289,7 @@ class Admin:
 
     def _do_fail(self, command: Command, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
         self._engine.jobs.tick(now)
-        job = self._engine.jobs.find(command.key.encode())
+        job = self._engine.jobs.find_text(command.key)
         if job is None:
             raise RefusedError("does-not-exist", "that attempt is over")
         delay = None if command.delay is None else int(max(command.delay, 0) * 1_000_000)
@@ -325,16 +331,18 @@ class Admin:
         )
 
     def _do_configure(self, command: Command, session: Session, now: int) -> dict[str, Any]:
-        """Change some settings of a domain, keep the others."""
+        """Change some settings of a domain, keep the others; all of them as they are now."""
         if not command.domain:
             raise RefusedError("key-missing", "the domain")
-        key = DOMAIN_PREFIX + command.domain.lower().encode()
+        key = DOMAIN_PREFIX + command.domain.encode().lower()
         entry = self._engine.store.live(key, now)
         before = self._engine.store.stored(key)
         current = (
             Settings() if entry is None else _decoded(self._engine.store.value(entry), Settings)
         )
         merged = {**msgspec.to_builtins(current), **command.settings}
+        if not command.settings:
+            return merged  # only asked for: a domain without settings stays one
         value = Value(Type.STRING, msgspec.json.encode(merged))
         # Later than what is stored, even when that came from a clock ahead of ours.
         timestamp = max(self._engine.stamp(now), before.timestamp + 1 if before else 0)
@@ -355,7 +363,7 @@ def _decoded(value: Value, kind: type[Setting]) -> Setting:
 
 def _named(places: list[Any], domain: str) -> Any:
     for place in places:
-        if place.name == domain.lower().encode():
+        if place.name == domain.encode().lower():
             return place
     raise RefusedError("does-not-exist", f"no jobs and no settings in domain {domain[:60]!r}")
 

@@ -2,7 +2,8 @@
 Commands as a user thinks of them: Python values and seconds in, Python values out.
 
 Each function builds the request and knows how to read the reply; the two clients only carry them, so
-they cannot differ. Times are Unix seconds, durations seconds; `str` keys are UTF-8.
+they cannot differ. Times are Unix seconds, durations seconds; `str` keys are UTF-8, and what Python made of
+other bytes (`surrogateescape`) are those bytes again.
 """
 
 from __future__ import annotations
@@ -132,6 +133,20 @@ def get(
     return Command(request, _only_value, default)
 
 
+class Found(NamedTuple):
+    value: Value
+    details: Details
+    timestamp: int
+
+
+def look(key: Key, *, touch: bool = False) -> Command[Found | None]:
+    """A key's value and all that is known of it in one step; None if there is none."""
+    request = Request(
+        Function.GET, flags=DATA | DETAILS | (TOUCH if touch else 0), key=to_bytes(key)
+    )
+    return Command(request, _found, None)
+
+
 def details(key: Key) -> Command[Details | None]:
     """What is known of a key besides its data."""
     request = Request(Function.GET, flags=DETAILS, key=to_bytes(key))
@@ -159,9 +174,10 @@ def search(pattern: Key, *, count: int = 1000) -> Command[Page]:
     return Command(request, _page)
 
 
-def more(cursor: bytes) -> Command[Page]:
-    """The page after one that had a cursor."""
-    return Command(Request(Function.GET, flags=DATA, key=cursor, query=QUERY_CURSOR), _page)
+def more(cursor: bytes, *, count: int | None = None) -> Command[Page]:
+    """The page after one that had a cursor, as long as that unless `count` says otherwise."""
+    request = Request(Function.GET, flags=DATA, key=cursor, count=count, query=QUERY_CURSOR)
+    return Command(request, _page)
 
 
 def delete(key: Key, *, complete: bool = False, timestamp: int = 0) -> Command[bool]:
@@ -247,7 +263,7 @@ def push(
         due,
         None,
         priority,
-        uri.encode() if isinstance(uri, str) else bytes(uri),
+        uri.encode("utf-8", "surrogateescape") if isinstance(uri, str) else to_bytes(uri),
         to_bytes(domain) if domain else b"",
         None if payload is None else to_value(payload),
         QUERY_RANGE,
@@ -275,22 +291,22 @@ def next_(
     return Command(request, _next_reply, ..., TOLD_NEXT)
 
 
-def done(key: bytes) -> Command[bool]:
+def done(key: Key) -> Command[bool]:
     """The work is done; refused with `does-not-exist` if that attempt is over."""
     request = Request(DELETE, 0, OVERWRITE, 0, None, None, None, to_bytes(key))
     return Command(request, _deleted, ..., TOLD_DELETED)
 
 
-def extend(key: bytes, seconds: float) -> Command[bool]:
+def extend(key: Key, seconds: float) -> Command[bool]:
     """Heartbeat: that many more seconds from now."""
     until = _later(seconds)
-    request = Request(Function.GET, key=key, timeout=until)
+    request = Request(Function.GET, key=to_bytes(key), timeout=until)
     return Command(request, lambda reply: bool(reply.flags & WORKED_ON))
 
 
-def give_back(key: bytes) -> Command[bool]:
+def give_back(key: Key) -> Command[bool]:
     """Let somebody else do it, at once."""
-    return Command(Request(Function.GET, key=key, timeout=0), lambda _: True)
+    return Command(Request(Function.GET, key=to_bytes(key), timeout=0), lambda _: True)
 
 
 def admin(do: str, **fields: Any) -> Command[dict[str, Any]]:
@@ -300,9 +316,10 @@ def admin(do: str, **fields: Any) -> Command[dict[str, Any]]:
     return Command(request, _json)
 
 
-def fail(key: bytes, reason: str, *, delay: float | None = None) -> Command[dict[str, Any]]:
+def fail(key: Key, reason: str, *, delay: float | None = None) -> Command[dict[str, Any]]:
     """The attempt failed: it is counted, and the job tried again or put to the dead letters."""
-    return admin("fail", key=key.decode(errors="replace"), reason=reason, delay=delay)
+    name = to_bytes(key).decode(errors="replace")
+    return admin("fail", key=name, reason=reason, delay=delay)
 
 
 # Conversions.
@@ -311,7 +328,7 @@ def fail(key: bytes, reason: str, *, delay: float | None = None) -> Command[dict
 def to_bytes(key: Key) -> bytes:
     if type(key) is bytes:
         return key
-    return key.encode() if isinstance(key, str) else bytes(key)
+    return key.encode("utf-8", "surrogateescape") if isinstance(key, str) else _bytes(key, "a key")
 
 
 def to_value(plain: Plain) -> Value:
@@ -332,8 +349,16 @@ def to_value(plain: Plain) -> Value:
     if isinstance(plain, float):
         return Value(Type.FLOAT, struct.pack(">d", plain))
     if isinstance(plain, str):
-        return Value(Type.STRING, plain.encode())
-    return Value(Type.BUFFER, bytes(plain))
+        return Value(Type.STRING, plain.encode("utf-8", "surrogateescape"))
+    return Value(Type.BUFFER, _bytes(plain, "a value"))
+
+
+def _bytes(given: Any, what: str) -> bytes:
+    """Of anything like bytes; numbers and lists, which Python would make zeros and bytes of, are mistakes."""
+    if isinstance(given, bytes | bytearray | memoryview):
+        return bytes(given)
+    right = "str or bytes" if what == "a key" else "None, bool, int, float, str, bytes or Value"
+    raise RefusedError("type-mismatch", f"{what} is {right}, not {type(given).__name__}")
 
 
 def to_plain(value: Value) -> Any:
@@ -385,6 +410,14 @@ def _only_value(reply: Reply) -> Any:
     assert reply.pair is not None
     assert reply.pair.value is not None
     return to_plain(reply.pair.value)
+
+
+def _found(reply: Reply) -> Found:
+    pair = reply.pair
+    assert pair is not None
+    assert pair.value is not None
+    assert pair.details is not None
+    return Found(pair.value, pair.details, reply.timestamp)
 
 
 def _json(reply: Reply) -> dict[str, Any]:

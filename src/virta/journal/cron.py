@@ -1,9 +1,9 @@
 """
-When a recurring job is due: five-field cron expressions in UTC, or `@every 90s`.
+When a recurring job is due: five-field cron expressions in UTC, `@daily` and its like, or `@every 90s`.
 
 Fields are minute, hour, day of month, month, day of week (0 or 7 is Sunday); each is `*`, a number, a
-range `a-b`, a step `*/n` or `a-b/n`, or a list of those. As in every cron, if both days are
-restricted, either one is enough.
+range `a-b`, a step `*/n` or `a-b/n`, or a list of those; months and days of the week may be named by their
+first three letters. As in every cron, if both days are restricted, either one is enough.
 """
 
 from __future__ import annotations
@@ -18,6 +18,24 @@ from virta.journal.messages import RefusedError
 
 _RANGES = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
 _NAMES = ("minute", "hour", "day of month", "month", "day of week")
+_MONTHS = dict(
+    zip(
+        ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"],
+        range(1, 13),
+        strict=True,
+    )
+)
+_WEEKDAYS = dict(zip(["sun", "mon", "tue", "wed", "thu", "fri", "sat"], range(7), strict=True))
+_WORDS: tuple[dict[str, int], ...] = ({}, {}, {}, _MONTHS, _WEEKDAYS)
+_SHORT = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 EVERY_SECONDS_MIN = 1
 # 29 February may be eight years away; beyond that an expression never comes true.
@@ -49,12 +67,12 @@ class Schedule:
         if text.startswith("@every"):
             self._every = _every(text)
             return
-        fields = text.split()
+        fields = _SHORT.get(text.strip().lower(), text).split()
         if len(fields) != 5:
-            raise _bad(text, "five fields: minute hour day month weekday, or @every 30s")
+            raise _bad(text, "five fields: minute hour day month weekday, or @daily, or @every 30s")
         sets = [
-            _field(part, bounds, name)
-            for part, bounds, name in zip(fields, _RANGES, _NAMES, strict=True)
+            _field(part, bounds, name, words)
+            for part, bounds, name, words in zip(fields, _RANGES, _NAMES, _WORDS, strict=True)
         ]
         self._minutes, self._hours, self._days, self._months, weekdays = sets
         self._weekdays = {day % 7 for day in weekdays}
@@ -109,18 +127,23 @@ def _every(text: str) -> int:
     return int(match[1]) * _UNITS[match[2]] * 1_000_000
 
 
-def _field(text: str, bounds: tuple[int, int], name: str) -> set[int]:
+def _field(text: str, bounds: tuple[int, int], name: str, words: dict[str, int]) -> set[int]:
     low, high = bounds
     numbers: set[int] = set()
     for part in text.split(","):
-        match = re.fullmatch(r"(?:\*|(\d{1,2})(?:-(\d{1,2}))?)(?:/(\d{1,2}))?", part)
+        plain = re.sub(r"[a-z]+", lambda word: str(words.get(word[0], word[0])), part.lower())
+        match = re.fullmatch(r"(?:\*|(\d{1,2})(?:-(\d{1,2}))?)(?:/(\d{1,2}))?", plain)
         if match is None:
-            raise _bad(text, f"a {name}: *, n, a-b, */n or a list of those")
+            raise _bad(part, f"a {name}: *, n, a-b, */n or a list of those")
         first = low if match[1] is None else int(match[1])
         last = int(match[2]) if match[2] else high if match[1] is None or match[3] else first
         step = int(match[3]) if match[3] else 1
-        if not (low <= first <= last <= high) or step < 1:
+        if not (low <= first <= high and low <= last <= high):
             raise _bad(part, f"a {name} from {low} to {high}")
+        if last < first:
+            raise _bad(part, f"a {name}: its end is before its start")
+        if step < 1:
+            raise _bad(part, f"a {name}: its step is from 1")
         numbers.update(range(first, last + 1, step))
     return numbers
 

@@ -128,6 +128,11 @@ def parse_key(key: bytes) -> int | None:
     return None if found is None else int(found[1], 16)
 
 
+def domain_of(key: bytes) -> bytes:
+    """The domain inside a sort key."""
+    return key.partition(b":")[0].replace(b"%3A", b":")
+
+
 # A scheme, if any, and "//": user and "@" if any, then an address in brackets or a name up to the port or the path.
 _HOST = re.compile(rb"(?:[A-Za-z][A-Za-z0-9+.-]*:)?//(?:[^/?#]*@)?(?:\[([^\]/?#]*)\]|([^:/?#]*))")
 
@@ -143,7 +148,8 @@ def _host(uri: bytes) -> bytes:
     found = _HOST.match(uri)
     host = (found[1] or found[2]) if found else None
     if not host:
-        raise RefusedError("bad-uri", "it has no host, so the domain must be given")
+        shown = uri[:60].decode(errors="replace")
+        raise RefusedError("bad-uri", f"{shown!r} has no host, so the domain must be given")
     return host.lower()
 
 

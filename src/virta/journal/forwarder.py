@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from virta.errors import JournalError
 from virta.journal.client import AsyncClient
-from virta.journal.messages import RETRY_CODES, Reply, Request
+from virta.journal.messages import RETRY_CODES, RefusedError, Reply, Request
 from virta.journal.spool import PING_SOCKET, REJECTED, Spooled, SpoolFile, encode_record
 from virta.journal.wire import RequestParser
 
@@ -114,7 +114,7 @@ class Forwarder:
                         self._delay = RETRY_S_MIN
                     self.connected = True
                     await self._forward(client, stop)
-            except (JournalError, TimeoutError) as error:
+            except (JournalError, OSError) as error:  # the line, the time it took, or the disk
                 # Said once for as long as it lasts: a forwarder may wait for days.
                 level = logging.WARNING if self._delay == RETRY_S_MIN else logging.INFO
                 log.log(level, "journal_forwarder_waits seconds=%.1f %s", self._delay, error)
@@ -164,6 +164,9 @@ class Forwarder:
         batch: list[tuple[SpoolFile, Spooled]] = []
         for path in sorted(self.directory.glob("[0-9]*.fjs")):
             file = self._files.get(path.name)
+            if file is not None and not file.current:
+                file.close()  # somebody else took it away, and there is another of that name
+                file = None
             if file is None:
                 file = self._files[path.name] = SpoolFile(path)
             batch += [(file, record) for record in file.read(UNANSWERED_MAX - len(batch))]
@@ -186,7 +189,8 @@ class Forwarder:
         if code:
             self._reject(record)
             self.rejected += 1
-            log.warning("journal_record_rejected %s", reply.error)
+            about = _request(record).key[:60].decode(errors="replace")
+            log.warning("journal_record_rejected %s (%r)", reply.error, about)
         else:
             self.forwarded += 1
         file.erase(record)
@@ -196,9 +200,14 @@ class Forwarder:
 
     def _reject(self, record: Spooled) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(self.directory / REJECTED, flags, 0o600)
+        path = self.directory / REJECTED
+        descriptor = os.open(path, flags, 0o600)
+        kept = encode_record(record.message)
         try:
-            os.write(descriptor, encode_record(record.message))
+            written = os.write(descriptor, kept)
+            if written != len(kept):
+                # Readers skip what is there, and it stays pending where it came from.
+                raise RefusedError("disk", f"{path} took {written} of {len(kept)} bytes")
             os.fdatasync(descriptor)
         finally:
             os.close(descriptor)

@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, unquote_to_bytes
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from virta.journal import commands
+from virta.journal import bodies, commands
 from virta.journal.admin import CRON_PREFIX, DOMAIN_PREFIX
-from virta.journal.commands import Command, Next, to_plain
-from virta.journal.messages import DETAILS, RefusedError, Type, Value, system_clock
+from virta.journal.bodies import shown, shown_name
+from virta.journal.commands import Command, Found, Next
+from virta.journal.messages import RefusedError, Type, Value, system_clock
 from virta.journal.rules import check_numbers
 from virta.journal.session import Session
 
@@ -49,55 +51,25 @@ STATUS = {
     "shutting-down": 503,
     "no-copies": 503,
 }
+JOB_KEY_ACTIONS = frozenset({"done", "extend", "give-back", "fail"})
+JOB_ACTIONS = JOB_KEY_ACTIONS | {"kick", "requeue", "drop"}
 
 
 class Response(msgspec.Struct):
     status: int
     body: bytes
     content_type: str = "application/json"
+    allow: str = ""  # of a 405: which methods there are
 
 
-class SetBody(msgspec.Struct, forbid_unknown_fields=True):
-    value: Any
-    overwrite: bool = True
-    persist: bool = True
-    expires: float | None = None
-    ttl: float | None = None
+class MethodError(RefusedError):
+    """`allow` says which methods there are."""
 
-
-class KeyActionBody(msgspec.Struct, forbid_unknown_fields=True):
-    amount: int | float = 1
-    size: int = 0
-    to: str = ""
-    overwrite: bool = False
-
-
-class PushBody(msgspec.Struct, forbid_unknown_fields=True):
-    uri: str
-    domain: str = ""
-    priority: int = 0
-    start: float | None = None
-    delay: float = 0
-    payload: Any = None
-    persist: bool = True
-
-
-class NextBody(msgspec.Struct, forbid_unknown_fields=True):
-    domain: str = ""
-    count: int = 1
-    work_for: float | None = None
-    remove: bool = False
-    wait: float = 0
-
-
-class JobBody(msgspec.Struct, forbid_unknown_fields=True):
-    key: str = ""
-    uri: str = ""
-    domain: str = ""
-    reason: str = ""
-    seconds: float = 60.0
-    delay: float | None = None
-    limit: int = 100
+    def __init__(self, method: str, allowed: tuple[str, ...]) -> None:
+        self.allow = ", ".join(allowed)
+        super().__init__(
+            "method-not-allowed", f"{method[:20]!r} is not possible here, {self.allow} is"
+        )
 
 
 class Handler:
@@ -113,19 +85,28 @@ class Handler:
         query: str | Mapping[str, str] = "",
         body: bytes = b"",
         content_type: str = "application/json",
+        *,
+        gone: asyncio.Event | None = None,
     ) -> Response:
-        """Answer one request; `path` is still percent-encoded, so that keys may hold slashes."""
-        pairs = (
-            parse_qsl(query, keep_blank_values=True) if isinstance(query, str) else query.items()
-        )
-        arguments = {name: value for name, value in pairs if value or name == "raw"}
+        """
+        Answer one request; `path` is still percent-encoded, so that keys may hold slashes.
+
+        `gone` is set when nobody waits for the answer any longer, or should: no job is handed out then.
+        """
+        arguments = bodies.query_arguments(query) if isinstance(query, str) else dict(query)
+        if method == "HEAD":
+            method = "GET"  # the transport leaves the body out
         try:
             _check_size(body)
+            if path.removeprefix(self._prefix) == "/jobs/next":
+                _only(method, "POST")
+                given = bodies.decoded(body, bodies.NextBody)
+                return _json(await self._next(given, gone or asyncio.Event()))
             return await self._route(method, path, arguments, body, content_type)
         except RefusedError as refused:
-            return _problem(refused)
+            return _problem(refused, path)
         except (ValueError, msgspec.ValidationError, msgspec.DecodeError) as error:
-            return _problem(RefusedError("bad-request", str(error)[:300]))
+            return _problem(RefusedError("bad-request", str(error)[:300]), path)
 
     async def _route(
         self, method: str, path: str, arguments: dict[str, str], body: bytes, content_type: str
@@ -153,29 +134,32 @@ class Handler:
         self, method: str, name: str, arguments: dict[str, str], body: bytes, content_type: str
     ) -> Response:
         if method == "POST":
-            name, _, action = name.rpartition("/")
+            name, slash, action = name.rpartition("/")
+            if not slash:
+                raise MethodError(method, ("GET", "PUT", "DELETE"))
             return await self._key_action(unquote_to_bytes(name), action, body)
         key = unquote_to_bytes(name)
         if method == "GET":
             return await self._get(key, raw="raw" in arguments)
         if method == "PUT":
-            command = _set_command(key, arguments, body, content_type)
-            return _json({"key": _text(key), "timestamp": await self._call(command)})
-        _only(method, "DELETE")
-        complete = arguments.get("complete", "") in ("1", "true")
+            command = bodies.set_command(key, arguments, body, content_type)
+            return _json({"key": shown_name(key), "timestamp": await self._call(command)})
+        if method != "DELETE":
+            raise MethodError(method, ("GET", "PUT", "DELETE"))
+        complete = bodies.flag(arguments, "complete")
         deleted = await self._call(commands.delete(key, complete=complete))
-        return _json({"key": _text(key), "deleted": deleted})
+        return _json({"key": shown_name(key), "deleted": deleted})
 
     async def _get(self, key: bytes, *, raw: bool) -> Response:
-        value, details, timestamp = await self._call(_get_command(key))
+        value, details, timestamp = await self._look(key)
         if raw:
             kind = "text/plain; charset=utf-8" if value.type == Type.STRING else None
             return Response(200, value.data, kind or "application/octet-stream")
         return _json(
             {
-                "key": _text(key),
+                "key": shown_name(key),
                 "type": Type(value.type).name.lower(),
-                "value": _plain(value),
+                "value": bodies.shown_value(value),
                 "timestamp": timestamp,
                 "expires": details.expires / 1e6 if details.expires else None,
                 "ttl": details.ttl / 1e6 if details.ttl else None,
@@ -185,34 +169,41 @@ class Handler:
         )
 
     async def _key_action(self, key: bytes, action: str, body: bytes) -> Response:
-        given = _decoded(body, KeyActionBody)
+        given = bodies.decoded(body, bodies.KeyActionBody)
+        if action == "truncate" and given.size is None:
+            raise RefusedError("bad-request", "truncate needs the size to cut to")
+        if action == "add":
+            # By itself ADD makes a number in memory only; what is kept by default is kept here, too.
+            with contextlib.suppress(RefusedError):
+                zero = type(given.amount)(0)
+                await self._call(commands.set_(key, zero, overwrite=False))
+        to = bodies.named(given.to)
         actions: dict[str, Callable[[], Command[Any]]] = {
             "add": lambda: commands.add(key, given.amount),
             "not": lambda: commands.invert(key),
             "truncate": lambda: commands.truncate(key, given.size),
-            "rename": lambda: commands.rename(key, given.to, overwrite=given.overwrite),
-            "link": lambda: commands.link(key, given.to),
+            "rename": lambda: commands.rename(key, to, overwrite=given.overwrite),
+            "link": lambda: commands.link(key, to),
             "unlink": lambda: commands.unlink(key),
         }
         if action not in actions:
             raise RefusedError("unknown-function", f"a key has no action {action[:40]!r}")
-        return _json({"key": _text(key), "result": await self._call(actions[action]())})
+        return _json({"key": shown_name(key), "result": await self._call(actions[action]())})
 
     async def _page(self, arguments: dict[str, str]) -> dict[str, Any]:
-        count = min(_number(arguments, "count", 100), PAGE_KEYS_MAX)
+        count = min(bodies.number(arguments, "count", 100), PAGE_KEYS_MAX)
         if "cursor" in arguments:
-            command = commands.more(_cursor(arguments["cursor"]))
+            again = count if "count" in arguments else None
+            command = commands.more(bodies.cursor(arguments["cursor"]), count=again)
         elif "regex" in arguments:
-            command = commands.search(arguments["regex"], count=count)
+            command = commands.search(bodies.argument(arguments, "regex"), count=count)
         else:
-            lower = arguments.get("from", arguments.get("prefix", "")).encode()
-            upper = arguments.get("to", "").encode()
-            if "prefix" in arguments and not upper:
-                upper = _prefix_end(arguments["prefix"].encode())
-            command = commands.scan(lower, upper, count=count)
+            prefix = bodies.argument(arguments, "prefix")
+            lower, upper = (bodies.argument(arguments, name) for name in ("from", "to"))
+            command = commands.scan(max(lower, prefix), upper or _prefix_end(prefix), count=count)
         page = await self._call(command)
         cursor = None if page.cursor is None else base64.urlsafe_b64encode(page.cursor).decode()
-        items = [{"key": _text(key), "value": _shown(value)} for key, value in page.items]
+        items = [{"key": shown_name(key), "value": shown(value)} for key, value in page.items]
         return {"keys": items, "cursor": cursor}
 
     # Jobs.
@@ -222,23 +213,27 @@ class Handler:
             fields: dict[str, Any] = {
                 name: arguments[name] for name in ("domain", "state") if name in arguments
             }
-            fields |= {"limit": _number(arguments, "limit", 100)}
-            fields |= {"offset": _number(arguments, "offset", 0)}
+            fields |= {"limit": bodies.number(arguments, "limit", 100)}
+            fields |= {"offset": bodies.number(arguments, "offset", 0)}
             return _json(await self._admin("list", **fields))
-        _only(method, "POST")
-        given = _decoded(body, PushBody)
+        if method != "POST":
+            raise MethodError(method, ("GET", "POST"))
+        given = bodies.decoded(body, bodies.PushBody)
+        if given.start is not None and given.delay:
+            raise RefusedError("bad-request", "start or delay, not both")
+        uri = bodies.named(given.uri)
         timestamp = await self._call(
             commands.push(
-                given.uri,
-                domain=given.domain,
+                uri,
+                domain=bodies.named(given.domain),
                 priority=given.priority,
                 start=given.start,
                 delay=given.delay,
-                payload=None if given.payload is None else _from_json(given.payload),
+                payload=None if given.payload is None else bodies.from_json(given.payload),
                 persist=given.persist,
             )
         )
-        return _json({"uri": given.uri, "timestamp": timestamp}, status=201)
+        return _json({"uri": shown_name(uri), "timestamp": timestamp}, status=201)
 
     async def _job_action(
         self, method: str, action: str, arguments: dict[str, str], body: bytes
@@ -247,11 +242,12 @@ class Handler:
             _only(method, "GET")
             named = {name: arguments[name] for name in ("uri", "key") if name in arguments}
             return _json(await self._admin("show", **named))
-        if action == "next":
-            _only(method, "POST")
-            return _json(await self._next(_decoded(body, NextBody)))
-        given = _decoded(body, JobBody)
-        key = given.key.encode()
+        if action not in JOB_ACTIONS:
+            raise RefusedError("unknown-function", f"jobs have no action {action[:40]!r}")
+        _only(method, "POST")
+        given = bodies.decoded(body, bodies.JobBody)
+        bodies.seconds("seconds", given.seconds)
+        key = bodies.job_key(given.key) if action in JOB_KEY_ACTIONS else b""
         group = {"uri": given.uri, "domain": given.domain, "limit": given.limit}
         actions: dict[str, Callable[[], Awaitable[Any]]] = {
             "done": lambda: self._call(commands.done(key)),
@@ -262,53 +258,80 @@ class Handler:
             "requeue": lambda: self._admin("requeue", **group),
             "drop": lambda: self._admin("drop", **group),
         }
-        if action not in actions:
-            raise RefusedError("unknown-function", f"jobs have no action {action[:40]!r}")
-        _only(method, "POST")
         result = await actions[action]()
         return _json(result if isinstance(result, dict) else {"result": result})
 
-    async def _next(self, given: NextBody) -> dict[str, Any]:
+    async def _next(self, given: bodies.NextBody, gone: asyncio.Event) -> dict[str, Any]:
         """Jobs, waiting for them if asked to, woken as a listening connection would be."""
         woken = asyncio.Event()
         session = Session(lambda _: woken.set())
+        bodies.seconds("work_for", given.work_for)
+        leaving = asyncio.create_task(gone.wait())
         deadline = asyncio.get_running_loop().time() + min(max(given.wait, 0.0), WAIT_S_MAX)
         try:
             while True:
                 woken.clear()
                 command = commands.next_(
-                    given.domain,
+                    bodies.named(given.domain),
                     count=min(max(given.count, 1), 1000),
                     work_for=given.work_for,
                     remove=given.remove,
                     listen=given.wait > 0,
                 )
                 found = await self._call(command, session)
+                if found.jobs and gone.is_set() and not given.remove:
+                    await self._give_back(found)
+                    found = Next([], None)
                 left = deadline - asyncio.get_running_loop().time()
-                if found.jobs or left <= 0:
+                if found.jobs or left <= 0 or gone.is_set():
                     return _next_view(found)
                 if found.wake_up is not None:
                     left = min(left, max(found.wake_up - system_clock() / 1e6, 0.001))
+                waking = asyncio.create_task(woken.wait())
                 try:
-                    await asyncio.wait_for(woken.wait(), left)
-                except TimeoutError:
-                    continue
+                    await asyncio.wait(
+                        {waking, leaving}, timeout=left, return_when=asyncio.FIRST_COMPLETED
+                    )
+                finally:
+                    waking.cancel()
+                if gone.is_set():
+                    return _next_view(Next([], found.wake_up))
         finally:
+            leaving.cancel()
             self._node.engine.close(session)
+
+    async def _give_back(self, found: Next) -> None:
+        """Nobody is there to do them; else they would be worked on by nobody until their deadline."""
+        for job in found.jobs:
+            with contextlib.suppress(RefusedError):
+                await self._call(commands.give_back(job.key))
 
     async def _setting(self, method: str, rest: str, body: bytes) -> Response:
         """Settings of a domain and recurring jobs: JSON values under their own keys."""
         _, kind, name = rest[1:].split("/", 2)
-        prefix = DOMAIN_PREFIX if kind == "domains" else CRON_PREFIX
-        key = prefix + unquote_to_bytes(name)
+        if kind == "domains":
+            return await self._domain(method, unquote_to_bytes(name).lower(), body)
+        key = CRON_PREFIX + unquote_to_bytes(name)
         if method == "GET":
-            value, _, _ = await self._call(_get_command(key))
-            return Response(200, value.data)
+            return Response(200, (await self._look(key)).value.data)
         if method == "PUT":
             await self._call(commands.set_(key, Value(Type.STRING, body)))
             return Response(200, body)
-        _only(method, "DELETE")
+        if method != "DELETE":
+            raise MethodError(method, ("GET", "PUT", "DELETE"))
         return _json({"deleted": await self._call(commands.delete(key))})
+
+    async def _domain(self, method: str, name: bytes, body: bytes) -> Response:
+        """All settings of a domain, those at their defaults too; PUT replaces, PATCH changes some."""
+        key = DOMAIN_PREFIX + name
+        if method == "DELETE":
+            return _json({"deleted": await self._call(commands.delete(key))})
+        if method not in ("GET", "PUT", "PATCH"):
+            raise MethodError(method, ("GET", "PUT", "PATCH", "DELETE"))
+        if method == "PUT":
+            await self._call(commands.set_(key, Value(Type.STRING, body)))
+        changes = msgspec.json.decode(body, type=dict[str, Any]) if method == "PATCH" else {}
+        return _json(await self._admin("configure", domain=name.decode(), settings=changes))
 
     # The engine.
 
@@ -316,6 +339,12 @@ class Handler:
         check_numbers(command.request)
         reply = await self._node.submit(command.request, session or self._session)
         return command.result(reply)
+
+    async def _look(self, key: bytes) -> Found:
+        found: Found | None = await self._call(commands.look(key))
+        if found is None:
+            raise RefusedError("does-not-exist")
+        return found
 
     async def _admin(self, do: str, **fields: Any) -> Any:
         return await self._call(commands.admin(do, **fields))
@@ -326,75 +355,13 @@ def _check_size(body: bytes) -> None:
         raise RefusedError("too-large", f"a body of {len(body)} bytes, at most {BODY_BYTES_MAX}")
 
 
-def _get_command(key: bytes) -> Command[Any]:
-    command = commands.get(key)
-    command.request.flags |= DETAILS
-    return Command(
-        command.request,
-        lambda reply: (
-            reply.pair.value if reply.pair else None,
-            reply.pair.details if reply.pair else None,
-            reply.timestamp,
-        ),
-    )
-
-
-def _set_command(
-    key: bytes, arguments: dict[str, str], body: bytes, content_type: str
-) -> Command[int]:
-    """JSON says everything; any other body is the value itself, with options in the query."""
-    if content_type.partition(";")[0].strip() == "application/json":
-        given = msgspec.json.decode(body, type=SetBody)
-        return commands.set_(
-            key,
-            _from_json(given.value),
-            overwrite=given.overwrite,
-            persist=given.persist,
-            expires=given.expires,
-            ttl=given.ttl,
-        )
-    kind = Type.STRING if content_type.startswith("text/") else Type.BUFFER
-    options = {
-        name: arguments.get(name, "1") not in ("0", "false") for name in ("overwrite", "persist")
-    }
-    expires = float(arguments["expires"]) if "expires" in arguments else None
-    ttl = float(arguments["ttl"]) if "ttl" in arguments else None
-    return commands.set_(key, Value(kind, body), expires=expires, ttl=ttl, **options)
-
-
-def _decoded(body: bytes, kind: type[Any]) -> Any:
-    return msgspec.json.decode(body or b"{}", type=kind)
-
-
-def _from_json(plain: Any) -> Value:
-    """Plain JSON values by their type, `{"base64": …}` as bytes, anything else as its JSON text."""
-    if isinstance(plain, dict) and plain.keys() == {"base64"}:
-        return Value(Type.BUFFER, base64.b64decode(plain["base64"], validate=True))
-    if isinstance(plain, dict | list):
-        return Value(Type.STRING, msgspec.json.encode(plain))
-    return commands.to_value(plain)
-
-
-def _plain(value: Value) -> Any:
-    return _shown(to_plain(value))
-
-
-def _shown(plain: Any) -> Any:
-    if isinstance(plain, str):
-        try:
-            plain.encode()
-        except UnicodeEncodeError:
-            plain = plain.encode(errors="surrogateescape")
-    return {"base64": base64.b64encode(plain).decode()} if isinstance(plain, bytes) else plain
-
-
 def _next_view(found: Next) -> dict[str, Any]:
     return {
         "jobs": [
             {
-                "key": _text(job.key),
-                "uri": _text(job.uri),
-                "payload": _shown(job.payload),
+                "key": shown_name(job.key),
+                "uri": shown_name(job.uri),
+                "payload": shown(job.payload),
                 "deadline": job.deadline or None,  # removed: there is none
                 "attempts": job.attempts,
             }
@@ -404,48 +371,30 @@ def _next_view(found: Next) -> dict[str, Any]:
     }
 
 
-def _number(arguments: dict[str, str], name: str, default: int) -> int:
-    text = arguments.get(name, str(default))
-    if not text.isdecimal():
-        raise RefusedError("bad-request", f"{name} {text[:40]!r} is not a number")
-    return int(text)
-
-
-def _cursor(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, altchars=b"-_", validate=True)
-    except ValueError as error:
-        raise RefusedError("bad-cursor", "it was not given by this journal") from error
-
-
 def _prefix_end(prefix: bytes) -> bytes:
     """The first key after all keys with a prefix; empty if there is none."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes((stripped[-1] + 1,)) if stripped else b""
 
 
-def _text(key: bytes) -> str:
-    return key.decode(errors="replace")
-
-
 def _only(method: str, allowed: str) -> None:
     if method != allowed:
-        raise RefusedError(
-            "method-not-allowed", f"{method[:20]} is not possible here, {allowed} is"
-        )
+        raise MethodError(method, (allowed,))
 
 
 def _json(content: Any, status: int = 200) -> Response:
     return Response(status, msgspec.json.encode(content))
 
 
-def _problem(refused: RefusedError) -> Response:
+def _problem(refused: RefusedError, path: str) -> Response:
     status = STATUS.get(refused.code, 400)
+    bare = refused.message == refused.code
     body = {
         "type": f"/docs/journal#{refused.code}",
         "title": refused.code,
         "status": status,
         "code": refused.code,
-        "detail": refused.message,
+        "detail": f"{refused.message}: {path[:200]}" if bare else refused.message,
     }
-    return Response(status, msgspec.json.encode(body), "application/problem+json")
+    allow = refused.allow if isinstance(refused, MethodError) else ""
+    return Response(status, msgspec.json.encode(body), "application/problem+json", allow)

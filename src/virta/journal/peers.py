@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -53,6 +54,8 @@ GRACE_S = 1.0
 COPIES_TIMEOUT_S = 10.0
 RECORD_OVERHEAD_BYTES = HEAD_BYTES + 1
 NAME_RANGES = 1 << 23  # see `table.ID_RANGE_SHIFT`
+# It is part of the name of a directory.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Peer(NamedTuple):
@@ -65,7 +68,7 @@ class Peer(NamedTuple):
         """`name=host:port`."""
         name, _, address = text.partition("=")
         host, _, port = address.rpartition(":")
-        if not name or not host or not port.isdigit():
+        if not name or not host or not port.isdigit() or not 0 < int(port) < 65_536:
             raise JournalError(f"peer {text!r} is not of the form name=host:port", code="bad-peer")
         return cls(name, host, int(port))
 
@@ -192,11 +195,15 @@ class Peers:
                 f"copies timeout {copies_timeout}: it is above 0 and at most 3600 seconds",
                 code="bad-peer",
             )
-        if len({name, *(peer.name for peer in peers)}) <= len(peers):
-            raise JournalError(
-                f"the daemons {[name, *(peer.name for peer in peers)]} do not all differ in name",
-                code="bad-peer",
-            )
+        names = [name, *(peer.name for peer in peers)]
+        if len(set(names)) <= len(peers):
+            raise JournalError(f"the daemons {names} do not all differ in name", code="bad-peer")
+        for odd in names:
+            if not NAME.fullmatch(odd):
+                raise JournalError(
+                    f"the daemon's name {odd!r} is not of letters, digits, '.', '_' and '-'",
+                    code="bad-peer",
+                )
         self.copies = copies
         self.copies_timeout = copies_timeout
         self.backlog = Ticket()  # what a process before this one left in the spools

@@ -29,6 +29,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from virta.journal.disk import sync_directory
+from virta.journal.domain import host_of
 from virta.journal.messages import (
     COMMAND_KEY,
     KEY_BYTES_MAX,
@@ -115,10 +116,14 @@ class Spool:
         Keep a SET, DELETE or PUSH for the forwarder.
 
         Raises:
-            RefusedError: a command whose repetition would not be harmless.
+            RefusedError: a command whose repetition would not be harmless, or that any daemon would refuse.
         """
         if request.function not in SPOOLED or request.key == COMMAND_KEY:
             raise RefusedError("bad-query", "only SET, DELETE and PUSH can be spooled")
+        if not request.key:
+            raise RefusedError("key-missing")
+        if request.function == Function.PUSH and not request.key2:
+            host_of(request.key)  # better known now than found among what was rejected
         if not request.timestamp:
             self._last_stamp = max(system_clock(), self._last_stamp + 1)
             request.timestamp = self._last_stamp
@@ -183,6 +188,11 @@ class SpoolFile:
         self.path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._position = 0  # everything before was handed out
+
+    @property
+    def current(self) -> bool:
+        """Whether the path still leads to this file."""
+        return _names(self.path, self._descriptor)
 
     def read(self, count: int) -> list[Spooled]:
         """Up to `count` further pending records; few bytes are looked at, however long the file."""

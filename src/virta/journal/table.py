@@ -82,6 +82,13 @@ class JobTable:
                 return job
         return self._waiting.get(key) or self._working.get(key)
 
+    def find_text(self, text: str) -> Job | None:
+        """The job of a sort key that came as text: bytes of the domain that are none are replaced in it."""
+        key = text.encode()
+        job_id = parse_key(key)
+        job = None if job_id is None else self._by_id.get(job_id)
+        return job if job is not None and job.key().decode(errors="replace") == text else None
+
     def last_command(self, uri: bytes) -> int:
         """The newest command known of a uri, however it went; -1 if none is."""
         last = self.finished.commands.get(uri, -1)

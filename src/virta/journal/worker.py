@@ -10,26 +10,30 @@ A loop that does jobs: takes them, keeps them alive while they are worked on, an
     worker.run()
 
 Invariant: every job taken ends in exactly one of done (the handler returned), failed (it raised) or
-given back (the worker stopped first); if the worker dies, its deadline gives the job back.
+given back (the worker stopped first); if the worker dies, its deadline gives the job back. Handlers
+outlive the connection: a daemon that is away hears how it went when it is back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import inspect
 import logging
 import signal
+import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from virta.errors import JournalError
 from virta.journal import commands
 from virta.journal.client import AsyncClient
-from virta.journal.messages import PORT, RefusedError
+from virta.journal.domain import domain_of
+from virta.journal.messages import PORT, RETRY_CODES, RefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     from virta.journal.commands import Lease
 
@@ -43,9 +47,13 @@ WORK_FOR_S = 60.0
 HEARTBEATS_PER_DEADLINE = 3
 # Asked anyway after so long, should a wake-up have gone astray.
 IDLE_S_MAX = 5.0
+# A line that broke is noticed within this, also by a worker that waits.
+LOOK_S = 1.0
 RETRY_S_MIN = 0.1
 RETRY_S_MAX = 10.0
 REASON_CHARS_MAX = 500
+TAKE_MAX = 1_000  # what one NEXT gives
+GIVE_BACK_S_MAX = 5.0  # at the end, for a daemon that does not answer
 
 
 class Worker:
@@ -65,6 +73,9 @@ class Worker:
         work_for: float = WORK_FOR_S,
         grace: float = 30.0,
     ) -> None:
+        _check("concurrency", concurrency, right="at least 1", fits=concurrency >= 1)
+        _check("work_for", work_for, right="seconds, more than 0", fits=work_for > 0)
+        _check("grace", grace, right="seconds, not below 0", fits=grace >= 0)
         self.done = 0
         self.failed = 0
         self._host = host
@@ -72,31 +83,47 @@ class Worker:
         self._concurrency = concurrency
         self._work_for = work_for
         self._grace = grace
-        self._handlers: dict[str, Handler] = {}
-        self._running: dict[asyncio.Task[None], Lease] = {}
+        self._handlers: dict[bytes, Handler] = {}
+        self._turn = 0  # which domain is asked first
+        self._running: set[asyncio.Task[None]] = set()
+        self._client: AsyncClient | None = None
+        self._online = asyncio.Event()
         self._wake = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._asked = asyncio.Event()  # no jobs are on their way here
 
     def handle(self, domain: str = "") -> Callable[[H], H]:
-        """Decorate the function that does the jobs of a domain; without a domain, of all of them."""
+        """
+        Decorate the function that does the jobs of a domain.
+
+        The one without a domain does those of all domains that have no function of their own.
+        """
 
         def register(handler: H) -> H:
-            if domain in self._handlers:
+            name = (
+                domain.encode().lower()
+            )  # as the daemon does: of letters beyond ASCII there is one case
+            if name in self._handlers:
                 raise JournalError(
                     f"domain {domain!r} has a handler already", code="handler-exists"
                 )
-            self._handlers[domain] = handler
+            self._handlers[name] = handler
             return handler
 
         return register
 
     def run(self) -> None:
-        """Work until SIGINT or SIGTERM, then finish what is running."""
+        """Work until SIGINT or SIGTERM, then finish what is running; a second one ends the grace."""
 
         async def main() -> None:
             stop = asyncio.Event()
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, stop.set)
+
+            def told() -> None:
+                (self._hurry if stop.is_set() else stop).set()
+
+            if threading.current_thread() is threading.main_thread():
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    asyncio.get_running_loop().add_signal_handler(number, told)
             await self.work(stop)
 
         asyncio.run(main())
@@ -105,63 +132,102 @@ class Worker:
         """Work until `stop` is set, over as many connections as it takes."""
         if not self._handlers:
             raise JournalError("a worker without handlers: decorate one with @worker.handle()")
-        stopping = asyncio.create_task(self._on_stop(stop))
-        delay = RETRY_S_MIN
+        self._online, self._wake, self._hurry, self._asked = (asyncio.Event() for _ in range(4))
+        self._asked.set()
+        line = asyncio.create_task(self._keep_line(stop))
+        stopped = asyncio.create_task(stop.wait())
         try:
-            while not stop.is_set():
-                try:
-                    async with await AsyncClient.connect(self._host, self._port) as client:
-                        delay = RETRY_S_MIN
-                        await self._work(client, stop)
-                except JournalError as error:
-                    log.warning("worker_waits seconds=%.1f %s", delay, error.message)
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(stop.wait(), delay)
-                    delay = min(delay * 2, RETRY_S_MAX)
+            await asyncio.wait({line, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if line.done():
+                line.result()  # it ends by a fault only
+            self._wake.set()
+            await self._finish()
         finally:
-            stopping.cancel()
+            # First those that give their job back, then the line they do it on.
+            for tasks in ({stopped, *self._running}, {line}):
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _on_stop(self, stop: asyncio.Event) -> None:
-        await stop.wait()
-        self._wake.set()
+    async def _keep_line(self, stop: asyncio.Event) -> None:
+        """A connection, again and again, and jobs taken on it until told to stop."""
+        delay = RETRY_S_MIN
+        while True:
+            try:
+                async with await AsyncClient.connect(self._host, self._port) as client:
+                    self._client = client
+                    self._online.set()
+                    async for _ in self._work(client, stop):
+                        delay = RETRY_S_MIN
+            except JournalError as error:
+                log.warning("worker_waits seconds=%.1f %s", delay, error.message)
+            finally:
+                self._online.clear()
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, RETRY_S_MAX)
 
-    async def _work(self, client: AsyncClient, stop: asyncio.Event) -> None:
+    async def _work(self, client: AsyncClient, stop: asyncio.Event) -> AsyncIterator[None]:
+        """Ask for jobs until the line breaks; a step for every time that was answered."""
         listening = asyncio.create_task(self._listen(client))
         try:
-            while not stop.is_set() and client.connected:
+            while client.connected:
                 self._wake.clear()
-                wake_up = await self._take(client)
-                if wake_up is not None and not stop.is_set():
-                    seconds = min(max(wake_up - time.time(), 0.001), IDLE_S_MAX)
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._wake.wait(), seconds)
+                wake_up = None
+                if not stop.is_set():
+                    self._asked.clear()
+                    try:
+                        wake_up = await self._take(client)
+                    finally:
+                        self._asked.set()
+                yield
+                await self._rest(client, IDLE_S_MAX if wake_up is None else wake_up - time.time())
         finally:
             listening.cancel()
-            await self._finish(client)
+
+    async def _rest(self, client: AsyncClient, seconds: float) -> None:
+        """Until woken, so long at most; less if the line breaks."""
+        end = time.monotonic() + min(max(seconds, 0.001), IDLE_S_MAX)
+        while client.connected and (left := end - time.monotonic()) > 0:
+            # Not `wait_for`, which may swallow being cancelled in the moment it is woken.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left, LOOK_S)):
+                    await self._wake.wait()
+                return
 
     async def _take(self, client: AsyncClient) -> float | None:
-        """Fill the free places; when to try again, None if at once."""
+        """Fill the free places; when there is more to do, None if nobody knows."""
         again: float | None = None
         free = self._concurrency - len(self._running)
-        for domain, handler in self._handlers.items():
+        for domain in self._domains():
             if free <= 0:
-                break
+                return None  # woken as soon as a place is free
             found = await client.call(
-                commands.next_(domain, count=free, work_for=self._work_for, listen=True)
+                commands.next_(
+                    domain, count=min(free, TAKE_MAX), work_for=self._work_for, listen=True
+                )
             )
             for lease in found.jobs:
-                task = asyncio.create_task(self._do(client, handler, lease))
-                self._running[task] = lease
+                handler = self._handlers.get(domain or domain_of(lease.key))
+                task = asyncio.create_task(self._do(handler or self._handlers[b""], lease))
+                self._running.add(task)
                 task.add_done_callback(self._ended)
             free -= len(found.jobs)
-            if not found.jobs and found.wake_up is not None:
+            if len(found.jobs) == TAKE_MAX:
+                again = time.time()
+            elif not found.jobs and found.wake_up is not None:
                 again = found.wake_up if again is None else min(again, found.wake_up)
-        if free <= 0:
-            return time.time() + IDLE_S_MAX  # woken as soon as a place is free
-        return again if again is not None else time.time() + IDLE_S_MAX
+        return again
+
+    def _domains(self) -> list[bytes]:
+        """What to ask for: everything if there is a handler for it, else each domain first in its turn."""
+        if b"" in self._handlers:
+            return [b""]
+        names = list(self._handlers)
+        self._turn = (self._turn + 1) % len(names)
+        return names[self._turn :] + names[: self._turn]
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        del self._running[task]
+        self._running.discard(task)
         self._wake.set()
 
     async def _listen(self, client: AsyncClient) -> None:
@@ -169,50 +235,138 @@ class Worker:
             await client.notifications.get()
             self._wake.set()
 
-    async def _do(self, client: AsyncClient, handler: Handler, lease: Lease) -> None:
-        beating = asyncio.create_task(self._heartbeat(client, lease))
+    async def _do(self, handler: Handler, lease: Lease) -> None:
+        beating = asyncio.create_task(self._heartbeat(lease))
         try:
-            if inspect.iscoroutinefunction(handler):
-                await handler(lease)
-            else:
-                await asyncio.to_thread(handler, lease)
-        except asyncio.CancelledError:
-            with contextlib.suppress(JournalError):
-                await client.call(commands.give_back(lease.key))
-            raise
-        except Exception as error:  # noqa: BLE001  (whatever a handler raises is that job's failure)
-            self.failed += 1
+            await _called(handler, lease)
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and _told_to_end():
+                await self._give_back(lease)
+                raise
             log.warning("job_failed uri=%s %r", lease.uri.decode(errors="replace"), error)
-            reason = f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX]
-            await self._report(client, commands.fail(lease.key, reason))
+            if await self._report(commands.fail(lease.key, _reason(error))):
+                self.failed += 1
         else:
-            self.done += 1
-            await self._report(client, commands.done(lease.key))
+            if await self._report(commands.done(lease.key)):
+                self.done += 1
         finally:
             beating.cancel()
 
-    async def _report(self, client: AsyncClient, command: commands.Command[Any]) -> None:
+    async def _report(self, command: commands.Command[Any]) -> bool:
+        """Until the daemon has heard it: who works on what outlives the daemon, too. False: too late."""
+        while True:
+            await self._online.wait()
+            assert self._client is not None
+            try:
+                await self._client.call(command)
+            except RefusedError as refused:
+                if refused.code not in RETRY_CODES:
+                    # The deadline had passed: the job is somebody else's by now.
+                    log.warning("job_report_refused %s", refused.message)
+                    return False
+                log.warning("job_report_waits %s", refused.message)
+            except JournalError as error:
+                log.warning("job_report_waits %s", error.message)
+                self._wake.set()
+            else:
+                return True
+            await asyncio.sleep(RETRY_S_MIN)
+
+    async def _give_back(self, lease: Lease) -> None:
+        """If the daemon is there; else the job's deadline does it."""
+        if self._client is not None and self._online.is_set():
+            with contextlib.suppress(JournalError, TimeoutError):
+                async with asyncio.timeout(GIVE_BACK_S_MAX):
+                    await self._client.call(commands.give_back(lease.key))
+
+    async def _heartbeat(self, lease: Lease) -> None:
+        while True:
+            await asyncio.sleep(self._work_for / HEARTBEATS_PER_DEADLINE)
+            if self._client is None or not self._online.is_set():
+                continue
+            try:
+                await self._client.call(commands.extend(lease.key, self._work_for))
+            except RefusedError as refused:
+                if refused.code not in RETRY_CODES:
+                    log.warning("job_lost uri=%s %s", lease.uri.decode(errors="replace"), refused)
+                    return
+            except JournalError:
+                self._wake.set()  # the line is broken
+
+    async def _finish(self) -> None:
+        """Let running handlers end within the grace, those of jobs that are just being handed out too."""
+        hurry = asyncio.create_task(self._hurry.wait())
+        asked = asyncio.create_task(self._asked.wait())
+        end = time.monotonic() + self._grace
         try:
-            await client.call(command)
-        except RefusedError as refused:
-            # The deadline had passed, or the daemon restarted: the job is somebody else's by now.
-            log.warning("job_report_refused %s", refused.message)
-        except JournalError as error:
-            log.warning("job_report_lost %s", error.message)
+            await asyncio.wait(
+                {hurry, asked}, timeout=self._grace, return_when=asyncio.FIRST_COMPLETED
+            )
+            while self._running and not hurry.done() and (left := end - time.monotonic()) > 0:
+                await asyncio.wait(
+                    {hurry, *self._running}, timeout=left, return_when=asyncio.FIRST_COMPLETED
+                )
+        finally:
+            hurry.cancel()
+            asked.cancel()
 
-    async def _heartbeat(self, client: AsyncClient, lease: Lease) -> None:
-        with contextlib.suppress(JournalError):
-            while True:
-                await asyncio.sleep(self._work_for / HEARTBEATS_PER_DEADLINE)
-                await client.call(commands.extend(lease.key, self._work_for))
 
-    async def _finish(self, client: AsyncClient) -> None:
-        """Let running handlers end within the grace; what does not is given back."""
-        if not self._running:
+async def _called(handler: Handler, lease: Lease) -> None:
+    """A coroutine in the loop, anything else in a thread; what that returns to be awaited is."""
+    result = handler(lease) if inspect.iscoroutinefunction(handler) else None
+    if result is None:
+        result = await _in_thread(handler, lease)
+    if inspect.isawaitable(result):
+        await result
+
+
+async def _in_thread(handler: Handler, lease: Lease) -> Any:
+    """
+    A thread per job, that ends with the process: one that is stuck does not keep a worker from ending.
+
+    (The loop's own pool has fewer threads than a worker may have places, and is waited for.)
+    """
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[Any] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if outcome.done():
             return
-        tasks = list(self._running)
-        if client.connected:
-            await asyncio.wait(tasks, timeout=self._grace)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if error is None:
+            outcome.set_result(result)
+        else:
+            outcome.set_exception(error)
+
+    def main() -> None:
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            result = context.run(handler, lease)
+        except StopIteration as stop:  # cannot be raised into a coroutine
+            error = RuntimeError(f"the handler raised {stop!r}")
+        except BaseException as raised:  # noqa: BLE001  (whatever it is, it is that job's failure)
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the worker ended before
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=main, name=f"job {lease.uri[:60]!r}", daemon=True).start()
+    return await outcome
+
+
+def _reason(error: BaseException) -> str:
+    """For whoever looks at dead letters; our own errors are sentences."""
+    text = error.message if isinstance(error, JournalError) else f"{type(error).__name__}: {error}"
+    # Halves of pairs, as in names of files, are no JSON.
+    return text[:REASON_CHARS_MAX].encode(errors="replace").decode()
+
+
+def _told_to_end() -> bool:
+    """Whether this task was cancelled, not the handler something of its own."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _check(name: str, value: float, *, right: str, fits: bool) -> None:
+    if not fits:
+        raise JournalError(f"{name} {value!r} of a worker: {right}", code="bad-settings")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Match, Route
@@ -24,6 +25,7 @@ from virta.filters.tree import conditions
 from virta.journal.http import BODY_BYTES_MAX, Handler
 from virta.server import responses
 from virta.server.asyncapi import asyncapi
+from virta.server.exchange import GONE
 from virta.server.filters_api import FiltersApi
 from virta.server.metrics import CONTENT_TYPE, Metrics
 from virta.server.openapi import openapi
@@ -46,8 +48,19 @@ JOURNAL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 OPEN_PATHS = frozenset({"/livez", "/readyz"})
 # With less on the disk the next publications will fail: others should serve them.
 FREE_BYTES_MIN = 1024 * 1024
+# A client that waits for a job is told to come back within this when the server drains.
+DRAIN_LOOK_S = 0.25
 # A webhook's callback: it has no token, and its address holds a key.
 CALLBACK = re.compile(r"/subscriptions/[^/]+/confirm")
+
+
+class AnythingConvertor(PathConvertor):
+    """A path whose escapes may stand for any character, the end of a line too."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("anything", AnythingConvertor())
 
 
 def build_app(service: Service) -> ASGIApp:
@@ -69,8 +82,8 @@ def build_app(service: Service) -> ASGIApp:
     if service.journal is not None:
         routes.append(
             Route(
-                "/journal/{rest:path}",
-                JournalApi(service.journal.node).handle,
+                "/journal/{rest:anything}",
+                JournalApi(service, service.journal.node).handle,
                 methods=JOURNAL_METHODS,
             )
         )
@@ -137,7 +150,8 @@ def json_response(service: Service, body: bytes, status: int = 200) -> Response:
 class JournalApi:
     """The journal's own handler, behind our door."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, service: Service, node: Node) -> None:
+        self._service = service
         self._handler = Handler(node)
 
     async def handle(self, request: Request) -> Response:
@@ -146,19 +160,45 @@ class JournalApi:
             body += piece
             if len(body) > BODY_BYTES_MAX:
                 raise RequestError(413, "body-too-large", maxBytes=BODY_BYTES_MAX)
-        answer = await self._handler.handle(
-            request.method,
-            request.scope["raw_path"].decode("latin-1"),
-            request.scope["query_string"].decode("latin-1"),
-            bytes(body),
-            request.headers.get("content-type", "application/json"),
-        )
+        gone = request.scope[GONE] = asyncio.Event()
+        path = request.scope["raw_path"].decode("latin-1")
+        waits = path.endswith("/jobs/next")
+        watching = asyncio.create_task(self._watch(request, gone)) if waits else None
+        try:
+            answer = await self._handler.handle(
+                request.method,
+                path,
+                request.scope["query_string"].decode("latin-1"),
+                bytes(body),
+                request.headers.get("content-type", "application/json"),
+                gone=gone,
+            )
+        finally:
+            if watching is not None:
+                watching.cancel()
         headers = {
             "Content-Type": answer.content_type,
             "Cache-Control": "no-store",
             "Access-Control-Allow-Origin": "*",
         }
+        if answer.allow:
+            headers["Allow"] = answer.allow
         return Response(answer.body, answer.status, headers)
+
+    async def _watch(self, request: Request, gone: asyncio.Event) -> None:
+        """Whoever waits for a job may leave, or be sent away by a server that drains."""
+        leaving = asyncio.create_task(_left(request))
+        try:
+            while not (self._service.draining or leaving.done()):
+                await asyncio.wait({leaving}, timeout=DRAIN_LOOK_S)
+            gone.set()
+        finally:
+            leaving.cancel()
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 class Endpoints:

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# In the scope of a request whose answer may take long: an event that is set when the peer sends no more.
+GONE = "virta.gone"
+
 
 class Exchange:
     """`start` is called when it is this request's turn to write; `response` is what a hot route says."""

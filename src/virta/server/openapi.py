@@ -7,6 +7,7 @@ A test compares it with what the server really answers; an answer that is not de
 from __future__ import annotations
 
 from virta import __version__
+from virta.server import openapi_journal
 from virta.server.pipelines import ORDERS
 from virta.server.schemas import CHANNEL_NAME, HEX_ID, SCHEMAS, Schema, ref
 from virta.server.settings import BY_NAME
@@ -368,9 +369,10 @@ def openapi() -> Schema:
         | _one_filter()
         | _subscriptions()
         | _pipelines()
+        | openapi_journal.paths()
         | _operating(),
         "components": {
-            "schemas": SCHEMAS,
+            "schemas": SCHEMAS | openapi_journal.schemas(),
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{}, {"token": []}],

@@ -27,7 +27,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from virta.errors import FilterError, HubError, RequestError
 from virta.server import responses
-from virta.server.exchange import Exchange, ExchangeQueue
+from virta.server.exchange import GONE, Exchange, ExchangeQueue
 from virta.server.lane import QuickLane
 from virta.server.paths import CHANNELS
 from virta.server.requests import ChannelRequest, FilterEventsRequest, HotRequest, MessagesRequest
@@ -188,6 +188,9 @@ class HotProtocol(QuickLane):
             error = RequestError(400, "partial-content", "the body ended before it was complete")
             self.request.refuse(error, close=True)
         self._eof = True
+        gone: Any = None if self.cycle is None else self.cycle.scope.get(GONE)
+        if gone is not None:
+            gone.set()  # whoever waits may have closed: only writing would tell
         return len(self.exchanges) > 0
 
     def expired(self, now: float) -> None:
