@@ -647,7 +647,7 @@ def test_an_answer_that_is_none_ends_the_call():
         with pytest.raises(JournalError, match="gone"):
             client.ping()
         client.close()
-        with pytest.raises(JournalError, match="gone"):
+        with pytest.raises(JournalError, match="closed"):
             client.ping()
         client, far = partner()
         far.sendall(b"HTTP/1.1 200 OK\r\n\r\n")

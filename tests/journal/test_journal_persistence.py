@@ -412,13 +412,18 @@ def test_full_disk_is_refused_and_then_retried(tmp_path, monkeypatch):
                 Request(Function.SET, key=b"ram", value=Value(Type.STRING, b""))
             )
             while (third := await wire.ask(set_(b"c"))).error:
-                assert third.error == "disk"
+                assert third.error == "disk: no space left"
         async with daemon(tmp_path) as server, connected(server) as wire:
             kept = await wire.ask(Request(Function.GET, key=b"c"))
         return first, second, memory, kept
 
     first, second, memory, kept = asyncio.run(run())
-    assert (first.error, second.error, memory.error, kept.error) == ("disk", "disk", "", "")
+    assert (first.error, second.error, memory.error, kept.error) == (
+        "disk: no space left",
+        "disk: no space left",
+        "",
+        "",
+    )
 
 
 def test_failed_fsync_is_final(tmp_path):
@@ -433,7 +438,7 @@ def test_failed_fsync_is_final(tmp_path):
             errors = [(await wire.ask(request)).error for _ in range(3)]
             return errors, (await wire.ask(nop())).error
 
-    assert asyncio.run(run()) == (["disk"] * 3, "")
+    assert asyncio.run(run()) == (["disk: EIO"] * 3, "")
 
 
 def test_slow_disk_does_not_block_reading(tmp_path):

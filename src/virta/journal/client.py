@@ -8,6 +8,7 @@ Messages the server sends by itself are kept, up to a bound, until they are aske
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import struct
 from collections import deque
@@ -45,8 +46,12 @@ def _lost(reason: object) -> JournalError:
     )
 
 
-def _no_reply(error: OSError) -> object:
-    return "no reply in time" if isinstance(error, BlockingIOError) else error
+def _failed(error: OSError) -> JournalError:
+    if isinstance(error, BlockingIOError):
+        return _lost("no reply in time")
+    if error.errno == errno.EBADF:
+        return JournalError("the client is closed: make another one", code="closed")
+    return _lost(error)
 
 
 def _async(
@@ -110,7 +115,7 @@ class Client(Calls):
             try:
                 came = self._asker.ask(self._descriptor, request, command.told)
             except OSError as error:
-                raise _lost(_no_reply(error)) from error
+                raise _failed(error) from error
         if came is None:
             self._write(encode_request(request))
         return self._read_on(command, identifier, came)
@@ -161,7 +166,7 @@ class Client(Calls):
                     self._descriptor, identifier, uri, domain, priority, payload
                 )
             except OSError as error:
-                raise _lost(_no_reply(error)) from error
+                raise _failed(error) from error
             if came.__class__ is int:
                 return came
         command = commands.push(
@@ -197,7 +202,7 @@ class Client(Calls):
             try:
                 came = self._asker.next(self._descriptor, identifier, domain, count)
             except OSError as error:
-                raise _lost(_no_reply(error)) from error
+                raise _failed(error) from error
             if came.__class__ is Next:
                 return came
         command = commands.next_(
@@ -205,7 +210,7 @@ class Client(Calls):
         )
         return self.call(command) if came is None else self._read_on(command, identifier, came)
 
-    def done(self, key: bytes) -> bool:
+    def done(self, key: Key) -> bool:
         """As `commands.done`."""
         came = None
         identifier = self._identifier % IDENTIFIER_MAX + 1
@@ -214,7 +219,7 @@ class Client(Calls):
             try:
                 came = self._asker.done(self._descriptor, identifier, key)
             except OSError as error:
-                raise _lost(_no_reply(error)) from error
+                raise _failed(error) from error
             if came.__class__ is bool:
                 return came
         command = commands.done(key)
@@ -289,7 +294,7 @@ class Client(Calls):
         try:
             self._socket.sendall(data)
         except OSError as error:
-            raise _lost(error) from error
+            raise _failed(error) from error
 
     def _receive(self) -> Reply:
         while not self._heard:

@@ -52,6 +52,7 @@ INLINE_COMMIT_S_MAX = 0.001
 HICCUP_S_MAX = 4 * INLINE_COMMIT_S_MAX
 RETRY_AFTER_WRITE_ERROR_S = 1.0
 ROTATION_PAUSE_S = 0.002
+REASON_CHARS_MAX = 200
 TICK_S_MAX = 1.0
 TICK_S_MIN = 0.0005
 _TICK_US_MAX = int(TICK_S_MAX * 1_000_000)
@@ -108,6 +109,7 @@ class Node:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
         self._uneasy = False  # something may be refused
+        self._refusal = "disk"  # and why
 
     # Life.
 
@@ -163,7 +165,7 @@ class Node:
         """Carry out a request now; `respond` is called when its effect is as lasting as it must be."""
         function = request.function
         if self._uneasy and (request.flags & PERSIST or function in _LASTING) and self._refuses():
-            error = "shutting-down" if self._stopping else "disk"
+            error = "shutting-down" if self._stopping else self._refusal
             respond(Reply(request.identifier, 0, self.engine.clock(), error=error))
             return
         reply = self.engine.handle(request, session)
@@ -342,7 +344,7 @@ class Node:
         waiting, self._waiting = self._waiting, []
         for respond, reply, copied in waiting:
             if error is not None:
-                respond(Reply(reply.identifier, 0, self.engine.clock(), error="disk"))
+                respond(Reply(reply.identifier, 0, self.engine.clock(), error=self._refusal))
             elif copied and self.peers is not None:
                 self._await_copies(self._ticket or self.peers.backlog, respond, reply)
             else:
@@ -384,6 +386,7 @@ class Node:
     def _failed(self, error: LogError) -> None:
         log.error("journal_commit_failed code=%s %s", error.code, error.message)
         self._uneasy = True
+        self._refusal = f"disk: {error.message[:REASON_CHARS_MAX]}"
         if isinstance(error, LogWriteError):
             self._retry_at = time.monotonic() + RETRY_AFTER_WRITE_ERROR_S
         else:
