@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import random
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from virta.journal import images, leases, persistence
 from virta.journal import messages as m
 from virta.journal.client import Client
 from virta.journal.domain import STATE_NAMES
+from virta.journal.embedded import Journal
 from virta.journal.engine import Engine
 from virta.journal.messages import Function, Request, Type, Value
 from virta.journal.persistence import Persistence
@@ -424,6 +427,23 @@ def test_full_disk_is_refused_and_then_retried(tmp_path, monkeypatch):
         "",
         "",
     )
+
+
+def test_a_full_disk_at_the_start_is_said(tmp_path, monkeypatch):
+    """The error names the journal and what is wrong, and all is there once there is room."""
+    with Journal(tmp_path) as journal:
+        journal.set("k", "v")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.posix_fallocate", full)
+        with pytest.raises(JournalError, match="No space left") as raised:
+            Journal(tmp_path)
+    assert str(tmp_path) in raised.value.message
+    with Journal(tmp_path) as journal:
+        assert journal.get("k") == "v"
 
 
 def test_failed_fsync_is_final(tmp_path):

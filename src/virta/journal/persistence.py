@@ -76,6 +76,12 @@ class Persistence:
         gc.disable()  # a million new objects, none of them garbage
         try:
             self._restore(engine, now)
+        except OSError as error:
+            raise JournalError(
+                f"the journal in {self.directory} cannot be opened: {error.strerror or error}; "
+                f"nothing in it was changed, see to the disk and start again",
+                code="disk",
+            ) from error
         finally:
             if collecting:
                 gc.enable()
