@@ -33,6 +33,8 @@ OTHER_METHODS |= {
     f"{action}Key" for action in ("add", "not", "truncate", "rename", "link", "unlink")
 }
 
+WAIT_S_MAX = 0.02
+
 schema = schemathesis.openapi.from_dict(openapi()).exclude(operation_id=list(STREAMS))
 
 
@@ -44,6 +46,10 @@ def test_answers_are_as_described(server, case):
     operation = case.operation.definition.raw["operationId"]
     excluded = [positive_data_acceptance] if operation in BEYOND_SCHEMA else []
     excluded += [unsupported_method] if operation in OTHER_METHODS else []
+    if operation == "nextJobs" and isinstance(case.body, dict):
+        wait = case.body.get("wait")
+        if isinstance(wait, int | float) and wait > WAIT_S_MAX:
+            case.body["wait"] = WAIT_S_MAX  # nobody will push a job meanwhile
     case.call_and_validate(base_url=base, timeout=20, excluded_checks=excluded)
 
 
