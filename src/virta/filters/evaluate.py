@@ -12,8 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from itertools import islice
-from operator import itemgetter
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
 from virta.filters.geo import in_annulus, in_box, in_circle, in_polygon, read_point
@@ -22,7 +21,7 @@ from virta.filters.tree import And, Condition, Everything, Flat, Node, Not, Or
 from virta.filters.values import INTEGER_EXACT_MAX, number, scalar_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from virta.filters.values import Path, Range, Scalar
 
@@ -37,7 +36,7 @@ class _Missing:
 MISSING: Final = _Missing()
 
 _COMPOUND: Final = frozenset({dict, list, tuple})
-_COMPARABLE: Final = _COMPOUND | {str, int, float, bool, type(None), _Missing}
+_SCALAR: Final = frozenset({str, int, float, bool, type(None), _Missing})
 
 # Scalars of one object or array of a pattern that are asked how rare they are.
 TELLING_MAX = 4
@@ -226,67 +225,102 @@ def _match_array(pattern: list[Any], value: Any) -> bool:
 
 
 class _Compounds:
-    """The objects and arrays of an array, of which each part of a pattern takes the first that contains it."""
+    """
+    The objects and arrays of an array, of which each part of a pattern takes the first that contains it.
+
+    It is worth to look only where the rarest of the scalars is that a part names, and both how rare they are and
+    where they are is found out for all parts in one go, as arrays may be long. A scalar is named by the object's
+    member it is wanted in, or by None if it is wanted in an array.
+    """
 
     def __init__(self, parts: list[Any], items: list[Any]) -> None:
-        self._parts = parts
         self._items = items
         self._taken: set[int] = set()
-        self._columns: dict[str, list[Any]] = {}
-        self._holders: dict[Scalar, list[int]] | None = None
+        self._columns: dict[str | None, list[Any]] = {}
+        told = [list(islice(_told(part), TELLING_MAX)) for part in parts]
+        counts = {name: self._count(name, wanted) for name, wanted in _by_name(told).items()}
+        rarest = [
+            min(named, key=lambda one: counts[one[0]][one[1]], default=None) for named in told
+        ]
+        chosen = _by_name([[one] for one in rarest if one is not None])
+        places = {name: self._places(name, wanted) for name, wanted in chosen.items()}
+        anywhere = range(len(items))
+        self._candidates: Iterator[Sequence[int]] = iter(
+            [anywhere if one is None else places[one[0]][one[1]] for one in rarest]
+        )
 
     def take(self, part: Any) -> bool:
-        for at in self._candidates(part):
+        """The parts in their order."""
+        for at in next(self._candidates):
             if at not in self._taken and _match(part, self._items[at]):
                 self._taken.add(at)
                 return True
         return False
 
-    def _candidates(self, part: Any) -> Iterable[int]:
-        """Where it is worth to look: where the rarest of the scalars is that a part names."""
-        if isinstance(part, list):
-            held = [self._holding(scalar) for scalar in islice(filter(_telling, part), TELLING_MAX)]
-            return min(held, key=len, default=range(len(self._items)))
-        told = ((wanted, self._column(name)) for name, wanted in part.items() if _telling(wanted))
-        counted = [
-            (column.count(wanted), wanted, column) for wanted, column in islice(told, TELLING_MAX)
-        ]
-        if not counted:
-            return range(len(self._items))
-        _, wanted, column = min(counted, key=itemgetter(0))
-        return _places(wanted, column)
+    def _count(self, name: str | None, wanted: set[Scalar]) -> Counter[Scalar]:
+        column = self._column(name)
+        if name is None:
+            column = chain.from_iterable(column)  # type: ignore[assignment]
+        return Counter(filter(wanted.__contains__, column))
 
-    def _holding(self, scalar: Scalar) -> Sequence[int]:
-        """The arrays that hold a scalar, looked up once for all parts that are arrays."""
-        if self._holders is None:
-            arrays = [part for part in self._parts if isinstance(part, list)]
-            wanted = {s for part in arrays for s in islice(filter(_telling, part), TELLING_MAX)}
-            holders: dict[Any, list[int]] = {part: [] for part in wanted}
-            for at, item in enumerate(self._items):
-                if not isinstance(item, dict):
-                    for held in item:
-                        if (held is None or isinstance(held, str | int | float)) and held in wanted:
-                            holders[held].append(at)
-            self._holders = holders
-        return self._holders[scalar]
+    def _places(self, name: str | None, wanted: set[Scalar]) -> dict[Scalar, list[int]]:
+        column = self._column(name)
+        places: dict[Scalar, list[int]] = {scalar: [] for scalar in wanted}
+        if name is not None:
+            for at in [at for at, held in enumerate(column) if held in wanted]:
+                places[column[at]].append(at)
+            return places
+        for at in [at for at, held in enumerate(column) if not wanted.isdisjoint(held)]:
+            for scalar in wanted.intersection(column[at]):
+                places[scalar].append(at)
+        return places
 
-    def _column(self, name: str) -> list[Any]:
+    def _column(self, name: str | None) -> list[Any]:
+        """Of each item the scalar in a member, MISSING if there is none; or the scalars it holds as an array."""
         column = self._columns.get(name)
         if column is None:
-            items = self._items
-            column = [item.get(name, MISSING) if type(item) is dict else MISSING for item in items]
-            if not set(map(type, column)) <= _COMPARABLE or not set(map(type, items)) <= _COMPOUND:
-                # Not from JSON: an object that compares in its own way must not do so here.
-                column = [
-                    item[name]
-                    if isinstance(item, dict)
-                    and name in item
-                    and (item[name] is None or isinstance(item[name], str | int | float))
-                    else MISSING
-                    for item in items
-                ]
+            column = self._held() if name is None else self._members(name)
             self._columns[name] = column
         return column
+
+    def _held(self) -> list[Any]:
+        column: list[Any] = [() if isinstance(item, dict) else item for item in self._items]
+        if set(map(type, chain.from_iterable(column))) <= _SCALAR:
+            return column
+        return [[held for held in item if _scalar(held)] for item in column]
+
+    def _members(self, name: str) -> list[Any]:
+        items = self._items
+        column = [item.get(name, MISSING) if type(item) is dict else MISSING for item in items]
+        if set(map(type, column)) <= _SCALAR and set(map(type, items)) <= _COMPOUND:
+            return column
+        # Not from JSON: an object that compares in its own way must not do so here.
+        return [
+            item[name]
+            if isinstance(item, dict) and name in item and _scalar(item[name])
+            else MISSING
+            for item in items
+        ]
+
+
+def _told(part: Any) -> Iterator[tuple[str | None, Scalar]]:
+    """The scalars that tell where a part may be, each with what it is wanted in."""
+    if isinstance(part, list):
+        return ((None, wanted) for wanted in part if _telling(wanted))
+    return ((name, wanted) for name, wanted in part.items() if _telling(wanted))
+
+
+def _by_name(
+    told: list[list[tuple[str | None, Scalar]]],
+) -> dict[str | None, set[Scalar]]:
+    wanted: dict[str | None, set[Scalar]] = {}
+    for name, scalar in chain.from_iterable(told):
+        wanted.setdefault(name, set()).add(scalar)
+    return wanted
+
+
+def _scalar(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float)
 
 
 def _telling(wanted: Any) -> bool:
@@ -294,16 +328,6 @@ def _telling(wanted: Any) -> bool:
     if isinstance(wanted, int | float):
         return abs(wanted) < INTEGER_EXACT_MAX
     return not isinstance(wanted, dict | list)
-
-
-def _places(wanted: Scalar, column: list[Any]) -> Iterator[int]:
-    at = -1
-    while True:
-        try:
-            at = column.index(wanted, at + 1)
-        except ValueError:
-            return
-        yield at
 
 
 def _holds_scalars(wanted: list[Scalar], value: Any) -> bool:
