@@ -76,6 +76,7 @@ class Webhook:
         self._granted = asyncio.Event()
         self._asked_at = 0.0  # when the sink was last asked anything, by the loop's clock
         self._kept = cursor
+        self.dropped = False  # nobody goes on where it ends
         self.task: asyncio.Task[None] | None = None
 
     async def validate(self, executor: ThreadPoolExecutor, callback: str | None) -> None:
@@ -163,7 +164,7 @@ class Webhook:
         config = self._service.config
         backoff = config.webhook_backoff_ms / 1000
         for attempt in range(1, config.webhook_attempts + 1):
-            answer = await self._send(executor, delivery.value)
+            answer = await self._send(executor, delivery)
             if answer.verdict is Verdict.DELIVERED:
                 self.delivered += 1
                 return
@@ -180,14 +181,23 @@ class Webhook:
                 await asyncio.sleep(max(answer.wait_s, wait * jitter))
         await self._bury(delivery, attempt)
 
-    async def _send(self, executor: ThreadPoolExecutor, body: bytes) -> Answer:
+    async def _send(self, executor: ThreadPoolExecutor, delivery: Delivery) -> Answer:
         """One request; not before the allowed rate lets the next one go."""
         loop = asyncio.get_running_loop()
         if self.consent.rate is not None:
             due = self._asked_at + 60.0 / self.consent.rate
             await asyncio.sleep(max(0.0, due - loop.time()))
         self._asked_at = loop.time()
-        return await loop.run_in_executor(executor, self._sink.deliver, body)
+        request = executor.submit(self._sink.deliver, delivery.value)
+        try:
+            return await asyncio.shield(asyncio.wrap_future(request))
+        except asyncio.CancelledError:
+            # Whoever goes on from here, after a restart or with another sink, must not send again what was taken.
+            if not self.dropped and not request.cancel():
+                answer = await asyncio.wrap_future(request)
+                if answer.verdict is Verdict.DELIVERED:
+                    self.cursor = delivery.offset + 1
+            raise
 
     async def _bury(self, delivery: Delivery, attempts: int) -> None:
         """Keep an event nobody would take, with what is known about it, before going on."""
@@ -297,7 +307,7 @@ class Webhooks:
         Put another description in a subscription's place; None when there is none.
 
         The new sink is asked while the old one is still delivered to, so a refusal changes nothing.
-        Without a cursor the new one goes on where the old one is.
+        Without a cursor the new one goes on where the old one is, after the answer to what is on its way.
         """
         if id_ not in self.hooks:
             return None
@@ -355,6 +365,7 @@ class Webhooks:
         hook = self.hooks.pop(id_, None)
         if hook is None:
             return False
+        hook.dropped = True
         await _ended(hook)
         await asyncio.to_thread(self._service.registry.drop_subscription, id_)
         return True
