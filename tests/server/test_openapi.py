@@ -19,13 +19,15 @@ STREAMS = {"consume", "consumeFrom", "filterEvents", "subscribe"}
 
 # No schema can say what a filter is, or that a sink answers: what is valid by schema may be refused.
 BEYOND_SCHEMA = {"createSubscription", "replaceSubscription", "registerFilter", "validateFilter"}
-# Nor what a journal holds, which schedules and patterns there are, or which times fit a message.
+# Nor what a journal holds, which schedules and patterns there are, or which times fit a message; but these are never refused.
+NEVER_REFUSED = {"getKey", "deleteKey", "unlinkKey", "journalStats"}
+NEVER_REFUSED |= {"getDomain", "resetDomain", "getRecurring", "deleteRecurring"}
 BEYOND_SCHEMA |= {
     operation["operationId"]
     for path, operations in openapi()["paths"].items()
     if path.startswith("/journal/")
     for operation in operations.values()
-}
+} - NEVER_REFUSED
 # Subtub knows one method, and nothing else is found.
 OTHER_METHODS = {"publishMessages"}
 # A key may hold slashes, so what looks like an action of one key may be another key.
