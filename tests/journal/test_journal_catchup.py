@@ -13,7 +13,7 @@ import pytest
 from journal_faulty import copies_of
 from journal_support import Daemon, connected, mesh, until
 
-from virta.journal import Client, commands, forwarder, peers
+from virta.journal import Client, commands, peers
 from virta.journal import messages as m
 from virta.journal.embedded import Journal
 from virta.journal.messages import Function, Request, Type, Value
@@ -34,7 +34,7 @@ def set_(key, data=b"v", persist=m.PERSIST):
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(forwarder, "RETRY_S_MAX", 0.2)
+    monkeypatch.setattr(peers, "RETRY_S_MAX", 0.2)
 
 
 class Gate:

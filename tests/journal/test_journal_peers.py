@@ -9,8 +9,8 @@ from journal_faulty import URIS, admin, copies_of
 from journal_support import Clock, Wire, connected, mesh, until
 
 from virta.errors import JournalError
-from virta.journal import forwarder
 from virta.journal import messages as m
+from virta.journal import peers as links
 from virta.journal.daemon import JournalServer
 from virta.journal.domain import STATE_NAMES
 from virta.journal.engine import Engine
@@ -21,7 +21,7 @@ from virta.journal.peers import Peer, Peers
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(forwarder, "RETRY_S_MAX", 0.2)
+    monkeypatch.setattr(links, "RETRY_S_MAX", 0.2)
 
 
 def set_(key, data=b"v"):

@@ -32,7 +32,7 @@ log = logging.getLogger("virta.journal")
 
 UNANSWERED_MAX = 256
 RETRY_S_MIN = 0.1
-RETRY_S_MAX = 5.0
+RETRY_S_MAX = 30.0
 # A daemon that does not answer for so long is asked again on another connection.
 ANSWER_S_MAX = 30.0
 LOOK_S = 1.0  # PING and inotify are hints; this is the promise
@@ -44,7 +44,7 @@ class Forwarder:
     `await run(stop)` until told to stop; `drained` is set whenever nothing is pending.
 
     `hello` is sent first on every connection; `acknowledged(file name, end of record)` is called for
-    each record a daemon has taken.
+    each record a daemon has taken. `retry_s_max` bounds the doubling pause before another connection.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class Forwarder:
         *,
         hello: Request | None = None,
         acknowledged: Callable[[str, int], None] | None = None,
+        retry_s_max: float | None = None,
     ) -> None:
         self.directory = directory
         self.forwarded = 0
@@ -65,6 +66,7 @@ class Forwarder:
         self._port = port
         self._hello = hello
         self._acknowledged = acknowledged
+        self._retry_s_max = RETRY_S_MAX if retry_s_max is None else retry_s_max
         self._delay = RETRY_S_MIN  # before the next connection
         self._wake = asyncio.Event()
         self._files: dict[str, SpoolFile] = {}
@@ -125,7 +127,7 @@ class Forwarder:
             # New records do not shorten this: they would make it a busy loop, and the delay grow unslept.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), self._delay)
-            self._delay = min(self._delay * 2, RETRY_S_MAX)
+            self._delay = min(self._delay * 2, self._retry_s_max)
 
     async def _forward(self, client: AsyncClient, stop: asyncio.Event) -> None:
         """Send until stopped, refused for now, or cut off."""

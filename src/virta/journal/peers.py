@@ -43,6 +43,7 @@ log = logging.getLogger("virta.journal.peers")
 PEERS_MAX = 16
 WATCH_S = 0.2
 CONNECT_S_MAX = 3.0
+RETRY_S_MAX = 5.0  # shorter than a spool's: writes wait for their copies
 PULL_PAGE_S_MAX = 60.0
 PULL_AGAIN_S = 1.0
 # What is kept for a peer that is away; beyond that it has to pull everything.
@@ -114,7 +115,12 @@ class Link:
         self._pull = encode_request(Request(Function.NOP, key=PULL_PREFIX + own_name.encode()))
         hello = Request(Function.NOP, key=PEER_PREFIX + own_name.encode())
         self.forwarder = Forwarder(
-            directory, peer.host, peer.port, hello=hello, acknowledged=self._acknowledged
+            directory,
+            peer.host,
+            peer.port,
+            hello=hello,
+            acknowledged=self._acknowledged,
+            retry_s_max=RETRY_S_MAX,
         )
 
     def files(self) -> list[Path]:
