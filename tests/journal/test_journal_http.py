@@ -10,6 +10,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from journal_support import until
 
 from virta.journal.http import Handler
 from virta.journal.node import Node
@@ -102,8 +103,13 @@ def test_jobs(tmp_path):
         assert (await api("POST", "/jobs/extend", {"key": job["key"], "seconds": 9}))[0] == 200
         assert (await api("POST", "/jobs/give-back", {"key": job["key"]}))[0] == 200
         await api("PUT", "/jobs/domains/h", {"max_attempts": 1})
-        _, settings = await api("GET", "/jobs/domains/h")
-        assert (settings["max_attempts"], settings["mode"]) == (1, "debounce")
+        assert (await api("GET", "/jobs/domains/h"))[1] == {
+            "max_attempts": 1,
+            "retry_delay": 0.0,
+            "deadline": 0.0,
+            "mode": "debounce",
+            "paused": False,
+        }
         _, found = await api("POST", "/jobs/next", {})
         await api("POST", "/jobs/fail", {"key": found["jobs"][0]["key"], "reason": "boom"})
         _, dead = await api("GET", "/jobs", query="state=dead")
@@ -337,7 +343,8 @@ def test_nobody_waits_any_longer(tmp_path):
         waiting = asyncio.create_task(
             api.handler.handle("POST", "/journal/jobs/next", "", body, gone=gone)
         )
-        await asyncio.sleep(0.01)
+        engine = api.handler._node.engine
+        await until(lambda: engine.handled)  # nothing was there, so it waits
         gone.set()
         await asyncio.wait_for(waiting, 5)
         await api("POST", "/jobs", {"uri": "http://h/1"})
