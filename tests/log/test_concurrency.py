@@ -291,3 +291,73 @@ def test_close_while_others_follow_and_append(tmp_path, either_kernel, round_):
         assert set(acknowledged) <= offsets
         assert log.verify().problems == []
         assert log.append("t") == len(offsets)
+
+
+class _ClearedLate(threading.Event):
+    """An event whose `clear` takes until it has been set once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._clearing, self._set_again = threading.Event(), threading.Event()
+
+    def set(self) -> None:
+        super().set()
+        if self._clearing.is_set():
+            self._set_again.set()
+
+    def clear(self) -> None:
+        self._clearing.set()
+        assert self._set_again.wait(60)
+        super().clear()
+
+    def wait_for_clear(self) -> None:
+        assert self._clearing.wait(60)
+
+
+def test_close_in_the_moment_of_an_interval_sync(tmp_path):
+    """The syncing thread has found nobody who stops it and is about to look for new work when the log is closed."""
+    log = virta.open(tmp_path / "log", durability="interval")
+    log.append("t", "", b"1")
+    syncing = log._writer._interval
+    before, late = syncing._wanted, _ClearedLate()
+    syncing._wanted = late
+    late.set()
+    before.set()  # it waits at the one or at the other
+    late.wait_for_clear()
+
+    closing = threading.Thread(target=log.close, daemon=True)
+    closing.start()
+    closing.join(30)
+
+    assert not closing.is_alive(), "the log cannot be closed"
+    assert not syncing._thread.is_alive()
+
+
+def test_threads_that_append_first_share_the_syncing_thread(tmp_path):
+    """However many are the first to ask for `interval` at once, close leaves no thread behind."""
+
+    def syncing_threads() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "virta-log-sync"}
+
+    others = syncing_threads()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for number in range(30):
+            log = virta.open(tmp_path / str(number), durability="interval")
+            start = threading.Barrier(4)
+
+            def first(log=log, start=start) -> None:
+                start.wait()
+                log.append("t", "", b"1")
+
+            threads = [threading.Thread(target=first) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            log.close()
+    finally:
+        sys.setswitchinterval(interval)
+
+    assert syncing_threads() <= others

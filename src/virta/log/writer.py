@@ -86,6 +86,7 @@ class Writer:
         self._producers: Producers = {}
         self._producers_at: tuple[int, Position] | None = None
         self._interval: _IntervalSync | None = None
+        self._making = threading.Lock()
         self._closed = False
         # Damage is said again by every append; repair needs a handle.
         with suppress(LogCorruptionError), self.locked():
@@ -207,11 +208,16 @@ class Writer:
 
     def _settle(self, segment: int, end: int, durability: str) -> None:
         if durability == "interval":
-            if self._interval is None:
-                self._interval = _IntervalSync(self)
-            self._interval.need()
+            self._make_interval().need()
         else:
             self.sync(segment, end, group=durability == "group")
+
+    def _make_interval(self) -> _IntervalSync:
+        if self._interval is None:
+            with self._making:  # one, whichever of several threads is the first
+                if self._interval is None:
+                    self._interval = _IntervalSync(self)
+        return self._interval
 
     def sync(self, segment: int, end: int, *, group: bool = True) -> None:
         """Return when everything up to byte `end` of segment `segment` is on disk."""
@@ -467,8 +473,10 @@ class _IntervalSync:
     def _run(self) -> None:
         while True:
             self._wanted.wait()
-            stopping = self._stopped.wait(SYNC_INTERVAL_S)
+            self._stopped.wait(SYNC_INTERVAL_S)
             self._wanted.clear()
+            # Asked after that: whoever stops it may have said so meanwhile, and says it once.
+            stopping = self._stopped.is_set()
             try:
                 self._writer.flush()
             except (LogSyncError, LogClosedError):
