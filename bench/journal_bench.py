@@ -6,6 +6,7 @@ Job queues side by side: put/s and reserve+acknowledge/s, with their latencies.
 Every system runs on this machine, on its own directory of the same file system, and is used through a
 Python client, by one process and by sixteen. Durable rows acknowledge after fsync; the others do not.
 Batches are 100 jobs per request or pipeline. A system that is not installed is skipped with the reason.
+Ratios are made within each round, where everything is measured within seconds, and then summed up.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ MEASURES = (
     (16, "put"),
     (16, "reserve+ack"),
 )
+OURS = "virta"  # how the names of our rows begin
 BATCH = 100
 FILL = 40_000
+QUARTILE_ROUNDS_MIN = 5
 
 
 def timed(call, seconds, each=1):
@@ -184,6 +187,42 @@ def printed(rows):
                 )
 
 
+def ratio_of(ours, peer, head):
+    """How many times as fast as a peer, round by round: the median, and the quartiles if there are enough."""
+    found = [
+        one["rate"] / max(other["rate"], 1e-9)
+        for one, other in zip(
+            ours["rounds"].get(head, []), peer["rounds"].get(head, []), strict=False
+        )
+    ]
+    if not found:
+        return "-"
+    median = f"{statistics.median(found):.2f}"
+    if len(found) < QUARTILE_ROUNDS_MIN:
+        return median
+    low, _, high = statistics.quantiles(found, n=4)
+    return f"{median} ({low:.2f}-{high:.2f})"
+
+
+def ratios_printed(rows):
+    """For each of our rows, how many times as fast as each peer that promises the same it is."""
+    heads = [name for name in rows[0] if "," in name] if rows else []
+    for ours in (row for row in rows if row["system"].startswith(OURS)):
+        peers = [
+            row
+            for row in rows
+            if row["lasting"] == ours["lasting"] and not row["system"].startswith(OURS)
+        ]
+        if not peers:
+            continue
+        print(f"\n{ours['system']} ({ours['durability']}) is so many times as fast:\n")
+        print("| as | durability | " + " | ".join(heads) + " |")
+        print("|---|---|" + "---|" * len(heads))
+        for peer in peers:
+            cells = [ratio_of(ours, peer, head) for head in heads]
+            print(f"| {peer['system']} | {peer['durability']} | " + " | ".join(cells) + " |")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[1])
     parser.add_argument("--seconds", type=float, default=0.5, help="of each measure")
@@ -209,6 +248,7 @@ def main():
         f"{options.seconds} s; cells are rate (p50 / p99 of one call)"
     )
     printed(rows)
+    ratios_printed(rows)
 
 
 if __name__ == "__main__":

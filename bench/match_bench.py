@@ -258,6 +258,22 @@ def line_of(row):
     return " ".join(cells).rstrip()
 
 
+def print_ratios(done):
+    """The native index beside the others of this run, on the same filters and documents."""
+    ours = None
+    for row in done:  # a set's own row comes first, its peers' after it
+        if row.get("engine") == "virta":
+            ours = row
+        elif ours is not None and "engine" in row:
+            ratios = [
+                f"{key} {ours[key] / row[key]:,.1f}"
+                for key in ("objects", "json", "register")
+                if ours.get(key) and row.get(key)
+            ]
+            name = f"{ours['family']}, {ours['filters']:,} filters"
+            print(f"# {name}: so many times {row['engine']}: {', '.join(ratios)}")
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -291,6 +307,7 @@ def main():
     for row in rows(args):
         done.append(row)
         print(row["skipped"] if "skipped" in row else line_of(row), flush=True)
+    print_ratios(done)
     if args.json:
         args.json.write_text(json.dumps(done, indent=1))
 

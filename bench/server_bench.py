@@ -150,6 +150,26 @@ def measure_peers(seconds):
     return rows
 
 
+def print_ratios(results):
+    """How many times as fast as the others in this run, by what each scenario counts."""
+    baseline, peers = results.get("baseline", {}), results.get("peers", {})
+    for durability in (name for name in results if name not in ("baseline", "peers")):
+        ours = results[durability]
+        for scenario, (_, key) in SCENARIOS.items():
+            if scenario not in ours:
+                continue
+            others = {"uvicorn + Starlette": baseline[scenario]} if scenario in baseline else {}
+            if scenario == "fanout":
+                others |= peers
+            ratios = [
+                f"{ours[scenario][key] / other[key]:.2f} times {name}"
+                for name, other in others.items()
+                if other.get(key)
+            ]
+            if ratios:
+                print(f"# virta, {durability}: {TITLES[scenario]}: {', '.join(ratios)}", flush=True)
+
+
 def virta_command(durability):
     def command():
         data = tempfile.mkdtemp(prefix="virta-bench-", dir=os.environ.get("VIRTA_BENCH_DIR"))
@@ -185,6 +205,7 @@ def main():
         )
     if "fanout" in scenarios and not options.no_baseline:
         results["peers"] = measure_peers(options.seconds)
+    print_ratios(results)
     print(json.dumps(results))
 
 
