@@ -13,7 +13,7 @@ help:
 	@echo "make run     set up and serve on port 8232  make test   set up and run every test"
 	@echo "make lint    ruff and mypy                  make bench  every benchmark"
 	@echo "make setup   only the environment (.venv)   make clean  remove what make made"
-	@echo "make demo    the log at work, in seconds    make fuzz   the native index under sanitizers"
+	@echo "make demo    the log at work, in seconds    make fuzz   the native halves under sanitizers"
 
 setup: $(STAMP)
 
@@ -68,7 +68,7 @@ bench-server: setup
 soak-server: setup
 	$(BIN)/python bench/server_soak.py $(SOAK_ARGS)
 
-# The native index built with ASan and UBSan, apart from the ordinary build, against the plain evaluator.
+# The native halves built with ASan and UBSan, apart from the ordinary build, against their plain twins.
 FUZZ_SECONDS ?= 60
 FUZZ := build/fuzz
 
@@ -77,9 +77,11 @@ fuzz: setup
 	@cp -r pyproject.toml setup.py LICENSE $(wildcard README.md) src native $(FUZZ)/tree/
 	@find $(FUZZ)/tree -name '*.so' -delete
 	VIRTA_SANITIZE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(FUZZ)/site $(FUZZ)/tree
+	for script in tests/match/fuzz.py tests/fuzz_native.py; do \
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
 	ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	PYTHONMALLOC=malloc PYTHONPATH=$(FUZZ)/site:tests/match $(BIN)/python tests/match/fuzz.py --seconds $(FUZZ_SECONDS)
+	PYTHONMALLOC=malloc PYTHONPATH=$(FUZZ)/site:tests/match $(BIN)/python $$script --seconds $(FUZZ_SECONDS) || exit 1; \
+	done
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -15,9 +15,16 @@ from virta.log import codec, kernel, plain
 ROOT = Path(__file__).parent.parent
 
 # CI repeats itself, so that a red run is about the change; everywhere else new examples are tried each time.
-hypothesis.settings.register_profile("ci", derandomize=True, print_blob=True)
-if os.environ.get("CI"):
-    hypothesis.settings.load_profile("ci")
+# How long an example takes is the machine's affair: a stall of it is no fault of what is tested.
+hypothesis.settings.register_profile(
+    "virta",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    derandomize=bool(os.environ.get("CI")),
+    database=None if os.environ.get("CI") else hypothesis.settings.default.database,
+    print_blob=True,
+)
+hypothesis.settings.load_profile("virta")
 
 # A job in the background starts with SIGINT ignored, and so would every process our tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,0 +1,85 @@
+"""
+The differential tests of the native halves with seeds nobody has tried, until the time is up: `make fuzz`.
+
+Damaged streams, commands of jobs, batches of events and tables of keys go through the native half and its plain
+twin; the twin says what is right, the sanitizers, with which `make fuzz` builds the native halves, what is wrong.
+A failure prints the seed that repeats it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+HERE = Path(__file__).parent
+# Before the tests are imported, which take it as it is then. Busy machines and sanitizers take the time they take.
+hypothesis.settings.register_profile(
+    "fuzz",
+    deadline=None,
+    database=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("fuzz")
+sys.path += [str(HERE / "journal"), str(HERE / "hub")]
+
+import test_journal_direct as direct  # noqa: E402
+import test_journal_lines as lines  # noqa: E402
+import test_journal_shortcut as shortcut  # noqa: E402
+import test_journal_wire as wire  # noqa: E402
+import test_parcel as parcel  # noqa: E402
+
+from virta.hub import kernel as hub_kernel  # noqa: E402
+from virta.journal import kernel as journal_kernel  # noqa: E402
+
+TESTS = (
+    wire.test_both_halves_of_the_wire_agree,
+    parcel.test_a_parcel_is_never_anything_else,
+    parcel.test_the_tables_of_keys_agree,
+)
+
+
+def one_round(seed):
+    for test in TESTS:
+        hypothesis.seed(seed)(test)()
+    with tempfile.TemporaryDirectory(prefix="virta-fuzz-") as directory:
+        for name, test in (
+            ("lines", direct.test_lines_do_what_python_does),
+            ("short", shortcut.test_both_ways_are_the_same),
+        ):
+            place = Path(directory) / name
+            place.mkdir()
+            test(seed, place)
+    with pytest.MonkeyPatch.context() as patch:
+        lines.test_native_and_plain_lines_answer_alike(seed, patch)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, help="run this seed only")
+    args = parser.parse_args()
+    if not (hub_kernel.NATIVE and journal_kernel.NATIVE):
+        raise SystemExit("the native halves are not built: there is nothing to compare with")
+    seed = int(time.time()) * 1000 if args.seed is None else args.seed
+    end = time.monotonic() + args.seconds
+    rounds = 0
+    while True:
+        try:
+            one_round(seed + rounds)
+        except BaseException:
+            print(f"failed: repeat with --seed {seed + rounds}")
+            raise
+        rounds += 1
+        if args.seed is not None or time.monotonic() > end:
+            break
+    print(f"{rounds} rounds, no difference")
+
+
+if __name__ == "__main__":
+    main()
