@@ -198,7 +198,7 @@ def beside(directory, port):
 
 def test_a_peer_that_stands_still_holds_up_neither_start_nor_stop(tmp_path, monkeypatch):
     """It is pulled later, and what it did not acknowledge stays in its spool."""
-    monkeypatch.setattr(peers, "CONNECT_S_MAX", 0.05)
+    monkeypatch.setattr(peers, "ANSWER_S_MAX", 0.05)
     monkeypatch.setattr(peers, "LEAVE_S_MAX", 0.05)
 
     async def run():
@@ -214,7 +214,7 @@ def test_a_peer_that_stands_still_holds_up_neither_start_nor_stop(tmp_path, monk
 
 def test_what_comes_while_the_peers_stop_is_answered(tmp_path, monkeypatch):
     """A job taken for good while a node stops is on disk before its directory is released."""
-    monkeypatch.setattr(peers, "CONNECT_S_MAX", 0.05)
+    monkeypatch.setattr(peers, "ANSWER_S_MAX", 0.05)
     monkeypatch.setattr(peers, "LEAVE_S_MAX", 0.05)
 
     async def run():
@@ -249,7 +249,7 @@ def test_what_comes_while_the_peers_stop_is_answered(tmp_path, monkeypatch):
 
 def test_a_pull_asked_for_during_a_stop_is_not_begun(tmp_path, monkeypatch):
     """The word to pull that comes on a line while the peers stop leaves no task behind."""
-    monkeypatch.setattr(peers, "CONNECT_S_MAX", 0.05)
+    monkeypatch.setattr(peers, "ANSWER_S_MAX", 0.05)
     monkeypatch.setattr(peers, "LEAVE_S_MAX", 0.05)
 
     async def run():

@@ -43,6 +43,9 @@ log = logging.getLogger("virta.journal.peers")
 PEERS_MAX = 16
 WATCH_S = 0.2
 CONNECT_S_MAX = 3.0
+ANSWER_S_MAX = (
+    10.0  # of a peer that is to be pulled: a busy one is slow, one that stands still never does
+)
 RETRY_S_MAX = 5.0  # shorter than a spool's: writes wait for their copies
 PULL_PAGE_S_MAX = 60.0
 PULL_AGAIN_S = 1.0
@@ -333,6 +336,7 @@ class Peers:
                 async with asyncio.timeout(CONNECT_S_MAX):
                     client = await AsyncClient.connect(peer.host, peer.port)
                     await stack.enter_async_context(client)
+                async with asyncio.timeout(ANSWER_S_MAX):
                     await client.request(Request(Function.NOP))
                 pulled = await self._pull_all(client)
         except (JournalError, TimeoutError) as error:
