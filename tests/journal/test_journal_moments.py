@@ -189,10 +189,11 @@ async def standing_still():
         await server.wait_closed()
 
 
-def beside(directory, port):
+def beside(directory, port, **options):
     """A node whose only peer is at that port."""
     running = Node(directory / "journal")
-    running.peers = Peers(running.engine, directory, "a", [Peer("b", "127.0.0.1", port)])
+    peer = Peer("b", "127.0.0.1", port)
+    running.peers = Peers(running.engine, directory, "a", [peer], **options)
     return running
 
 
@@ -210,6 +211,28 @@ def test_a_peer_that_stands_still_holds_up_neither_start_nor_stop(tmp_path, monk
             return reply.error, len(running.peers._links[0].files())
 
     assert asyncio.run(run()) == ("", 1)
+
+
+def test_a_pull_does_not_wait_for_copies_of_what_others_change(tmp_path, monkeypatch):
+    """A peer that starts is told everything although a change waits for it; else both would wait."""
+    monkeypatch.setattr(peers, "ANSWER_S_MAX", 0.05)
+    monkeypatch.setattr(peers, "LEAVE_S_MAX", 0.05)
+
+    async def run():
+        async with standing_still() as port:
+            running = beside(tmp_path, port, copies=2, copies_timeout=3600)
+            await running.start()
+            looking = ("export", "stats", "list", "configure")
+            asked = [commands.admin(do, domain="h" * (do == "configure")) for do in looking]
+            changing = asyncio.create_task(running.submit(set_(b"k")))
+            told = [asyncio.create_task(running.submit(command.request)) for command in asked]
+            found = await asyncio.wait_for(asyncio.gather(*told), GATE_S_MAX)
+            waits = not changing.done()
+            changing.cancel()
+            await running.stop()
+            return waits, [reply.error for reply in found]
+
+    assert asyncio.run(run()) == (True, [""] * 4)
 
 
 def test_what_comes_while_the_peers_stop_is_answered(tmp_path, monkeypatch):
