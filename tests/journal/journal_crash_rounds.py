@@ -14,6 +14,7 @@ import asyncio
 import json
 import os
 import random
+import select
 import signal
 import sys
 import threading
@@ -28,6 +29,8 @@ from virta.journal.messages import RefusedError
 from virta.journal.node import Node
 
 DOMAIN = "d"
+STEPS_MAX = 5  # that a daemon surely carries out before it may be killed
+SPOOLED_S_MAX = 60
 # Snapshots all the time, so that rotation is killed, too.
 persistence.ROTATE_RECORDS_MIN = 60
 
@@ -133,7 +136,9 @@ def daemon_rounds(directory, rounds, rng):
         child, port = start_daemon(directory)
         with Client(port=port) as client:
             promises.check(client)
-            killer = threading.Timer(rng.uniform(0.0, 0.05), os.kill, (child, signal.SIGKILL))
+            for _ in range(rng.randrange(STEPS_MAX)):  # however slow the disk is
+                promises.step(client, rng)
+            killer = threading.Timer(rng.uniform(0.0, 0.03), os.kill, (child, signal.SIGKILL))
             killer.start()
             try:
                 while True:
@@ -179,13 +184,17 @@ def spool_rounds(directory, rounds, rng):
     acknowledged = set()
     rest = b""
 
-    def listen():
+    def listen(wanted=0):
+        """Everything that was acknowledged by now, and at least so many."""
         nonlocal rest
         while True:
             try:
                 data = os.read(reading, 65536)
             except BlockingIOError:
-                return
+                if len(acknowledged) >= wanted:
+                    return
+                assert select.select([reading], [], [], SPOOLED_S_MAX)[0], "nothing is spooled"
+                continue
             *lines, rest = (rest + data).split(b"\n")
             acknowledged.update(map(int, lines))
 
@@ -193,8 +202,8 @@ def spool_rounds(directory, rounds, rng):
     writer = start_writer(spool, writing, 0)
     forwarder = start_forwarder(spool, port)
     for round_ in range(1, rounds + 1):
-        time.sleep(rng.uniform(0.0, 0.03))
-        listen()
+        listen(len(acknowledged) + rng.randrange(1, 4))
+        time.sleep(rng.uniform(0.0, 0.02))
         victim = rng.choice(["daemon", "writer", "forwarder"])
         if victim == "daemon":
             kill(daemon)

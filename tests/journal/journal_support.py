@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +18,26 @@ from virta.journal.wire import ReplyParser, encode_request
 
 REPLY_WAIT_S = 10
 VIRTA = Path(sys.executable).with_name("virta")
+
+
+class Port:
+    """A port for daemons that come and go: until it is closed nobody else is given its number."""
+
+    def __init__(self):
+        self._bound = socket.socket()
+        # Who names the port may listen there although it is bound, as long as both say this.
+        self._bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._bound.bind(("127.0.0.1", 0))
+        self.number = self._bound.getsockname()[1]
+
+    def close(self):
+        self._bound.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
 
 
 class Clock:
@@ -134,15 +155,9 @@ class Mesh:
     def __init__(self, directory, **options):
         self.directory = directory
         self.options = options
-        self.ports = {}
+        self.held = {name: Port() for name in ("a", "b")}
+        self.ports = {name: port.number for name, port in self.held.items()}
         self.servers = {}
-
-    async def prepare(self):
-        for name in ("a", "b"):
-            probe = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
-            self.ports[name] = probe.sockets[0].getsockname()[1]
-            probe.close()
-            await probe.wait_closed()
 
     async def start(self, name):
         other = "b" if name == "a" else "a"
@@ -162,12 +177,13 @@ class Mesh:
 @asynccontextmanager
 async def mesh(directory, **options):
     both = Mesh(directory, **options)
-    await both.prepare()
     try:
         yield both
     finally:
         for name in list(both.servers):
             await both.stop(name)
+        for port in both.held.values():
+            port.close()
 
 
 class Daemon:

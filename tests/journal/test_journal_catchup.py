@@ -11,7 +11,7 @@ import time
 
 import pytest
 from journal_faulty import copies_of
-from journal_support import Daemon, connected, mesh, until
+from journal_support import Daemon, Port, connected, mesh, until
 
 from virta.journal import Client, commands, peers
 from virta.journal import messages as m
@@ -121,10 +121,9 @@ def test_an_empty_peer_catches_up_although_it_is_killed(tmp_path):
         port = alone.port
     gate = Gate(port, limit=3 * 1024 * 1024)
     known_as = ("--name", "b", "--peer", f"a=127.0.0.1:{gate.port}")
-    daemons = []
+    daemons, held = [], Port()
+    other = held.number
     try:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            other = probe.getsockname()[1]
         a = Daemon(tmp_path / "a", "--name", "a", "--peer", f"b=127.0.0.1:{other}", port=port)
         daemons.append(a)
         b = Daemon(tmp_path / "b", *known_as, port=other, ready=False)
@@ -146,6 +145,7 @@ def test_an_empty_peer_catches_up_although_it_is_killed(tmp_path):
         for daemon in daemons:
             daemon.kill()
         gate.close()
+        held.close()
 
     assert 0 < kept < COUNT
     assert ours == theirs

@@ -13,7 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from journal_support import Daemon
+from journal_support import Daemon, Port
 
 from virta.errors import JournalError
 from virta.journal import Client, commands
@@ -30,12 +30,6 @@ URIS = [f"http://h/{number}" for number in range(8)]
 FURTHER_STEPS_MAX = 5000  # until each kind of fault has happened
 HEALED_S_MAX = 60
 LOOK_S = 0.02  # daemons that are asked all the time have none left to converge in
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def request_size(data):
@@ -143,7 +137,8 @@ class Mesh:
         self.directory = directory
         self.names = names
         self.rng = rng
-        self.ports = {name: free_port() for name in names}
+        self.held = {name: Port() for name in names}
+        self.ports = {name: port.number for name, port in self.held.items()}
         self.lines = {
             (one, other): Line(self.ports[other], rng)
             for one in names
@@ -175,6 +170,8 @@ class Mesh:
             daemon.kill()
         for line in self.lines.values():
             line.close()
+        for port in self.held.values():
+            port.close()
 
 
 def step(client, rng, leases):
@@ -275,7 +272,8 @@ def test_daemons_converge_over_bad_lines(names, tmp_path):
 
 def test_what_a_crash_forgot_comes_back_from_the_spool(tmp_path):
     """A value that need not survive a crash, on its way to a peer: after the crash both have it."""
-    ports = {name: free_port() for name in "ab"}
+    held = {name: Port() for name in "ab"}
+    ports = {name: port.number for name, port in held.items()}
     daemons = {}
 
     def start(name, other):
@@ -296,5 +294,7 @@ def test_what_a_crash_forgot_comes_back_from_the_spool(tmp_path):
                     assert time.monotonic() < deadline
                     threading.Event().wait(LOOK_S)
     finally:
-        for daemon in daemons.values():
-            daemon.kill()
+        for each in daemons.values():
+            each.kill()
+        for port in held.values():
+            port.close()

@@ -179,7 +179,8 @@ def test_only_the_primary_hands_out_jobs(tmp_path):
         async with mesh(tmp_path) as both:
             await both.start("a")
             b = await both.start("b")
-            await until(lambda: not b.node.engine.primary)
+            link = b.node.peers._links[0].forwarder
+            await until(lambda: link.connected and not b.node.engine.primary)
             async with connected(b) as wire:
                 await wire.ask(push(b"http://h/1"))
                 refused = await wire.ask(Request(Function.NEXT))

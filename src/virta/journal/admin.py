@@ -43,6 +43,7 @@ RAN_PREFIX = b"virta:ran:"  # the moment a recurring job that makes up for misse
 # A clock that goes back by more than this was set, and what is due by it has to be worked out anew.
 CLOCK_BACK_US = 1_000_000
 CRONS_MAX = 10_000
+LOOKING = frozenset({"stats", "list", "show", "export"})
 LIMIT_MAX = 1 << 53
 DELAY_S_MAX = 3650 * 86_400
 Setting = TypeVar("Setting", Settings, Cron)
@@ -229,7 +230,9 @@ class Admin:
         if action is None:
             raise RefusedError("unknown-function", f"there is no command {command.do[:40]!r}")
         answer = action(command, session, now)
-        flags = DATA | (PERSIST if self._engine.wants_log else 0)
+        # What only looks must not wait for copies of what others change: a starting peer asks before it takes any.
+        looks = command.do in LOOKING or (command.do == "configure" and not command.settings)
+        flags = DATA | (PERSIST if self._engine.wants_log and not looks else 0)
         if command.do == "export":
             # A page may end with the largest value there is, which with its key is too large for one.
             cuts = range(0, len(answer) or 1, VALUE_DATA_BYTES_MAX)

@@ -173,13 +173,9 @@ class Handler:
         if action == "truncate" and given.size is None:
             raise RefusedError("bad-request", "truncate needs the size to cut to")
         if action == "add":
-            # By itself ADD makes a number in memory only; what is kept by default is kept here, too.
-            with contextlib.suppress(RefusedError):
-                zero = type(given.amount)(0)
-                await self._call(commands.set_(key, zero, overwrite=False))
+            return _json({"key": shown_name(key), "result": await self._add(key, given.amount)})
         to = bodies.named(given.to)
         actions: dict[str, Callable[[], Command[Any]]] = {
-            "add": lambda: commands.add(key, given.amount),
             "not": lambda: commands.invert(key),
             "truncate": lambda: commands.truncate(key, given.size),
             "rename": lambda: commands.rename(key, to, overwrite=given.overwrite),
@@ -189,6 +185,16 @@ class Handler:
         if action not in actions:
             raise RefusedError("unknown-function", f"a key has no action {action[:40]!r}")
         return _json({"key": shown_name(key), "result": await self._call(actions[action]())})
+
+    async def _add(self, key: bytes, amount: float) -> Any:
+        """By itself ADD makes a number in memory only; what is kept by default is kept here, too."""
+        zero, add = commands.set_(key, type(amount)(0), overwrite=False), commands.add(key, amount)
+        check_numbers(add.request)
+        # Asked in one breath: a DELETE between the two would leave a number that is not kept.
+        _, reply = await asyncio.gather(
+            *(self._node.submit(command.request, self._session) for command in (zero, add))
+        )
+        return add.result(reply)
 
     async def _page(self, arguments: dict[str, str]) -> dict[str, Any]:
         count = min(bodies.number(arguments, "count", 100), PAGE_KEYS_MAX)

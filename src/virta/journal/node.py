@@ -52,6 +52,7 @@ INLINE_COMMIT_S_MAX = 0.001
 HICCUP_S_MAX = 4 * INLINE_COMMIT_S_MAX
 RETRY_AFTER_WRITE_ERROR_S = 1.0
 ROTATION_PAUSE_S = 0.002
+STOP_LOOK_S = 0.001
 REASON_CHARS_MAX = 200
 TICK_S_MAX = 1.0
 TICK_S_MIN = 0.0005
@@ -102,12 +103,14 @@ class Node:
         self._scheduled = False
         self._held = False  # whoever holds it calls the next batch himself
         self._committing = False
+        self._overdue = False  # a batch was asked for meanwhile
         self._commit_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_us = 0  # the moment of the clock that the timer is for
         self._rotation_task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
+        self._closing = False  # nothing at all is carried out any more
         self._uneasy = False  # something may be refused
         self._refusal = "disk"  # and why
 
@@ -137,19 +140,26 @@ class Node:
         self._stopping = self._uneasy = True
         if self._timer is not None:
             self._timer.cancel()
-        while self._waiting or self._committing:
-            self._schedule()
-            await asyncio.sleep(0.001)
+        await self._answered()
         if self.peers is not None:
             await self.peers.stop()
         if self._rotation_task is not None:
-            self._rotation_task.cancel()
-            await asyncio.gather(self._rotation_task, return_exceptions=True)
+            # Not cancelled: a thread of it would go on, and remove what the snapshot below rests on.
+            await asyncio.wait({self._rotation_task})
+        # What came while those ended is answered, too; then there is no turn of the loop before the end.
+        self._closing = True
+        await self._answered()
         if self._persistence is not None:
             if self.failure is None:
                 self._snapshot()
             self._persistence.close()
         self.engine.jobs.schedule.let_go()
+
+    async def _answered(self) -> None:
+        """Until nothing waits for the disk, nor to be written or told."""
+        while self._waiting or self._committing or (self._closing and self._scheduled):
+            self._schedule()
+            await asyncio.sleep(STOP_LOOK_S)
 
     def _snapshot(self) -> None:
         assert self._persistence is not None
@@ -164,7 +174,9 @@ class Node:
     def handle(self, request: Request, session: Session, respond: Respond) -> None:
         """Carry out a request now; `respond` is called when its effect is as lasting as it must be."""
         function = request.function
-        if self._uneasy and (request.flags & PERSIST or function in _LASTING) and self._refuses():
+        if self._uneasy and (
+            self._closing or ((request.flags & PERSIST or function in _LASTING) and self._refuses())
+        ):
             error = "shutting-down" if self._stopping else self._refusal
             respond(Reply(request.identifier, 0, self.engine.clock(), error=error))
             return
@@ -276,7 +288,8 @@ class Node:
     def _batch(self) -> None:
         self._scheduled = False
         if self._committing:
-            return  # what waits goes with the next one, which follows at once
+            self._overdue = True  # what waits goes with the next one, which follows at once
+            return
         event = self.engine.tick()
         if self.peers is not None and (outgoing := self.engine.gather()):
             try:
@@ -286,10 +299,10 @@ class Node:
                 self._settle(LogWriteError(f"a peer's spool: {error}"), event)
                 return
         persistence = self._persistence
-        if persistence is None:
+        if persistence is None or self.failure is not None:
             self.engine.store.drain()
             self.engine.jobs.drained()
-        elif self.failure is None:
+        else:
             records = images.drain(self.engine, self.engine.clock())
             records += persistence.id_records(self.engine.jobs.next_id)
             if self._backlog:
@@ -298,7 +311,8 @@ class Node:
             if records:
                 self._commit(records, event)
                 return
-        self._settle(None, event)
+        # What has to survive, but is not known to be of that kind beforehand, is refused here.
+        self._settle(self.failure if self._waiting else None, event)
 
     def _commit(self, records: list[images.Record], event: int | None) -> None:
         assert self._persistence is not None
@@ -330,16 +344,20 @@ class Node:
     def _committed(self, error: LogError | None, waiting: list[Waiting]) -> None:
         self._committing = False
         later, self._waiting = self._waiting, waiting
+        if error is not None and not isinstance(error, LogWriteError):
+            self._waiting += later  # nothing will be written any more
+            later = []
         self._settle(error, self.engine.next_event())
         self._waiting = later
-        if later or self.engine.wants_log:
+        if later or self._overdue or self.engine.wants_log:
+            self._overdue = False
             self._schedule()
 
     def _settle(self, error: LogError | None, event: int | None) -> None:
         """Give the replies that waited for this batch, and see to what comes next."""
         if error is not None:
             self._failed(error)
-        elif self._persistence is not None:
+        elif self._persistence is not None and self.failure is None:
             self._persistence.settled()
         waiting, self._waiting = self._waiting, []
         for respond, reply, copied in waiting:
@@ -428,10 +446,10 @@ class Node:
             while self._committing:  # noqa: ASYNC110  (microseconds, rarely)
                 await asyncio.sleep(ROTATION_PAUSE_S)
             persistence.rotate(self.engine)
-            while True:
-                if persistence.rotation_step():
-                    break
+            while not persistence.rotation_step():
                 await asyncio.sleep(ROTATION_PAUSE_S)
+                if self._stopping:
+                    return  # a stop takes a snapshot of its own
             await asyncio.to_thread(persistence.finish_rotation)
         except (LogError, OSError):
             log.exception("journal_rotation_failed")

@@ -43,9 +43,14 @@ log = logging.getLogger("virta.journal.peers")
 PEERS_MAX = 16
 WATCH_S = 0.2
 CONNECT_S_MAX = 3.0
+ANSWER_S_MAX = (
+    10.0  # of a peer that is to be pulled: a busy one is slow, one that stands still never does
+)
 RETRY_S_MAX = 5.0  # shorter than a spool's: writes wait for their copies
 PULL_PAGE_S_MAX = 60.0
 PULL_AGAIN_S = 1.0
+# A peer that stands still must not hold up a stop; what it has not acknowledged stays in its spool.
+LEAVE_S_MAX = 2.0
 # What is kept for a peer that is away; beyond that it has to pull everything.
 AWAY_BYTES_MAX = 256 * 1024 * 1024
 # Of the one record then left; older than any other, and gone when it was taken.
@@ -260,7 +265,11 @@ class Peers:
         self._stop.set()
         for task in self._helpers:
             task.cancel()
-        await asyncio.gather(*self._tasks, *self._helpers, return_exceptions=True)
+        tasks = {*self._tasks, *self._helpers}
+        while tasks:
+            _, tasks = await asyncio.wait(tasks, timeout=LEAVE_S_MAX)
+            for task in tasks:
+                task.cancel()
         for link in self._links:
             link.close()
 
@@ -306,7 +315,7 @@ class Peers:
     def _pull_again(self, name: str) -> None:
         """A peer has given up to keep what this daemon missed."""
         for peer in self._peers:
-            if peer.name == name:
+            if peer.name == name and not self._stop.is_set():
                 task = asyncio.create_task(self._pull_until_done(peer))
                 self._helpers.append(task)
                 task.add_done_callback(self._helpers.remove)
@@ -322,10 +331,13 @@ class Peers:
 
     async def _pull(self, peer: Peer) -> bool:
         try:
-            # A host that does not answer at all must not hold up the start.
-            async with asyncio.timeout(CONNECT_S_MAX):
-                connected = await AsyncClient.connect(peer.host, peer.port)
-            async with connected as client:
+            async with contextlib.AsyncExitStack() as stack:
+                # One that does not answer at all, be it the host or the process, must not hold up the start.
+                async with asyncio.timeout(CONNECT_S_MAX):
+                    client = await AsyncClient.connect(peer.host, peer.port)
+                    await stack.enter_async_context(client)
+                async with asyncio.timeout(ANSWER_S_MAX):
+                    await client.request(Request(Function.NOP))
                 pulled = await self._pull_all(client)
         except (JournalError, TimeoutError) as error:
             log.info("peer_not_pulled name=%s %s", peer.name, error)
