@@ -134,8 +134,15 @@ def read_status(pipeline: Pipeline, supervised: dict[str, Any] | None = None) ->
 
 
 def united(status: dict[str, Any], supervised: dict[str, Any]) -> str:
-    """One word for both: while the process lives its own word counts, once it has spoken."""
+    """
+    One word for both: while the process lives its own word counts, once it has spoken.
+
+    After its last word it is still `stopping`, until the supervisor has seen its end: before that there is
+    nothing that an order could start again.
+    """
     state: str = supervised["state"]
     if state != "running":
         return state
-    return str(status["state"]) if status.get("pid") == supervised["pid"] else "starting"
+    if status.get("pid") != supervised["pid"]:
+        return "starting"
+    return "running" if status["state"] == "running" else "stopping"
