@@ -19,7 +19,14 @@ import virta
 from virta.server import pipelines as room
 from virta.server.pipelines import Limits, Pipelines, Supervised
 from virta.spark.pipeline_file import loads
-from virta.spark.status import BusyError, claimed, read_status
+from virta.spark.status import (
+    BusyError,
+    began,
+    claimed,
+    read_status,
+    write_status,
+    write_supervised,
+)
 
 CHILD = Path(__file__).with_name("pipeline_child.py")
 DEADLINE = 120.0
@@ -197,6 +204,24 @@ def test_a_process_that_cannot_be_started(supervise):
     wait_for(lambda: one.overview()["restarts"] == 4 and state(one) == "failed", "giving up again")
 
 
+@pytest.mark.parametrize("kind", ["empty", "directory"])
+def test_a_status_that_cannot_be_read(supervise, tmp_path, kind):
+    """Whatever stands in the place of a run's status, the run is kept going and told of."""
+    status = tmp_path / ".virta" / "pipelines" / "copy" / "status.json"
+    status.parent.mkdir(parents=True)
+    if kind == "empty":
+        status.touch()
+    else:
+        status.mkdir()
+
+    one = supervise("fail")
+
+    wait_for(lambda: one.facts()["state"] == "failed", "giving up")
+    assert one.facts()["last_error"] == "the sentence that counts"
+    if kind == "empty":
+        assert state(one) == "failed"
+
+
 def test_output_that_does_not_end(supervise, tmp_path, monkeypatch):
     """Somebody who left the family may hold its output for ever: nobody waits for that, in no thread."""
     monkeypatch.setattr(room, "PUMP_S_MAX", 0.05)
@@ -328,6 +353,23 @@ def test_a_pipeline_has_one_run(tmp_path):
         pass
     with claimed(pipeline):
         pass
+
+
+def test_a_later_process_of_the_same_number_is_another(tmp_path):
+    """What a run or a server has left in its files counts for as long as that very process lives."""
+    pipeline = loads(TEXT, directory=str(tmp_path))
+    pid, since = os.getpid(), began(os.getpid())
+    status = {"state": "running", "pid": pid, "began": since, "queries": {}}
+    supervised = {"server": pid, "began": since, "state": "waiting", "pid": None}
+
+    write_status(pipeline, status)
+    assert read_status(pipeline)["state"] == "running"
+    write_status(pipeline, {**status, "began": since - 1})
+    assert read_status(pipeline)["state"] == "lost"
+    write_supervised(pipeline, supervised)
+    assert read_status(pipeline)["state"] == "waiting"
+    write_supervised(pipeline, {**supervised, "began": since - 1})
+    assert read_status(pipeline)["state"] == "lost"
 
 
 def test_the_server_never_imports_spark():

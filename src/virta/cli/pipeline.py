@@ -249,15 +249,17 @@ def start_spark(
     if archives:
         # Unpacked in each executor's directory under the name after '#'.
         settings["spark.archives"] = f"{archives}#{ENVIRONMENT}"
-    from virta.spark.launch import session, use_packed_python
+    from virta.spark.launch import outlive_java, session, use_packed_python
 
     if archives:
         use_packed_python(ENVIRONMENT)
     try:
-        return session(app, master, **settings)
+        started = session(app, master, **settings)
     except VirtaError as error:
         click.echo(error.message, err=True)
         sys.exit(1)
+    outlive_java(started)
+    return started
 
 
 @contextmanager

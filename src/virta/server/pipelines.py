@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from virta.spark.pipeline import PipelineError
 from virta.spark.pipeline_file import load, nameless
-from virta.spark.status import read_json, read_status, write_supervised
+from virta.spark.status import began, read_json, read_status, write_supervised
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,6 +118,7 @@ class Supervised:
         process = self._process
         return {
             "server": os.getpid(),
+            "began": began(os.getpid()),
             "state": state,
             "pid": process.pid if process is not None else None,
             "restarts": self._restarts,
@@ -227,7 +228,9 @@ class Supervised:
 
     def _reason(self, pid: int, code: int, last_line: str) -> str:
         """Why the process ended: the sentence in its status, else its last words, else how."""
-        status = read_json(self.pipeline, "status.json")
+        status: dict[str, Any] = {}
+        with contextlib.suppress(OSError):  # too many open files: then how it ended has to do
+            status = read_json(self.pipeline, "status.json")
         if status.get("pid") == pid and status.get("reason"):
             return str(status["reason"])
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

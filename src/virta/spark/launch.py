@@ -11,10 +11,11 @@ from __future__ import annotations
 import atexit
 import fcntl
 import os
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from virta.errors import VirtaError
 from virta.spark.java import ensure_java
@@ -22,11 +23,14 @@ from virta.spark.planning import PUSHDOWN_SETTING, plan_each_query
 from virta.spark.python_shim import worker_python
 
 if TYPE_CHECKING:
+    from typing import IO
+
     from pyspark.sql import SparkSession
 
 CHECKPOINT_MANAGER = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
+JAVA_END_SECONDS_MAX = 10.0
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
@@ -83,6 +87,25 @@ def session(app: str = "virta", master: str | None = None, **conf: object) -> Sp
         plan_each_query(spark)
     spark.sparkContext.setLogLevel(str(own.get("spark.log.level") or "ERROR"))
     return spark
+
+
+def outlive_java(spark: SparkSession) -> None:
+    """
+    Let this process end after its JVM, which removes its temporary files in its last moments.
+
+    Whoever supervises this process may end all that it leaves behind, and the files would stay: tens of megabytes
+    a run.
+    """
+    gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - Spark has no door to its process
+    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+    if process is not None and process.stdin is not None:
+        atexit.register(end_java, process, process.stdin)
+
+
+def end_java(process: subprocess.Popen[bytes], its_input: IO[bytes]) -> None:
+    with suppress(OSError, subprocess.TimeoutExpired):
+        its_input.close()  # its sign to end
+        process.wait(JAVA_END_SECONDS_MAX)
 
 
 def prepare_environment(master: str) -> None:

@@ -34,9 +34,10 @@ PYTHONPATH="$kept" exec {python} "$@"
 def worker_python() -> str:
     """The Python that workers on this machine run: the shim, or this interpreter where there is no place for one."""
     spec = find_spec("pyspark")
-    if spec is None or spec.origin is None or find_spec("py4j") is None:
+    origin = spec.origin if spec is not None else None
+    if origin is None or find_spec("py4j") is None or not sys.executable:
         return sys.executable
-    home = Path(spec.origin).resolve().parent  # as Spark finds its own home
+    home = Path(origin).resolve().parent  # as Spark finds its own home
     text = SHIM.format(home=shlex.quote(str(home)), python=shlex.quote(sys.executable))
     name = hashlib.sha256(text.encode()).hexdigest()[:16]
     shim = cache_directory() / "python" / name / "python"

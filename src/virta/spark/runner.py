@@ -25,7 +25,7 @@ from virta.spark.dropped import Dropped, can_follow, count_of
 from virta.spark.outputs import write_dead, writer
 from virta.spark.pipeline import sink_names
 from virta.spark.sentences import explain
-from virta.spark.status import write_status
+from virta.spark.status import began, write_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -194,6 +194,7 @@ class Run:
             "pipeline": self._pipeline.name,
             "state": state,
             "pid": os.getpid(),
+            "began": began(os.getpid()),
             "updated": round(time.time(), 3),
             "reason": reason,
             "queries": {name: counter.as_dict() for name, counter in self._counts.items()},
