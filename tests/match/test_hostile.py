@@ -12,7 +12,7 @@ from virta.filters import Filter, parse
 from virta.filters.tree import And, Condition, Flat, Not, Or, Range, Regexp
 from virta.match import Matcher
 
-SECONDS_MAX = 2.0  # a machine under load; the answers take milliseconds
+SECONDS_MAX = 2.0  # of processor time, on the slowest machine; the answers take milliseconds
 
 
 def outcome(matcher, text):
@@ -23,9 +23,9 @@ def outcome(matcher, text):
 
 
 def quick(run):
-    start = time.perf_counter()
+    start = time.thread_time()
     answer = run()
-    assert time.perf_counter() - start < SECONDS_MAX
+    assert time.thread_time() - start < SECONDS_MAX
     return answer
 
 

@@ -6,6 +6,7 @@ A stand-in for a pipeline's run: says something, then does what it is told.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -31,7 +32,18 @@ def main(directory, action):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         child = subprocess.Popen(["sleep", "1000"])
         (home / "grandchild").write_text(str(child.pid))
+    if action == "leave":  # a child that belongs to nobody any more, with our output
+        child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        (home / "grandchild").write_text(str(child.pid))
+        os._exit(0)
+    if action == "say":  # its last word, and an end that takes its time
+        status = {"state": "finished", "pid": os.getpid(), "queries": {}}
+        (home / ".virta" / "pipelines" / "copy" / "status.json").write_text(json.dumps(status))
     (home / "ready").touch()
+    if action == "say":
+        while not (home / "go").exists():
+            threading.Event().wait(0.01)
+        return
     if action == "deaf":
         threading.Event().wait()
     while os.read(0, 4096):

@@ -19,7 +19,14 @@ import virta
 from virta.server import pipelines as room
 from virta.server.pipelines import Limits, Pipelines, Supervised
 from virta.spark.pipeline_file import loads
-from virta.spark.status import BusyError, claimed, read_status
+from virta.spark.status import (
+    BusyError,
+    began,
+    claimed,
+    read_status,
+    write_status,
+    write_supervised,
+)
 
 CHILD = Path(__file__).with_name("pipeline_child.py")
 DEADLINE = 120.0
@@ -66,9 +73,9 @@ def supervise(tmp_path):
     """Supervise the stand-in with an action; stopped at the end of the test."""
     made = []
 
-    def start(action, limits=LIMITS):
+    def start(action, limits=LIMITS, command=(sys.executable, str(CHILD))):
         pipeline = loads(TEXT, directory=str(tmp_path))
-        command = [sys.executable, str(CHILD), str(tmp_path), action]
+        command = [*command, str(tmp_path), action]
         logger = structlog.get_logger("test")
         one = Supervised(pipeline, command, tmp_path / "logs" / "copy.log", limits, logger)
         made.append(one)
@@ -126,6 +133,107 @@ def test_orders(supervise, tmp_path):
     wait_for(lambda: state(another) == "stopped", "the end")
     assert not alive(second[0])
     assert len(starts(tmp_path)) == 8
+
+
+def test_an_order_after_the_last_word_of_a_run(supervise, tmp_path):
+    """A run that has said `finished` is not shown so before its process has ended: an order would find it running."""
+    one = supervise("say")
+    wait_for((tmp_path / "ready").exists, "its word")
+    assert state(one) == "stopping"
+    assert read_status(one.pipeline)["state"] == "stopping"
+
+    (tmp_path / "go").touch()
+    wait_for(lambda: state(one) == "finished", "the end")
+    one.start_again()
+
+    wait_for(lambda: len(starts(tmp_path)) == 2, "another start")
+
+
+def test_a_stop_in_the_moment_of_the_end(supervise, tmp_path, monkeypatch):
+    """A process that has ended, and is told to stop before its thread has seen that, is seen to have ended."""
+    wait, seen, go = os.waitid, threading.Event(), threading.Event()
+
+    def late(*args):
+        seen.set()
+        assert go.wait(DEADLINE)
+        return wait(*args)
+
+    monkeypatch.setattr(os, "waitid", late)
+    one = supervise("usage")
+    assert seen.wait(DEADLINE)
+    (pid,) = wait_for(lambda: starts(tmp_path), "a start")
+    wait_for(lambda: not alive(pid), "its end")
+
+    one.stop_soon()
+    go.set()
+    one.stop(time.monotonic() + DEADLINE)
+
+    assert state(one) == "stopped"
+
+
+def test_what_is_shown_is_of_one_moment(supervise, monkeypatch):
+    """A process is shown once it is said to run: before, and in the file, there is none."""
+    write, writing, go = room.write_supervised, threading.Event(), threading.Event()
+
+    def slow(pipeline, facts):
+        if facts["state"] == "running":
+            writing.set()
+            assert go.wait(DEADLINE)
+        write(pipeline, facts)
+
+    monkeypatch.setattr(room, "write_supervised", slow)
+    one = supervise("wait")
+    assert writing.wait(DEADLINE)
+
+    before = one.facts()
+    go.set()
+    after = wait_for(lambda: one.facts() if one.facts()["pid"] else None, "a process")
+
+    assert (before["state"], before["pid"]) == ("starting", None)
+    assert after["state"] == "running"
+
+
+def test_a_process_that_cannot_be_started(supervise):
+    """What the system refuses is a failure as any other: tried again, given up, and begun anew when told."""
+    one = supervise("wait", command=["/nowhere/python"])
+    wait_for(lambda: state(one) == "failed", "giving up")
+
+    assert one.overview()["restarts"] == 2
+    assert "cannot be started" in one.overview()["reason"]
+    one.start_again()
+    wait_for(lambda: one.overview()["restarts"] == 4 and state(one) == "failed", "giving up again")
+
+
+@pytest.mark.parametrize("kind", ["empty", "directory"])
+def test_a_status_that_cannot_be_read(supervise, tmp_path, kind):
+    """Whatever stands in the place of a run's status, the run is kept going and told of."""
+    status = tmp_path / ".virta" / "pipelines" / "copy" / "status.json"
+    status.parent.mkdir(parents=True)
+    if kind == "empty":
+        status.touch()
+    else:
+        status.mkdir()
+
+    one = supervise("fail")
+
+    wait_for(lambda: one.facts()["state"] == "failed", "giving up")
+    assert one.facts()["last_error"] == "the sentence that counts"
+    if kind == "empty":
+        assert state(one) == "failed"
+
+
+def test_output_that_does_not_end(supervise, tmp_path, monkeypatch):
+    """Somebody who left the family may hold its output for ever: nobody waits for that, in no thread."""
+    monkeypatch.setattr(room, "PUMP_S_MAX", 0.05)
+    before = set(threading.enumerate())
+    one = supervise("leave")
+    wait_for(lambda: state(one) == "finished", "the end")
+    stranger = int((tmp_path / "grandchild").read_text())
+    try:
+        wait_for(lambda: set(threading.enumerate()) <= before, "the end of the copying")
+        assert alive(stranger)
+    finally:
+        os.kill(stranger, signal.SIGKILL)
 
 
 def test_orders_for_what_is_not_there(server):
@@ -247,6 +355,23 @@ def test_a_pipeline_has_one_run(tmp_path):
         pass
 
 
+def test_a_later_process_of_the_same_number_is_another(tmp_path):
+    """What a run or a server has left in its files counts for as long as that very process lives."""
+    pipeline = loads(TEXT, directory=str(tmp_path))
+    pid, since = os.getpid(), began(os.getpid())
+    status = {"state": "running", "pid": pid, "began": since, "queries": {}}
+    supervised = {"server": pid, "began": since, "state": "waiting", "pid": None}
+
+    write_status(pipeline, status)
+    assert read_status(pipeline)["state"] == "running"
+    write_status(pipeline, {**status, "began": since - 1})
+    assert read_status(pipeline)["state"] == "lost"
+    write_supervised(pipeline, supervised)
+    assert read_status(pipeline)["state"] == "waiting"
+    write_supervised(pipeline, {**supervised, "began": since - 1})
+    assert read_status(pipeline)["state"] == "lost"
+
+
 def test_the_server_never_imports_spark():
     """The server's process stays small: importing it brings neither pyspark nor pyarrow."""
     code = "import sys, virta.server.run; print({'pyspark', 'pyarrow'} & set(sys.modules))"
@@ -268,6 +393,10 @@ def progressed(server):
     return answer if done else None
 
 
+def shown_pid(server):
+    return server.request("GET", "/pipelines/copy").json["pid"]
+
+
 @pytest.mark.slow
 def test_a_real_pipeline_beside_a_real_server(tmp_path):
     """Listed in virta.toml it runs, is restarted when killed, delivers each event once, and ends with the server."""
@@ -284,6 +413,8 @@ def test_a_real_pipeline_beside_a_real_server(tmp_path):
             server.publish("orders", event(str(n), {"n": n}))
         first = wait_for(lambda: progressed(server), "the first five")
         os.kill(first["pid"], signal.SIGKILL)
+        # Its Java is told to end by the server, and might read on until then.
+        wait_for(lambda: shown_pid(server) != first["pid"], "the end of all of it")
         for n in range(5, 10):
             server.publish("orders", event(str(n), {"n": n}))
         second = wait_for(
@@ -295,7 +426,8 @@ def test_a_real_pipeline_beside_a_real_server(tmp_path):
             check=True,
         )
         metrics = server.request("GET", "/metrics").body.decode()
-        server.stop()
+        server.process.terminate()
+        server.said.append(server.process.communicate(timeout=DEADLINE)[0].decode())
 
     copied = [json.loads(r.value)["id"] for r in read_topic(tmp_path / "data" / "log", "copied")]
     assert copied == [str(n) for n in range(2, 10)]

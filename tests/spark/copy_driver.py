@@ -3,8 +3,8 @@ A driver of its own: copies a log to another as a stream, until its input is use
 
     python copy_driver.py MASTER IN OUT CHECKPOINT RECORDS_PER_TRIGGER [LAKES]
 
-Once there is a directory LAKES it compacts the log into one lake after the other there, beside the stream. An
-environment.tar.gz in the working directory is what executors run.
+Once there is a directory LAKES it compacts the log into one lake after the other there, beside the stream and
+after it, until its standard input ends. An environment.tar.gz in the working directory is what executors run.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ def main(master, source, target, checkpoint, limit, lakes=None):
         threading.Thread(target=keep_compacting, args=arguments, daemon=True).start()
     query = copy(spark, source, target, checkpoint, limit)
     query.awaitTermination()
+    if lakes is not None:
+        sys.stdin.read()
     spark.stop()
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,8 +17,8 @@ import virta
 from virta.errors import LogCorruptionError, LogGapError
 from virta.spark import arrow, arrow_plain, decode, layout
 from virta.spark.arrow import RECORD_COLUMNS, make_array
-from virta.spark.decode import Reading, read_rows
-from virta.spark.layout import Plan
+from virta.spark.decode import Reading, read_rows, report
+from virta.spark.layout import Plan, Problem
 
 import pyarrow as pa  # isort: skip
 
@@ -204,6 +207,24 @@ def test_damage_names_file_and_range_or_is_skipped(tmp_path, kernel, where):
     assert [row[1] for row in kept] == [*range(120), *range(130, 300)]
     if where == "payload":
         assert len(list(problems.iterdir())) == 1
+
+
+def test_damage_that_several_report_at_once(tmp_path, monkeypatch):
+    """Executors whose process ids are equal, as in containers, do not take each other's report away."""
+    problem = Problem("1.puro", 64, 128, 0, 10, "bad-payload")
+    reading = Reading(root=str(tmp_path), problems=str(tmp_path / "problems"))
+    replace, both = Path.replace, threading.Barrier(2)
+
+    def together(draft, target):
+        both.wait(60)
+        replace(draft, target)
+
+    monkeypatch.setattr(Path, "replace", together)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: report(reading, problem), range(2)))
+
+    (kept,) = (tmp_path / "problems").iterdir()
+    assert json.loads(kept.read_text())["reason"] == "bad-payload"
 
 
 def test_twins_agree_on_damaged_bytes(filled):

@@ -132,8 +132,10 @@ def live_deliveries(data_dir):
 class Commands:
     """A process that runs commands one after the other while we do other things; its last words in a file."""
 
-    def __init__(self, words):
+    def __init__(self, words, java):
         self.words = words
+        java.mkdir()
+        options = f"{os.environ['JDK_JAVA_OPTIONS']} -Djava.io.tmpdir={java}"
         with words.open("wb") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", SCRIPT],
@@ -141,7 +143,7 @@ class Commands:
                 stdout=subprocess.PIPE,
                 stderr=file,
                 text=True,
-                env={**os.environ, "PYTHONWARNINGS": "ignore"},
+                env={**os.environ, "PYTHONWARNINGS": "ignore", "JDK_JAVA_OPTIONS": options},
             )
 
     def give(self, commands):
@@ -163,7 +165,10 @@ class Commands:
 
 
 def test_run_replay_and_compact(tmp_path):
-    """A run, replays (equal to what a live server delivered), compactions, failures: outputs, exit codes, results."""
+    """
+    A run, replays (equal to what a live server delivered), compactions, failures: outputs, exit codes, results; and
+    when they have ended Java has ended too, and left nothing.
+    """
     live = str(tmp_path / "data" / "log")
     log = str(tmp_path / "log")
     events = fill(log, 300)
@@ -185,12 +190,13 @@ def test_run_replay_and_compact(tmp_path):
          "--dialect", "koncorde", "--parquet", str(tmp_path / "found"), *conf],
     ]  # fmt: skip
 
-    with Commands(tmp_path / "words") as process:
+    with Commands(tmp_path / "words", tmp_path / "java") as process:
         process.give(commands)
         query, koncorde = live_deliveries(tmp_path / "data")
         process.give(replays)
         run, status, compact, again, dialect, nothing, topic, parquet = process.answers()
 
+    assert list((tmp_path / "java").iterdir()) == []
     paid = [e["id"] for e in events if e["type"] == "order.paid"]
     assert [json.loads(r.value)["id"] for r in read_log(tmp_path / "out")] == paid
     assert run[0] == 0

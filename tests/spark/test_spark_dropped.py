@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -14,7 +15,7 @@ from spark_logs import read_log
 
 import virta
 from virta.spark.building import read_range
-from virta.spark.dropped import HANDLED
+from virta.spark.dropped import HANDLED, Dropped
 from virta.spark.pipeline_file import loads
 from virta.spark.runner import run
 
@@ -148,6 +149,60 @@ def test_late_rows_of_windows(spark, tmp_path):
     early = [offset for offset in late if offset < 100]
     assert first["queries"]["channel-0"]["late"] == len(early)
     assert first["queries"]["dead-letter"]["dead"] == len(early) + sum(o < 100 for o in untimed)
+
+
+def is_idle_before(spark, number):
+    """Whether the query has reported that there was nothing to do, with this micro-batch to come."""
+    (query,) = (query for query in spark.streams.active if query.name == "dropped.channel-0")
+    return any(
+        report["batchId"] == number and "addBatch" not in report["durationMs"]
+        for report in query.recentProgress
+    )
+
+
+def test_rows_after_an_idle_time(spark, tmp_path):
+    """
+    An idle query reports under the number of the micro-batch to come: that one is counted all the same, its late
+    rows are dead letters; and so are those that a killed run has left, though nothing more comes.
+    """
+    text = TEXT.format(
+        steps=WINDOWS.replace("{slide}", ""), dead="channel", place='log = "dead"\ntopic = "dead"'
+    )
+    text = text.replace('name = "dropped"', 'name = "dropped"\ntrigger = "50 milliseconds"')
+    pipeline = loads(text, directory=str(tmp_path))
+    fill(tmp_path / "log", BATCH, seed=3, first=100)
+    told, filled = [], []
+
+    def stopping():
+        if not filled:
+            # After the rows, and after the empty micro-batch that moves the watermark.
+            if is_idle_before(spark, 2):
+                filled.extend(fill(tmp_path / "log", BATCH, seed=4))  # long ago
+            return False
+        return told[-1]["queries"]["channel-0"]["offset"] == 2 * BATCH
+
+    spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "300")
+    try:
+        status = run(spark, pipeline, on_progress=told.append, stopping=stopping)
+    finally:
+        spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
+    fill(tmp_path / "log", BATCH, seed=5)
+    with pytest.MonkeyPatch.context() as patch:  # killed before it has looked at what it dropped
+        patch.setattr(Dropped, "catch_up", lambda _: 0)
+        now = replace(pipeline, trigger="available-now")
+        run(spark, now)
+    found = late_offsets(tmp_path)
+    run(spark, now)
+
+    assert status["queries"]["channel-0"]["rows"] == 2 * BATCH
+    timed = [number for number, made in enumerate(filled) if "time" in made]
+    assert found == [BATCH + number for number in timed]
+    assert len(late_offsets(tmp_path)) > len(found)
+
+
+def late_offsets(path):
+    letters = (json.loads(record.value)["data"] for record in read_log(path / "dead"))
+    return sorted(kinds(letters).get("too late", []))
 
 
 def test_repeats_and_late_rows_of_a_deduplication(spark, tmp_path):

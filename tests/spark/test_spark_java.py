@@ -13,9 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from virta.cli.doctor import doctor
-from virta.spark import java
+from virta.spark import java, launch
 from virta.spark.java import Java, JavaError, ensure_java, find_java, java_version, make_shim
 from virta.spark.launch import base_conf
+from virta.spark.python_shim import worker_python
 
 
 def fake_java(home, version, modules="java.base@17\njdk.incubator.vector@17"):
@@ -88,6 +89,42 @@ def test_the_shim_drops_one_argument(alone, tmp_path):
     assert shim != home
     assert said.stdout == "-Da b=c -x\n"
     assert make_shim(find_java()) == shim
+
+
+def test_workers_import_what_is_compiled(tmp_path, monkeypatch):
+    """The workers' Python leaves out the zips and jars of the installed pyspark, and nothing else; twice is once."""
+    spec = find_spec("pyspark")
+    if spec is None:
+        pytest.skip("pyspark is not installed")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    home = Path(spec.origin).resolve().parent
+    own = [home / "python" / "lib" / "pyspark.zip", home / "jars" / "spark-core.jar"]
+    others = [tmp_path / "my * dir", tmp_path / "other" / "python" / "lib" / "pyspark.zip"]
+    path = os.pathsep.join(map(str, [own[0], others[0], own[1], others[1]]))
+    code = "import sys; print(sys.executable, *sys.path[1:3], sep=chr(10))"
+
+    python = worker_python()
+    said = subprocess.run(
+        [python, "-c", code], env={"PYTHONPATH": path}, capture_output=True, text=True, check=True
+    )
+
+    assert python == worker_python() != sys.executable
+    assert said.stdout.splitlines() == [sys.executable, *map(str, others)]
+
+
+def test_where_no_shim_can_be_kept(tmp_path, monkeypatch):
+    """Without a place for it workers run this interpreter itself; on a cluster they always do."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "JAVA_HOME", "SPARK_LOCAL_IP"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(launch, "ensure_java", lambda: tmp_path)
+    launch.prepare_environment("local[2]")
+    assert os.environ["PYSPARK_PYTHON"] == worker_python()
+    launch.prepare_environment("spark://127.0.0.1:7077")
+    assert os.environ["PYSPARK_PYTHON"] == os.environ["PYSPARK_DRIVER_PYTHON"] == sys.executable
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+
+    assert worker_python() == sys.executable
 
 
 def test_doctor_reports_and_exits(alone):

@@ -17,6 +17,7 @@ from spark_logs import fill, read_log
 import virta
 import virta.spark
 from virta.errors import LogGapError
+from virta.spark import lake
 from virta.spark.lake import (
     LakeError,
     compact,
@@ -91,6 +92,31 @@ def test_history_outlives_retention(spark, filled):
     lake_ranges(lake)
     found = read_all(log, lake, spark=spark)
     assert min(r.offset for r in found.select("offset").collect()) == first
+
+
+def test_what_moves_to_the_lake_between_two_looks(spark, filled, monkeypatch):
+    """A compaction, and retention after it, in the moment between the looks at lake and log hide no record."""
+    log, lake_path = filled
+    everything = plain(read_log(log))
+    looks = []
+
+    def then_moved(look):
+        def looked(*args):
+            looks.append(look)
+            if len(looks) == 2:
+                compact(log, lake_path, spark=spark)
+                with virta.open(log) as opened:
+                    opened.retain(max_bytes=1)
+            return look(*args)
+
+        return looked
+
+    for name in ("sealed_end", "lake_ranges"):
+        monkeypatch.setattr(lake, name, then_moved(getattr(lake, name)))
+    found = read_all(log, lake_path, spark=spark)
+
+    assert rows(found) == everything
+    assert len(looks) > 2
 
 
 def test_the_lake_has_typed_attributes_by_day_and_topic(spark, filled):

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 import virta
-from virta.errors import LogCorruptionError
+from virta.errors import LogCorruptionError, LogGapError
 
 layout = pytest.importorskip("virta.spark.layout")
 
@@ -36,6 +36,55 @@ def test_headroom_is_in_no_split(tmp_path, page):
             assert splits[-1].end == end
         finally:
             plan.close()
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["before", "after"])
+def test_retention_in_the_moment_of_planning_is_a_gap(tmp_path, monkeypatch, listed):
+    """Segments that go before or after they are listed, all of a range, are a gap that is named, or skipped."""
+    root = tmp_path / "log"
+    with virta.open(root, segment_bytes=4096) as log:
+        for number in range(120):
+            log.append("t", "", b"%d" % number * 30)
+    segments = layout.Plan.segments
+
+    def late(plan, start, stop):
+        found = segments(plan, start, stop)
+        with virta.open(root) as log:
+            log.retain(max_bytes=1)
+        return found if listed else segments(plan, start, stop)
+
+    monkeypatch.setattr(layout.Plan, "segments", late)
+    plan = layout.Plan(str(root))
+    try:
+        assert plan.ends().first == 0
+        with pytest.raises(LogGapError, match="offsets 0 to 20 are no longer in the log"):
+            plan.splits(0, 20)
+        plan.skip_gaps = True
+        assert plan.splits(0, 20) == []
+    finally:
+        plan.close()
+
+
+def test_retention_in_the_moment_of_a_limit_by_bytes(tmp_path, monkeypatch):
+    """A segment that goes after it was listed does not end the query: whoever plans the range tells of it."""
+    root = tmp_path / "log"
+    with virta.open(root, segment_bytes=4096) as log:
+        for number in range(120):
+            log.append("t", "", b"%d" % number * 30)
+    segments = layout.Plan.segments
+
+    def late(plan, start, stop):
+        found = segments(plan, start, stop)
+        with virta.open(root) as log:
+            log.retain(max_bytes=1)
+        return found
+
+    monkeypatch.setattr(layout.Plan, "segments", late)
+    plan = layout.Plan(str(root))
+    try:
+        assert plan.bytes_end(0, 120, 1) > 20
+    finally:
+        plan.close()
 
 
 def damaged(root):

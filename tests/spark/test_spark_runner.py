@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -243,6 +245,39 @@ def test_a_run_and_a_replay_look_before_spark_starts(tmp_path):
         2,
         "--from 'May': expected an offset or a moment, 2026-01-31T12:00:00Z\n",
     )
+
+
+SIGNALS = """
+import os, signal, sys, threading
+from click.testing import CliRunner
+from virta.cli import pipeline as room
+
+def interrupted(wanted, spark, stopping, *, as_json):
+    os.kill(os.getpid(), signal.SIGTERM)
+    print(stopping.is_set())
+
+class Condition(threading.Condition):
+    def notify_all(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        super().notify_all()
+
+threading.Condition = Condition
+room.run_claimed = interrupted
+done = CliRunner().invoke(room.pipeline, ["run", sys.argv[1]])
+print(done.output)
+"""
+
+
+def test_a_signal_in_the_moment_of_another(tmp_path):
+    """A second signal that comes while the first is being heard does not make the run wait for itself."""
+    with virta.open(tmp_path / "log"):
+        pass
+    (tmp_path / "p.toml").write_text(COPY)
+    command = [sys.executable, "-c", SIGNALS, str(tmp_path / "p.toml")]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+
+    assert done.stdout.split() == ["True"]
 
 
 def test_commands_check_list_and_status(tmp_path):

@@ -86,7 +86,7 @@ def run(file: str, *, as_json: bool, until_eof: bool, **spark: Any) -> None:
     wanted = loaded(file)
     if wanted.source.log is not None:
         check_log(wanted.path(wanted.source.log))
-    stopping = threading.Event()
+    stopping = Stopping()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
     if until_eof:
@@ -96,7 +96,7 @@ def run(file: str, *, as_json: bool, until_eof: bool, **spark: Any) -> None:
 
 
 def run_claimed(
-    wanted: Pipeline, spark: dict[str, Any], stopping: threading.Event, *, as_json: bool
+    wanted: Pipeline, spark: dict[str, Any], stopping: Stopping, *, as_json: bool
 ) -> None:
     session = start_spark(f"{STARTED_NAME}-{wanted.name}", wanted, **spark)
     from virta.spark.runner import run as run_pipeline
@@ -196,7 +196,24 @@ def only_run(wanted: Pipeline) -> Iterator[None]:
         sys.exit(1)
 
 
-def watch_input(stopping: threading.Event) -> None:
+class Stopping:
+    """
+    Whether this run has been told to stop.
+
+    No Event: setting one takes a lock, and a signal that comes while another's handler has it would wait for ever.
+    """
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def set(self) -> None:
+        self._told = True
+
+    def is_set(self) -> bool:
+        return self._told
+
+
+def watch_input(stopping: Stopping) -> None:
     """Stop when whoever started this run is gone; at the latest after EOF_SECONDS_MAX, by force."""
     while os.read(sys.stdin.fileno(), 4096):
         continue
@@ -232,15 +249,17 @@ def start_spark(
     if archives:
         # Unpacked in each executor's directory under the name after '#'.
         settings["spark.archives"] = f"{archives}#{ENVIRONMENT}"
-    from virta.spark.launch import session, use_packed_python
+    from virta.spark.launch import outlive_java, session, use_packed_python
 
     if archives:
         use_packed_python(ENVIRONMENT)
     try:
-        return session(app, master, **settings)
+        started = session(app, master, **settings)
     except VirtaError as error:
         click.echo(error.message, err=True)
         sys.exit(1)
+    outlive_java(started)
+    return started
 
 
 @contextmanager

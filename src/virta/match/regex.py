@@ -6,11 +6,15 @@ Patterns are numbered by the index, in ascending order. They are gathered in RE2
 newest are tried one by one until there are enough for the last set to be built anew. A set is bounded, so
 that building one never takes more than some milliseconds, and has a pattern that is always found: if that
 one is missing from an answer the automaton ran out of memory, and the set's patterns are tried one by one.
+
+Threads search at once: while one builds a set, another must not see the patterns between two places. Patterns
+come and go only while nobody searches.
 """
 
 from __future__ import annotations
 
 import re
+import threading
 from bisect import bisect_left
 from typing import Any
 
@@ -80,6 +84,7 @@ class PathPatterns:
         self.fresh: list[int] = []  # ascending, all above what the sets hold
         self.texts: dict[str, frozenset[int]] = {}  # what was found in texts met lately
         self.removed = 0  # numbers that sets or `fresh` still hold
+        self._gathering = threading.Lock()
 
     def add(self, number: int, regexp: Regexp) -> None:
         self.patterns[number] = regexp
@@ -104,11 +109,13 @@ class PathPatterns:
         return known
 
     def search(self, text: str, start: int) -> list[int]:
-        if len(self.fresh) > FRESH_MAX:
-            self._gather()
+        with self._gathering:
+            if len(self.fresh) > FRESH_MAX:
+                self._gather()
+            sets, fresh = tuple(self.sets), self.fresh
         text = well_formed(text)
-        found = [number for part in self.sets if part.last >= start for number in part.search(text)]
-        fresh = self.fresh[bisect_left(self.fresh, start) :]
+        found = [number for part in sets if part.last >= start for number in part.search(text)]
+        fresh = fresh[bisect_left(fresh, start) :]
         return [n for n in found if n >= start] + [n for n in fresh if self._found(n, text)]
 
     def _found(self, number: int, text: str) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from virta.spark.pipeline import PipelineError
 from virta.spark.pipeline_file import load, nameless
-from virta.spark.status import read_json, read_status, write_supervised
+from virta.spark.status import began, read_json, read_status, write_supervised
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,6 +43,8 @@ LOG_BYTES_MAX = 1024 * 1024  # of one file; the one before it is kept as .1
 CHUNK_BYTES = 64 * 1024
 LAST_WORDS_BYTES = 4096
 PUMP_S_MAX = 10.0  # a grandchild that left the group may hold the pipe for a moment
+PUMP_POLL_MS = 500  # how soon a copying that is over is seen to be, while nothing comes
+EXIT_NOT_STARTED = 1  # no process at all: memory or processes may be short for a while
 EXIT_USAGE = 2  # the file is wrong: trying again would not help
 
 
@@ -74,9 +77,9 @@ class Supervised:
         self._stopping = threading.Event()
         self._kept = True  # False from the moment the thread has nothing left to start
         self._thread = self._make_thread()
-        self._state = "starting"
         self._restarts = 0
         self._last_error: str | None = None
+        self._shown = self._facts_in("starting")
 
     def start(self) -> None:
         self._thread.start()
@@ -93,7 +96,7 @@ class Supervised:
                 self._failures.clear()
                 self._stopping.clear()
                 self._kept = True
-                self._state = "starting"
+                self._say("starting")
                 self._thread = self._make_thread()
                 self._thread.start()
 
@@ -108,11 +111,15 @@ class Supervised:
         return threading.Thread(target=self._keep, name=f"pipeline-{self.pipeline.name}")
 
     def facts(self) -> dict[str, Any]:
-        """What the supervisor knows; the run's own status has the rest."""
+        """What the supervisor said last, all of it of one moment; the run's own status has the rest."""
+        return self._shown
+
+    def _facts_in(self, state: str) -> dict[str, Any]:
         process = self._process
         return {
             "server": os.getpid(),
-            "state": self._state,
+            "began": began(os.getpid()),
+            "state": state,
             "pid": process.pid if process is not None else None,
             "restarts": self._restarts,
             "last_error": self._last_error,
@@ -127,9 +134,10 @@ class Supervised:
         with self._lock:
             self._closed |= for_good
             self._stopping.set()
-            if self._process is not None and self._process.returncode is None:
+            if self._process is not None:
                 self._say("stopping")
-                self._process.send_signal(signal.SIGTERM)
+                # Popen's own way to send it reaps a process that has just ended, while our thread waits for it.
+                os.kill(self._process.pid, signal.SIGTERM)
 
     def stop(self, deadline: float) -> None:
         """Wait until a moment of the monotonic clock, then kill it and all it started."""
@@ -162,13 +170,17 @@ class Supervised:
         with self._lock:
             if self._stopping.is_set():
                 return 0
-            process = self._process = subprocess.Popen(  # noqa: S603 - our own command
-                self._command,
-                stdin=subprocess.PIPE,  # open for as long as this server lives
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            try:
+                process = self._process = subprocess.Popen(  # noqa: S603 - our own command
+                    self._command,
+                    stdin=subprocess.PIPE,  # open for as long as this server lives
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                self._last_error = f"its process cannot be started: {error}"
+                return EXIT_NOT_STARTED
             self._say("running")
         self._logger.info("pipeline_started", pid=process.pid)
         assert process.stdout is not None
@@ -183,7 +195,8 @@ class Supervised:
             self._process = None
         process.stdin.close()
         pump.join(PUMP_S_MAX)
-        process.stdout.close()
+        output.enough()
+        pump.join()
         if code != 0 and not self._stopping.is_set():
             self._last_error = self._reason(process.pid, code, output.last_line())
         return code
@@ -215,7 +228,9 @@ class Supervised:
 
     def _reason(self, pid: int, code: int, last_line: str) -> str:
         """Why the process ended: the sentence in its status, else its last words, else how."""
-        status = read_json(self.pipeline, "status.json")
+        status: dict[str, Any] = {}
+        with contextlib.suppress(OSError):  # too many open files: then how it ended has to do
+            status = read_json(self.pipeline, "status.json")
         if status.get("pid") == pid and status.get("reason"):
             return str(status["reason"])
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -223,9 +238,10 @@ class Supervised:
 
     def _say(self, state: str) -> None:
         # The file first: whoever has heard it from the server finds the same there.
+        facts = self._facts_in(state)
         with contextlib.suppress(OSError):  # a full disk is the run's to report
-            write_supervised(self.pipeline, {**self.facts(), "state": state})
-        self._state = state
+            write_supervised(self.pipeline, facts)
+        self._shown = facts
 
 
 class Output:
@@ -234,13 +250,30 @@ class Output:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._tail = b""
+        self._over = threading.Event()
 
     def copy(self, stream: IO[bytes]) -> None:
-        """Until the stream ends; what cannot be written is read all the same, so that nobody blocks."""
-        while chunk := os.read(stream.fileno(), CHUNK_BYTES):
-            self._tail = (self._tail + chunk)[-LAST_WORDS_BYTES:]
-            with contextlib.suppress(OSError):
-                self._write(chunk)
+        """
+        Until the stream ends or it is `enough`; the stream is closed here, where nobody else reads it.
+
+        What cannot be written is read all the same, so that nobody blocks.
+        """
+        with stream:
+            ready = select.poll()
+            ready.register(stream, select.POLLIN)
+            while not self._over.is_set():
+                if not ready.poll(PUMP_POLL_MS):
+                    continue
+                chunk = os.read(stream.fileno(), CHUNK_BYTES)
+                if not chunk:
+                    return
+                self._tail = (self._tail + chunk)[-LAST_WORDS_BYTES:]
+                with contextlib.suppress(OSError):
+                    self._write(chunk)
+
+    def enough(self) -> None:
+        """Whoever still holds the other end is not waited for."""
+        self._over.set()
 
     def _write(self, chunk: bytes) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)

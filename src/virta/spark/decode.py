@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -182,7 +183,8 @@ def report(reading: Reading, problem: Problem) -> None:
     target = Path(reading.problems) / name
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        draft = target.with_suffix(f".{os.getpid()}")
+        # A name of its own: executors in containers may report the same damage, under the same process id.
+        draft = target.with_suffix(f".{secrets.token_hex(8)}")
         draft.write_text(json.dumps(asdict(problem)) + "\n")
         draft.replace(target)
     except OSError as exc:

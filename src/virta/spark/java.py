@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import secrets
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -124,15 +125,22 @@ def make_shim(java: Java) -> Path:
     target = java.home / "bin" / "java"
     name = hashlib.sha256(os.fsencode(target)).hexdigest()[:16]
     home = cache_directory() / "java" / name
-    shim = home / "bin" / "java"
-    text = SHIM.format(module=VECTOR_MODULE, java=target)
-    if not shim.exists() or shim.read_text() != text:
-        shim.parent.mkdir(parents=True, exist_ok=True)
-        draft = shim.with_name(f"java.{os.getpid()}")
+    write_shim(home / "bin" / "java", SHIM.format(module=VECTOR_MODULE, java=target))
+    return home
+
+
+def write_shim(shim: Path, text: str) -> None:
+    """Keep a script that can be run, unless it is there; others may be about to run it, or to write the same."""
+    if shim.exists() and shim.read_text() == text:
+        return
+    shim.parent.mkdir(parents=True, exist_ok=True)
+    draft = shim.with_name(f"{shim.name}.{secrets.token_hex(8)}")
+    try:
         draft.write_text(text)
         draft.chmod(0o755)
         draft.replace(shim)
-    return home
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def cache_directory() -> Path:

@@ -239,8 +239,9 @@ def read_all(log_path: str, lake: str, *, spark: SparkSession | None = None) -> 
         LogGapError: retention removed offsets from the log that the lake does not have.
     """
     spark = spark or session()
-    ranges = lake_ranges(lake)
+    # The log before the lake: what is moved to the lake and taken from the log meanwhile is in the lake, then.
     first, _ = sealed_end(log_path)
+    ranges = lake_ranges(lake)
     seam = ranges[-1][1] if ranges else first
     if seam < first:
         raise gap_error(seam, first)

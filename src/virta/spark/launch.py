@@ -9,21 +9,28 @@ JVM itself only count for the first session of a process, as in any Spark progra
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from virta.errors import VirtaError
 from virta.spark.java import ensure_java
 from virta.spark.planning import PUSHDOWN_SETTING, plan_each_query
+from virta.spark.python_shim import worker_python
 
 if TYPE_CHECKING:
+    from typing import IO
+
     from pyspark.sql import SparkSession
 
 CHECKPOINT_MANAGER = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
+JAVA_END_SECONDS_MAX = 10.0
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
@@ -82,12 +89,35 @@ def session(app: str = "virta", master: str | None = None, **conf: object) -> Sp
     return spark
 
 
+def outlive_java(spark: SparkSession) -> None:
+    """
+    Let this process end after its JVM, which removes its temporary files in its last moments.
+
+    Whoever supervises this process may end all that it leaves behind, and the files would stay: tens of megabytes
+    a run.
+    """
+    gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - Spark has no door to its process
+    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+    if process is not None and process.stdin is not None:
+        atexit.register(end_java, process, process.stdin)
+
+
+def end_java(process: subprocess.Popen[bytes], its_input: IO[bytes]) -> None:
+    with suppress(OSError, subprocess.TimeoutExpired):
+        its_input.close()  # its sign to end
+        process.wait(JAVA_END_SECONDS_MAX)
+
+
 def prepare_environment(master: str) -> None:
     """Set what Spark's launcher and Python workers read from the environment, unless it is set."""
     os.environ["JAVA_HOME"] = str(ensure_java())
     # Workers must run this very interpreter: another one may lack pyarrow or Virta itself.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    shim = worker_python()
+    # Other machines have no shim of ours.
+    own = shim if master.startswith("local") else sys.executable
+    for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        if os.environ.get(variable, shim) == shim:
+            os.environ[variable] = own
     if master.startswith(("local", "spark://127.", "spark://localhost")):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
@@ -97,15 +127,39 @@ def use_packed_python(name: str) -> None:
     Let executors run the Python of an archive that they unpack as `name`.
 
     Spark starts workers of a Python source by one and the same relative path on executors and on the
-    driver, so the driver gets a link of that name to its own Python, for as long as this process lives.
+    driver, so the driver gets a link of that name to its own Python, for as long as this process lives. Drivers
+    in one directory share the link; it goes with the last of them.
     """
-    link = Path(name)
-    if not link.exists():
-        link.unlink(missing_ok=True)  # a link that a killed process left
-        link.symlink_to(sys.prefix)
-        atexit.register(link.absolute().unlink, missing_ok=True)
+    link = Path(name).absolute()
+    lock = shared_lock(link.with_name(f"{name}.lock"))
+    if not link.exists():  # or one that a killed process left leads nowhere
+        draft = link.with_name(f"{name}.{os.getpid()}")
+        draft.unlink(missing_ok=True)
+        draft.symlink_to(sys.prefix)
+        draft.replace(link)
+    atexit.register(leave_packed_python, link, lock)
     for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         os.environ[variable] = f"./{name}/bin/python"
+
+
+def shared_lock(path: Path) -> int:
+    """Hold the lock that all users of something share; whoever holds it alone may clear it away."""
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(path.stat(), os.fstat(fd)):
+                return fd
+        os.close(fd)  # the last user has cleared it away this moment
+
+
+def leave_packed_python(link: Path, lock: int) -> None:
+    """Remove the link unless somebody else uses it."""
+    with suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        link.unlink(missing_ok=True)
+        link.with_name(f"{link.name}.lock").unlink(missing_ok=True)
+    os.close(lock)
 
 
 def package_root() -> Path:

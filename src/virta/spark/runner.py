@@ -25,7 +25,7 @@ from virta.spark.dropped import Dropped, can_follow, count_of
 from virta.spark.outputs import write_dead, writer
 from virta.spark.pipeline import sink_names
 from virta.spark.sentences import explain
-from virta.spark.status import write_status
+from virta.spark.status import began, write_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +42,9 @@ JVM_GONE = (
     "Spark's JVM has ended: it was killed, or had no memory left; a new run goes on from here"
 )
 POLL_SECONDS = 0.5
+# Only the report of a micro-batch that ran has this duration. An idle query reports too, every ten seconds, under
+# the number of the micro-batch to come: that one has still to be counted.
+EXECUTED = "addBatch"
 
 
 class RunError(VirtaError):
@@ -103,6 +106,7 @@ class Run:
     def go(self, stopping: Callable[[], bool]) -> dict[str, Any]:
         try:
             self._start()
+            self._catch_up()
             while any(query.isActive for query in self._queries.values()) and not stopping():
                 if self._failure() is not None:
                     break
@@ -156,12 +160,17 @@ class Run:
     def _take(self) -> bool:
         """Learn what the queries have done since the last time; True when there was something."""
         moved = [self._counts[name].take(query) for name, query in self._queries.items()]
-        if self._dropped is not None and moved[0]:
+        if moved[0]:
+            self._catch_up()
+        return any(moved)
+
+    def _catch_up(self) -> None:
+        """Also at the start: a run that was killed after its last commit may have left some, and no more may come."""
+        if self._dropped is not None:
             self._dropped.clean |= self._first.clean
             self._first.clean.clear()
             self._dropped.catch_up()
             self._first.late = self._dropped.late
-        return any(moved)
 
     def _failure(self) -> tuple[str, BaseException] | None:
         for name, query in self._queries.items():
@@ -185,6 +194,7 @@ class Run:
             "pipeline": self._pipeline.name,
             "state": state,
             "pid": os.getpid(),
+            "began": began(os.getpid()),
             "updated": round(time.time(), 3),
             "reason": reason,
             "queries": {name: counter.as_dict() for name, counter in self._counts.items()},
@@ -215,6 +225,9 @@ class Counter:
         for progress in query.recentProgress:
             if progress["batchId"] <= self.batch:
                 continue
+            if EXECUTED not in progress["durationMs"]:
+                moved |= self.place(progress)
+                continue
             self.batch, moved = progress["batchId"], True
             self.rows += progress["numInputRows"]
             self.seconds += progress["durationMs"].get("triggerExecution", 0) / 1000
@@ -229,13 +242,16 @@ class Counter:
         if not late and not repeats:
             self.clean.add(progress["batchId"])
 
-    def place(self, progress: Any) -> None:
+    def place(self, progress: Any) -> bool:
+        """Where the query stands in the log; True when that is elsewhere than before."""
+        before = self.offset, self.lag
         for source in progress["sources"]:
             end, latest = decoded(source["endOffset"]), decoded(source["latestOffset"])
             if isinstance(end, dict) and "offset" in end:
                 self.offset = end["offset"]
                 if isinstance(latest, dict) and "offset" in latest:
                     self.lag = max(0, latest["offset"] - end["offset"])
+        return (self.offset, self.lag) != before
 
     def as_dict(self) -> dict[str, Any]:
         rate = self.rows / self.seconds if self.seconds else 0.0

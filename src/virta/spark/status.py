@@ -85,15 +85,25 @@ def write_json(pipeline: Pipeline, name: str, value: dict[str, Any]) -> None:
 
 
 def read_json(pipeline: Pipeline, name: str) -> dict[str, Any]:
+    """What a file says; nothing where there is none, or one that a loss of power has left without its content."""
     try:
         value: dict[str, Any] = json.loads((Path(pipeline.checkpoint_path()) / name).read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
         return {}
     return value
 
 
-def alive(pid: int | None) -> bool:
-    return pid is not None and Path(f"/proc/{pid}").exists()
+def began(pid: int) -> int | None:
+    """When a process began, in ticks: tells it from a later one of its number. None when it has ended."""
+    try:
+        facts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if facts[0] == "Z" else int(facts[19])
+
+
+def is_alive(pid: int | None, since: int | None) -> bool:
+    return pid is not None and since is not None and began(pid) == since
 
 
 def read_status(pipeline: Pipeline, supervised: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -104,11 +114,11 @@ def read_status(pipeline: Pipeline, supervised: dict[str, Any] | None = None) ->
     `supervised` is the supervisor's own knowledge, else its file is read.
     """
     status = read_json(pipeline, STATUS) or {"state": "never run", "queries": {}}
-    if status["state"] == "running" and not alive(status["pid"]):
+    if status["state"] == "running" and not is_alive(status["pid"], status.get("began")):
         status["state"] = "lost"
     if supervised is None:
         supervised = read_json(pipeline, SUPERVISED)
-        if not alive(supervised.get("server")):
+        if not is_alive(supervised.get("server"), supervised.get("began")):
             supervised = {}
     if supervised:
         status["state"] = united(status, supervised)
@@ -134,8 +144,15 @@ def read_status(pipeline: Pipeline, supervised: dict[str, Any] | None = None) ->
 
 
 def united(status: dict[str, Any], supervised: dict[str, Any]) -> str:
-    """One word for both: while the process lives its own word counts, once it has spoken."""
+    """
+    One word for both: while the process lives its own word counts, once it has spoken.
+
+    After its last word it is still `stopping`, until the supervisor has seen its end: before that there is
+    nothing that an order could start again.
+    """
     state: str = supervised["state"]
     if state != "running":
         return state
-    return str(status["state"]) if status.get("pid") == supervised["pid"] else "starting"
+    if status.get("pid") != supervised["pid"]:
+        return "starting"
+    return "running" if status["state"] == "running" else "stopping"
