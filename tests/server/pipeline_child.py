@@ -27,6 +27,10 @@ def main(directory, action):
         for _ in range(40):
             sys.stdout.write(("x" * 99 + "\n") * 1000)
         return
+    if action == "leave":  # and somebody stays, out of reach, with the output
+        stays = f"until [ -e {home}/go ]; do sleep 0.02; done; echo late words"
+        subprocess.Popen(["sh", "-c", stays], start_new_session=True)
+        return
     if action == "deaf":  # ignores SIGTERM, and has a child that does, too
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         child = subprocess.Popen(["sleep", "1000"])

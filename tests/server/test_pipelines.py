@@ -175,6 +175,74 @@ def test_a_deaf_process_is_killed_with_what_it_started(supervise, tmp_path):
     wait_for(lambda: not any(map(alive, family)), "the end of the family")
 
 
+def test_a_stop_in_the_moment_of_the_end(supervise, tmp_path, monkeypatch):
+    """A stop that finds the process dead, before its supervisor has seen that, leaves the end to the supervisor."""
+    ended, told, wait = threading.Event(), threading.Event(), os.waitid
+
+    def late(*arguments):
+        wait(*arguments)  # which leaves it unreaped
+        ended.set()
+        assert told.wait(DEADLINE)
+        return wait(*arguments)
+
+    monkeypatch.setattr(os, "waitid", late)
+    one = supervise("fail")
+    assert ended.wait(DEADLINE)
+    one.stop_soon()
+    told.set()
+    one.stop(time.monotonic() + DEADLINE)
+
+    assert state(one) == "stopped"
+    assert one.facts()["pid"] is None
+    assert not alive(starts(tmp_path)[0])
+
+
+def test_a_process_is_shown_with_the_state_it_belongs_to(supervise, monkeypatch):
+    """Whoever looks while a process begins sees the state before it, without its number."""
+    shown, write = [], room.write_supervised
+
+    def looking(pipeline, said):
+        if said["state"] == "running":
+            facts = one.facts()
+            shown.append((facts["state"], facts["pid"]))
+        assert bool(said["pid"]) == (said["state"] == "running")
+        write(pipeline, said)
+
+    monkeypatch.setattr(room, "write_supervised", looking)
+    begin, keep = threading.Event(), Supervised._keep
+    monkeypatch.setattr(Supervised, "_keep", lambda one: begin.wait() and keep(one))
+    one = supervise("fail")
+    begin.set()
+    wait_for(lambda: state(one) == "failed", "giving up")
+
+    assert shown == [("starting", None), ("waiting", None), ("waiting", None)]
+
+
+def test_who_keeps_the_output_open_is_read_to_the_end(supervise, tmp_path, monkeypatch):
+    """A grandchild that left the family holds nobody up, and what it says later is kept."""
+    monkeypatch.setattr(room, "PUMP_S_MAX", 0.01)
+    one = supervise("leave")
+    wait_for(lambda: state(one) == "finished", "the end")
+    (tmp_path / "go").touch()
+
+    log = tmp_path / "logs" / "copy.log"
+    wait_for(lambda: log.exists() and "late words" in log.read_text(), "its words")
+    wait_for(lambda: not any("(copy)" in t.name for t in threading.enumerate()), "the reader's end")
+
+
+def test_what_cannot_be_started_is_given_up(tmp_path):
+    """No process at all is a failure like any other: tried again, then left alone with the reason."""
+    pipeline = loads(TEXT, directory=str(tmp_path))
+    logger = structlog.get_logger("test")
+    one = Supervised(pipeline, [str(tmp_path / "none")], tmp_path / "log", LIMITS, logger)
+    one.start()
+    wait_for(lambda: state(one) == "failed", "giving up")
+    one.stop(time.monotonic() + DEADLINE)
+
+    assert "cannot be started: [Errno 2]" in one.overview()["reason"]
+    assert one.overview()["restarts"] == 2
+
+
 def test_output_is_bounded(supervise, tmp_path):
     """Four megabytes of chatter leave at most two files of the limit's size."""
     one = supervise("chatter")

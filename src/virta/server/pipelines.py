@@ -42,6 +42,7 @@ LOG_BYTES_MAX = 1024 * 1024  # of one file; the one before it is kept as .1
 CHUNK_BYTES = 64 * 1024
 LAST_WORDS_BYTES = 4096
 PUMP_S_MAX = 10.0  # a grandchild that left the group may hold the pipe for a moment
+EXIT_FAILED = 1  # of a process that could not even begin
 EXIT_USAGE = 2  # the file is wrong: trying again would not help
 
 
@@ -109,11 +110,16 @@ class Supervised:
 
     def facts(self) -> dict[str, Any]:
         """What the supervisor knows; the run's own status has the rest."""
+        return self._facts(self._state)
+
+    def _facts(self, state: str) -> dict[str, Any]:
         process = self._process
+        # A process belongs to these states: one that has just begun is not shown as `waiting`.
+        running = state in {"running", "stopping"}
         return {
             "server": os.getpid(),
-            "state": self._state,
-            "pid": process.pid if process is not None else None,
+            "state": state,
+            "pid": process.pid if process is not None and running else None,
             "restarts": self._restarts,
             "last_error": self._last_error,
             "log": str(self.log),
@@ -127,9 +133,11 @@ class Supervised:
         with self._lock:
             self._closed |= for_good
             self._stopping.set()
-            if self._process is not None and self._process.returncode is None:
+            if self._process is not None:
                 self._say("stopping")
-                self._process.send_signal(signal.SIGTERM)
+                # Popen's own way would first look whether it has ended, and so take its end from the
+                # thread that waits for it. It is reaped under this lock: the number is still its.
+                os.kill(self._process.pid, signal.SIGTERM)
 
     def stop(self, deadline: float) -> None:
         """Wait until a moment of the monotonic clock, then kill it and all it started."""
@@ -162,16 +170,13 @@ class Supervised:
         with self._lock:
             if self._stopping.is_set():
                 return 0
-            process = self._process = subprocess.Popen(  # noqa: S603 - our own command
-                self._command,
-                stdin=subprocess.PIPE,  # open for as long as this server lives
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            try:
+                process = self._process = self._begin()
+            except OSError as error:  # no memory, too many processes: as if it had failed at once
+                self._last_error = f"cannot be started: {error}"
+                return EXIT_FAILED
             self._say("running")
         self._logger.info("pipeline_started", pid=process.pid)
-        assert process.stdout is not None
         assert process.stdin is not None
         output = Output(self.log)
         pump = threading.Thread(target=output.copy, args=(process.stdout,), daemon=True)
@@ -183,10 +188,18 @@ class Supervised:
             self._process = None
         process.stdin.close()
         pump.join(PUMP_S_MAX)
-        process.stdout.close()
         if code != 0 and not self._stopping.is_set():
             self._last_error = self._reason(process.pid, code, output.last_line())
         return code
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(  # noqa: S603 - our own command
+            self._command,
+            stdin=subprocess.PIPE,  # open for as long as this server lives
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
     def _kill_all(self) -> None:
         """The process leads a group of its own, and is not reaped yet: the number is still its."""
@@ -224,7 +237,7 @@ class Supervised:
     def _say(self, state: str) -> None:
         # The file first: whoever has heard it from the server finds the same there.
         with contextlib.suppress(OSError):  # a full disk is the run's to report
-            write_supervised(self.pipeline, {**self.facts(), "state": state})
+            write_supervised(self.pipeline, self._facts(state))
         self._state = state
 
 
@@ -236,11 +249,16 @@ class Output:
         self._tail = b""
 
     def copy(self, stream: IO[bytes]) -> None:
-        """Until the stream ends; what cannot be written is read all the same, so that nobody blocks."""
-        while chunk := os.read(stream.fileno(), CHUNK_BYTES):
-            self._tail = (self._tail + chunk)[-LAST_WORDS_BYTES:]
-            with contextlib.suppress(OSError):
-                self._write(chunk)
+        """
+        Until the stream ends; what cannot be written is read all the same, so that nobody blocks.
+
+        Closes the stream: who did that from elsewhere would do it under the reading hand.
+        """
+        with stream:
+            while chunk := os.read(stream.fileno(), CHUNK_BYTES):
+                self._tail = (self._tail + chunk)[-LAST_WORDS_BYTES:]
+                with contextlib.suppress(OSError):
+                    self._write(chunk)
 
     def _write(self, chunk: bytes) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
