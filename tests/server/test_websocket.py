@@ -6,12 +6,17 @@ import asyncio
 import json
 from pathlib import Path
 from socket import SO_RCVBUF, SOL_SOCKET, create_connection
+from types import SimpleNamespace
 from urllib.parse import urlencode
 
 import pytest
 from server_harness import Consumer, event, shut
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.protocol import State
+
+from virta.errors import LogError
+from virta.server.websocket import WebSocket
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 # Enough to fill the socket buffers of both ends, so that what follows waits in the queue.
@@ -373,3 +378,18 @@ def test_a_socket_that_takes_nothing_for_too_long_is_dropped(start):
         for n in range(12):
             server.publish("s", event(str(n), "x" * 900_000))
         asyncio.run(asyncio.wait_for(scenario(server), 20))
+
+
+def test_a_publication_refused_when_its_sender_is_gone():
+    """A socket has no answers: a log that refuses closes it, and leaves one that is closed already alone."""
+    said = []
+    gone = SimpleNamespace(is_closing=lambda: True, write=said.append)
+    here = SimpleNamespace(is_closing=lambda: False, write=said.append)
+    for transport in (gone, here):
+        loop = SimpleNamespace(time=lambda: 0.0)
+        connection = SimpleNamespace(service=None, loop=loop, transport=transport)
+        socket = WebSocket(connection, b"GET")
+        socket._protocol.state = State.OPEN
+        socket._published(LogError("no space", code="log_disk_full"))
+
+    assert said == [b"\x88\x0f" + (1011).to_bytes(2, "big") + b"log_disk_full"]

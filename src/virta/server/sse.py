@@ -212,6 +212,8 @@ class SseConsumer:
             service.filter_streams.setdefault(id_, set()).add(self)
         if not live:
             self._replay = asyncio.ensure_future(self._catch_up())
+        if any(service.registry.get(id_) is None for id_ in self._filter_ids):
+            self.finish("filter-removed")  # while the request waited for its turn
         service.wheel.set(self._protocol, subscription.written_at + service.ping_s)
 
     def write(self, payload: bytes) -> None:
