@@ -8,6 +8,7 @@ import json
 import signal
 import ssl
 import subprocess
+import sys
 import time
 import uuid
 from http.client import HTTPConnection
@@ -25,6 +26,31 @@ def test_health(server):
     """Both health routes answer 200 when all is well."""
     assert server.request("GET", "/livez").body == b"ok\n"
     assert server.request("GET", "/readyz").status == 200
+
+
+STOPPED_AT_ONCE = """
+import os, signal, sys, structlog
+from virta.server import config, run
+make = structlog.make_filtering_bound_logger(20)
+class Logger(make):
+    def info(self, said, **more):
+        if said == "listening":
+            os.kill(os.getpid(), signal.Signals[sys.argv[2]])
+        print(said, flush=True)
+real = structlog.configure
+structlog.configure = lambda **named: real(**named | {"wrapper_class": Logger})
+run.run(config.load({"data_dir": sys.argv[1], "server_port": 0, "journal_port": 0}))
+"""
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT"])
+def test_a_signal_in_the_moment_of_the_start(tmp_path, how):
+    """Whoever has read that the server listens may stop it, at once: it drains and ends well."""
+    command = [sys.executable, "-c", STOPPED_AT_ONCE, tmp_path / "data", how]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert (done.returncode, done.stdout.split()[-2:]) == (0, ["listening", "stopped"]), done.stderr
 
 
 @pytest.mark.parametrize(
