@@ -51,6 +51,20 @@ def test_start_and_resume(client):
         assert take(more, 2) == ["3", "4"]
 
 
+def test_a_closed_subscription_keeps_no_connection(client):
+    """Also when nobody reads any more: it is closed then, not when somebody collects what is left."""
+    client.publish("c3", event("1"))
+    opened, stream = [], client.stream
+    client.stream = lambda *arguments: opened.append(stream(*arguments)) or opened[-1]
+    events = client.subscribe("c3", start="earliest")
+    assert take(events, 1) == ["1"]
+
+    events.close()
+
+    assert [connection.sock for connection, _ in opened] == [None]
+    assert list(events) == []
+
+
 def test_refusals_are_errors(client, server):
     """What the server refuses is an error with its code; a dead server is one without a status."""
     with pytest.raises(ClientError) as caught:
