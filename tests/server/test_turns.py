@@ -14,7 +14,11 @@ import uvicorn
 from server_harness import DEADLINE_S, STRUCTURED, event
 from uvicorn.server import ServerState
 
+from virta.filters import parse
+from virta.hub.hub import Hub
+from virta.hub.subscription import SlowPolicy
 from virta.server.protocol import HotProtocol
+from virta.server.sse import SseConsumer
 from virta.server.wheel import NEVER
 
 HOST = b"HTTP/1.1\r\nHost: x\r\n"
@@ -154,13 +158,16 @@ class Transport(asyncio.Transport):
     def __init__(self):
         super().__init__()
         self.written = b""
-        self.closing = False
+        self.closing = self.aborted = False
 
     def write(self, data):
         self.written += data
 
     def close(self):
         self.closing = True
+
+    def abort(self):
+        self.aborted = True
 
     def is_closing(self):
         return self.closing
@@ -216,3 +223,25 @@ def test_a_stream_behind_answers_that_nobody_reads_is_full_from_the_start():
         return signs
 
     assert asyncio.run(scenario()) == ["begin", "full", "room"]
+
+
+def test_nothing_follows_the_end_of_a_stream():
+    """Who does not take it in time is cut; no ping is written behind the last chunk."""
+    transport, loop = Transport(), SimpleNamespace(time=lambda: 1.0)
+    deadlines = []
+    wheel = SimpleNamespace(now=0.0, set=lambda _, deadline: deadlines.append(deadline))
+    service = SimpleNamespace(hub=Hub(), wheel=wheel, ping_s=0.1)
+    protocol = SimpleNamespace(service=service, transport=transport, loop=loop)
+    stream = SseConsumer(
+        protocol, "c", parse("", "query-string"), query="", start=None, last_event_id="",
+        policy=SlowPolicy(seconds_max=30.0), chunked=True,
+    )  # fmt: skip
+    stream.begin()
+    stream.finish("shutdown")
+    written = transport.written
+
+    stream.expired(deadlines[-1])
+
+    assert deadlines[-1] == 31.0
+    assert written.endswith(b"0\r\n\r\n")
+    assert (transport.written, transport.aborted) == (written, True)
