@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import signal
+import socket
 import ssl
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
+from pathlib import Path
 
 STRUCTURED = "application/cloudevents+json"
 BATCH = "application/cloudevents-batch+json"
@@ -136,8 +139,10 @@ class Consumer:
     ended: bool = False
 
     @classmethod
-    async def open(cls, port, path, headers=None, *, expect=200):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**24)
+    async def open(cls, port, path, headers=None, *, expect=200, narrow=False):
+        """Ask for a stream; a narrow one stands still soon after nobody reads it."""
+        where = {"sock": narrow_socket(port)} if narrow else {"host": "127.0.0.1", "port": port}
+        reader, writer = await asyncio.open_connection(**where, limit=2**24)
         lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
         writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n{lines}\r\n".encode())
         self = cls(reader, writer)
@@ -190,6 +195,32 @@ class Consumer:
 
     async def close(self):
         await shut(self.writer)
+
+
+def narrow_socket(port):
+    """
+    A connection whose window does not grow.
+
+    Else the kernel may hold tens of megabytes for somebody who does not read, and nobody waits for anybody.
+    """
+    narrow = socket.socket()
+    narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+    narrow.connect(("127.0.0.1", port))
+    narrow.setblocking(False)
+    return narrow
+
+
+def lasting_port():
+    """
+    A free port that stays free while no server has it.
+
+    Ports below the kernel's own range are not given to connections that somebody opens meanwhile.
+    """
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(max(1024, lowest // 2), lowest)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 async def shut(writer):

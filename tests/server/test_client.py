@@ -12,7 +12,7 @@ import sys
 import threading
 
 import pytest
-from server_harness import event, ids
+from server_harness import event, ids, lasting_port
 
 import virta
 from virta.errors import ClientError
@@ -49,6 +49,20 @@ def test_start_and_resume(client):
 
     with client.subscribe("c2", last_event_id=events.last_event_id, reconnect=False) as more:
         assert take(more, 2) == ["3", "4"]
+
+
+def test_a_closed_subscription_keeps_no_connection(client):
+    """Also when nobody reads any more: it is closed then, not when somebody collects what is left."""
+    client.publish("c3", event("1"))
+    opened, stream = [], client.stream
+    client.stream = lambda *arguments: opened.append(stream(*arguments)) or opened[-1]
+    events = client.subscribe("c3", start="earliest")
+    assert take(events, 1) == ["1"]
+
+    events.close()
+
+    assert [connection.sock for connection, _ in opened] == [None]
+    assert list(events) == []
 
 
 def test_refusals_are_errors(client, server):
@@ -93,7 +107,7 @@ def test_streams_and_filters(client):
 
 def test_reconnect_and_resume_over_kills(start):
     """A subscriber whose server is killed and started again misses nothing and sees nothing twice."""
-    flags = ["--durability", "group"]
+    flags = ["--durability", "group", "--server-port", lasting_port()]
     server = start(*flags)
     heard = []
     done = threading.Event()
@@ -109,7 +123,6 @@ def test_reconnect_and_resume_over_kills(start):
 
     listening = threading.Thread(target=listen)
     listening.start()
-    port = server.port
     for round_ in range(3):
         published = round_ * 50
         while server.request("GET", "/metrics").body.decode().find("virta_consumers 1.0") < 0:
@@ -118,7 +131,7 @@ def test_reconnect_and_resume_over_kills(start):
             server.publish("k", event(str(n), {"odd": n % 2 == 1}))
         if round_ < 2:
             server.stop(signal.SIGKILL)
-            server = start(*flags, "--server-port", port)
+            server = start(*flags)
     assert done.wait(20)
     events.close()
     listening.join(10)
@@ -341,12 +354,12 @@ def test_streams_are_subscribed_again_after_a_restart(start):
                 return
 
     async def scenario():
-        server = start("--durability", "none")
+        flags = ["--durability", "none", "--server-port", lasting_port()]
+        server = start(*flags)
         client = virta.AsyncClient(f"http://127.0.0.1:{server.port}")
         messages = client.subscribe_streams("a:")
         await hear(client, messages, "first")
         await asyncio.to_thread(server.stop)
-        flags = ["--server-port", server.port, "--durability", "none"]
         again = await asyncio.to_thread(start, *flags)
         assert again.port, again.said
         await hear(client, messages, "second")

@@ -7,7 +7,6 @@ import email.utils
 import json
 import queue
 import signal
-import socket
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -16,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 import pytest
-from server_harness import Answer, Consumer, event
+from server_harness import Answer, Consumer, event, lasting_port
 
 from virta.server import sinks
 
@@ -305,9 +304,7 @@ def call(address, method="GET", headers=None):
 
 def deferring(start, *flags, port=None):
     """A server on a port that is known before it starts, which offers callbacks."""
-    if port is None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+    port = port or lasting_port()
     url = f"http://127.0.0.1:{port}/"
     return start(*FAST, "--server-port", port, "--webhook-callback-url", url, *flags)
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from socket import SO_RCVBUF, SOL_SOCKET, create_connection
+from types import SimpleNamespace
 from urllib.parse import urlencode
 
 import pytest
-from server_harness import Consumer, event, shut
+from server_harness import Consumer, event, narrow_socket, shut
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.protocol import State
+
+from virta.errors import LogError
+from virta.server.websocket import WebSocket
 
 VECTORS = Path(__file__).parent.parent / "vectors"
-# Enough to fill the socket buffers of both ends, so that what follows waits in the queue.
+# Enough to fill the socket buffers of both ends, a narrow one among them, so that what follows waits in the queue.
 FILLER = "x" * 6_000_000
 
 
@@ -102,7 +106,8 @@ def test_overflow_vectors(server, vector):
         query = urlencode(
             [("streams", s) for s in streams] + [("max_queued", vector["max_queued"])]
         )
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=2**16)
+        narrow = narrow_socket(server.port)
+        reader, writer = await asyncio.open_connection(sock=narrow, limit=2**16)
         writer.write(
             f"GET /subscribe?{query} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n".encode()
@@ -244,7 +249,8 @@ def test_drops_can_be_told(server):
     async def scenario():
         query = "streams=told:&max_queued=1&drops=1"
         url = f"ws://127.0.0.1:{server.port}/subscribe?{query}"
-        async with connect(url, compression=None, max_size=None, max_queue=1) as socket:
+        options = {"compression": None, "max_size": None, "max_queue": 1}
+        async with connect(url, sock=narrow_socket(server.port), **options) as socket:
             socket.transport.pause_reading()
             await asyncio.to_thread(publish, server, ("told:", FILLER))
             await asyncio.to_thread(publish, server, *[("told:", str(n)) for n in range(5)])
@@ -359,9 +365,7 @@ def test_a_socket_that_takes_nothing_for_too_long_is_dropped(start):
 
     async def scenario(server):
         url = f"ws://127.0.0.1:{server.port}/channels/s/from/earliest"
-        # With a window that does not grow the kernel cannot hold it all for a client that reads no more.
-        narrow = create_connection(("127.0.0.1", server.port))
-        narrow.setsockopt(SOL_SOCKET, SO_RCVBUF, 65_536)
+        narrow = narrow_socket(server.port)
         options = {"ping_interval": None, "max_queue": 1, "close_timeout": 0, "sock": narrow}
         async with connect(url, subprotocols=["cloudevents.json"], **options):
             wanted = "virta_slow_disconnects_total 1.0"
@@ -373,3 +377,18 @@ def test_a_socket_that_takes_nothing_for_too_long_is_dropped(start):
         for n in range(12):
             server.publish("s", event(str(n), "x" * 900_000))
         asyncio.run(asyncio.wait_for(scenario(server), 20))
+
+
+def test_a_publication_refused_when_its_sender_is_gone():
+    """A socket has no answers: a log that refuses closes it, and leaves one that is closed already alone."""
+    said = []
+    gone = SimpleNamespace(is_closing=lambda: True, write=said.append)
+    here = SimpleNamespace(is_closing=lambda: False, write=said.append)
+    for transport in (gone, here):
+        loop = SimpleNamespace(time=lambda: 0.0)
+        connection = SimpleNamespace(service=None, loop=loop, transport=transport)
+        socket = WebSocket(connection, b"GET")
+        socket._protocol.state = State.OPEN
+        socket._published(LogError("no space", code="log_disk_full"))
+
+    assert said == [b"\x88\x0f" + (1011).to_bytes(2, "big") + b"log_disk_full"]

@@ -62,6 +62,21 @@ def test_moving_later_by_assignment():
     assert len(thing.fired) == 1
 
 
+def test_one_that_fails_is_alone_with_it(caplog):
+    """What goes wrong for one is told; the others of its slot, and of later ones, have their turn."""
+    loop = Loop()
+    wheel, things = Wheel(loop), [Thing() for _ in range(4)]
+    things[1].expired = lambda now: 1 / 0
+    for thing, deadline in zip(things, (1001.0, 1001.0, 1001.0, 1002.0), strict=True):
+        wheel.set(thing, deadline)
+
+    turn_to(wheel, loop, 1003.0)
+
+    assert [len(thing.fired) for thing in things] == [1, 0, 1, 1]
+    (record,) = caplog.records
+    assert record.getMessage() == "deadline_failed"
+
+
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 60)), min_size=1, max_size=30))
 def test_any_sequence_of_moves(moves):
     """However a deadline is moved, earlier or later, the thing fires after it, soon, and not before."""

@@ -9,6 +9,7 @@ told).
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
@@ -282,19 +283,19 @@ class Subscription:
     def close(self) -> None:
         self._closed.set()
         connection = self._connection
-        if connection is not None and connection.sock is not None:
+        sock = None if connection is None else connection.sock
+        if sock is not None:
             # Closing alone does not wake a thread that reads.
-            try:
-                connection.sock.shutdown(2)
-            except OSError:
-                return
+            with contextlib.suppress(OSError):
+                sock.shutdown(2)
+        with contextlib.suppress(ValueError):  # a thread reads: it ends by itself, and closes
+            self._events.close()
 
     def __enter__(self) -> Subscription:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-        self._events.close()
 
     def _run(self) -> Generator[Received, None, None]:
         while not self._closed.is_set():

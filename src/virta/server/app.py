@@ -160,7 +160,7 @@ class JournalApi:
             body += piece
             if len(body) > BODY_BYTES_MAX:
                 raise RequestError(413, "body-too-large", maxBytes=BODY_BYTES_MAX)
-        gone = request.scope[GONE] = asyncio.Event()
+        gone = request.scope[GONE]
         path = request.scope["raw_path"].decode("latin-1")
         waits = path.endswith("/jobs/next")
         watching = asyncio.create_task(self._watch(request, gone)) if waits else None

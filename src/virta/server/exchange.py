@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# In the scope of a request whose answer may take long: an event that is set when the peer sends no more.
+# In the scope of a request: an event of its connection that is set when the peer sends no more.
 GONE = "virta.gone"
 
 

@@ -23,12 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from virta.errors import FilterError, HubError, RequestError
 from virta.server import responses
-from virta.server.exchange import GONE, Exchange, ExchangeQueue
-from virta.server.lane import QuickLane
+from virta.server.cold import ColdLane
+from virta.server.exchange import Exchange, ExchangeQueue
 from virta.server.paths import CHANNELS
 from virta.server.requests import ChannelRequest, FilterEventsRequest, HotRequest, MessagesRequest
 from virta.server.websocket import WebSocket
@@ -67,22 +66,21 @@ NO_PIPELINE: deque[Any] = deque()
 NO_FLOW = FlowControl(asyncio.Transport())
 
 
-class HotProtocol(QuickLane):
+class HotProtocol(ColdLane):
     """One connection."""
 
     # Together with the parent's members these would be too many for one layout of all connections.
     __slots__ = (
         "_abort",
         "_arriving",
-        "_cold",
         "_completed",
+        "_deaf",
         "_eof",
         "_in_head",
         "_line_max",
         "_method",
         "_quiet",
         "_reading_paused",
-        "_starting",
         "_unfinished",
         "consumer",
         "ended",
@@ -105,11 +103,12 @@ class HotProtocol(QuickLane):
         self._quiet = 0
         self._completed = False
         self._line_max = self.service.line_bytes_max
-        self._cold: Exchange | None = None
         self._abort: int | None = None
         self._reading_paused = False
         self._method = b""
         self._eof = False
+        # What could not be read is being answered; whatever comes behind it means nothing.
+        self._deaf = False
 
     # The connection.
 
@@ -117,6 +116,10 @@ class HotProtocol(QuickLane):
         super().connection_made(transport)
         service = self.service
         service.connections_opened += 1
+        if service.draining:
+            # Accepted while the server closed its doors: nobody would tell it to go any more.
+            transport.close()
+            return
         if len(self.connections) > service.config.max_connections:
             transport.write(responses.empty(503))
             self.end()
@@ -127,6 +130,7 @@ class HotProtocol(QuickLane):
         self.deadline = NEVER
         self.ended = True
         self.exchanges.clear()
+        self.leave()
         if self.consumer is not None:
             self.consumer.gone()
         if self.socket is not None:
@@ -135,7 +139,7 @@ class HotProtocol(QuickLane):
 
     def parse(self, data: bytes) -> None:
         """The long way: whatever is no publication with a head that is known."""
-        if self.ended or self.consumer is not None:
+        if self.ended or self._deaf or self.consumer is not None:
             return
         if self.socket is not None:
             self.socket.data_received(data)
@@ -164,12 +168,12 @@ class HotProtocol(QuickLane):
         else:
             # What is no body in a body (trailers, the sizes of chunks) is a head of a kind.
             self._quiet += len(data)
-            over = self._quiet if self.request is not None or self._cold is not None else 0
+            over = self._quiet if self.request is not None or self.cold is not None else 0
         if over > self.service.head_bytes_max:
             self._abort = 431
             self._unreadable(httptools.HttpParserError())
             return
-        if self._in_head or self.request is not None or self._cold is not None:
+        if self._in_head or self.request is not None or self.cold is not None:
             # A request has to arrive in time, from its first byte.
             if self.deadline > now + self.service.body_s:
                 self.service.wheel.set(self, now + self.service.body_s)
@@ -188,9 +192,7 @@ class HotProtocol(QuickLane):
             error = RequestError(400, "partial-content", "the body ended before it was complete")
             self.request.refuse(error, close=True)
         self._eof = True
-        gone: Any = None if self.cycle is None else self.cycle.scope.get(GONE)
-        if gone is not None:
-            gone.set()  # whoever waits may have closed: only writing would tell
+        self.tell_gone()  # whoever waits may have closed: only writing would tell
         return len(self.exchanges) > 0
 
     def expired(self, now: float) -> None:
@@ -202,11 +204,11 @@ class HotProtocol(QuickLane):
             self.socket.expired(now)
         elif self.request is not None:
             self.request.refuse(TOO_SLOW, close=True)
-        elif self._cold is not None and len(self.exchanges) == 1 and not self.ended:
-            self._cold = None
+        elif self.cold is not None and len(self.exchanges) == 1 and not self.ended:
+            self.cold = None
             self.write(self.service.responder.refused(TOO_SLOW, close=True))
             self.end()
-        elif len(self.exchanges) and self._cold is None and not self.ended:
+        elif len(self.exchanges) and self.cold is None and not self.ended:
             self.service.wheel.set(self, now + self.service.idle_s)
         elif self.transport.is_closing() or self.flow.write_paused:
             self.transport.abort()  # the peer does not take what it asked for
@@ -263,7 +265,7 @@ class HotProtocol(QuickLane):
             self._read_on()
 
     def write(self, data: bytes) -> None:
-        if data and not self.transport.is_closing():
+        if data and not self.ended and not self.transport.is_closing():
             self.transport.write(data)
         if self._reading_paused:
             self._read_on()
@@ -303,13 +305,13 @@ class HotProtocol(QuickLane):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        QuickLane.on_headers_complete(self)
+        ColdLane.on_headers_complete(self)
         if self.ended or self.consumer is not None:
             return
         if self._arriving > self.service.head_bytes_max or self._unfinished > 0:
             self._check_head_size()
         self._quiet = -self._arriving
-        self._cold = None
+        self.cold = None
         self._check_host()
         url = self.url
         if found := ABSOLUTE.match(url):
@@ -326,7 +328,7 @@ class HotProtocol(QuickLane):
         elif url.startswith(FILTERS) and self._is_filter_stream():
             self._hot(FilterEventsRequest)
         else:
-            self._hand_over()
+            self.hand_over()
 
     def _check_head_size(self) -> None:
         """Count the head; only worth it when what arrived could hold one that is too large."""
@@ -354,7 +356,7 @@ class HotProtocol(QuickLane):
         self._quiet = -self._arriving
         if self.request is not None:
             self.request.on_body(body)
-        elif self._cold is not None:
+        elif self.cold is not None:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -362,8 +364,8 @@ class HotProtocol(QuickLane):
         if self.request is not None:
             request, self.request = self.request, None
             request.on_complete()
-        elif self._cold is not None:
-            self._cold = None
+        elif self.cold is not None:
+            self.cold = None
             super().on_message_complete()
         self._completed = True
 
@@ -373,7 +375,8 @@ class HotProtocol(QuickLane):
             self.service.wheel.set(self, self.loop.time() + self.service.idle_s)
         self.flow.resume_reading()
         self.exchanges.finish_head()
-        if self.service.draining or (self._eof and not len(self.exchanges)):
+        last = not len(self.exchanges) and self.consumer is None
+        if last and (self.service.draining or self._eof):
             self.end()
 
     # Requests.
@@ -386,6 +389,7 @@ class HotProtocol(QuickLane):
 
     def become(self, consumer: SseConsumer) -> None:
         """Turn into a stream: no more requests are read, so what reads them is let go."""
+        full = self.flow.write_paused
         self.exchanges.clear()
         self.exchanges = NO_EXCHANGES
         self.flow = NO_FLOW
@@ -406,6 +410,11 @@ class HotProtocol(QuickLane):
             refusal = RequestError(status, error.code, error.message)
             self.write(self.service.responder.refused(refusal, close=True))
             self.end()
+            return
+        if full:
+            consumer.full()  # answers before it fill the transport, which says so only once
+        if self.service.draining:
+            consumer.drain()  # the others were told while this one waited for its turn
 
     def refuse(
         self, exchange: Exchange, error: RequestError, *, close: bool, more: bytes = b""
@@ -418,33 +427,14 @@ class HotProtocol(QuickLane):
             response = responses.without_body(response)
         self.exchanges.answer(exchange, response, close=close)
 
-    def _hand_over(self) -> None:
-        """Give a request to the ASGI application when its turn comes."""
-        headers, url = self.headers, self.url
-        HttpToolsProtocol.on_message_begin(self)
-        self.url = url
-        self.headers[:] = headers
-        self.expect_100_continue = (b"expect", b"100-continue") in headers
-        try:
-            httptools.parse_url(url).path.decode("ascii")
-        except (httptools.HttpParserInvalidURLError, UnicodeDecodeError, AttributeError):
-            error = RequestError(400, "invalid-request", "the request's path cannot be read")
-            self.refuse(self.enter(), error, close=True)
-            return
-        self.cycle = None  # type: ignore[assignment]
-        self._starting: list[Any] = []
-        HttpToolsProtocol.on_headers_complete(self)
-        started = self._starting
-        start = super()._start_asgi_task
-        self._cold = Exchange(lambda: start(*started))
-        self.exchanges.add(self._cold)
-
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        self._starting = [cycle, app]
-
     def _upgrade(self, rest: bytes) -> None:
         """The parser met an Upgrade header: WebSocket is taken up, anything else is ignored."""
         self.between = False
+        if self._get_upgrade() == b"websocket" and self.exchanges:
+            error = RequestError(400, "invalid-request", "an upgrade cannot wait for other answers")
+            self._deaf = True
+            self.refuse(self.enter(), error, close=True)
+            return
         if self._get_upgrade() == b"websocket":
             self.socket = WebSocket(self, self._method)
             self.socket.open(rest)
@@ -473,9 +463,10 @@ class HotProtocol(QuickLane):
 
     def _unreadable(self, error: httptools.HttpParserError) -> None:
         """Not HTTP, or beyond its limits; the parser is of no more use."""
+        self._deaf = True
+        self.between = False
         if self._abort is not None:
-            self.write(responses.empty(self._abort))
-            self.end()
+            self._answer_last(responses.empty(self._abort))
             return
         if isinstance(error, httptools.HttpParserCallbackError):
             cause = error.__context__
@@ -490,5 +481,19 @@ class HotProtocol(QuickLane):
             refusal = RequestError(400, "invalid-request", f"not readable as HTTP/1.1: {error}")
         if self.request is not None:
             self.request.refuse(refusal, close=True)
-        else:
-            self.refuse(self.enter(), refusal, close=True)
+            return
+        self.service.count_refusal(refusal)
+        more = MORE_HEADERS.get(refusal.status, b"")
+        self._answer_last(self.service.responder.refused(refusal, close=True, more=more))
+
+    def _answer_last(self, response: bytes) -> None:
+        """Answer what cannot be read on, in its turn: behind the answers to what came before it."""
+        exchange = self.request or self.cold
+        if exchange is not None and exchange is self.cold and exchange.start is None:
+            # It is the framework's turn, which waits for a body that will not come.
+            self.write(response)
+            self.end()
+            return
+        exchange = exchange or self.enter()
+        exchange.start = None
+        self.exchanges.answer(exchange, response, close=True)

@@ -89,16 +89,17 @@ async def serve(config: Config, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     scheme = "https" if config.tls_cert else "http"
     shown = f"[{host}]" if ":" in host else host
-    service.logger.info(
-        "listening",
-        url=f"{scheme}://{shown}:{port}",
-        log=str(config.log_path),
-        durability=config.durability,
-        next_offset=service.log.next_offset,
-        journal=service.journal.address[1] if service.journal is not None else None,
-    )
     try:
-        await server.serve(sockets=[listener])
+        with server.heeding_signals():  # before anybody can know that there is a server to stop
+            service.logger.info(
+                "listening",
+                url=f"{scheme}://{shown}:{port}",
+                log=str(config.log_path),
+                durability=config.durability,
+                next_offset=service.log.next_offset,
+                journal=service.journal.address[1] if service.journal is not None else None,
+            )
+            await server.serve(sockets=[listener])
     finally:
         await service.stop()
         service.logger.info("stopped")
@@ -113,11 +114,12 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """
-        Drain on the first signal, give up waiting on a second SIGINT.
+        """Leave signals alone: uvicorn raises them again at the end, before the log is closed."""
+        yield
 
-        uvicorn's own version raises the signal again at the end, before the log is closed.
-        """
+    @contextlib.contextmanager
+    def heeding_signals(self) -> Iterator[None]:
+        """Drain on the first signal, give up waiting on a second SIGINT."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.handle_exit, number, None)

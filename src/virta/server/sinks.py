@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import Enum, auto
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from urllib.parse import urlsplit
 
 from virta.errors import HubError
@@ -125,10 +125,9 @@ class Sink:
     def _request(
         self, method: str, body: bytes, headers: dict[str, str]
     ) -> tuple[int, dict[str, str]]:
+        sent = self._headers | headers | {"WebHook-Request-Origin": self._origin}
         try:
-            sent = self._headers | headers | {"WebHook-Request-Origin": self._origin}
-            self._connection.request(method, self._path, body, sent)
-            response = self._connection.getresponse()
+            response = self._asked(method, body, sent)
             rest = response.read(ANSWER_BYTES_MAX + 1)
         except FAILURES:
             self._connection.close()
@@ -136,6 +135,19 @@ class Sink:
         if len(rest) > ANSWER_BYTES_MAX or response.will_close:
             self._connection.close()
         return response.status, {name.lower(): value for name, value in response.getheaders()}
+
+    def _asked(self, method: str, body: bytes, headers: dict[str, str]) -> HTTPResponse:
+        """Ask, a second time if the sink has closed an idle connection just when it was used again."""
+        kept = self._connection.sock is not None
+        try:
+            self._connection.request(method, self._path, body, headers)
+            return self._connection.getresponse()
+        except ConnectionError:
+            if not kept:
+                raise
+        self._connection.close()
+        self._connection.request(method, self._path, body, headers)
+        return self._connection.getresponse()
 
 
 def _wait_s(retry_after: str) -> float:

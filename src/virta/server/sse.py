@@ -212,6 +212,8 @@ class SseConsumer:
             service.filter_streams.setdefault(id_, set()).add(self)
         if not live:
             self._replay = asyncio.ensure_future(self._catch_up())
+        if any(service.registry.get(id_) is None for id_ in self._filter_ids):
+            self.finish("filter-removed")  # while the request waited for its turn
         service.wheel.set(self._protocol, subscription.written_at + service.ping_s)
 
     def write(self, payload: bytes) -> None:
@@ -239,6 +241,9 @@ class SseConsumer:
         frame = self._framed(named_frame("disconnect", data, retry_ms=retry_ms))
         self.write(frame + (LAST_CHUNK if self._chunked else b""))
         self._protocol.transport.close()
+        # Who does not take the end has as long as it had for events.
+        deadline = self._protocol.loop.time() + self.subscription.policy.seconds_max
+        self._service.wheel.set(self._protocol, deadline)
 
     def gone(self) -> None:
         """The connection is lost."""
@@ -268,6 +273,9 @@ class SseConsumer:
 
     def expired(self, now: float) -> None:
         """Time for a ping, or too long without taking anything."""
+        if self.subscription.closed:
+            self._protocol.transport.abort()  # its end is written: nothing may follow
+            return
         if self.subscription.overdue(now):
             self.end(f"nothing was taken for {self.subscription.policy.seconds_max} s")
             return

@@ -14,7 +14,7 @@ import asyncio
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -29,7 +29,12 @@ from virta.server.consent import Consent, from_record, new_callback_key, to_reco
 from virta.server.sinks import Answer, Sink, Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
     from virta.server.service import Service
+
+T = TypeVar("T")
 
 WEBHOOKS_MAX = 1000
 # Of them, how many may be waiting for consent: anybody's address can be made to wait.
@@ -78,6 +83,7 @@ class Webhook:
         self._kept = cursor
         self.dropped = False  # nobody goes on where it ends
         self.task: asyncio.Task[None] | None = None
+        self._request: Future[Answer] | None = None  # the last one
 
     async def validate(self, executor: ThreadPoolExecutor, callback: str | None) -> None:
         """The handshake; raises HubError."""
@@ -123,7 +129,14 @@ class Webhook:
                     service.logger.warning("webhook_log_failed", id=self.id, reason=error.message)
                     await asyncio.sleep(1.0)
         finally:
+            self._close_sink()
+
+    def _close_sink(self) -> None:
+        """Now, or once a request that nobody waits for is over: its thread uses the connection."""
+        if self._request is None:
             self._sink.close()
+        else:
+            self._request.add_done_callback(lambda _: self._sink.close())
 
     async def _consented(self) -> None:
         """Wait for the callback, as long as it may take."""
@@ -133,7 +146,8 @@ class Webhook:
             async with asyncio.timeout(max(0.0, self.consent.expires - time.time())):
                 await self._granted.wait()
         except TimeoutError:
-            self.state = EXPIRED
+            if self.consent.pending:  # else it came in the last moment, and was told that it counts
+                self.state = EXPIRED
 
     async def _round(self, executor: ThreadPoolExecutor) -> None:
         """Deliver what stands between the cursor and the end, then wait for more."""
@@ -188,7 +202,7 @@ class Webhook:
             due = self._asked_at + 60.0 / self.consent.rate
             await asyncio.sleep(max(0.0, due - loop.time()))
         self._asked_at = loop.time()
-        request = executor.submit(self._sink.deliver, delivery.value)
+        request = self._request = executor.submit(self._sink.deliver, delivery.value)
         try:
             return await asyncio.shield(asyncio.wrap_future(request))
         except asyncio.CancelledError:
@@ -236,8 +250,9 @@ class Webhook:
 
     async def _keep(self) -> None:
         if self.cursor != self._kept:
-            await asyncio.to_thread(self._service.registry.keep_cursor, self.id, self.cursor)
-            self._kept = self.cursor
+            service, cursor = self._service, self.cursor
+            await service.webhooks.write(service.registry.keep_cursor, self.id, cursor)
+            self._kept = cursor
 
 
 def build_filter(description: dict[str, Any]) -> Filter:
@@ -259,6 +274,8 @@ class Webhooks:
         self._service = service
         self._callback_url = _callback_url(service.config.webhook_callback_url)
         self._executor = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="virta-webhook")
+        # One thread: what is written about a subscription stands in the order in which it was decided.
+        self._records = ThreadPoolExecutor(1, thread_name_prefix="virta-registry")
         # Whose sinks are being asked right now: one may call back before it answers.
         self._asking: dict[str, Webhook] = {}
         self.hooks: dict[str, Webhook] = {}
@@ -274,11 +291,22 @@ class Webhooks:
     async def stop(self) -> None:
         tasks = [hook.task for hook in self.hooks.values() if hook.task is not None]
         for task in tasks:
-            task.cancel()
+            if not task.cancelling():  # a second time would end the wait for its last answer
+                task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for hook in self.hooks.values():
-            self._service.registry.keep_cursor(hook.id, hook.cursor)
+        for hook in list(self.hooks.values()):
+            try:
+                await self.write(self._service.registry.keep_cursor, hook.id, hook.cursor)
+            except LogError as error:
+                # It will hear some events again; whoever else has to be stopped still is.
+                self._service.logger.warning("webhook_place_lost", id=hook.id, reason=error.message)
         await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)
+        await asyncio.to_thread(self._records.shutdown)
+
+    async def write(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Write to the registry, behind everything that is to be written before."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._records, function, *arguments)
 
     async def subscribe(self, id_: str, description: dict[str, Any], cursor: int) -> Webhook:
         """
@@ -317,17 +345,33 @@ class Webhooks:
         self._asking[id_] = hook
         try:
             await self._ask(hook, callback)
-            old = self.hooks.pop(id_, None)
+            old = self.hooks.get(id_)
             if old is None:  # it was deleted meanwhile
                 return None
             await _ended(old)
+            if self.hooks.get(id_) is not old:
+                return None
             if cursor is None:
                 hook.cursor = old.cursor
-            await self._keep_with_cursor(hook)
+            await self._keep_instead(hook, old)
+            if self.hooks.get(id_) is not hook:
+                return None
         finally:
             del self._asking[id_]
         self._run(hook)
         return hook
+
+    async def _keep_instead(self, hook: Webhook, old: Webhook) -> None:
+        """Put one in another's place, which has ended; if that cannot be kept, the other one goes on."""
+        self.hooks[hook.id] = (
+            hook  # there is always one: nobody who asks is told that there is none
+        )
+        try:
+            await self._keep_with_cursor(hook)
+        except LogError:
+            if self.hooks.get(hook.id) is hook:
+                self._run(old)
+            raise
 
     def _made(
         self, id_: str, description: dict[str, Any], cursor: int
@@ -346,7 +390,7 @@ class Webhooks:
             raise _too_many(f"{PENDING_MAX} subscriptions wait for consent")
 
     async def _keep_with_cursor(self, hook: Webhook) -> None:
-        await asyncio.to_thread(self._service.registry.keep_cursor, hook.id, hook.cursor)
+        await self.write(self._service.registry.keep_cursor, hook.id, hook.cursor)
         await self._keep(hook)
 
     async def confirm(self, id_: str, key: str, rate: int | None) -> Webhook | None:
@@ -367,17 +411,20 @@ class Webhooks:
             return False
         hook.dropped = True
         await _ended(hook)
-        await asyncio.to_thread(self._service.registry.drop_subscription, id_)
+        await self.write(self._service.registry.drop_subscription, id_)
         return True
 
     async def _keep(self, hook: Webhook) -> None:
         """Make a subscription durable with its consent; a callback meanwhile is kept as well."""
         kept = None
-        while kept != hook.consent:
+        while kept != hook.consent and self._stands(hook):
             kept = hook.consent
-            await asyncio.to_thread(
-                self._service.registry.keep_subscription, hook.id, hook.record()
-            )
+            await self.write(self._service.registry.keep_subscription, hook.id, hook.record())
+
+    def _stands(self, hook: Webhook) -> bool:
+        """Neither dropped nor replaced: what is written about it now counts."""
+        known = (self.hooks.get(hook.id), self._asking.get(hook.id))
+        return hook in known and not hook.dropped
 
     def _pending(self) -> int:
         return sum(hook.state == PENDING for hook in self.hooks.values())
@@ -391,7 +438,7 @@ class Webhooks:
         if hook.state == EXPIRED:
             self._service.logger.info("webhook_consent_expired", id=hook.id)
             self.hooks.pop(hook.id, None)
-            await asyncio.to_thread(self._service.registry.drop_subscription, hook.id)
+            await self.write(self._service.registry.drop_subscription, hook.id)
 
 
 async def _ended(hook: Webhook) -> None:

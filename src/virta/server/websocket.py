@@ -406,10 +406,13 @@ class WebSocket:
                 hearer.put = self.write
 
     def _flush(self) -> None:
+        transport = self._connection.transport
         for data in self._protocol.data_to_send():
             if data:
-                self._connection.transport.write(data)
-            elif self._connection.transport.can_write_eof():
+                # A publication may be refused when its sender is long gone.
+                if not transport.is_closing():
+                    transport.write(data)
+            elif transport.can_write_eof():
                 self._connection.end()
 
 

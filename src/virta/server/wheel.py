@@ -8,10 +8,13 @@ looks at it when the old slot comes round.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import asyncio
+
+logger = logging.getLogger("virta.server")
 
 SLOT_S = 0.05
 NEVER = float("inf")
@@ -65,6 +68,13 @@ class Wheel:
                     continue  # it was moved to an earlier slot and has been seen there
                 timed.slot = -1
                 if timed.deadline <= now:
-                    timed.expired(now)
+                    self._expire(timed, now)
                 else:
                     self.set(timed, timed.deadline)
+
+    def _expire(self, timed: Timed, now: float) -> None:
+        try:
+            timed.expired(now)
+        except Exception:
+            # Nobody foresaw this one; the others of its slot would never be looked at again.
+            logger.exception("deadline_failed")
