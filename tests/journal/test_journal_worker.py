@@ -110,6 +110,33 @@ def test_new_work_wakes_an_idle_worker(monkeypatch):
     asyncio.run(run())
 
 
+def test_new_work_wakes_a_worker_with_free_places(monkeypatch):
+    """Also one that is at work hears of a job at once, as long as it has a place for it."""
+    monkeypatch.setattr(worker_module, "IDLE_S_MAX", 600.0)
+
+    async def run():
+        async with daemon() as server, await AsyncClient.connect(*server.address) as client:
+            worker = Worker(*server.address, concurrency=2)
+            began, go_on = [], asyncio.Event()
+
+            @worker.handle()
+            async def handle(job):
+                began.append(job.uri)
+                await go_on.wait()
+
+            stop = asyncio.Event()
+            task = asyncio.create_task(worker.work(stop))
+            for number in (1, 2):
+                await client.call(commands.push(f"http://h/{number}"))
+                await until(lambda: len(began) == number)  # noqa: B023
+            go_on.set()
+            stop.set()
+            await task
+            return worker.done
+
+    assert asyncio.run(run()) == 2
+
+
 def test_graceful_stop_finishes_or_gives_back():
     """Told to stop, a worker finishes what it can in time and gives the rest back at once."""
 
@@ -157,6 +184,77 @@ def test_told_to_stop_while_a_job_is_on_its_way(monkeypatch):
             return worker.done, len(server.node.engine.jobs)
 
     assert asyncio.run(run()) == (1, 0)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_job_on_its_way_when_the_worker_ends(others, monkeypatch):
+    """Handed out when the grace is over, it is given back, not begun, and nothing goes on behind the end."""
+    coming, come = asyncio.Event(), asyncio.Event()
+    call = AsyncClient.call
+
+    async def slow_call(self, command):
+        result = await call(self, command)
+        if command.request.function == Function.NEXT and any(
+            job.uri.endswith(b"last") for job in result.jobs
+        ):
+            coming.set()
+            await come.wait()
+        return result
+
+    async def run():
+        async with daemon() as server, await AsyncClient.connect(*server.address) as client:
+            monkeypatch.setattr(AsyncClient, "call", slow_call)
+            worker = Worker(*server.address, grace=0)
+            began = []
+
+            @worker.handle()
+            async def handle(job):
+                began.append(job.uri)
+                await asyncio.Event().wait()
+
+            stop = asyncio.Event()
+            task = asyncio.create_task(worker.work(stop))
+            for number in range(others):
+                await client.call(commands.push(f"http://h/{number}"))
+                await until(lambda: len(began) > number)  # noqa: B023
+            await client.call(commands.push("http://h/last"))
+            await asyncio.wait_for(coming.wait(), 10)
+            stop.set()
+            await until(lambda: worker._over)
+            come.set()
+            await asyncio.wait_for(task, 10)
+            states = [job.state == WORKING for job in server.node.engine.jobs.all()]
+            return states, len(began), worker._running
+
+    assert asyncio.run(run()) == ([False] * (others + 1), others, set())
+
+
+def test_a_worker_that_ends_in_the_moment_of_taking_a_job(monkeypatch):
+    """A job whose handler did not even begin is given back."""
+    take = Worker._take
+
+    async def take_and_end(self, client):
+        again = await take(self, client)
+        if self._running:
+            working.cancel()
+        return again
+
+    async def run():
+        nonlocal working
+        async with daemon() as server, await AsyncClient.connect(*server.address) as client:
+            await client.call(commands.push("http://h/1"))
+            monkeypatch.setattr(Worker, "_take", take_and_end)
+            worker = Worker(*server.address)
+            go_on = threading.Event()
+            worker.handle()(lambda _: go_on.wait())
+            working = asyncio.create_task(worker.work(asyncio.Event()))
+            await asyncio.wait({working}, timeout=10)
+            go_on.set()
+            (job,) = server.node.engine.jobs.all()
+            return working.cancelled(), job.state == WORKING, job.attempts
+
+    working = None
+    assert asyncio.run(run()) == (True, False, 0)
 
 
 def test_concurrency_is_bounded():
@@ -500,6 +598,46 @@ def test_a_command_of_a_worker_that_stops_as_it_starts(tmp_path, monkeypatch):
 
     pids = out.read_text().split() if out.exists() else []
     assert not any(alive(pid) for pid in pids)
+
+
+def test_a_command_of_a_worker_that_stops_as_it_ends(monkeypatch):
+    """Being cancelled is not forgotten, though what the command said ends in the same moment."""
+
+    async def run():
+        heard, ended = asyncio.Event(), asyncio.Event()
+
+        async def listen(_):
+            await heard.wait()
+
+        async def feed(process, _):
+            process.stdin.close()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        monkeypatch.setattr(journal_work._Stderr, "listen", listen)
+        monkeypatch.setattr(journal_work, "_feed", feed)
+        monkeypatch.setattr(journal_work, "SAID_S_MAX", 600.0)
+        task = asyncio.create_task(run_command("exit 0", job_with()))
+        await asyncio.wait_for(ended.wait(), 10)
+        heard.set()
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task}, timeout=10)
+        return task.cancelled()
+
+    assert asyncio.run(run())
+
+
+@pytest.mark.parametrize("end", ["exit 1", "kill -9 $$"])
+def test_a_command_that_fails_leaves_nothing_behind(end, tmp_path):
+    """What it put into the background would go on while the job is tried again: it is ended with it."""
+    out = tmp_path / "pid"
+    with pytest.raises(JournalError, match="exit code"):
+        asyncio.run(run_command(f"sleep 50 & echo $! > {out}; {end}", job_with()))
+
+    assert not alive(out.read_text().strip())
 
 
 def test_a_command_that_leaves_something_behind(tmp_path):

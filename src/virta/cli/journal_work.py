@@ -89,6 +89,10 @@ async def run_command(command: str, job: Lease, *, timeout: float | None = None)
         try:
             async with asyncio.timeout(timeout):
                 await process.wait()
+            if process.returncode:
+                await _end(
+                    process
+                )  # of what it started, too, nothing goes on while it is tried again
         except TimeoutError:
             await _end(process)
             raise JournalError(
@@ -99,8 +103,10 @@ async def run_command(command: str, job: Lease, *, timeout: float | None = None)
             raise
         finally:
             feeding.cancel()
+            # Not `wait_for`, here and below, which may swallow being cancelled in the moment it ends.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(listening, SAID_S_MAX)
+                async with asyncio.timeout(SAID_S_MAX):
+                    await listening
         if process.returncode:
             raise JournalError(f"exit code {process.returncode}: {said.end}", code="command-failed")
 
@@ -156,7 +162,8 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await process.wait()
     # Those it started are not ours to wait for; they are gone when their group is.
     with contextlib.suppress(ProcessLookupError):
         for _ in range(GONE_LOOKS):
