@@ -195,7 +195,7 @@ def test_what_becomes_of_jobs(shell):
     """A job taken by hand is extended, given back and failed; `next --wait` waits for one."""
     shell("configure", "h", "--max-attempts", "2")
     shell("push", "http://h/1", "--delay", "0.3")
-    key = shell("next", "h", "--work-for", "5", "--wait", "20").split("\t")[0]
+    key = shell("next", "h", "--work-for", "600", "--wait", "20").split("\t")[0]
     assert shell.json("extend", key, "--seconds", "3600") == [{"key": key, "extended": True}]
     assert shell("next", "h", "--wait", "0.01", code=3).startswith("nothing due before")
     assert shell("give-back", key) == "ok"

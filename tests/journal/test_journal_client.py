@@ -232,6 +232,12 @@ def test_a_daemon_that_lies_is_a_coded_error():
         each.close()
 
 
+def yielding():
+    """The time, after somebody else had the interpreter."""
+    time.sleep(0)
+    return time.perf_counter()
+
+
 def test_both_ends_may_wait_awake(monkeypatch):
     """The plain halves: a lone client is answered awake, a second one gets its turn, both see the end."""
     monkeypatch.setattr(kernel, "Lines", None)
@@ -248,6 +254,8 @@ def test_both_ends_may_wait_awake(monkeypatch):
     monkeypatch.setattr(awake.Awake, "receive", counted)
     monkeypatch.setattr(awake, "possible", lambda: True)
     monkeypatch.setattr(client_module, "possible", lambda: True)
+    # Both ends are threads of one process here, and the one that waits lets the other run.
+    monkeypatch.setattr(awake, "perf_counter", yielding)
     with daemon_thread() as server:
         server.awake = True
         with Client(*server.address, awake=True) as first:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import select
 import sys
 import threading
 import time
 from functools import partial
 
 import pytest
-from journal_support import daemon, until
+from journal_support import Clock, daemon, until
 
 from virta.cli import journal_work
 from virta.cli.journal_work import run_command
@@ -63,28 +65,49 @@ def test_done_failed_and_dead(tmp_path):
     assert (left, worker.done, worker.failed) == (1, 1, 3)
 
 
-def test_heartbeat_keeps_a_long_job():
+def test_heartbeat_keeps_a_long_job(monkeypatch):
     """A handler that takes longer than the deadline keeps its job, which is done once."""
+    clock = Clock(time.time_ns() // 1000)
+    monkeypatch.setattr(commands, "system_clock", clock)
+    extend = commands.extend
+    beats = []
+
+    def extended(key, seconds):
+        beats.append(clock.now)
+        return extend(key, seconds)
+
+    monkeypatch.setattr(commands, "extend", extended)
 
     async def run():
-        async with daemon() as server, await AsyncClient.connect(*server.address) as client:
+        async with (
+            daemon(clock=clock) as server,
+            await AsyncClient.connect(*server.address) as client,
+        ):
             await client.call(commands.push("http://h/slow"))
-            worker = Worker(*server.address, work_for=0.3)
-            began = []
+            worker = Worker(*server.address, work_for=0.03)
+            began, go_on = [], asyncio.Event()
 
             @worker.handle()
             async def handle(job):
                 began.append(job)
-                await asyncio.sleep(0.9)
+                await go_on.wait()
 
             stop = asyncio.Event()
             task = asyncio.create_task(worker.work(stop))
+            await until(lambda: began)
+            jobs = server.node.engine.jobs
+            for _ in range(9):  # three times as long as the deadline, a third of it at a time
+                (job,) = jobs.all()
+                before = job.worked_until
+                clock.now += 10_000
+                await until(lambda: [j.worked_until > before for j in jobs.all()] == [True])  # noqa: B023
+            go_on.set()
             await until(lambda: worker.done)
             stop.set()
             await task
-            return len(began), len(server.node.engine.jobs)
+            return len(began), len(jobs), len(beats) >= 9
 
-    assert asyncio.run(run()) == (1, 0)
+    assert asyncio.run(run()) == (1, 0, True)
 
 
 def test_new_work_wakes_an_idle_worker(monkeypatch):
@@ -144,19 +167,22 @@ def test_graceful_stop_finishes_or_gives_back():
         async with daemon() as server, await AsyncClient.connect(*server.address) as client:
             await client.call(commands.push("http://h/quick"))
             await client.call(commands.push("http://h/endless"))
-            worker = Worker(*server.address, concurrency=2, grace=0.3)
-            started = []
+            worker = Worker(*server.address, concurrency=2, grace=600)
+            started, go_on = [], asyncio.Event()
 
             @worker.handle()
             async def handle(job):
                 started.append(job)
-                await asyncio.sleep(0.05 if job.uri.endswith(b"quick") else 60)
+                await (go_on if job.uri.endswith(b"quick") else asyncio.Event()).wait()
 
             stop = asyncio.Event()
             task = asyncio.create_task(worker.work(stop))
             await until(lambda: len(started) == 2)
             stop.set()
-            await task
+            go_on.set()
+            await until(lambda: worker.done)
+            worker._hurry.set()
+            await asyncio.wait_for(task, 10)
             (job,) = server.node.engine.jobs.all()
             return worker.done, job.uri, job.state == WORKING, job.attempts
 
@@ -560,9 +586,23 @@ def test_a_command_that_takes_too_long(tmp_path, monkeypatch):
     monkeypatch.setattr(journal_work, "TERM_S_MAX", 0.2)
     out = tmp_path / "pids"
     command = f"trap '' TERM; (trap '' TERM; sleep 50) & echo $$ $! > {out}; wait"
+    timeout = asyncio.timeout
+    given = {}
 
-    with pytest.raises(JournalError, match=r"longer than 0\.3 seconds"):
-        asyncio.run(run_command(command, job_with(), timeout=0.3))
+    def remembered(seconds):
+        given[seconds] = timeout(seconds)
+        return given[seconds]
+
+    async def run():
+        monkeypatch.setattr(asyncio, "timeout", remembered)
+        task = asyncio.create_task(run_command(command, job_with(), timeout=600))
+        while not (out.exists() and out.read_text().endswith("\n")):  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        given[600].reschedule(0)  # they are over
+        await task
+
+    with pytest.raises(JournalError, match="longer than 600 seconds"):
+        asyncio.run(run())
     assert not any(alive(pid) for pid in out.read_text().split())
 
 
@@ -609,16 +649,14 @@ def test_a_command_of_a_worker_that_stops_as_it_ends(monkeypatch):
         async def listen(_):
             await heard.wait()
 
-        async def feed(process, _):
-            process.stdin.close()
-            try:
-                await asyncio.Event().wait()
-            finally:
+        def timeout_at(seconds, timeout=asyncio.timeout):
+            if seconds == 600.0:
                 ended.set()
+            return timeout(seconds)
 
         monkeypatch.setattr(journal_work._Stderr, "listen", listen)
-        monkeypatch.setattr(journal_work, "_feed", feed)
         monkeypatch.setattr(journal_work, "SAID_S_MAX", 600.0)
+        monkeypatch.setattr(asyncio, "timeout", timeout_at)
         task = asyncio.create_task(run_command("exit 0", job_with()))
         await asyncio.wait_for(ended.wait(), 10)
         heard.set()
@@ -643,11 +681,30 @@ def test_a_command_that_fails_leaves_nothing_behind(end, tmp_path):
 def test_a_command_that_leaves_something_behind(tmp_path):
     """What it put into the background is not waited for, though it could still complain and read."""
     out = tmp_path / "pid"
-    began = time.monotonic()
-    asyncio.run(run_command(f"sleep 9 <&0 & echo $! > {out}", job_with(b"x" * 1_000_000)))
+    asyncio.run(run_command(f"sleep 600 <&0 & echo $! > {out}", job_with(b"x" * 1_000_000)))
 
-    os.kill(int(out.read_text()), 9)
-    assert time.monotonic() - began < 5
+    pid = out.read_text().strip()
+    assert alive(pid)
+    os.kill(int(pid), 9)
+
+
+def test_what_a_command_said_last_is_heard(monkeypatch):
+    """Also by a worker that had no turn from its start until there was no time left to wait for it."""
+    monkeypatch.setattr(journal_work, "SAID_S_MAX", 0.0)
+    start = journal_work._start
+
+    async def start_to_end(*given):
+        process = await start(*given)
+        with contextlib.suppress(ProcessLookupError):
+            ended = os.pidfd_open(process.pid)
+            select.select([ended], [], [])
+            os.close(ended)
+        return process
+
+    monkeypatch.setattr(journal_work, "_start", start_to_end)
+    for _ in range(5):
+        with pytest.raises(JournalError, match="exit code 1: no luck"):
+            asyncio.run(run_command("echo no luck >&2; exit 1", job_with()))
 
 
 @pytest.mark.parametrize(
