@@ -596,7 +596,7 @@ def test_a_command_that_takes_too_long(tmp_path, monkeypatch):
     async def run():
         monkeypatch.setattr(asyncio, "timeout", remembered)
         task = asyncio.create_task(run_command(command, job_with(), timeout=600))
-        while not (out.exists() and out.read_text().endswith("\n")):  # noqa: ASYNC110
+        while not (600 in given and out.exists() and out.read_text().endswith("\n")):  # noqa: ASYNC110
             await asyncio.sleep(0.002)
         given[600].reschedule(0)  # they are over
         await task
