@@ -37,6 +37,19 @@ STARTED_NAME = "virta-pipeline"
 EOF_SECONDS_MAX = 15.0  # how long a run may take to stop after the end of its input
 
 
+class Stopping:
+    """Whether to stop. No Event: a signal that comes while another one sets it would wait for its lock for ever."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def set(self) -> None:
+        self._told = True
+
+    def is_set(self) -> bool:
+        return self._told
+
+
 @click.group()
 def pipeline() -> None:
     """Check, run and watch Spark pipelines over a log."""
@@ -86,7 +99,7 @@ def run(file: str, *, as_json: bool, until_eof: bool, **spark: Any) -> None:
     wanted = loaded(file)
     if wanted.source.log is not None:
         check_log(wanted.path(wanted.source.log))
-    stopping = threading.Event()
+    stopping = Stopping()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
     if until_eof:
@@ -96,7 +109,7 @@ def run(file: str, *, as_json: bool, until_eof: bool, **spark: Any) -> None:
 
 
 def run_claimed(
-    wanted: Pipeline, spark: dict[str, Any], stopping: threading.Event, *, as_json: bool
+    wanted: Pipeline, spark: dict[str, Any], stopping: Stopping, *, as_json: bool
 ) -> None:
     session = start_spark(f"{STARTED_NAME}-{wanted.name}", wanted, **spark)
     from virta.spark.runner import run as run_pipeline
@@ -196,7 +209,7 @@ def only_run(wanted: Pipeline) -> Iterator[None]:
         sys.exit(1)
 
 
-def watch_input(stopping: threading.Event) -> None:
+def watch_input(stopping: Stopping) -> None:
     """Stop when whoever started this run is gone; at the latest after EOF_SECONDS_MAX, by force."""
     while os.read(sys.stdin.fileno(), 4096):
         continue
