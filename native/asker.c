@@ -26,20 +26,20 @@ static PyObject *asker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-/* Everything sent, or -1 with an error set. */
+/* Everything sent, or -1 with an error set. After half a request nothing can be sent any more: the daemon would take it for
+ * the other half. */
 static int send_all(int fd, const uint8_t *data, size_t size)
 {
+    const uint8_t *begin = data;
     while (size) {
         ssize_t sent;
         Py_BEGIN_ALLOW_THREADS
         sent = send(fd, data, size, MSG_NOSIGNAL);
         Py_END_ALLOW_THREADS
-        if (sent < 0 && errno == EINTR) {
-            if (PyErr_CheckSignals() < 0) return -1;
-            continue;
-        }
+        if (sent < 0 && errno == EINTR && PyErr_CheckSignals() == 0) continue;
         if (sent < 0) {
-            PyErr_SetFromErrno(PyExc_OSError);
+            if (!PyErr_Occurred()) PyErr_SetFromErrno(PyExc_OSError);
+            if (data > begin) shutdown(fd, SHUT_RDWR);
             return -1;
         }
         data += sent;

@@ -164,6 +164,21 @@ def test_lock(shell):
     shell("set", "k", "not locked any more")
 
 
+def test_a_lock_outlives_being_told_to_end(shell):
+    """SIGTERM is passed on to the command, and the key is locked until that has ended."""
+    shell("set", "k", "v")
+    slow = "trap 'read line; exit 5' TERM; echo ready; while :; do sleep 0.01; done"
+    command = [VIRTA, "journal", "lock", "--port", str(shell.port), "k", "--", "sh", "-c", slow]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as locking:
+        assert locking.stdout.readline() == b"ready\n"
+        locking.send_signal(signal.SIGTERM)
+        assert "locked" in shell("set", "k", "x", code=1)
+        locking.stdin.write(b"go on\n")
+        locking.stdin.flush()
+        assert locking.wait(20) == 5
+    shell("set", "k", "x")
+
+
 def test_json_loses_nothing(shell):
     """Bytes, text that is none and numbers that JSON does not know are told apart and can be read back."""
 
@@ -195,7 +210,7 @@ def test_what_becomes_of_jobs(shell):
     """A job taken by hand is extended, given back and failed; `next --wait` waits for one."""
     shell("configure", "h", "--max-attempts", "2")
     shell("push", "http://h/1", "--delay", "0.3")
-    key = shell("next", "h", "--work-for", "5", "--wait", "20").split("\t")[0]
+    key = shell("next", "h", "--work-for", "600", "--wait", "20").split("\t")[0]
     assert shell.json("extend", key, "--seconds", "3600") == [{"key": key, "extended": True}]
     assert shell("next", "h", "--wait", "0.01", code=3).startswith("nothing due before")
     assert shell("give-back", key) == "ok"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from contextlib import contextmanager
 
 import pytest
 from journal_support import daemon, daemon_thread
@@ -231,6 +232,12 @@ def test_a_daemon_that_lies_is_a_coded_error():
         each.close()
 
 
+def yielding():
+    """The time, after somebody else had the interpreter."""
+    time.sleep(0)
+    return time.perf_counter()
+
+
 def test_both_ends_may_wait_awake(monkeypatch):
     """The plain halves: a lone client is answered awake, a second one gets its turn, both see the end."""
     monkeypatch.setattr(kernel, "Lines", None)
@@ -247,6 +254,8 @@ def test_both_ends_may_wait_awake(monkeypatch):
     monkeypatch.setattr(awake.Awake, "receive", counted)
     monkeypatch.setattr(awake, "possible", lambda: True)
     monkeypatch.setattr(client_module, "possible", lambda: True)
+    # Both ends are threads of one process here, and the one that waits lets the other run.
+    monkeypatch.setattr(awake, "perf_counter", yielding)
     with daemon_thread() as server:
         server.awake = True
         with Client(*server.address, awake=True) as first:
@@ -269,3 +278,80 @@ def test_a_silent_daemon_is_given_up():
         assert client.wait(0.01) is None
         with pytest.raises(JournalError, match="no reply in time"):
             client.ping()
+
+
+@contextmanager
+def stuck():
+    """A daemon that accepts and reads nothing; its window is small and stays so."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_nothing_follows_half_a_request(native):
+    """A request that could not be sent whole is the last: the next would be taken for its other half."""
+    with stuck() as listener, Client(*listener.getsockname(), timeout=0.05) as client:
+        client._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        if not native:
+            client._asker = None
+        with pytest.raises(JournalError, match="no reply in time"):
+            client.push("http://h/1", payload=b"x" * 8_000_000)
+        peer, _ = listener.accept()
+        with peer:
+            peer.settimeout(10)
+            while peer.recv(65_536):
+                continue  # to the end, which there is
+        with pytest.raises(JournalError) as lost:
+            client.ping()
+    assert lost.value.code == "disconnected"
+
+
+def test_a_pipeline_that_asks_and_sends_much():
+    """Replies are taken while requests are sent; else both ends would wait for the other to read."""
+    large = bytes(1_000_000)
+    with daemon_thread() as server, Client(*server.address) as client:
+        client._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 262_144)
+        client.set("large", large, persist=False)
+        batch = [commands.get("large")] * 12
+        batch += [commands.set_("other", large, persist=False)] * 12
+        results = client.pipeline(batch)
+
+    assert all(result == large for result in results[:12])
+    assert all(isinstance(result, int) for result in results[12:])
+
+
+def test_closing_a_line_to_a_daemon_that_reads_nothing(monkeypatch):
+    """What was not sent is given up after a moment, and whoever waits for a reply hears of it."""
+    monkeypatch.setattr(client_module, "CLOSE_S_MAX", 0.05)
+
+    async def run():
+        with stuck() as listener:
+            client = await AsyncClient.connect(*listener.getsockname())
+            asking = asyncio.create_task(client.set("k", bytes(8_000_000)))
+            await asyncio.sleep(0)
+            await asyncio.wait_for(client.close(), 10)
+            with pytest.raises(JournalError, match="is gone"):
+                await asking
+
+    asyncio.run(run())
+
+
+def test_closing_that_is_cancelled():
+    """It is closed all the same, and closing again finds it so."""
+
+    async def run():
+        problems = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, it: problems.append(it))
+        async with daemon() as server:
+            client = await AsyncClient.connect(*server.address)
+            closing = asyncio.create_task(client.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.wait({closing})
+            await asyncio.wait_for(client.close(), 10)
+            return closing.cancelled(), client.connected, problems
+
+    assert asyncio.run(run()) == (True, False, [])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import random
+import socket
 import subprocess
 import sys
 import time
@@ -17,8 +19,10 @@ from journal_support import connected, daemon, until
 from test_journal_wire import VECTORS
 
 from virta.errors import JournalError
-from virta.journal import commands, forwarder
+from virta.journal import AsyncClient, commands, forwarder
+from virta.journal import client as client_module
 from virta.journal import messages as m
+from virta.journal import spool as spool_module
 from virta.journal.daemon import JournalServer
 from virta.journal.forwarder import Forwarder
 from virta.journal.messages import Function, RefusedError, Request, Type, Value
@@ -78,6 +82,35 @@ def test_incomplete_tail_is_waited_for(tmp_path):
     with path.open("ab") as more:
         more.write(whole[-4:])
     assert [r.message for r in file.read(10)] == [b"two"]
+    file.close()
+
+
+def test_what_looks_like_a_record_inside_of_a_large_one(tmp_path):
+    """A record that is larger than what is read at once is read whole; its content is no record."""
+    path = tmp_path / "2026010100.fjs"
+    large = encode_record(b"inside") + bytes(spool_module.READ_BYTES)
+    path.write_bytes(encode_record(b"one") + encode_record(large) + encode_record(b"two"))
+    file = SpoolFile(path)
+
+    assert [r.message for r in file.read(10)] == [b"one", large, b"two"]
+    file.close()
+
+
+def test_what_looks_like_a_record_inside_of_one_that_is_being_written(tmp_path):
+    """As long as its writer is at it the rest is waited for; what a dead one left is skipped."""
+    path = tmp_path / "2026010100.fjs"
+    whole = encode_record(encode_record(b"inside") + b"the rest")
+    path.write_bytes(whole[:-4])
+    file = SpoolFile(path)
+    with path.open("ab", buffering=0) as writer:
+        fcntl.flock(writer, fcntl.LOCK_SH)
+        assert file.read(10) == []
+        writer.write(whole[-4:])
+
+    assert [r.message for r in file.read(10)] == [encode_record(b"inside") + b"the rest"]
+    path.write_bytes(whole[:-4] + encode_record(b"two"))
+    file.rewind()
+    assert [r.message for r in file.read(10)] == [b"inside", b"two"]
     file.close()
 
 
@@ -147,6 +180,37 @@ def test_writer_notices_a_deleted_file(tmp_path, monkeypatch):
     assert len(list(scan(path.read_bytes()))) == 1
 
 
+def test_a_file_that_another_one_took_the_place_of(tmp_path):
+    """Only the file that was read is deleted, not what has its name by then."""
+    path = tmp_path / "2026010100.fjs"
+    later = time.time() + 10**9
+    for after in (None, encode_record(b"new")):
+        path.write_bytes(encode_record(b"old"))
+        file = SpoolFile(path)
+        file.erase(file.read(1)[0])
+        path.unlink()
+        if after is not None:
+            path.write_bytes(after)
+
+        assert file.remove_if_done(later) is True
+        file.close()
+        assert path.exists() == (after is not None)
+
+
+def test_the_name_of_a_file_is_on_disk_with_the_first_record_that_must_be(tmp_path, monkeypatch):
+    """Whoever began the file may not have synced the directory: the writer does not rely on it."""
+    synced = []
+    monkeypatch.setattr(spool_module, "sync_directory", synced.append)
+    monkeypatch.setattr(spool_module.time, "gmtime", lambda: time.struct_time((2026, *[1] * 8)))
+    with Spool(tmp_path) as spool:
+        spool.put(commands.set_("k", 1, persist=False).request)
+        assert synced == []
+        spool.put(request(b"a"))
+        spool.put(request(b"b"))
+
+    assert synced == [tmp_path]
+
+
 @asynccontextmanager
 async def forwarding(directory, address):
     stop = asyncio.Event()
@@ -166,7 +230,7 @@ def test_forwarder_delivers_and_erases(tmp_path, monkeypatch):
     async def run():
         spool = Spool(tmp_path / "spool")
         for i in range(600):
-            spool.put(request(b"early%d" % i))
+            spool.put(commands.set_(b"early%d" % i, "v", persist=False).request)
         spool.put(request(b"virta:nonsense"))
         async with (
             daemon(tmp_path / "journal") as server,
@@ -183,8 +247,8 @@ def test_forwarder_delivers_and_erases(tmp_path, monkeypatch):
     keys, rejected, spool = asyncio.run(run())
     spool.close()
     assert (keys, rejected) == (601, 1)
-    (hour,) = (tmp_path / "spool").glob("[0-9]*.fjs")
-    assert not any(record.pending for record in scan(hour.read_bytes()))
+    for hour in (tmp_path / "spool").glob("[0-9]*.fjs"):
+        assert not any(record.pending for record in scan(hour.read_bytes()))
     (kept,) = scan((tmp_path / "spool" / REJECTED).read_bytes())
     assert b"virta:nonsense" in kept.message
 
@@ -215,6 +279,71 @@ def test_forwarder_survives_the_daemon(tmp_path, monkeypatch):
         return len(server.node.engine.store)
 
     assert asyncio.run(run()) == 150
+
+
+async def stops(directory, address, condition):
+    """Whether a forwarder that is told to stop in such a moment does."""
+    stop = asyncio.Event()
+    sender = Forwarder(directory, *address)
+    task = asyncio.create_task(sender.run(stop))
+    await until(lambda: condition(sender))
+    stop.set()
+    await asyncio.wait_for(task, 10)
+    return True
+
+
+def test_a_daemon_that_reads_nothing_does_not_keep_a_forwarder(tmp_path, monkeypatch):
+    """A daemon that is stuck is asked again on another connection, and not waited for at the end."""
+    monkeypatch.setattr(forwarder, "ANSWER_S_MAX", 0.05)
+    monkeypatch.setattr(client_module, "CLOSE_S_MAX", 0.05)
+    with Spool(tmp_path) as spool:
+        spool.put(request(b"large", bytes(8_000_000)))
+    with socket.socket() as stuck:
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stuck.bind(("127.0.0.1", 0))
+        stuck.listen()
+        again = forwarder.RETRY_S_MIN * 2
+
+        assert asyncio.run(stops(tmp_path, stuck.getsockname(), lambda it: it._delay > again))
+
+
+def test_told_to_stop_while_a_daemon_thinks(tmp_path, monkeypatch):
+    """Replies on their way are waited for, but not as long as a daemon may take."""
+    monkeypatch.setattr(forwarder, "STOP_S_MAX", 0.05)
+    with Spool(tmp_path) as spool:
+        spool.put(request())
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert asyncio.run(stops(tmp_path, silent.getsockname(), lambda it: it.connected))
+
+
+def test_told_to_stop_while_connecting(tmp_path, monkeypatch):
+    """A host that does not answer at all is not waited for."""
+    connecting = []
+
+    async def connect(*_):
+        connecting.append(True)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(AsyncClient, "connect", connect)
+    assert asyncio.run(stops(tmp_path, ("127.0.0.1", 1), lambda _: connecting))
+
+
+def test_a_forwarder_that_is_cancelled_as_it_is_woken(tmp_path):
+    """It ends, though the two come in the same moment."""
+
+    async def run():
+        async with daemon() as server:
+            sender = Forwarder(tmp_path, *server.address)
+            task = asyncio.create_task(sender._run_until(asyncio.Event()))
+            await asyncio.wait_for(sender.drained.wait(), 10)
+            await asyncio.sleep(0)
+            sender._wake.set()
+            await asyncio.sleep(0)  # it is woken, but did not have its turn
+            task.cancel()
+            done, _ = await asyncio.wait({task}, timeout=10)
+            return task in done
+
+    assert asyncio.run(run())
 
 
 def test_a_disk_that_takes_nothing(tmp_path, monkeypatch):

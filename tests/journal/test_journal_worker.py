@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import select
 import sys
 import threading
 import time
 from functools import partial
 
 import pytest
-from journal_support import daemon, until
+from journal_support import Clock, daemon, until
 
 from virta.cli import journal_work
 from virta.cli.journal_work import run_command
@@ -63,28 +65,49 @@ def test_done_failed_and_dead(tmp_path):
     assert (left, worker.done, worker.failed) == (1, 1, 3)
 
 
-def test_heartbeat_keeps_a_long_job():
+def test_heartbeat_keeps_a_long_job(monkeypatch):
     """A handler that takes longer than the deadline keeps its job, which is done once."""
+    clock = Clock(time.time_ns() // 1000)
+    monkeypatch.setattr(commands, "system_clock", clock)
+    extend = commands.extend
+    beats = []
+
+    def extended(key, seconds):
+        beats.append(clock.now)
+        return extend(key, seconds)
+
+    monkeypatch.setattr(commands, "extend", extended)
 
     async def run():
-        async with daemon() as server, await AsyncClient.connect(*server.address) as client:
+        async with (
+            daemon(clock=clock) as server,
+            await AsyncClient.connect(*server.address) as client,
+        ):
             await client.call(commands.push("http://h/slow"))
-            worker = Worker(*server.address, work_for=0.3)
-            began = []
+            worker = Worker(*server.address, work_for=0.03)
+            began, go_on = [], asyncio.Event()
 
             @worker.handle()
             async def handle(job):
                 began.append(job)
-                await asyncio.sleep(0.9)
+                await go_on.wait()
 
             stop = asyncio.Event()
             task = asyncio.create_task(worker.work(stop))
+            await until(lambda: began)
+            jobs = server.node.engine.jobs
+            for _ in range(9):  # three times as long as the deadline, a third of it at a time
+                (job,) = jobs.all()
+                before = job.worked_until
+                clock.now += 10_000
+                await until(lambda: [j.worked_until > before for j in jobs.all()] == [True])  # noqa: B023
+            go_on.set()
             await until(lambda: worker.done)
             stop.set()
             await task
-            return len(began), len(server.node.engine.jobs)
+            return len(began), len(jobs), len(beats) >= 9
 
-    assert asyncio.run(run()) == (1, 0)
+    assert asyncio.run(run()) == (1, 0, True)
 
 
 def test_new_work_wakes_an_idle_worker(monkeypatch):
@@ -110,6 +133,33 @@ def test_new_work_wakes_an_idle_worker(monkeypatch):
     asyncio.run(run())
 
 
+def test_new_work_wakes_a_worker_with_free_places(monkeypatch):
+    """Also one that is at work hears of a job at once, as long as it has a place for it."""
+    monkeypatch.setattr(worker_module, "IDLE_S_MAX", 600.0)
+
+    async def run():
+        async with daemon() as server, await AsyncClient.connect(*server.address) as client:
+            worker = Worker(*server.address, concurrency=2)
+            began, go_on = [], asyncio.Event()
+
+            @worker.handle()
+            async def handle(job):
+                began.append(job.uri)
+                await go_on.wait()
+
+            stop = asyncio.Event()
+            task = asyncio.create_task(worker.work(stop))
+            for number in (1, 2):
+                await client.call(commands.push(f"http://h/{number}"))
+                await until(lambda: len(began) == number)  # noqa: B023
+            go_on.set()
+            stop.set()
+            await task
+            return worker.done
+
+    assert asyncio.run(run()) == 2
+
+
 def test_graceful_stop_finishes_or_gives_back():
     """Told to stop, a worker finishes what it can in time and gives the rest back at once."""
 
@@ -117,19 +167,22 @@ def test_graceful_stop_finishes_or_gives_back():
         async with daemon() as server, await AsyncClient.connect(*server.address) as client:
             await client.call(commands.push("http://h/quick"))
             await client.call(commands.push("http://h/endless"))
-            worker = Worker(*server.address, concurrency=2, grace=0.3)
-            started = []
+            worker = Worker(*server.address, concurrency=2, grace=600)
+            started, go_on = [], asyncio.Event()
 
             @worker.handle()
             async def handle(job):
                 started.append(job)
-                await asyncio.sleep(0.05 if job.uri.endswith(b"quick") else 60)
+                await (go_on if job.uri.endswith(b"quick") else asyncio.Event()).wait()
 
             stop = asyncio.Event()
             task = asyncio.create_task(worker.work(stop))
             await until(lambda: len(started) == 2)
             stop.set()
-            await task
+            go_on.set()
+            await until(lambda: worker.done)
+            worker._hurry.set()
+            await asyncio.wait_for(task, 10)
             (job,) = server.node.engine.jobs.all()
             return worker.done, job.uri, job.state == WORKING, job.attempts
 
@@ -157,6 +210,77 @@ def test_told_to_stop_while_a_job_is_on_its_way(monkeypatch):
             return worker.done, len(server.node.engine.jobs)
 
     assert asyncio.run(run()) == (1, 0)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_job_on_its_way_when_the_worker_ends(others, monkeypatch):
+    """Handed out when the grace is over, it is given back, not begun, and nothing goes on behind the end."""
+    coming, come = asyncio.Event(), asyncio.Event()
+    call = AsyncClient.call
+
+    async def slow_call(self, command):
+        result = await call(self, command)
+        if command.request.function == Function.NEXT and any(
+            job.uri.endswith(b"last") for job in result.jobs
+        ):
+            coming.set()
+            await come.wait()
+        return result
+
+    async def run():
+        async with daemon() as server, await AsyncClient.connect(*server.address) as client:
+            monkeypatch.setattr(AsyncClient, "call", slow_call)
+            worker = Worker(*server.address, grace=0)
+            began = []
+
+            @worker.handle()
+            async def handle(job):
+                began.append(job.uri)
+                await asyncio.Event().wait()
+
+            stop = asyncio.Event()
+            task = asyncio.create_task(worker.work(stop))
+            for number in range(others):
+                await client.call(commands.push(f"http://h/{number}"))
+                await until(lambda: len(began) > number)  # noqa: B023
+            await client.call(commands.push("http://h/last"))
+            await asyncio.wait_for(coming.wait(), 10)
+            stop.set()
+            await until(lambda: worker._over)
+            come.set()
+            await asyncio.wait_for(task, 10)
+            states = [job.state == WORKING for job in server.node.engine.jobs.all()]
+            return states, len(began), worker._running
+
+    assert asyncio.run(run()) == ([False] * (others + 1), others, set())
+
+
+def test_a_worker_that_ends_in_the_moment_of_taking_a_job(monkeypatch):
+    """A job whose handler did not even begin is given back."""
+    take = Worker._take
+
+    async def take_and_end(self, client):
+        again = await take(self, client)
+        if self._running:
+            working.cancel()
+        return again
+
+    async def run():
+        nonlocal working
+        async with daemon() as server, await AsyncClient.connect(*server.address) as client:
+            await client.call(commands.push("http://h/1"))
+            monkeypatch.setattr(Worker, "_take", take_and_end)
+            worker = Worker(*server.address)
+            go_on = threading.Event()
+            worker.handle()(lambda _: go_on.wait())
+            working = asyncio.create_task(worker.work(asyncio.Event()))
+            await asyncio.wait({working}, timeout=10)
+            go_on.set()
+            (job,) = server.node.engine.jobs.all()
+            return working.cancelled(), job.state == WORKING, job.attempts
+
+    working = None
+    assert asyncio.run(run()) == (True, False, 0)
 
 
 def test_concurrency_is_bounded():
@@ -462,9 +586,23 @@ def test_a_command_that_takes_too_long(tmp_path, monkeypatch):
     monkeypatch.setattr(journal_work, "TERM_S_MAX", 0.2)
     out = tmp_path / "pids"
     command = f"trap '' TERM; (trap '' TERM; sleep 50) & echo $$ $! > {out}; wait"
+    timeout = asyncio.timeout
+    given = {}
 
-    with pytest.raises(JournalError, match=r"longer than 0\.3 seconds"):
-        asyncio.run(run_command(command, job_with(), timeout=0.3))
+    def remembered(seconds):
+        given[seconds] = timeout(seconds)
+        return given[seconds]
+
+    async def run():
+        monkeypatch.setattr(asyncio, "timeout", remembered)
+        task = asyncio.create_task(run_command(command, job_with(), timeout=600))
+        while not (600 in given and out.exists() and out.read_text().endswith("\n")):  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        given[600].reschedule(0)  # they are over
+        await task
+
+    with pytest.raises(JournalError, match="longer than 600 seconds"):
+        asyncio.run(run())
     assert not any(alive(pid) for pid in out.read_text().split())
 
 
@@ -502,14 +640,71 @@ def test_a_command_of_a_worker_that_stops_as_it_starts(tmp_path, monkeypatch):
     assert not any(alive(pid) for pid in pids)
 
 
+def test_a_command_of_a_worker_that_stops_as_it_ends(monkeypatch):
+    """Being cancelled is not forgotten, though what the command said ends in the same moment."""
+
+    async def run():
+        heard, ended = asyncio.Event(), asyncio.Event()
+
+        async def listen(_):
+            await heard.wait()
+
+        def timeout_at(seconds, timeout=asyncio.timeout):
+            if seconds == 600.0:
+                ended.set()
+            return timeout(seconds)
+
+        monkeypatch.setattr(journal_work._Stderr, "listen", listen)
+        monkeypatch.setattr(journal_work, "SAID_S_MAX", 600.0)
+        monkeypatch.setattr(asyncio, "timeout", timeout_at)
+        task = asyncio.create_task(run_command("exit 0", job_with()))
+        await asyncio.wait_for(ended.wait(), 10)
+        heard.set()
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task}, timeout=10)
+        return task.cancelled()
+
+    assert asyncio.run(run())
+
+
+@pytest.mark.parametrize("end", ["exit 1", "kill -9 $$"])
+def test_a_command_that_fails_leaves_nothing_behind(end, tmp_path):
+    """What it put into the background would go on while the job is tried again: it is ended with it."""
+    out = tmp_path / "pid"
+    with pytest.raises(JournalError, match="exit code"):
+        asyncio.run(run_command(f"sleep 50 & echo $! > {out}; {end}", job_with()))
+
+    assert not alive(out.read_text().strip())
+
+
 def test_a_command_that_leaves_something_behind(tmp_path):
     """What it put into the background is not waited for, though it could still complain and read."""
     out = tmp_path / "pid"
-    began = time.monotonic()
-    asyncio.run(run_command(f"sleep 9 <&0 & echo $! > {out}", job_with(b"x" * 1_000_000)))
+    asyncio.run(run_command(f"sleep 600 <&0 & echo $! > {out}", job_with(b"x" * 1_000_000)))
 
-    os.kill(int(out.read_text()), 9)
-    assert time.monotonic() - began < 5
+    pid = out.read_text().strip()
+    assert alive(pid)
+    os.kill(int(pid), 9)
+
+
+def test_what_a_command_said_last_is_heard(monkeypatch):
+    """Also by a worker that had no turn from its start until there was no time left to wait for it."""
+    monkeypatch.setattr(journal_work, "SAID_S_MAX", 0.0)
+    start = journal_work._start
+
+    async def start_to_end(*given):
+        process = await start(*given)
+        with contextlib.suppress(ProcessLookupError):
+            ended = os.pidfd_open(process.pid)
+            select.select([ended], [], [])
+            os.close(ended)
+        return process
+
+    monkeypatch.setattr(journal_work, "_start", start_to_end)
+    for _ in range(5):
+        with pytest.raises(JournalError, match="exit code 1: no luck"):
+            asyncio.run(run_command("echo no luck >&2; exit 1", job_with()))
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ def lock(
     """Run COMMAND while nobody else can change KEY; exits with its code."""
     client.lock(key, seconds=seconds)
     try:
-        code = subprocess.run(command, check=False).returncode  # noqa: S603  (the user's own)
+        code = run_to_end(command)
     except OSError as error:
         click.echo(f"error: cannot run {command[0]!r}: {error.strerror}", err=True)
         code = 127 if isinstance(error, FileNotFoundError) else 126
@@ -260,6 +260,30 @@ def lock(
     if as_json:
         show({"key": key, "code": code}, as_json)
     sys.exit(code)
+
+
+def run_to_end(command: tuple[str, ...]) -> int:
+    """Its exit code. SIGTERM is passed on: the lock is not let go while the command still runs."""
+    told: list[int] = []
+    process: subprocess.Popen[bytes] | None = None
+
+    def pass_on(number: int, _frame: object) -> None:
+        told.append(number)
+        if process is not None:
+            process.send_signal(number)
+
+    before = signal.signal(signal.SIGTERM, pass_on)
+    try:
+        with subprocess.Popen(command) as process:  # noqa: S603  (the user's own)
+            try:
+                for number in told:  # before there was anybody to pass it on to
+                    process.send_signal(number)
+                return process.wait()
+            except BaseException:
+                process.kill()
+                raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @journal.command()

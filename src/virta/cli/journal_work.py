@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 STDERR_CHARS_MAX = 500
 STDERR_READ_BYTES = 65_536
+# All that a pipe holds, as large as anybody may make it.
+REST_READS_MAX = 16
 # A command that is told to end has so long to do so.
 TERM_S_MAX = 5.0
 # Killed, it is gone in a moment; where nobody reaps, its remains stay, and are not waited for.
@@ -89,6 +91,10 @@ async def run_command(command: str, job: Lease, *, timeout: float | None = None)
         try:
             async with asyncio.timeout(timeout):
                 await process.wait()
+            if process.returncode:
+                await _end(
+                    process
+                )  # of what it started, too, nothing goes on while it is tried again
         except TimeoutError:
             await _end(process)
             raise JournalError(
@@ -99,8 +105,11 @@ async def run_command(command: str, job: Lease, *, timeout: float | None = None)
             raise
         finally:
             feeding.cancel()
+            # Not `wait_for`, here and below, which may swallow being cancelled in the moment it ends.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(listening, SAID_S_MAX)
+                async with asyncio.timeout(SAID_S_MAX):
+                    await listening
+            said.hear_rest()
         if process.returncode:
             raise JournalError(f"exit code {process.returncode}: {said.end}", code="command-failed")
 
@@ -156,7 +165,8 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await process.wait()
     # Those it started are not ours to wait for; they are gone when their group is.
     with contextlib.suppress(ProcessLookupError):
         for _ in range(GONE_LOOKS):
@@ -169,6 +179,7 @@ class _Stderr:
 
     def __init__(self) -> None:
         self._outlet, self.inlet = os.pipe()
+        os.set_blocking(self._outlet, False)
         self._tail = b""
 
     def __enter__(self) -> _Stderr:
@@ -187,7 +198,6 @@ class _Stderr:
         """Until nobody can say anything any more."""
         os.close(self.inlet)
         self.inlet = -1
-        os.set_blocking(self._outlet, False)
         loop = asyncio.get_running_loop()
         ready = asyncio.Event()
         loop.add_reader(self._outlet, ready.set)
@@ -195,14 +205,27 @@ class _Stderr:
             while True:
                 await ready.wait()
                 ready.clear()
-                with contextlib.suppress(BlockingIOError):
-                    piece = os.read(self._outlet, STDERR_READ_BYTES)
-                    if not piece:
-                        return
-                    self._tail = (self._tail + piece)[-4 * STDERR_CHARS_MAX :]
-                    _pass_on(piece)
+                if self._hear() == b"":
+                    return
         finally:
             loop.remove_reader(self._outlet)
+
+    def hear_rest(self) -> None:
+        """What is there already, though this process did not have the time to listen."""
+        for _ in range(REST_READS_MAX):
+            if not self._hear():
+                return
+
+    def _hear(self) -> bytes | None:
+        """A piece; None: nothing right now, empty: never again."""
+        try:
+            piece = os.read(self._outlet, STDERR_READ_BYTES)
+        except BlockingIOError:
+            return None
+        self._tail = (self._tail + piece)[-4 * STDERR_CHARS_MAX :]
+        if piece:
+            _pass_on(piece)
+        return piece
 
 
 def _pass_on(piece: bytes) -> None:

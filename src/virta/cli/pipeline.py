@@ -37,6 +37,19 @@ STARTED_NAME = "virta-pipeline"
 EOF_SECONDS_MAX = 15.0  # how long a run may take to stop after the end of its input
 
 
+class Stopping:
+    """Whether to stop. No Event: a signal that comes while another one sets it would wait for its lock for ever."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def set(self) -> None:
+        self._told = True
+
+    def is_set(self) -> bool:
+        return self._told
+
+
 @click.group()
 def pipeline() -> None:
     """Check, run and watch Spark pipelines over a log."""
@@ -194,23 +207,6 @@ def only_run(wanted: Pipeline) -> Iterator[None]:
     except BusyError as error:
         click.echo(error.message, err=True)
         sys.exit(1)
-
-
-class Stopping:
-    """
-    Whether this run has been told to stop.
-
-    No Event: setting one takes a lock, and a signal that comes while another's handler has it would wait for ever.
-    """
-
-    def __init__(self) -> None:
-        self._told = False
-
-    def set(self) -> None:
-        self._told = True
-
-    def is_set(self) -> bool:
-        return self._told
 
 
 def watch_input(stopping: Stopping) -> None:

@@ -8,7 +8,6 @@ reconnect and resume exactly like the blocking ones (they share `Cursor` and `Fr
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl as ssl_module
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +42,10 @@ if TYPE_CHECKING:
 
 HEAD_BYTES_MAX = 65536
 READ_BYTES = 65536
+# What is unsent, or unsaid in TLS, may take so long when a connection is closed.
+CLOSE_S_MAX = 1.0
+# What reading may raise: cut off, or nothing that HTTP knows.
+UNREADABLE = (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError)
 JSON = {"Content-Type": "application/json"}
 
 
@@ -164,7 +167,7 @@ class AsyncClient:
                 try:
                     bodiless = method == "HEAD" or status in {204, 304}
                     answer = b"" if bodiless else await _body(reader, received)
-                except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+                except UNREADABLE as error:
                     raise self._unreachable(error) from error
                 finally:
                     await _shut(writer)
@@ -206,10 +209,10 @@ class AsyncClient:
                         check(status, await _body(reader, received))
                     check_stream(received.get("content-type"))
                 except BaseException:
-                    writer.close()
+                    writer.transport.abort()
                     raise
                 return reader, writer, received
-        except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
+        except UNREADABLE as error:
             raise self._unreachable(error) from error
 
     async def _read(
@@ -221,7 +224,7 @@ class AsyncClient:
             try:
                 async with asyncio.timeout(SILENCE_S):
                     data = await (_chunk(reader) if chunked else reader.read(READ_BYTES))
-            except (OSError, asyncio.IncompleteReadError, TimeoutError, ValueError):
+            except UNREADABLE:
                 return
             if not data:
                 return
@@ -249,16 +252,17 @@ class AsyncClient:
             writer.write(
                 f"{method} {address.prefix}{path} HTTP/1.1\r\n{text}\r\n".encode() + (body or b"")
             )
-            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
-            await _shut(writer)
-            raise self._unreachable(error) from error
-        except asyncio.CancelledError:  # by a timeout, for one
-            writer.close()
+            first, *rest = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            status = int(first.partition(" ")[2][:3])
+        except BaseException as error:
+            # Closed, it would first send the rest of the body, to a server that may be stuck.
+            writer.transport.abort()
+            if isinstance(error, UNREADABLE):
+                raise self._unreachable(error) from error
             raise
-        pairs = (line.partition(":") for line in head[1:] if line)
+        pairs = (line.partition(":") for line in rest if line)
         received = {name.lower(): value.strip() for name, _, value in pairs}
-        return reader, writer, int(head[0].split()[1]), received
+        return reader, writer, status, received
 
     def _unreachable(self, error: Exception) -> ClientError:
         place = f"{self._address.host}:{self._address.port}"
@@ -348,6 +352,14 @@ async def _chunk(reader: asyncio.StreamReader) -> bytes:
 
 
 async def _shut(writer: asyncio.StreamWriter) -> None:
+    """Close; a server that is stuck is not waited for."""
     writer.close()
-    with contextlib.suppress(OSError, ssl_module.SSLError):
-        await writer.wait_closed()
+    try:
+        async with asyncio.timeout(CLOSE_S_MAX):
+            await writer.wait_closed()
+    except (TimeoutError, asyncio.CancelledError) as error:
+        writer.transport.abort()
+        if not isinstance(error, TimeoutError):
+            raise
+    except (OSError, ssl_module.SSLError):
+        return

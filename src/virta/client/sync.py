@@ -10,6 +10,7 @@ told).
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
@@ -199,29 +200,36 @@ class Client:
         body: bytes | None = None,
         headers: dict[str, str] | None = None,
     ) -> tuple[Any, dict[str, str]]:
-        """One request on this thread's connection; a connection the server closed is made anew."""
+        """
+        One request on this thread's connection; one that was kept and that the server closed is made anew.
+
+        A request on a new connection is not repeated: the server may have carried it out.
+        """
         sent = self._address.headers | (headers or {})
-        for last in (False, True):
-            connection = self._connection()
+        while True:
+            connection, kept = self._connection()
             try:
                 connection.request(method, self._address.prefix + path, body, sent)
                 response = connection.getresponse()
                 answer = response.read()
             except (OSError, HTTPException) as error:
                 self._drop(connection)
-                if last or isinstance(error, TimeoutError):
+                if not kept or isinstance(error, TimeoutError):
                     raise _unreachable(self._address, error) from error
                 continue
             if response.will_close:
                 self._drop(connection)
             received = {name.lower(): value for name, value in response.getheaders()}
             return check(response.status, answer), received
-        raise AssertionError
 
-    def stream(self, path: str, headers: dict[str, str]) -> tuple[HTTPConnection, HTTPResponse]:
-        """Open a stream on a connection of its own."""
+    def stream(
+        self, path: str, headers: dict[str, str], opened: Callable[[socket.socket], None]
+    ) -> tuple[HTTPConnection, HTTPResponse]:
+        """Open a stream on a connection of its own; `opened` hears of it before anything is asked."""
         connection = self._connect(SILENCE_S)
         try:
+            connection.connect()
+            opened(connection.sock)
             connection.request(
                 "GET", self._address.prefix + path, None, self._address.headers | headers
             )
@@ -237,13 +245,15 @@ class Client:
             raise
         return connection, response
 
-    def _connection(self) -> HTTPConnection:
+    def _connection(self) -> tuple[HTTPConnection, bool]:
+        """This thread's, and whether it was kept from an earlier request."""
         found: HTTPConnection | None = getattr(self._local, "connection", None)
-        if found is None or found not in self._open:
-            found = self._local.connection = self._connect(self._timeout)
-            with self._lock:
-                self._open.add(found)
-        return found
+        if found is not None and found in self._open:
+            return found, True
+        made = self._local.connection = self._connect(self._timeout)
+        with self._lock:
+            self._open.add(made)
+        return made, False
 
     def _drop(self, connection: HTTPConnection) -> None:
         connection.close()
@@ -266,7 +276,8 @@ class Subscription:
         self._cursor = cursor
         self._reconnect = reconnect
         self._closed = threading.Event()
-        self._connection: HTTPConnection | None = None
+        # Of its own, as a response may have taken the connection's: `close` cuts it.
+        self._line: socket.socket | None = None
         self._events = self._run()
 
     @property
@@ -282,12 +293,9 @@ class Subscription:
 
     def close(self) -> None:
         self._closed.set()
-        connection = self._connection
-        sock = None if connection is None else connection.sock
-        if sock is not None:
-            # Closing alone does not wake a thread that reads.
-            with contextlib.suppress(OSError):
-                sock.shutdown(2)
+        line = self._line
+        if line is not None:
+            _cut(line)
         with contextlib.suppress(ValueError):  # a thread reads: it ends by itself, and closes
             self._events.close()
 
@@ -297,22 +305,30 @@ class Subscription:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def _opened(self, line: socket.socket) -> None:
+        """From here on `close` finds it; one that came before is heard of here."""
+        self._line = line
+        if self._closed.is_set():
+            _cut(line)
+
     def _run(self) -> Generator[Received, None, None]:
         while not self._closed.is_set():
             try:
-                connection, response = self._client.stream(*self._cursor.request())
+                connection, response = self._client.stream(*self._cursor.request(), self._opened)
             except ClientError as error:
+                self._line = None
+                if self._closed.is_set():
+                    return
                 if not self._reconnect or is_final(error):
                     raise
                 self._cursor.unanswered(error)
                 self._closed.wait(self._cursor.wait_s())
                 continue
-            self._connection = connection
             try:
                 self._cursor.connected(response.getheader("Virta-Position"))
                 yield from self._read(response)
             finally:
-                self._connection = None
+                self._line = None
                 response.close()
                 connection.close()
             if not self._reconnect:
@@ -409,6 +425,12 @@ def filter_path(ids: Iterable[str]) -> Callable[[Start | None], str]:
         return f"/filters/{joined}/events" + ("" if start is None else f"?from={tail}")
 
     return path
+
+
+def _cut(line: socket.socket) -> None:
+    """Closing alone would not wake a thread that reads."""
+    with contextlib.suppress(OSError):
+        line.shutdown(socket.SHUT_RDWR)
 
 
 def _unreachable(address: Address, error: Exception) -> ClientError:

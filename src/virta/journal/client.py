@@ -8,6 +8,7 @@ Messages the server sends by itself are kept, up to a bound, until they are aske
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import socket
 import struct
@@ -21,6 +22,7 @@ from virta.journal.awake import AWAKE_S_MAX, RECEIVE_BYTES, REPLY_LOOK_S_MAX, Aw
 from virta.journal.calls import Calls
 from virta.journal.commands import Next
 from virta.journal.messages import PORT, Reply
+from virta.journal.sending import send_and_hear
 from virta.journal.wire import ReplyParser, encode_request
 
 if TYPE_CHECKING:
@@ -35,8 +37,10 @@ T = TypeVar("T")
 # Notifications nobody asked for; the oldest are forgotten, as bursts may be merged.
 NOTIFICATIONS_MAX = 10_000
 IDENTIFIER_MAX = 65_535
-# Commands of one pipeline sent before the first reply is read: two full socket buffers.
+# Commands of one pipeline that are unanswered at a time.
 PIPELINE_MAX = 256
+# What is written when a connection is closed may take so long to leave.
+CLOSE_S_MAX = 1.0
 
 
 def _lost(reason: object) -> JournalError:
@@ -47,7 +51,7 @@ def _lost(reason: object) -> JournalError:
 
 
 def _failed(error: OSError) -> JournalError:
-    if isinstance(error, BlockingIOError):
+    if isinstance(error, BlockingIOError | TimeoutError):
         return _lost("no reply in time")
     if error.errno == errno.EBADF:
         return JournalError("the client is closed: make another one", code="closed")
@@ -93,6 +97,7 @@ class Client(Calls):
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._socket.settimeout(None)
+        self._timeout = timeout
         self._descriptor = self._socket.fileno()
         self._awake = Awake(self._socket) if awake and possible() else None
         # Native where it was built: one call that sends, waits and decodes.
@@ -245,7 +250,7 @@ class Client(Calls):
                     waiting[request.identifier] = index
                     out.append(encode_request(request))
                 at += len(out)
-                self._write(b"".join(out))
+                self._write(b"".join(out), hear=True)
             heard = [self._receive(), *self._heard]
             self._heard.clear()
             for reply in heard:
@@ -290,11 +295,19 @@ class Client(Calls):
         self._identifier = self._identifier % IDENTIFIER_MAX + 1
         return self._identifier
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes, *, hear: bool = False) -> None:
         try:
-            self._socket.sendall(data)
-        except OSError as error:
-            raise _failed(error) from error
+            if hear:
+                send_and_hear(self._socket, data, self._timeout, lambda: self._take(self._read()))
+            else:
+                self._socket.sendall(data)
+        except BaseException as error:
+            # Perhaps half a request is sent: the next one would be taken for its other half.
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            if isinstance(error, OSError):
+                raise _failed(error) from error
+            raise
 
     def _receive(self) -> Reply:
         while not self._heard:
@@ -385,9 +398,18 @@ class AsyncClient(asyncio.Protocol):
             self._transport.write(b"".join(out))
 
     async def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-            await self._closed
+        """A daemon that takes nothing any more is not waited for: what it did not answer is in doubt anyway."""
+        transport = self._transport
+        if transport is None:
+            return
+        transport.close()
+        try:
+            # Whoever waits here may be cancelled; what is waited for must not be.
+            await asyncio.wait([self._closed], timeout=CLOSE_S_MAX)
+        finally:
+            if not self._closed.done():
+                transport.abort()
+        await asyncio.wait([self._closed])
 
     async def __aenter__(self) -> AsyncClient:
         return self

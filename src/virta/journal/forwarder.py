@@ -35,6 +35,8 @@ RETRY_S_MIN = 0.1
 RETRY_S_MAX = 30.0
 # A daemon that does not answer for so long is asked again on another connection.
 ANSWER_S_MAX = 30.0
+# Told to stop, replies that are on their way are waited for so long.
+STOP_S_MAX = 5.0
 LOOK_S = 1.0  # PING and inotify are hints; this is the promise
 _IN_MODIFY_CREATE = 0x00000002 | 0x00000100
 
@@ -73,31 +75,41 @@ class Forwarder:
         directory.mkdir(parents=True, exist_ok=True)
 
     async def run(self, stop: asyncio.Event) -> None:
-        lock = _claim(self.directory)
-        ping = _ping_socket(self.directory)
-        watch = _inotify(self.directory)
+        with contextlib.ExitStack() as held:
+            held.callback(os.close, _claim(self.directory))
+            self._listen(held)
+            held.callback(self.forget_files)
+            await self._run_until(stop)
+
+    def _listen(self, held: contextlib.ExitStack) -> None:
+        """Hear of what is written, until `held` is let go."""
         loop = asyncio.get_running_loop()
+        ping = _ping_socket(self.directory)
+        if ping is not None:
+            held.callback((self.directory / PING_SOCKET).unlink, missing_ok=True)
+            held.callback(ping.close)
+        watch = _inotify(self.directory)
+        if watch >= 0:
+            held.callback(os.close, watch)
         for descriptor in (ping.fileno() if ping else -1, watch):
             if descriptor >= 0:
                 loop.add_reader(descriptor, self._woken, descriptor)
-        stopping = asyncio.create_task(self._stop(stop))
-        try:
-            await self._run(stop)
-        finally:
-            stopping.cancel()
-            if ping is not None:
-                loop.remove_reader(ping.fileno())
-                ping.close()
-                (self.directory / PING_SOCKET).unlink(missing_ok=True)
-            if watch >= 0:
-                loop.remove_reader(watch)
-                os.close(watch)
-            self.forget_files()
-            os.close(lock)
+                held.callback(loop.remove_reader, descriptor)
 
-    async def _stop(self, stop: asyncio.Event) -> None:
-        await stop.wait()
-        self._wake.set()
+    async def _run_until(self, stop: asyncio.Event) -> None:
+        """Told to stop, it hears the replies that are on their way, but waits for no daemon that is away or stuck."""
+        running = asyncio.create_task(self._run(stop))
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            self._wake.set()
+            await asyncio.wait({running}, timeout=STOP_S_MAX if self.connected else 0)
+        finally:
+            running.cancel()
+            stopping.cancel()
+            await asyncio.wait({running, stopping})
+        if not running.cancelled():
+            running.result()
 
     def _woken(self, descriptor: int) -> None:
         try:
@@ -125,8 +137,7 @@ class Forwarder:
             for file in self._files.values():
                 file.rewind()
             # New records do not shorten this: they would make it a busy loop, and the delay grow unslept.
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), self._delay)
+            await _set_within(stop, self._delay)
             self._delay = min(self._delay * 2, self._retry_s_max)
 
     async def _forward(self, client: AsyncClient, stop: asyncio.Event) -> None:
@@ -137,7 +148,7 @@ class Forwarder:
             if not batch:
                 self._clean()
                 self.drained.set()
-                await self._sleep(LOOK_S)
+                await _set_within(self._wake, LOOK_S)
                 if not client.connected:
                     return
                 continue
@@ -220,11 +231,12 @@ class Forwarder:
                 file.close()
                 del self._files[name]
 
-    async def _sleep(self, seconds: float) -> None:
-        try:
-            await asyncio.wait_for(self._wake.wait(), seconds)
-        except TimeoutError:
-            return
+
+async def _set_within(event: asyncio.Event, seconds: float) -> None:
+    """Until it is set, so long at most. Not `wait_for`, which may swallow being cancelled in that moment."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 def _request(record: Spooled) -> Request:

@@ -43,7 +43,7 @@ from virta.journal.messages import (
 from virta.journal.wire import encode_request
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
     from types import TracebackType
 
@@ -56,6 +56,9 @@ PING_SOCKET = "ping.sock"
 DELETE_AFTER_HOUR_S = 300
 # Those whose repetition is harmless: a resent RENAME would report a missing key.
 SPOOLED = frozenset({Function.SET, Function.DELETE, Function.PUSH})
+# Read at once: as a rule, and where that has no whole record.
+READ_BYTES = 256 * 1024
+LARGE_BYTES = 2 * RECORD_BYTES_MAX
 _HEAD = re.compile(rb"[+\-][0-9a-f]{16} ")
 
 
@@ -74,12 +77,19 @@ def encode_record(message: bytes) -> bytes:
     return b"+%08x%08x %s\n" % (len(message), zlib.crc32(message), message)
 
 
-def scan(data: bytes, base: int = 0) -> Iterator[Spooled]:
-    """Whole records in `data`, which starts at position `base` of its file."""
+def scan(data: bytes, base: int = 0, *, more: bool = False) -> Iterator[Spooled]:
+    """
+    Whole records in `data`, which starts at position `base` of its file.
+
+    If there is `more` behind it, a record that may go on there ends the scan: what looks like records inside
+    of it may be its content.
+    """
     at = 0
     while at < len(data):
         record = _record_at(data, at, base)
         if record is None:
+            if more and _goes_on(data, at):
+                return
             following = _HEAD.search(data, at + 1)
             if following is None:
                 return
@@ -87,6 +97,14 @@ def scan(data: bytes, base: int = 0) -> Iterator[Spooled]:
             continue
         yield record
         at = record.end - base
+
+
+def _goes_on(data: bytes, at: int) -> bool:
+    """Whether a record begins here that ends behind the data."""
+    if _HEAD.match(data, at) is None:
+        return False
+    size = int(data[at + 1 : at + 9], 16)
+    return size <= MESSAGE_BYTES_MAX and at + HEAD_BYTES + size + 1 > len(data)
 
 
 def _record_at(data: bytes, at: int, base: int) -> Spooled | None:
@@ -109,6 +127,7 @@ class Spool:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self._last_stamp = 0
+        self._named = ""  # the file of which the name is on disk
         self._ping = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
 
     def put(self, request: Request) -> None:
@@ -143,10 +162,10 @@ class Spool:
                 end = os.lseek(descriptor, 0, os.SEEK_CUR)
                 if sync:
                     os.fdatasync(descriptor)
-                    if end == sum(map(len, records)):
-                        sync_directory(
-                            self.directory
-                        )  # a file of which the first record is this one
+                    # Whoever wrote the first record may not have come to that yet, or never will.
+                    if self._named != path.name or end == sum(map(len, records)):
+                        sync_directory(self.directory)
+                        self._named = path.name
             finally:
                 os.close(descriptor)
             self._wake()
@@ -196,17 +215,20 @@ class SpoolFile:
 
     def read(self, count: int) -> list[Spooled]:
         """Up to `count` further pending records; few bytes are looked at, however long the file."""
+        return self._read(count, self._read_tail)
+
+    def _read(self, count: int, tail: Callable[[], list[Spooled]]) -> list[Spooled]:
         found: list[Spooled] = []
         while len(found) < count:
-            window = 256 * 1024
-            data = os.pread(self._descriptor, window, self._position)
-            records = list(scan(data, self._position))
-            if not records and len(data) == window:
-                data = os.pread(self._descriptor, 2 * RECORD_BYTES_MAX, self._position)
-                records = list(scan(data, self._position))
-                if not records and len(data) == 2 * RECORD_BYTES_MAX:
-                    self._position += RECORD_BYTES_MAX  # damage larger than any record
-                    continue
+            left = os.fstat(self._descriptor).st_size - self._position
+            records = self._look(READ_BYTES, more=True) if left > 0 else []
+            if not records and left > READ_BYTES:
+                records = self._look(LARGE_BYTES, more=True)
+            if not records and left >= LARGE_BYTES:
+                self._position += RECORD_BYTES_MAX  # damage larger than any record
+                continue
+            if not records and left > 0:
+                records = tail()
             if not records:
                 break
             for record in records:
@@ -216,6 +238,29 @@ class SpoolFile:
                 if record.pending:
                     found.append(record)
         return found
+
+    def _look(self, size: int, *, more: bool) -> list[Spooled]:
+        data = os.pread(self._descriptor, size, self._position)
+        return list(scan(data, self._position, more=more))
+
+    def _read_tail(self) -> list[Spooled]:
+        """What follows a record without its end is looked at if nobody is just writing that end."""
+        if not self._exclude_writers():
+            return []
+        try:
+            return self._look_at_tail()
+        finally:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def _look_at_tail(self) -> list[Spooled]:
+        return self._look(LARGE_BYTES, more=False)
+
+    def _exclude_writers(self) -> bool:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
     def erase(self, record: Spooled) -> None:
         os.pwrite(self._descriptor, b"-", record.at)
@@ -232,15 +277,15 @@ class SpoolFile:
             return False
         if now < _utc(hour) + 3600 + DELETE_AFTER_HOUR_S:
             return False
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not self._exclude_writers():
             return False
         try:
-            if self._position < os.fstat(self._descriptor).st_size and self.read(1):
+            if self._read(1, self._look_at_tail):
                 self.rewind()
                 return False
-            self.path.unlink()
+            # Else somebody took it away, and what has its name now is another one.
+            if self.current:
+                self.path.unlink()
             return True
         finally:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)

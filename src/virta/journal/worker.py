@@ -86,6 +86,7 @@ class Worker:
         self._handlers: dict[bytes, Handler] = {}
         self._turn = 0  # which domain is asked first
         self._running: set[asyncio.Task[None]] = set()
+        self._over = False  # what comes now is given back
         self._client: AsyncClient | None = None
         self._online = asyncio.Event()
         self._wake = asyncio.Event()
@@ -134,6 +135,7 @@ class Worker:
             raise JournalError("a worker without handlers: decorate one with @worker.handle()")
         self._online, self._wake, self._hurry, self._asked = (asyncio.Event() for _ in range(4))
         self._asked.set()
+        self._over = False
         line = asyncio.create_task(self._keep_line(stop))
         stopped = asyncio.create_task(stop.wait())
         try:
@@ -143,11 +145,26 @@ class Worker:
             self._wake.set()
             await self._finish()
         finally:
-            # First those that give their job back, then the line they do it on.
-            for tasks in ({stopped, *self._running}, {line}):
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+            stopped.cancel()
+            try:
+                await self._give_all_back()
+            finally:
+                line.cancel()
+                await asyncio.wait({line, stopped})
+
+    async def _give_all_back(self) -> None:
+        """What is running, and what is just being handed out: on the line that is still there."""
+        self._over = True
+        await asyncio.sleep(0)  # a task that is cancelled before it began would not say a word
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GIVE_BACK_S_MAX):
+                await self._asked.wait()
+        if self._running:
+            await asyncio.wait(self._running)
 
     async def _keep_line(self, stop: asyncio.Event) -> None:
         """A connection, again and again, and jobs taken on it until told to stop."""
@@ -199,7 +216,7 @@ class Worker:
         again: float | None = None
         free = self._concurrency - len(self._running)
         for domain in self._domains():
-            if free <= 0:
+            if free <= 0 or self._over:
                 return None  # woken as soon as a place is free
             found = await client.call(
                 commands.next_(
@@ -212,8 +229,8 @@ class Worker:
                 self._running.add(task)
                 task.add_done_callback(self._ended)
             free -= len(found.jobs)
-            if len(found.jobs) == TAKE_MAX:
-                again = time.time()
+            if found.jobs and free > 0:
+                again = time.time()  # only who is told that there is nothing is told when there is
             elif not found.jobs and found.wake_up is not None:
                 again = found.wake_up if again is None else min(again, found.wake_up)
         return again
@@ -236,6 +253,9 @@ class Worker:
             self._wake.set()
 
     async def _do(self, handler: Handler, lease: Lease) -> None:
+        if self._over:
+            await self._give_back(lease)
+            return
         beating = asyncio.create_task(self._heartbeat(lease))
         try:
             await _called(handler, lease)
