@@ -288,7 +288,7 @@ class Consumer:
                 elif slot.owner == self._member:
                     changes[partition] = slot.owned_by(NOBODY, now)
             if changes:
-                self._positions.write(changes, durable=False)
+                self._positions.write(changes)
 
     def _settle(self) -> None:
         """Note in every owned partition how far the scan has come, before the set of them changes."""
@@ -318,7 +318,9 @@ class Consumer:
                     following = max(following, slot.next)
                 moved |= following != slot.next
                 changes[partition] = Slot(slot.sequence + 1, following, now_us(), generation)
-            self._positions.write(changes, durable=durable and moved)
+            self._positions.write(changes)
+        if durable and moved:
+            self._positions.sync()  # not under the lock: nobody else is to wait for our disk
         self._renewed = time.monotonic()
         for partition in lost:
             self._forget(partition)
