@@ -142,6 +142,11 @@ class Consumer:
                 code="consumer_lost",
             )
 
+    def put_back(self, record: Record) -> None:
+        """The record that was handed out last was not taken: hand it out again. Iterations under way end."""
+        self._scanned = min(self._scanned, record.offset)
+        self._changed = True
+
     def seek(self, offset: int) -> None:
         """Commit `offset` as the position of the partitions this member owns, back or forth."""
         self._open_or_raise()
