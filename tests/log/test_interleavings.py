@@ -423,6 +423,31 @@ assert log.append("t") == 0
     assert done.returncode == 0, done.stderr
 
 
+class ClosedBehind:
+    """A kernel whose log is closed right after an append, before anybody can ask for its sync."""
+
+    def __init__(self, log) -> None:
+        self._log, self._core = log, log._core
+
+    def __getattr__(self, name: str):
+        return getattr(self._core, name)
+
+    def append(self, *args):
+        done = self._core.append(*args)
+        self._log.close()
+        return done
+
+
+def test_close_between_an_append_and_its_sync(tmp_path, either_kernel):
+    """Durability `interval` is not claimed for what nobody is there to sync, and no thread is left behind."""
+    log = virta.open(tmp_path / "log", durability="interval")
+    log._writer._core = ClosedBehind(log)
+    before = threading.active_count()
+    with pytest.raises(errors.LogClosedError):
+        log.append("t")
+    assert threading.active_count() == before
+
+
 def open_files(path: Path) -> list[str]:
     """The files of a directory that this process has open."""
     names = []

@@ -74,6 +74,7 @@ def offset_at(log: Log, time: int) -> int:
     return end
 
 
+@in_words("looking for the end of")
 def valid_end(directory: Path) -> int:
     """The next offset by the files alone: the end of the valid part of the last segment."""
     segment = last_segment(directory)

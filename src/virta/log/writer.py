@@ -208,10 +208,12 @@ class Writer:
     # --- durability ---
 
     def _settle(self, segment: int, end: int, durability: str) -> None:
-        if durability == "interval":
+        if durability == "interval" and not self._closed:
             self._make_interval().need()
-        else:
-            self.sync(segment, end, group=durability == "group")
+            if not self._closed:
+                return
+            # Closed meanwhile: whoever would have synced it may be gone.
+        self.sync(segment, end, group=durability != "fsync")
 
     def _make_interval(self) -> IntervalSync:
         if self._interval is None:
