@@ -42,7 +42,7 @@ class Ear:
         raise AssertionError(reason)
 
     async def ids(self, count):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.heard) < count:
                 self.changed.clear()
                 await self.changed.wait()
@@ -81,7 +81,7 @@ class House:
         done = asyncio.get_running_loop().create_future()
         drafts = [draft(channel, id_, data) for id_ in ids]
         self.publisher.submit(drafts, done.set_result)
-        return await asyncio.wait_for(done, 10)
+        return await asyncio.wait_for(done, 60)
 
     async def close(self):
         await self.publisher.finished()
@@ -200,12 +200,12 @@ def test_a_repeat_of_an_event_that_was_not_written(tmp_path, monkeypatch):
         def refuse(*arguments, **named):
             house.log.append_many = real
             asked.set()
-            assert go.wait(10)
+            assert go.wait(60)
             raise LogWriteError("disk full")
 
         house.log.append_many = refuse
         first = asyncio.create_task(house.publish("c", "1"))
-        assert await asyncio.to_thread(asked.wait, 10)
+        assert await asyncio.to_thread(asked.wait, 60)
         later = [asyncio.create_task(house.publish("c", "1")) for _ in range(2)]
         later.append(asyncio.create_task(house.publish("c", "2", "1", "1")))
         await asyncio.sleep(0)

@@ -39,7 +39,7 @@ def test_following_does_not_block_the_loop(tmp_path):
             got = []
 
             async def follow():
-                async for record in log.read(follow=True, timeout=10):
+                async for record in log.read(follow=True, timeout=60):
                     got.append(record.offset)
                     if len(got) == 30:
                         return
