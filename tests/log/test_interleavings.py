@@ -111,6 +111,28 @@ def test_retention_between_listing_and_opening(log, monkeypatch, look):
     assert len(listed(log.path)) == 2
 
 
+def test_a_reader_meets_retention_at_work(log, monkeypatch):
+    """The segment behind the gap goes too, between being listed and being opened: the gap is only longer."""
+    fill(log, 60)
+    bases = directory.segment_bases(log.path)
+    reader = log.read(on_gap="skip")
+    assert next(reader).offset == 0
+    listed = directory.segment_bases
+
+    def remove(*doomed: int) -> None:
+        for base in doomed:
+            (log.path / directory.segment_name(base)).unlink(missing_ok=True)
+
+    def removed_meanwhile(path):
+        found = listed(path)
+        remove(bases[2])
+        return found
+
+    remove(bases[1])
+    monkeypatch.setattr("virta.log.reader.segment_bases", removed_meanwhile)
+    assert [r.offset for r in reader] == [*range(1, bases[1]), *range(bases[3], 60)]
+
+
 def test_a_rollover_while_a_time_is_looked_up(log, monkeypatch):
     """Records of a segment that is made during the search are found by the next read, not passed over."""
     log.append("t", "", b"old")
