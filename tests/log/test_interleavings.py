@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -282,29 +282,60 @@ def test_a_child_does_not_end_its_parents_pin(log):
         assert log.retain(max_bytes=0).first_offset <= 5
 
 
-def test_a_pin_dies_with_its_holder_not_with_its_children(log):
-    """The holder is killed while a child it forked lives on: the pin is ignored."""
-    fill(log, 60)
-    pid_read, pid_write = os.pipe()
+def test_a_child_is_told_that_a_consumer_is_not_its_own(log):
+    """Two processes that read as one member would each deliver everything."""
+    fill(log, 20)
+    with log.consumer("g") as consumer:
+
+        def read() -> None:
+            with pytest.raises(errors.LogClosedError, match="belongs to the process that made it"):
+                list(consumer)
+
+        in_a_child(read)
+        assert len(list(consumer)) == 20
+
+
+@contextmanager
+def orphan_of_a_killed_process(act):
+    """Let `act` make something in a process that then forks a child and is killed; the child lives on."""
+    heard, told = os.pipe()
 
     def hold() -> None:
-        pin = log.pin(5)
+        made = act()
         child = os.fork()
         if child == 0:
             signal.alarm(60)
             signal.pause()
-        os.write(pid_write, b"%d" % child)
+        os.write(told, b"%d" % child)
         os.kill(os.getpid(), signal.SIGKILL)
-        pin.close()
+        made.close()
 
     assert join(fork(hold)) == -signal.SIGKILL
-    os.close(pid_write)
-    child = int(os.read(pid_read, 20))
-    os.close(pid_read)
+    os.close(told)
+    child = int(os.read(heard, 20))
+    os.close(heard)
     try:
-        assert log.retain(max_bytes=0).first_offset > 5
+        yield
+        os.kill(child, 0)
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+def test_a_pin_dies_with_its_holder_not_with_its_children(log):
+    """The holder is killed while a child it forked lives on: the pin is ignored."""
+    fill(log, 60)
+    with orphan_of_a_killed_process(lambda: log.pin(5)):
+        assert log.retain(max_bytes=0).first_offset > 5
+
+
+def test_a_membership_dies_with_its_holder_not_with_its_children(log):
+    """The member is killed while a child it forked lives on: its partitions are free at once."""
+    fill(log, 20)
+    with (
+        orphan_of_a_killed_process(lambda: log.consumer("g", lease=3600.0)),
+        log.consumer("g", lease=3600.0) as heir,
+    ):
+        assert len(heir.partitions) == 16
 
 
 def test_two_threads_are_the_first_in_a_child(log, monkeypatch):

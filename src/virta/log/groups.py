@@ -334,3 +334,7 @@ class Consumer:
     def _open_or_raise(self) -> None:
         if self._closed:
             raise LogClosedError(f"consumer {self.name!r} is closed")
+        if self._locks.fd < 0:
+            raise LogClosedError(
+                f"consumer {self.name!r} belongs to the process that made it; after a fork make another one"
+            )

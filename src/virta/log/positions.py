@@ -19,6 +19,7 @@ import fcntl
 import os
 import re
 import struct
+import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -42,6 +43,9 @@ CHANGING_BYTE: Final = 0
 MEMBER_BYTE: Final = 1024
 NOBODY: Final = MEMBERS_MAX
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+_open: weakref.WeakSet[LockFile] = weakref.WeakSet()
 
 
 class Slot(NamedTuple):
@@ -148,6 +152,7 @@ class LockFile:
         path = directory / GROUPS / f"{name}.lock"
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._pid = os.getpid()
+        _open.add(self)
 
     def __enter__(self) -> LockFile:
         return self
@@ -230,3 +235,12 @@ def position_of(directory: Path, name: str) -> int | None:
         return min(slot.next for slot in positions.read())
     finally:
         positions.close()
+
+
+def _all_after_fork() -> None:
+    """In a child: its parent's locks die with the parent, whoever else has the file open."""
+    for locks in list(_open):
+        locks.close()
+
+
+os.register_at_fork(after_in_child=_all_after_fork)
