@@ -8,6 +8,7 @@ Everything happens in a temporary directory that is gone afterwards.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -98,9 +99,14 @@ def kill(path: Path) -> None:
     victim.join()
     while ours.poll():
         acknowledged = ours.recv()
+    # If it died inside its write, half a batch is set aside; the log warns of that, and here it is told below.
+    logging.getLogger("virta.log").setLevel(logging.ERROR)
     with virta.open(path) as log:
         found = log.next_offset
         problems = log.verify().problems
+        for torn in log.recovered:
+            size = torn.byte_to - torn.byte_from
+            say(f"   {size} bytes of the batch it was writing were cut off and set aside")
         after = log.append("weather", "Oslo", b"{}")
         say(f"   the writer was told that offsets below {acknowledged} are on disk")
         say(

@@ -359,6 +359,11 @@ static PyObject *kernel_lock(Kernel *k, PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     rc = write_lock(k, timeout);
     Py_END_ALLOW_THREADS
+    if (rc == 0 && PyErr_CheckSignals() < 0) { /* interrupted while it waited: nobody would give the lock back */
+        write_unlock(k);
+        kernel_leave(k);
+        return NULL;
+    }
     if (rc != 0) kernel_leave(k); /* else unlock leaves: a close meanwhile must not give the lock away */
     if (rc < 0) return PyErr_SetFromErrno(PyExc_OSError);
     return PyBool_FromLong(rc == 0);
@@ -401,7 +406,15 @@ static PyObject *kernel_publish_durable(Kernel *k, PyObject *args)
 {
     unsigned long long base, pos, offset;
     if (!PyArg_ParseTuple(args, "KKK", &base, &pos, &offset) || kernel_enter(k, 1) < 0) return NULL;
-    durable_publish(k, base, pos, offset);
+    Py_BEGIN_ALLOW_THREADS
+    pthread_mutex_lock(&k->sync_mutex);
+    /* Not beside a leader: of two who write at once each would leave its half, and nobody could tell. */
+    int rc = file_lock(k->sync_fd, monotonic_ns() + LEADER_PATIENCE_NS);
+    /* One that stands still does so in its fdatasync; if it stands between two words, let it have the last. */
+    if (rc == 0 || !(atomic_load(&k->control->durable_seq) & 1)) durable_publish(k, base, pos, offset);
+    if (rc == 0) flock(k->sync_fd, LOCK_UN);
+    pthread_mutex_unlock(&k->sync_mutex);
+    Py_END_ALLOW_THREADS
     kernel_leave(k);
     Py_RETURN_NONE;
 }
@@ -515,10 +528,12 @@ static int append_locked(Kernel *k, Append *a)
  * `publish` is false for one who syncs beside a leader that does not get on (stopped, or a slow disk). */
 static int sync_segment(Kernel *k, int publish)
 {
-    Control copy;
+    Control copy, now;
     if (control_copy(k, &copy) != CURRENT || copy.active_base != k->segment_base || k->segment_fd < 0) return ATTENTION;
     if (k->failed) { errno = k->failed; return -1; }
     if (fdatasync(k->segment_fd) < 0) { k->failed = errno; return -1; }
+    /* Who rolled over or recovered meanwhile has said, or is about to say, what is durable now. */
+    publish = publish && control_copy(k, &now) == CURRENT && now.active_base == copy.active_base && now.end_pos >= copy.end_pos;
     if (publish) durable_publish(k, copy.active_base, copy.end_pos, copy.next_offset);
     return 0;
 }

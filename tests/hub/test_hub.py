@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -41,7 +42,7 @@ class Ear:
         raise AssertionError(reason)
 
     async def ids(self, count):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.heard) < count:
                 self.changed.clear()
                 await self.changed.wait()
@@ -80,7 +81,7 @@ class House:
         done = asyncio.get_running_loop().create_future()
         drafts = [draft(channel, id_, data) for id_ in ids]
         self.publisher.submit(drafts, done.set_result)
-        return await asyncio.wait_for(done, 10)
+        return await asyncio.wait_for(done, 60)
 
     async def close(self):
         await self.publisher.finished()
@@ -199,12 +200,12 @@ def test_a_repeat_of_an_event_that_was_not_written(tmp_path, monkeypatch):
         def refuse(*arguments, **named):
             house.log.append_many = real
             asked.set()
-            assert go.wait(10)
+            assert go.wait(60)
             raise LogWriteError("disk full")
 
         house.log.append_many = refuse
         first = asyncio.create_task(house.publish("c", "1"))
-        assert await asyncio.to_thread(asked.wait, 10)
+        assert await asyncio.to_thread(asked.wait, 60)
         later = [asyncio.create_task(house.publish("c", "1")) for _ in range(2)]
         later.append(asyncio.create_task(house.publish("c", "2", "1", "1")))
         await asyncio.sleep(0)
@@ -358,3 +359,143 @@ def test_registry_is_rewritten_when_mostly_dead(tmp_path, monkeypatch):
     assert again.ids("i", "c") == [kept]
     assert again.cursors == {"hook": 9}
     again.close()
+
+
+# --- what one does must not stop the others --------------------------------------------------------
+
+
+class Broken:
+    """A sink that takes nothing."""
+
+    def write(self, payload):
+        raise RuntimeError("the handler is closed")
+
+    def end(self, reason):
+        raise AssertionError(reason)
+
+
+def test_a_way_out_that_fails_is_its_own_affair(tmp_path, caplog):
+    """Whoever stands behind it, on the same filter or on another, hears this event and the next."""
+
+    async def scenario(house):
+        for query in ("", "x=1"):
+            house.hub.attach(Subscription("1-9", "c", parse(query, "query-string"), Broken()))
+        ears = [
+            house.attach("c"),
+            house.attach("c", "x=1"),
+            house.attach("c", "source = 's'", "cesql"),
+        ]
+        for id_ in ("1", "2"):
+            assert await house.publish("c", id_, data={"x": 1}) is None
+        return [[event["id"] for event in ear.heard] for ear in ears]
+
+    assert run(scenario, tmp_path) == [["1", "2"]] * 3
+    assert "delivery_failed" in caplog.text
+
+
+def test_records_of_others_that_cannot_be_delivered(tmp_path, monkeypatch):
+    """What goes wrong with them keeps nobody from publishing: the write they came with is answered."""
+    monkeypatch.setattr(keeper, "LOOP_APPEND_S_MAX", -1.0)  # appends wait in the thread
+    monkeypatch.setattr(keeper, "POLL_S", 3600.0)  # and find the records of others themselves
+
+    async def scenario(house):
+        wrong = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: wrong.append(context))
+
+        def fail(records):
+            raise RuntimeError(records[0].value)
+
+        house.publisher.arrived = fail
+        with virta.open(tmp_path / "log") as other:
+            other.append("c", b"", b"{}", durability="none")
+        assert await house.publish("c", "1") is None
+        del house.publisher.arrived
+        assert await house.publish("c", "2") is None
+        return [str(context["exception"]) for context in wrong]
+
+    assert run(scenario, tmp_path, durability="group") == ["b'{}'"]
+
+
+def test_an_answer_that_fails_keeps_no_other_waiting(tmp_path, caplog):
+    """All requests of a write are answered, and those of the next."""
+
+    async def scenario(house):
+        def fail(error):
+            raise RuntimeError("the handler is closed")
+
+        house.publisher.submit([draft("c", "0")], fail)
+        answers = await asyncio.gather(house.publish("c", "1"), house.publish("c", "2"))
+        return answers, house.publisher.outstanding
+
+    assert run(scenario, tmp_path) == ([None, None], 0)
+    assert "answer_failed" in caplog.text
+
+
+def test_several_wait_for_the_publisher(tmp_path, monkeypatch):
+    """Each of them hears that everything is answered, also when one gave up waiting."""
+    monkeypatch.setattr(keeper, "LOOP_APPEND_S_MAX", -1.0)
+
+    async def scenario(house):
+        real, go = house.log.append_many, threading.Event()
+
+        def slowly(*arguments, **named):
+            assert go.wait(60)
+            return real(*arguments, **named)
+
+        house.log.append_many = slowly
+        publishing = asyncio.create_task(house.publish("c", "1"))
+        await asyncio.sleep(0)
+        waiting = [asyncio.create_task(house.publisher.finished()) for _ in range(3)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        await asyncio.wait(waiting[:1])
+        go.set()
+        await publishing
+        return await asyncio.wait_for(asyncio.gather(*waiting[1:]), 30)
+
+    assert run(scenario, tmp_path, durability="group") == [None, None]
+
+
+def test_a_keeper_outlives_a_log_that_does_not_say_where_it_ends(tmp_path, monkeypatch):
+    """An error while nothing is to be done ends no thread: the next append is made."""
+    monkeypatch.setattr(keeper, "LOOP_APPEND_S_MAX", -1.0)
+    monkeypatch.setattr(keeper, "RETRY_S", 0.01)
+
+    class Moody(virta.Log):
+        asked = threading.Semaphore(0)
+        failing = False
+
+        @property
+        def next_offset(self):
+            if Moody.failing:
+                Moody.asked.release()
+                raise LogWriteError("too many open files")
+            return super().next_offset
+
+    async def scenario(house):
+        house.log.__class__ = Moody
+        Moody.failing = True
+        for _ in range(3):
+            assert await asyncio.to_thread(Moody.asked.acquire, timeout=60)
+        Moody.failing = False
+        return await house.publish("c", "1")
+
+    assert run(scenario, tmp_path, durability="group") is None
+
+
+def test_a_filter_that_two_remove_at_once(tmp_path):
+    """One of them removes it, the other is told that it is not there."""
+    registry = Registry(tmp_path)
+    id_ = registry.register("i", "c", {"equals": {"a": 1}}, "koncorde")["id"]
+    real, both = registry._log.append, threading.Barrier(2)
+
+    def slowly(*arguments):
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.2)  # for the other one, who does not come
+        return real(*arguments)
+
+    registry._log.append = slowly
+    with ThreadPoolExecutor(2) as pool:
+        removed = list(pool.map(registry.remove, [id_, id_]))
+    assert sorted(removed) == [False, True]
+    registry.close()

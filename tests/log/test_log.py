@@ -170,7 +170,7 @@ def test_follow_sees_what_comes(log):
             fill(other, 50)
 
     writer = threading.Thread(target=write)
-    reader = log.read(follow=True, timeout=5)
+    reader = log.read(follow=True, timeout=60)
     writer.start()
     for record in reader:
         got.append(record.offset)
@@ -185,7 +185,7 @@ def test_follow_sees_what_comes(log):
 def test_follow_crosses_rollovers(tmp_path):
     """A follower moves on to new segments."""
     with virta.open(tmp_path / "log", segment_bytes=4096, durability="none") as log:
-        reader = log.read(follow=True, timeout=5)
+        reader = log.read(follow=True, timeout=60)
         seen = []
         for start in range(0, 300, 30):
             fill(log, 30, start=start)

@@ -74,11 +74,14 @@ class Entry:
             payload = ENCODERS[encoding](hits)
             sent += count * len(subscriptions)
             for subscription in tuple(subscriptions):
-                if subscription.blocked_since is None:
-                    subscription.written_at = now
-                    subscription.put(payload)
-                else:
-                    subscription.send(payload, count)
+                try:
+                    if subscription.blocked_since is None:
+                        subscription.written_at = now
+                        subscription.put(payload)
+                    else:
+                        subscription.send(payload, count)
+                except Exception:  # its own affair: everyone else is to hear the event
+                    logger.exception("delivery_failed subscription=%s", subscription.id)
         return sent
 
 

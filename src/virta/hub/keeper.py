@@ -128,7 +128,7 @@ class Keeper:
             try:
                 commit = self._commits.get(timeout=POLL_S if self.failure is None else RETRY_S)
             except queue.Empty:
-                if self._log.next_offset > self._position:
+                if self._is_new():
                     with self._order:
                         self._follow()
                 continue
@@ -139,6 +139,13 @@ class Keeper:
                 self._calm = 0
                 self._usual_append_s = LOOP_APPEND_S_MAX
             self._call(commit.done, commit)
+
+    def _is_new(self) -> bool:
+        """Whether to follow; when the log does not say, following finds out what is wrong."""
+        try:
+            return self._log.next_offset > self._position
+        except LogError:
+            return True
 
     def _append(self, commit: Commit) -> float:
         """Append, wait until that is durable, look what others wrote before it; gives the seconds."""

@@ -10,6 +10,8 @@ are accepted but not yet written are bounded: past that, publishing is refused (
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections import deque
 from typing import TYPE_CHECKING, cast
@@ -24,7 +26,6 @@ from virta.hub.topics import DEAD_LETTERS, RESERVED_PREFIX, STREAMS
 from virta.log.codec import Encoded
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Iterable, Sequence
 
     from virta.errors import LogError
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
     Answer = Callable[[LogError | None], None]
     Part = Sequence[Delivery] | Parcel
+
+logger = logging.getLogger("virta.hub")
 
 # Whatever the count limit says, events that wait to be written hold no more memory than this.
 OUTSTANDING_BYTES_MAX = 256 * 1024 * 1024
@@ -146,8 +149,11 @@ class Publisher:
     async def finished(self) -> None:
         """Wait until everything that was taken is answered."""
         while self._writing is not None or self._waiting:
-            self._idle = self._loop.create_future()
-            await self._idle
+            if self._idle is None or self._idle.done():
+                self._idle = self._loop.create_future()
+            await asyncio.shield(
+                self._idle
+            )  # all who wait share it: one who gives up does so alone
 
     @property
     def room(self) -> int:
@@ -275,9 +281,9 @@ class Publisher:
     def _written(self, commit: Commit) -> None:
         gathering = self._writing
         assert gathering is not None
-        if commit.foreign:
-            self.arrived(commit.foreign)
         try:
+            if commit.foreign:
+                self.arrived(commit.foreign)
             if commit.error is not None:
                 self._release(gathering)
             else:
@@ -332,7 +338,10 @@ class Publisher:
         self.outstanding_bytes -= gathering.bytes
         for answer, number in gathering.answers:
             self.outstanding -= number
-            answer(error)
+            try:
+                answer(error)
+            except Exception:  # its own affair: the others are waiting for theirs
+                logger.exception("answer_failed")
         if self._waiting:
             # What is answered at once must not pile up calls: the next write has a tick of its own.
             if not self._scheduled:

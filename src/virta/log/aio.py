@@ -2,14 +2,19 @@
 The log for asyncio: the same core, its blocking calls in threads.
 
 An append that waits for the disk, and a follower that waits for news, block a thread and not the loop. Reading is done
-in chunks, so the loop sees one hop per chunk of records and not one per record.
+in chunks, so the loop sees one hop per chunk of records and not one per record. A follower has a thread of its own: in
+those that all share, a few of them would leave none for the append they wait for. So has a consumer, which is not for
+several threads at once; whoever is cancelled while it reads has not got a record, and the consumer hands it out again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from virta.log.limits import POLL_S
 from virta.log.opening import open_log
 
 if TYPE_CHECKING:
@@ -43,7 +48,7 @@ class AsyncLog:
 
     def read(self, *args: Any, **options: Any) -> AsyncReader:
         """See `Log.read`; iterate with `async for`."""
-        return AsyncReader(self.sync.read(*args, **options))
+        return AsyncReader(self.sync.read(*args, **options), follow=options.get("follow", False))
 
     async def consumer(self, name: str, **options: Any) -> AsyncConsumer:
         """See `Log.consumer`."""
@@ -87,9 +92,11 @@ class AsyncLog:
 class AsyncReader:
     """An asynchronous iterator of records."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, *, follow: bool = False) -> None:
         self._reader = reader
         self._chunk: Iterator[Record] = iter(())
+        self._position = reader.position
+        self._thread = ThreadPoolExecutor(1, "virta-log-follow") if follow else None
 
     def __aiter__(self) -> AsyncReader:
         return self
@@ -105,9 +112,14 @@ class AsyncReader:
 
     async def batches(self) -> AsyncIterator[list[Record]]:
         """The records in lists, as they were decoded."""
+        loop = asyncio.get_running_loop()
         source = self._reader.batches()
         try:
-            while (chunk := await asyncio.to_thread(next, source, None)) is not None:
+            while True:
+                chunk = await loop.run_in_executor(self._thread, next, source, None)
+                if chunk is None:
+                    return
+                self._position = self._reader.position
                 yield chunk
         except asyncio.CancelledError:
             self._reader.close()
@@ -115,7 +127,8 @@ class AsyncReader:
 
     @property
     def position(self) -> int:
-        return self._reader.position
+        """The offset behind the last chunk that was given out, also after a cancellation."""
+        return self._position
 
     async def close(self) -> None:
         self._reader.close()
@@ -126,6 +139,7 @@ class AsyncConsumer:
 
     def __init__(self, consumer: Consumer) -> None:
         self.sync = consumer
+        self._thread = ThreadPoolExecutor(1, "virta-log-consumer")
 
     async def read(
         self,
@@ -133,15 +147,55 @@ class AsyncConsumer:
         follow: bool = False,
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> AsyncIterator[Record]:
-        source = self.sync.read(follow=follow, timeout=timeout)
-        while (record := await asyncio.to_thread(next, source, None)) is not None:
-            yield record
+        source = _Turns(self.sync, follow, timeout)
+        while not source.ended:
+            taking = asyncio.get_running_loop().run_in_executor(self._thread, source.take)
+            try:
+                record = await asyncio.shield(taking)
+            except asyncio.CancelledError:
+                # Behind it in the one thread, and before whatever comes: a commit must not cover what nobody saw.
+                self._thread.submit(source.put_back)
+                raise
+            if record is not None:
+                yield record
 
     def __aiter__(self) -> AsyncIterator[Record]:
         return self.read()
 
     async def commit(self) -> None:
-        await asyncio.to_thread(self.sync.commit)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.sync.commit)
 
     async def close(self) -> None:
-        await asyncio.to_thread(self.sync.close)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.sync.close)
+
+
+class _Turns:
+    """One read of a consumer, in its thread: a follower waits a little while at a time, so that others get their turn."""
+
+    def __init__(self, consumer: Consumer, follow: bool, timeout: float | None) -> None:  # noqa: FBT001
+        self.ended = False
+        self._consumer = consumer
+        self._follow = follow
+        self._timeout = timeout
+        self._idle_since = time.monotonic()
+        self._source: Iterator[Record] | None = None
+        self._taken: Record | None = None
+
+    def take(self) -> Record | None:
+        """The next record; None: nothing yet, or nothing more."""
+        if self._source is None:
+            turn = POLL_S if self._timeout is None else min(POLL_S, self._timeout)
+            self._source = self._consumer.read(follow=self._follow, timeout=turn)
+        self._taken = next(self._source, None)
+        now = time.monotonic()
+        if self._taken is not None:
+            self._idle_since = now
+            return self._taken
+        self._source = None
+        overdue = self._timeout is not None and now - self._idle_since >= self._timeout
+        self.ended = overdue or not self._follow
+        return None
+
+    def put_back(self) -> None:
+        if self._taken is not None:
+            self._consumer.put_back(self._taken)

@@ -23,9 +23,9 @@ from virta.log.codec import (
     gap_record,
     seal_header,
 )
-from virta.log.directory import sync_directory
+from virta.log.directory import maintaining, sync_directory
 from virta.log.disk import in_words
-from virta.log.index import build_index, load_index, save_index
+from virta.log.index import Producers, build_index, index_missing, load_index, save_index
 from virta.log.limits import (
     BATCH_HEADER_BYTES,
     GAP_MAX,
@@ -34,11 +34,12 @@ from virta.log.limits import (
 )
 from virta.log.reader import FOREVER
 from virta.log.recovery import Problem, seal_batch
-from virta.log.retention import lowest_pin, maintaining
+from virta.log.retention import lowest_pin
 from virta.log.segment import (
     FLAG_COMPACTED,
     Position,
     Segment,
+    SegmentHeader,
     Walk,
     new_salt,
     now_us,
@@ -47,6 +48,7 @@ from virta.log.segment import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from io import BufferedWriter
+    from pathlib import Path
 
     from virta.log.handle import Log, SegmentInfo
     from virta.log.record import Record
@@ -72,6 +74,8 @@ def compact(
 ) -> CompactionReport:
     """Rewrite every sealed segment that has something to lose."""
     with maintaining(log.path):
+        # What producers said last may be in batches that go, and then stands in the indexes alone.
+        index_missing(log.path)
         newest: dict[bytes, int] = {}
         total = log.bytes
         done = 0
@@ -120,11 +124,7 @@ def _compact_segment(
         if before == after:
             return 0, info.bytes, info.bytes, before, after
         old = load_index(log.path, info.base, segment.header.salt)
-        size = _rewrite(segment, stays, info.next)
-    with Segment(log.path, info.base) as fresh:
-        index = build_index(fresh, old.producers if old else {})
-        if index is not None:
-            save_index(log.path, index)
+        size = _rewrite(segment, stays, info.next, old.producers if old else {})
     return 1, info.bytes, size, before, after
 
 
@@ -233,7 +233,9 @@ class _Rewriter:
         self.at = Position(self.at.pos + len(buf), crc, self.at.next + count)
 
 
-def _rewrite(segment: Segment, stays: Callable[[Record], bool], following: int) -> int:
+def _rewrite(
+    segment: Segment, stays: Callable[[Record], bool], following: int, producers: Producers
+) -> int:
     """Write the compacted file beside the segment and rename it over; returns its size."""
     header = segment.header._replace(salt=new_salt(), flags=segment.header.flags | FLAG_COMPACTED)
     temporary = segment.path.with_suffix(".compact")
@@ -247,8 +249,26 @@ def _rewrite(segment: Segment, stays: Callable[[Record], bool], following: int) 
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
+        _index_first(segment.path.parent, temporary, header, producers)
         os.rename(temporary, segment.path)
     except BaseException:
         temporary.unlink(missing_ok=True)  # a full disk needs the room
         raise
     return size
+
+
+def _index_first(
+    directory: Path, temporary: Path, header: SegmentHeader, producers: Producers
+) -> None:
+    """
+    The compacted segment's index, while the segment that is to go still stands there.
+
+    Whoever looks in between has an index that does not fit, and all batches that tell what was in the one before.
+    """
+    fresh = Segment.__new__(Segment)
+    fresh.path, fresh.base, fresh.header = temporary, header.base, header
+    fresh.fd = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
+    with fresh:
+        index = build_index(fresh, producers)
+    if index is not None:
+        save_index(directory, index)

@@ -12,13 +12,18 @@ A log's directory: its names, its META file, and what may be a log at all.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import uuid
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from virta.errors import LogFormatError, LogNotFoundError, LogReadOnlyError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 FORMAT: Final = 1
 META: Final = "META"
@@ -210,3 +215,26 @@ def open_locks(directory: Path) -> tuple[int, int, int]:
             ) from exc
         raise
     return fds[0], fds[1], fds[2]
+
+
+@contextmanager
+def maintaining(directory: Path, *, wait: bool = True) -> Iterator[bool]:
+    """
+    One steward at a time: retention, compaction, repair and the making of indexes exclude each other.
+
+    Without `wait` it gives False where another one is at work.
+    """
+    fd = os.open(directory / MAINT_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+        else:
+            try:
+                yield True
+            finally:
+                # A child that was forked meanwhile has it open too: closing alone would leave the lock in force.
+                fcntl.flock(fd, fcntl.LOCK_UN)
+    finally:
+        os.close(fd)

@@ -142,6 +142,11 @@ class Consumer:
                 code="consumer_lost",
             )
 
+    def put_back(self, record: Record) -> None:
+        """The record that was handed out last was not taken: hand it out again. Iterations under way end."""
+        self._scanned = min(self._scanned, record.offset)
+        self._changed = True
+
     def seek(self, offset: int) -> None:
         """Commit `offset` as the position of the partitions this member owns, back or forth."""
         self._open_or_raise()
@@ -288,7 +293,7 @@ class Consumer:
                 elif slot.owner == self._member:
                     changes[partition] = slot.owned_by(NOBODY, now)
             if changes:
-                self._positions.write(changes, durable=False)
+                self._positions.write(changes)
 
     def _settle(self) -> None:
         """Note in every owned partition how far the scan has come, before the set of them changes."""
@@ -318,7 +323,9 @@ class Consumer:
                     following = max(following, slot.next)
                 moved |= following != slot.next
                 changes[partition] = Slot(slot.sequence + 1, following, now_us(), generation)
-            self._positions.write(changes, durable=durable and moved)
+            self._positions.write(changes)
+        if durable and moved:
+            self._positions.sync()  # not under the lock: nobody else is to wait for our disk
         self._renewed = time.monotonic()
         for partition in lost:
             self._forget(partition)
@@ -327,3 +334,7 @@ class Consumer:
     def _open_or_raise(self) -> None:
         if self._closed:
             raise LogClosedError(f"consumer {self.name!r} is closed")
+        if self._locks.fd < 0:
+            raise LogClosedError(
+                f"consumer {self.name!r} belongs to the process that made it; after a fork make another one"
+            )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -17,18 +18,10 @@ from virta.errors import LogClosedError, LogLimitError, LogReadOnlyError, LogSyn
 from virta.log import compaction, groups, kernel, retention, seek
 from virta.log.arguments import check_option, check_producer, record_error, topic_set
 from virta.log.codec import Encoded
-from virta.log.directory import (
-    CONTROL,
-    CONTROL_BYTES,
-    Meta,
-    boot_id,
-    open_locks,
-    segment_bases,
-)
+from virta.log.directory import Meta, boot_id, open_locks, segment_bases
 from virta.log.kernel import Snapshot
 from virta.log.limits import BATCH_BYTES_MAX, LEASE_S_DEFAULT, PARTITIONS_DEFAULT, POLL_S
 from virta.log.reader import FOREVER, Reader, Source
-from virta.log.segment import Segment
 from virta.log.verify import Problem, RepairReport, VerifyReport, repair_log, verify_log
 from virta.log.writer import DURABILITIES, Writer
 
@@ -84,33 +77,31 @@ class Log:
         self._core: Any = None
         self._writer: Writer | None = None
         self._closed = self._forked = False
+        self._connecting = threading.Lock()
         self._connect()
         _handles.add(self)
 
     def _connect(self) -> None:
         if self.read_only:
-            self._core = _read_only_core(self.path)
+            self._core = kernel.look_only(self.path)
         else:
             lock_fd, sync_fd, control_fd = open_locks(self.path)
             try:
-                self._core = kernel.Kernel(lock_fd, sync_fd, control_fd, boot_id(), True)
+                core = kernel.Kernel(lock_fd, sync_fd, control_fd, boot_id(), True)
             finally:
                 os.close(control_fd)
-            self._writer = Writer(
-                self.path,
-                self._core,
-                stream=self._meta.stream,
-                segment_bytes=self._meta.segment_bytes,
-                lock_timeout=self._lock_timeout,
-            )
-        self._source = Source(
-            self.path,
-            snapshot=self._snapshot,
-            settle=self._settle,
-            notified=self._notified,
-            wait=self._wait,
-            closed=lambda: self._closed,
-        )
+            try:
+                self._writer = Writer(
+                    self.path,
+                    core,
+                    stream=self._meta.stream,
+                    segment_bytes=self._meta.segment_bytes,
+                    lock_timeout=self._lock_timeout,
+                )
+            except BaseException:
+                core.close()
+                raise
+            self._core = core
 
     # --- writing ---
 
@@ -220,7 +211,7 @@ class Log:
         if not follow and end is None and snapshot is not None and snapshot.current:
             stop = max(snapshot.next, first)  # records that arrive meanwhile are for the next read
         return Reader(
-            self._source,
+            self.source,
             start=first,
             stop=stop,
             topics=topic_set(topics),
@@ -287,10 +278,10 @@ class Log:
     def epoch(self) -> int:
         """Grows whenever recovery had to drop offsets that were published."""
         self._open_or_raise()
-        bases = segment_bases(self.path)
-        if not bases:
+        segment = seek.last_segment(self.path)
+        if segment is None:
             return 0
-        with Segment(self.path, bases[-1]) as segment:
+        with segment:
             return segment.header.epoch
 
     @property
@@ -393,15 +384,26 @@ class Log:
 
     @property
     def source(self) -> Source:
-        return self._source
+        # Made for who asks and not kept: in no cycle, a log that is dropped is closed there and then, and not by
+        # whichever thread the collector happens to run in.
+        return Source(
+            self.path,
+            snapshot=self._snapshot,
+            settle=self._settle,
+            notified=self._notified,
+            wait=self._wait,
+            closed=lambda: self._closed,
+        )
 
     def _open_or_raise(self) -> None:
         if self._closed:
             raise LogClosedError(f"the log at {self.path} is closed")
         if self._forked:
             # In a child: locks and mutexes of the parent are not ours. Begin anew, on first use.
-            self._forked = False
-            self._connect()
+            with self._connecting:
+                if self._forked:
+                    self._connect()
+                    self._forked = False
 
     def _writable(self) -> Writer:
         self._open_or_raise()
@@ -450,7 +452,7 @@ class Log:
     def _wait(self, seen: int, timeout: float) -> None:
         if self._core is None:
             time.sleep(min(timeout, POLL_S))
-            self._core = _read_only_core(self.path)  # a writer may have made the page meanwhile
+            self._core = kernel.look_only(self.path)  # a writer may have made the page meanwhile
             return
         try:
             self._core.wait(seen, timeout)
@@ -463,21 +465,8 @@ class Log:
                 # While we have its descriptors, the parent's locks outlive the parent.
                 self._core.abandon()
             self._core = self._writer = None
+            self._connecting = threading.Lock()
             self._forked = True
-
-
-def _read_only_core(path: Path) -> Any:
-    """A kernel on the control page for looking only; None where there is no page to look at."""
-    try:
-        control_fd = os.open(path / CONTROL, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        if os.fstat(control_fd).st_size < CONTROL_BYTES:
-            return None
-        return kernel.Kernel(-1, -1, control_fd, boot_id(), False)
-    finally:
-        os.close(control_fd)
 
 
 def _all_after_fork() -> None:

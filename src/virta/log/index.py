@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from virta.errors import LogError
 from virta.log import kernel
 from virta.log.codec import PRODUCER_ANONYMOUS, Status
-from virta.log.directory import index_name, segment_bases, write_whole
+from virta.log.directory import index_name, maintaining, segment_bases, write_whole
 from virta.log.limits import INDEX_STEP_BYTES, PRODUCERS_MAX
 from virta.log.segment import Position, Segment, Walk
 
@@ -95,9 +95,20 @@ def build_index(segment: Segment, producers: Producers) -> Index | None:
     return Index(segment.base, segment.header.salt, walk.end.at.next, last_time, entries, table)
 
 
-def index_sealed(directory: Path) -> None:
+def index_sealed(directory: Path) -> bool:
+    """Write the indexes that are missing; False when a steward is at work: what he changes is not ours to index."""
+    try:
+        with maintaining(directory, wait=False) as alone:
+            if alone:
+                index_missing(directory)
+            return alone
+    except OSError:
+        return False  # they are hints
+
+
+def index_missing(directory: Path) -> None:
     """
-    Write the indexes that are missing, oldest first: each carries on the table of the one before.
+    The same for a steward: oldest first, for each index carries on the table of the one before.
 
     They are hints, so a segment that cannot be read is left without one.
     """

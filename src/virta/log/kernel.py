@@ -10,10 +10,12 @@ import os
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from virta.log import codec, plain
+from virta.log.directory import CONTROL, CONTROL_BYTES, boot_id
 from virta.log.record import Name, Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
     from types import ModuleType
 
 _native: ModuleType | None = None
@@ -71,3 +73,17 @@ class Snapshot(NamedTuple):
     def file_size(self) -> int:
         """What the active segment's file measures: its end, or more when there is headroom."""
         return max(self.end, self.extent)
+
+
+def look_only(directory: Path) -> Any:
+    """A kernel on the control page for looking only; None where there is no page to look at."""
+    try:
+        control_fd = os.open(directory / CONTROL, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if os.fstat(control_fd).st_size < CONTROL_BYTES:
+            return None
+        return Kernel(-1, -1, control_fd, boot_id(), False)
+    finally:
+        os.close(control_fd)

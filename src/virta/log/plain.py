@@ -105,24 +105,26 @@ class Kernel:
         if self._closed:
             self._write_mutex.release()
             self._check()
-        pause = 0.00002
-        while True:
-            try:
-                fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    self._write_mutex.release()
-                    return False
-                time.sleep(pause)
-                pause = min(pause * 2, 0.001)
-            else:
+        got = False
+        try:
+            got = _file_lock(self._lock_fd, deadline)
+            if got:
                 self._put32(_HOLDER, os.getpid())
-                return True
+        except BaseException:  # interrupted: nobody would give the lock back
+            got = False
+            raise
+        finally:
+            if not got:
+                fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+                self._write_mutex.release()
+        return got
 
     def unlock(self) -> None:
-        self._put32(_HOLDER, 0)
-        fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
-        self._write_mutex.release()
+        try:
+            self._put32(_HOLDER, 0)
+            fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+        finally:
+            self._write_mutex.release()
 
     # --- the control page ---
 
@@ -169,6 +171,18 @@ class Kernel:
         self._put32(_NOTIFY, self._get32(_NOTIFY) + 1)
 
     def publish_durable(self, base: int, pos: int, offset: int) -> None:
+        with self._sync_mutex:
+            self._check()
+            # Not beside a leader: see native/log.c.
+            alone = _file_lock(self._sync_fd, time.monotonic() + _LEADER_PATIENCE_S)
+            try:
+                if alone or not self._get32(_DURABLE_SEQ) & 1:
+                    self._publish_durable(base, pos, offset)
+            finally:
+                if alone:
+                    fcntl.flock(self._sync_fd, fcntl.LOCK_UN)
+
+    def _publish_durable(self, base: int, pos: int, offset: int) -> None:
         seq = self._get32(_DURABLE_SEQ) | 1
         self._put32(_DURABLE_SEQ, seq)
         self._page[_DURABLE_AT : _DURABLE_AT + 24] = _DURABLE.pack(offset, pos, base)
@@ -340,8 +354,11 @@ class Kernel:
         except OSError as exc:
             self._failed = exc.errno or errno.EIO  # the system tells it once: see native/log.c
             raise
-        if publish:
-            self.publish_durable(base, end, following)
+        _, now = self._committed()
+        if (
+            publish and now[2] == base and now[3] >= end
+        ):  # else others know better: see native/log.c
+            self._publish_durable(base, end, following)
         return True
 
     # --- details ---
@@ -385,3 +402,18 @@ def write_whole(fd: int, data: bytes | bytearray, pos: int) -> None:
     with memoryview(data) as view:
         while done < len(data):
             done += os.pwrite(fd, view[done:], pos + done)
+
+
+def _file_lock(fd: int, deadline: float) -> bool:
+    """Lock a file; False when that was not to be had in time."""
+    pause = 0.00002
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(pause)
+            pause = min(pause * 2, 0.001)
+        else:
+            return True

@@ -19,6 +19,7 @@ import fcntl
 import os
 import re
 import struct
+import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -42,6 +43,9 @@ CHANGING_BYTE: Final = 0
 MEMBER_BYTE: Final = 1024
 NOBODY: Final = MEMBERS_MAX
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+_open: weakref.WeakSet[LockFile] = weakref.WeakSet()
 
 
 class Slot(NamedTuple):
@@ -99,7 +103,7 @@ class Positions:
         data = os.pread(self.fd, self.partitions * 2 * SLOT_BYTES, HEADER_BYTES)
         return [self._newest(data, p)[0] for p in range(self.partitions)]
 
-    def write(self, changes: dict[int, Slot], *, durable: bool) -> None:
+    def write(self, changes: dict[int, Slot]) -> None:
         """Replace slots; the caller holds the changing byte."""
         data = os.pread(self.fd, self.partitions * 2 * SLOT_BYTES, HEADER_BYTES)
         for partition, slot in changes.items():
@@ -108,8 +112,10 @@ class Positions:
             body += kernel.crc32c(body).to_bytes(4, "little")
             older = 2 * partition + (1 - newest)
             write_all(self.fd, body, HEADER_BYTES + older * SLOT_BYTES)
-        if durable:
-            os.fdatasync(self.fd)
+
+    def sync(self) -> None:
+        """Make what was written durable; not for those who hold the changing byte, for it takes its time."""
+        os.fdatasync(self.fd)
 
     def _newest(self, data: bytes, partition: int) -> tuple[Slot, int]:
         best, which = Slot(0, 0, self.created, NOBODY), 1
@@ -145,6 +151,8 @@ class LockFile:
     def __init__(self, directory: Path, name: str) -> None:
         path = directory / GROUPS / f"{name}.lock"
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._pid = os.getpid()
+        _open.add(self)
 
     def __enter__(self) -> LockFile:
         return self
@@ -154,6 +162,10 @@ class LockFile:
 
     def close(self) -> None:
         if self.fd >= 0:
+            if os.getpid() == self._pid:
+                # A child that was forked meanwhile has it open too: closing alone would leave the locks in force.
+                everything = _FLOCK.pack(fcntl.F_UNLCK, 0, 0, 0, 0)
+                fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, everything)
             os.close(self.fd)
             self.fd = -1
 
@@ -223,3 +235,12 @@ def position_of(directory: Path, name: str) -> int | None:
         return min(slot.next for slot in positions.read())
     finally:
         positions.close()
+
+
+def _all_after_fork() -> None:
+    """In a child: its parent's locks die with the parent, whoever else has the file open."""
+    for locks in list(_open):
+        locks.close()
+
+
+os.register_at_fork(after_in_child=_all_after_fork)

@@ -315,7 +315,10 @@ class Reader:
             if later[0] == base:
                 return True  # it was made this very moment
             self._gap(base, later[0])
-            segment = self._segment_at(later[0])
+            try:
+                segment = self._segment_at(later[0])
+            except FileNotFoundError:
+                return True  # retention is still at it: look again
         if segment is None:
             return True
         unlinked = sealed.header.flags & FLAGS_UNLINKED or prev < 0 or segment.base != base

@@ -10,16 +10,16 @@ import fcntl
 import json
 import os
 import uuid
-from contextlib import contextmanager
+import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from virta.errors import LogTypeError
 from virta.log import groups
 from virta.log.directory import (
-    MAINT_LOCK,
     PINS,
     index_name,
+    maintaining,
     segment_bases,
     segment_name,
     sync_directory,
@@ -28,10 +28,12 @@ from virta.log.disk import in_words
 from virta.log.segment import now_us
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from virta.log.handle import Log, SegmentInfo
+
+
+_pins: weakref.WeakSet[Pin] = weakref.WeakSet()
 
 
 class RetentionReport(NamedTuple):
@@ -55,10 +57,16 @@ class Pin:
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
         os.write(self._fd, json.dumps({"offset": offset}).encode())
+        _pins.add(self)
 
     def close(self) -> None:
         if self._fd >= 0:
             self._path.unlink(missing_ok=True)
+            self.after_fork()
+
+    def after_fork(self) -> None:
+        """In a child: the pin is its parent's and dies with it, whoever else has its file open."""
+        if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
@@ -95,17 +103,6 @@ def lowest_pin(directory: Path) -> int | None:
         finally:
             os.close(fd)
     return lowest
-
-
-@contextmanager
-def maintaining(directory: Path) -> Iterator[None]:
-    """One steward at a time: retention, compaction and repair exclude each other."""
-    fd = os.open(directory / MAINT_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
 
 
 @in_words("removing segments of")
@@ -161,3 +158,11 @@ def _doomed(
         doomed.append(info)
         total -= info.bytes
     return doomed
+
+
+def _all_after_fork() -> None:
+    for pin in list(_pins):
+        pin.after_fork()
+
+
+os.register_at_fork(after_in_child=_all_after_fork)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -58,10 +59,10 @@ def _bad_start(start: object) -> LogTypeError:
 
 def offset_at(log: Log, time: int) -> int:
     """The first offset appended at or after `time` (µs); the end when all is older."""
-    bases = segment_bases(log.path)
-    end = log.next_offset
-    for base in bases:
-        with Segment(log.path, base) as segment:
+    end = log.next_offset  # before we look where that is: what comes meanwhile is not passed over
+    for base in segment_bases(log.path):
+        # It may be gone: retention was quicker.
+        with suppress(FileNotFoundError), Segment(log.path, base) as segment:
             index = load_index(log.path, base, segment.header.salt)
             if index is not None and index.last_time < time:
                 continue
@@ -73,19 +74,36 @@ def offset_at(log: Log, time: int) -> int:
     return end
 
 
+@in_words("looking for the end of")
 def valid_end(directory: Path) -> int:
     """The next offset by the files alone: the end of the valid part of the last segment."""
-    bases = segment_bases(directory)
-    if not bases:
+    segment = last_segment(directory)
+    if segment is None:
         return 0
-    with Segment(directory, bases[-1]) as segment:
+    with segment:
         return Walk(segment, segment.start(), segment.size, check_payload=True).run().at.next
+
+
+def last_segment(directory: Path) -> Segment | None:
+    """The segment with the highest base, None where there is none at all."""
+    bases = segment_bases(directory)
+    while bases:
+        try:
+            return Segment(directory, bases[-1])
+        except FileNotFoundError:  # others rolled over and removed it meanwhile
+            known, bases = bases, segment_bases(directory)
+            if bases[-1:] == known[-1:]:
+                raise
+    return None
 
 
 def total_bytes(log: Log) -> int:
     """Size of all segments, without the active one's headroom."""
     bases = segment_bases(log.path)
-    total = sum((log.path / segment_name(base)).stat().st_size for base in bases[:-1])
+    total = 0
+    for base in bases[:-1]:
+        with suppress(FileNotFoundError):  # retention was quicker
+            total += (log.path / segment_name(base)).stat().st_size
     snapshot = log.source.snapshot()
     if bases and snapshot is not None and snapshot.current and snapshot.active == bases[-1]:
         return total + snapshot.end
@@ -105,7 +123,12 @@ def describe(log: Log) -> list[Row]:
     rows: list[Row] = []
     bases = segment_bases(log.path)
     for number, base in enumerate(bases):
-        with Segment(log.path, base) as segment:
+        try:
+            segment = Segment(log.path, base)
+        except FileNotFoundError:
+            rows.clear()  # retention was quicker; it takes the oldest first
+            continue
+        with segment:
             header, size = segment.header, segment.size
             index = load_index(log.path, base, header.salt)
             if index is not None:

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from virta.errors import LogCorruptionError
 from virta.log import kernel
 from virta.log.codec import REASONS, Status, crc32c_seed
-from virta.log.directory import segment_bases, segment_name
+from virta.log.directory import maintaining, segment_bases, segment_name
 from virta.log.disk import in_words
 from virta.log.limits import BATCH_HEADER_BYTES, READ_CHUNK_BYTES, SEGMENT_HEADER_BYTES
 from virta.log.reader import FOREVER
 from virta.log.recovery import Problem, find_batch, quarantine, recover
-from virta.log.retention import maintaining
 from virta.log.seek import total_bytes
 from virta.log.segment import (
     FLAG_COMPACTED,
@@ -74,6 +73,9 @@ class _Check:
         path = self.log.path / segment_name(base)
         try:
             segment = Segment(self.log.path, base)
+        except FileNotFoundError:  # retention was quicker
+            self.link = None
+            return
         except LogCorruptionError as exc:
             self.problems.append(
                 Problem(str(path), exc.byte_from, exc.byte_to, base, exc.offset_to, exc.reason)
@@ -83,7 +85,7 @@ class _Check:
             return
         with segment:
             self._follows(segment)
-            limit, published = self._limit(segment)
+            limit, published = self._limit(segment) if last else (segment.size, False)
             self._walk(segment, limit, last=last, published=published)
 
     def _follows(self, segment: Segment) -> None:
@@ -142,9 +144,8 @@ class _Check:
             self.problems.append(Problem(path, at.pos, limit, at.next, None, "short"))
         elif not last:
             self.problems.append(Problem(path, at.pos, at.pos, at.next, None, "short"))
-        elif published and segment.data_end(limit) > limit and not self._being_written(segment):
-            used = segment.data_end(limit)
-            self.problems.append(Problem(path, limit, used, at.next, None, "short"))
+        elif published and (left := self._left_behind(segment)) is not None:
+            self.problems.append(Problem(path, *left, None, "short"))
 
     def _damage(
         self, segment: Segment, at: Position, limit: int, status: Status
@@ -156,12 +157,24 @@ class _Check:
         self.problems.append(problem)
         return Position(end, -1, found[1]) if found else None
 
-    def _being_written(self, segment: Segment) -> bool:
-        """Bytes behind the published end: an append under way, or what a dead writer left?"""
-        snapshot = self.log.source.snapshot()
-        if snapshot is None or snapshot.active != segment.base:
-            return True
-        return bool(snapshot.holder) and os.path.exists(f"/proc/{snapshot.holder}")
+    def _left_behind(self, segment: Segment) -> tuple[int, int, int] | None:
+        """Bytes behind the published end that nobody is writing, a dead writer's: from, to, and the next offset."""
+        looks: set[tuple[int, int, int]] = set()
+        for _ in range(2):
+            before = self.log.source.snapshot()
+            if before is None or before.active != segment.base:
+                return None
+            used = segment.data_end(before.end)
+            after = self.log.source.snapshot()
+            # Whoever is appending has moved the end by now, or is still at it.
+            if after is None or (after.active, after.end) != (before.active, before.end):
+                return None
+            if used == before.end or (after.holder and os.path.exists(f"/proc/{after.holder}")):
+                return None
+            looks.add((before.end, used, before.next))
+        return (
+            looks.pop() if len(looks) == 1 else None
+        )  # else an append failed, and cut them off again
 
 
 @in_words("verifying")

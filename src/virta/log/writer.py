@@ -27,11 +27,12 @@ from virta.log.codec import FLAG_SEAL, PRODUCER_ANONYMOUS, Status
 from virta.log.directory import segment_bases, segment_name, sync_directory
 from virta.log.disk import disk_error
 from virta.log.index import Producers, index_sealed, load_index, remember
+from virta.log.interval import IntervalSync
 from virta.log.kernel import FOREIGN, Snapshot
-from virta.log.limits import BATCH_HEADER_BYTES, SEGMENT_HEADER_BYTES, SYNC_INTERVAL_S
+from virta.log.limits import BATCH_HEADER_BYTES, SEGMENT_HEADER_BYTES
 from virta.log.plain import SETTLE_FSYNC, SETTLE_GROUP, SETTLE_NOT
 from virta.log.record import Appended
-from virta.log.recovery import LOST_MAX, Recovered, logger, recover, seal_record
+from virta.log.recovery import LOST_MAX, Recovered, recover, seal_record
 from virta.log.segment import (
     NO_SEGMENT,
     Position,
@@ -85,7 +86,7 @@ class Writer:
         self._unindexed = False
         self._producers: Producers = {}
         self._producers_at: tuple[int, Position] | None = None
-        self._interval: _IntervalSync | None = None
+        self._interval: IntervalSync | None = None
         self._making = threading.Lock()
         self._closed = False
         # Damage is said again by every append; repair needs a handle.
@@ -207,16 +208,18 @@ class Writer:
     # --- durability ---
 
     def _settle(self, segment: int, end: int, durability: str) -> None:
-        if durability == "interval":
+        if durability == "interval" and not self._closed:
             self._make_interval().need()
-        else:
-            self.sync(segment, end, group=durability == "group")
+            if not self._closed:
+                return
+            # Closed meanwhile: whoever would have synced it may be gone.
+        self.sync(segment, end, group=durability != "fsync")
 
-    def _make_interval(self) -> _IntervalSync:
+    def _make_interval(self) -> IntervalSync:
         if self._interval is None:
             with self._making:  # one, whichever of several threads is the first
                 if self._interval is None:
-                    self._interval = _IntervalSync(self)
+                    self._interval = IntervalSync(self.flush)
         return self._interval
 
     def sync(self, segment: int, end: int, *, group: bool = True) -> None:
@@ -340,7 +343,11 @@ class Writer:
 
     def _adopt(self, segment: Segment) -> None:
         fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
-        self._core.attach(fd, segment.base, segment.header.salt)
+        try:
+            self._core.attach(fd, segment.base, segment.header.salt)
+        except ValueError:  # closed meanwhile: it took nothing
+            os.close(fd)
+            raise
         old, self._segment = self._segment, segment
         if old is not None:
             old.close()
@@ -398,18 +405,21 @@ class Writer:
         """After a rollover, and not under the lock: the new sealed segment's index."""
         if self._unindexed:
             self._unindexed = False
-            index_sealed(self.directory)
+            if not index_sealed(self.directory):
+                self._unindexed = True  # when the next one rolls over
 
     # --- idempotent producers ---
 
     def _catch_up_producers(self) -> None:
         """Read the batches appended since the last look: by others, or before we opened."""
         bases = segment_bases(self.directory)
-        if self._producers_at is None:
+        if self._producers_at is None or self._producers_at[0] != bases[-1]:
+            # Sealed since, perhaps even compacted: batches may be gone whose news only the index has kept.
             self._producers_at = self._load_producers(bases)
         base, at = self._producers_at
         for number in [b for b in bases if b >= base]:
-            with Segment(self.directory, number) as segment:
+            # It may be gone: retention does not wait for us.
+            with suppress(FileNotFoundError), Segment(self.directory, number) as segment:
                 start = at if number == base else segment.start()
                 snapshot = self.snapshot()
                 limit = snapshot.end if snapshot.active == number else segment.size
@@ -423,13 +433,19 @@ class Writer:
     def _load_producers(self, bases: list[int]) -> tuple[int, Position]:
         """Start from the newest index that fits; its table covers everything before it."""
         for number, base in reversed(list(enumerate(bases[:-1]))):
-            with Segment(self.directory, base) as segment:
-                index = load_index(self.directory, base, segment.header.salt)
-            if index is not None:
-                self._producers = dict(index.producers)
-                with Segment(self.directory, bases[number + 1]) as segment:
-                    return segment.base, segment.start()
-        with Segment(self.directory, bases[0]) as segment:
+            with suppress(FileNotFoundError):
+                with Segment(self.directory, base) as segment:
+                    index = load_index(self.directory, base, segment.header.salt)
+                if index is not None:
+                    for producer, (sequence, offset) in index.producers.items():
+                        if sequence >= self._producers.get(producer, (0, 0))[0]:
+                            remember(self._producers, producer, sequence, offset)
+                    bases = bases[number + 1 :]
+                    break
+        for base in bases[:-1]:
+            with suppress(FileNotFoundError), Segment(self.directory, base) as segment:
+                return base, segment.start()
+        with Segment(self.directory, bases[-1]) as segment:
             return segment.base, segment.start()
 
     def _poisoned(self, exc: OSError) -> LogSyncError:
@@ -450,40 +466,3 @@ class Writer:
         active = segment_name(self._segment.base) if self._segment else "a new segment"
         doing = f"writing {size} bytes to {self.directory / active}"
         return disk_error(exc, doing, "nothing was appended")
-
-
-class _IntervalSync:
-    """Syncs what `interval` appends left behind, every SYNC_INTERVAL_S at most."""
-
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
-        self._wanted = threading.Event()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="virta-log-sync", daemon=True)
-        self._thread.start()
-
-    def need(self) -> None:
-        self._wanted.set()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._wanted.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while True:
-            self._wanted.wait()
-            self._stopped.wait(SYNC_INTERVAL_S)
-            self._wanted.clear()
-            # Asked after that: whoever stops it may have said so meanwhile, and says it once.
-            stopping = self._stopped.is_set()
-            try:
-                self._writer.flush()
-            except (LogSyncError, LogClosedError):
-                return  # the writer is poisoned or gone: the next append says so
-            except LogError as exc:  # the disk is full, the lock is held: it may pass
-                logger.warning("log_interval_sync_failed %s", exc)
-                if not stopping:
-                    self._wanted.set()
-            if stopping:
-                return
