@@ -1,7 +1,7 @@
 """
 Job queues side by side: put/s and reserve+acknowledge/s, with their latencies.
 
-    python bench/journal_bench.py [--seconds 0.5] [--rounds 5] [--pick best] [--only NAME] [--json]
+    python bench/journal_bench.py [--seconds 0.5] [--rounds 5] [--pick best] [--only NAME,NAME] [--json]
 
 Every system runs on this machine, on its own directory of the same file system, and is used through a
 Python client, by one process and by sixteen. Durable rows acknowledge after fsync; the others do not.
@@ -122,7 +122,7 @@ def started(stack, path, only):
     """All systems at once: one that is idle costs nothing, and rounds can go from one to the next."""
     systems = []
     for kind, option in SYSTEMS:
-        if only.lower() not in kind.name.lower():
+        if not any(name.strip() in kind.name.lower() for name in only.lower().split(",")):
             continue
         directory = path / f"{len(systems):02d}"
         directory.mkdir()
@@ -227,7 +227,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[1])
     parser.add_argument("--seconds", type=float, default=0.5, help="of each measure")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="", help="systems whose name holds this")
+    parser.add_argument(
+        "--only", default="", help="systems whose name holds one of these, with commas between"
+    )
     parser.add_argument("--pick", choices=["median", "best"], default="median")
     parser.add_argument("--json", action="store_true", help="all rounds, for programs")
     options = parser.parse_args()
