@@ -577,3 +577,16 @@ def test_a_commit_does_not_keep_others_from_theirs(tmp_path, monkeypatch):
             monkeypatch.setattr(positions.os, "fdatasync", look)
             consumer.commit()
             assert free == [True]
+
+
+def test_what_was_synced_beside_a_leader_that_stands_still_is_durable(tmp_path, either_kernel):
+    """Whoever lost patience with a leader has synced by himself, and his log says so, whatever the leader tells."""
+    with virta.open(tmp_path / "log", durability="group") as log:
+        before = log.append("t", "", b"told")
+        with (tmp_path / "log" / directory.SYNC_LOCK).open() as leader:
+            fcntl.flock(leader, fcntl.LOCK_EX)
+            at = log.append("t", "", b"not told yet")
+
+            assert log.durable_offset == at + 1 > before + 1
+            with virta.open(tmp_path / "log") as other:
+                assert other.durable_offset <= at, "the premise: nobody has told it"

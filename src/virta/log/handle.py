@@ -272,7 +272,10 @@ class Log:
         """Everything below it survives a power cut."""
         self._open_or_raise()
         snapshot = self._snapshot()
-        return snapshot.durable_offset if snapshot is not None and snapshot.current else 0
+        if snapshot is None or not snapshot.current:
+            return 0
+        own = self._writer.synced_next if self._writer is not None else 0
+        return max(snapshot.durable_offset, min(own, snapshot.next))
 
     @property
     def epoch(self) -> int:

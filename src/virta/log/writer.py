@@ -88,6 +88,9 @@ class Writer:
         self._producers_at: tuple[int, Position] | None = None
         self._interval: IntervalSync | None = None
         self._making = threading.Lock()
+        self.synced_next = (
+            0  # what our own appends have waited for; a leader that stands still tells it later
+        )
         self._closed = False
         # Damage is said again by every append; repair needs a handle.
         with suppress(LogCorruptionError), self.locked():
@@ -126,6 +129,8 @@ class Writer:
             raise self._poisoned(OSError(-unsettled, os.strerror(-unsettled)))
         if unsettled or durability == "interval":
             self._settle(segment, end, durability)
+        if settle and base + count > self.synced_next:
+            self.synced_next = base + count
         return Appended(base, count, time, durability)
 
     def _append_held(
@@ -349,6 +354,7 @@ class Writer:
             os.close(fd)
             raise
         old, self._segment = self._segment, segment
+        self.synced_next = 0  # after a repair offsets may be given again
         if old is not None:
             old.close()
 
