@@ -267,9 +267,9 @@ def test_a_lapse_is_seen_by_itself(monkeypatch):
             # Announced for then, so nothing is sent; the timer must have handled the lapse.
             job = server.node.engine.jobs.find(b"x")
             await until(lambda: job.attempts)
-            return clock()
+            return clock() - reply.timeout
 
-    assert asyncio.run(run()) >= T0 + 150_000
+    assert 0 <= asyncio.run(run()) < 3_000_000
 
 
 def test_deadlines_on_time_with_a_set_clock():
@@ -307,11 +307,12 @@ def test_deadlines_on_time_under_load():
                 for i in range(100):
                     wire.send(set_(b"load%d" % i))
                 await wire.ask(nop())
-            return len(taken.pairs), late
+            return len(taken.pairs), late, clock() - deadline
 
-    taken, late = asyncio.run(run())
+    taken, late, microseconds = asyncio.run(run())
     assert taken == 1_000
     assert late <= 1
+    assert microseconds < 3_000_000
 
 
 def test_removed_on_delivery_is_on_disk(tmp_path):

@@ -9,6 +9,7 @@ import signal
 import ssl
 import subprocess
 import sys
+import time
 import uuid
 from http.client import HTTPConnection
 
@@ -322,8 +323,10 @@ def test_waiting_for_a_job(start):
         assert server.request("PUT", "/journal/keys/a%0Ab", b'{"value": 1}').status == 200
 
         connection = ask(server)
+        began = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         response = connection.getresponse()
         assert (response.status, json.loads(response.read())["jobs"]) == (200, [])
         connection.close()
         assert server.stop() == 0
+        assert time.monotonic() - began < 5
