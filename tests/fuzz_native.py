@@ -8,14 +8,14 @@ A failure prints the seed that repeats it.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+from fuzz_rounds import repeat
 
 HERE = Path(__file__).parent
 # Before the tests are imported, which take it as it is then. Busy machines and sanitizers take the time they take.
@@ -60,25 +60,9 @@ def one_round(seed):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--seed", type=int, help="run this seed only")
-    args = parser.parse_args()
     if not (hub_kernel.NATIVE and journal_kernel.NATIVE):
         raise SystemExit("the native halves are not built: there is nothing to compare with")
-    seed = int(time.time()) * 1000 if args.seed is None else args.seed
-    end = time.monotonic() + args.seconds
-    rounds = 0
-    while True:
-        try:
-            one_round(seed + rounds)
-        except BaseException:
-            print(f"failed: repeat with --seed {seed + rounds}")
-            raise
-        rounds += 1
-        if args.seed is not None or time.monotonic() > end:
-            break
-    print(f"{rounds} rounds, no difference")
+    repeat(__doc__, one_round)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import shutil
 import threading
 from contextlib import asynccontextmanager
 
+import pytest
 from journal_support import until
 
 from virta.errors import LogSyncError
@@ -197,10 +198,16 @@ def beside(directory, port, **options):
     return running
 
 
-def test_a_peer_that_stands_still_holds_up_neither_start_nor_stop(tmp_path, monkeypatch):
-    """It is pulled later, and what it did not acknowledge stays in its spool."""
+@pytest.fixture
+def impatient(monkeypatch):
+    """Peers that stand still are left alone soon."""
     monkeypatch.setattr(peers, "ANSWER_S_MAX", 0.05)
     monkeypatch.setattr(peers, "LEAVE_S_MAX", 0.05)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_peer_that_stands_still_holds_up_neither_start_nor_stop(tmp_path):
+    """It is pulled later, and what it did not acknowledge stays in its spool."""
 
     async def run():
         async with standing_still() as port, asyncio.timeout(GATE_S_MAX / 2):
@@ -213,10 +220,9 @@ def test_a_peer_that_stands_still_holds_up_neither_start_nor_stop(tmp_path, monk
     assert asyncio.run(run()) == ("", 1)
 
 
-def test_a_pull_does_not_wait_for_copies_of_what_others_change(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("impatient")
+def test_a_pull_does_not_wait_for_copies_of_what_others_change(tmp_path):
     """A peer that starts is told everything although a change waits for it; else both would wait."""
-    monkeypatch.setattr(peers, "ANSWER_S_MAX", 0.05)
-    monkeypatch.setattr(peers, "LEAVE_S_MAX", 0.05)
 
     async def run():
         async with standing_still() as port:
@@ -235,10 +241,9 @@ def test_a_pull_does_not_wait_for_copies_of_what_others_change(tmp_path, monkeyp
     assert asyncio.run(run()) == (True, [""] * 4)
 
 
-def test_what_comes_while_the_peers_stop_is_answered(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("impatient")
+def test_what_comes_while_the_peers_stop_is_answered(tmp_path):
     """A job taken for good while a node stops is on disk before its directory is released."""
-    monkeypatch.setattr(peers, "ANSWER_S_MAX", 0.05)
-    monkeypatch.setattr(peers, "LEAVE_S_MAX", 0.05)
 
     async def run():
         async with standing_still() as port:
@@ -270,10 +275,9 @@ def test_what_comes_while_the_peers_stop_is_answered(tmp_path, monkeypatch):
         assert not journal.next().jobs
 
 
-def test_a_pull_asked_for_during_a_stop_is_not_begun(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("impatient")
+def test_a_pull_asked_for_during_a_stop_is_not_begun(tmp_path):
     """The word to pull that comes on a line while the peers stop leaves no task behind."""
-    monkeypatch.setattr(peers, "ANSWER_S_MAX", 0.05)
-    monkeypatch.setattr(peers, "LEAVE_S_MAX", 0.05)
 
     async def run():
         async with standing_still() as port:

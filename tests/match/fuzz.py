@@ -8,15 +8,14 @@ which `make fuzz` builds the index, say what is wrong. A failure prints the seed
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import tempfile
-import time
 
 from randoms import Randoms
 
 import virta.match._core as core
+from fuzz_rounds import repeat
 from virta.errors import EventError
 from virta.match import Matcher, compile_filter
 from virta.match.engine import NativeEngine
@@ -128,28 +127,12 @@ def images(randoms):
                 filters[filter_.id] = filter_
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--seed", type=int, help="run this seed only")
-    args = parser.parse_args()
-    seed = int(time.time()) * 1000 if args.seed is None else args.seed
-    end = time.monotonic() + args.seconds
-    rounds = 0
-    while True:
-        randoms = Randoms(seed + rounds)
-        try:
-            broken_json(randoms, *differential(randoms))
-            broken_programs(randoms)
-            images(randoms)
-        except BaseException:
-            print(f"failed: repeat with --seed {seed + rounds}")
-            raise
-        rounds += 1
-        if args.seed is not None or time.monotonic() > end:
-            break
-    print(f"{rounds} rounds, no difference")
+def one_round(seed):
+    randoms = Randoms(seed)
+    broken_json(randoms, *differential(randoms))
+    broken_programs(randoms)
+    images(randoms)
 
 
 if __name__ == "__main__":
-    main()
+    repeat(__doc__, one_round)

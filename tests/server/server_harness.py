@@ -197,6 +197,17 @@ class Consumer:
         await shut(self.writer)
 
 
+def read(connection, until=None):
+    """What comes on a socket until the server closes or has said something."""
+    answer = b""
+    while until is None or until not in answer:
+        data = connection.recv(65536)
+        if not data:
+            break
+        answer += data
+    return answer
+
+
 def narrow_socket(port):
     """
     A connection whose window does not grow.

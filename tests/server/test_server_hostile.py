@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from server_harness import STRUCTURED, Consumer, event, ids
+from server_harness import STRUCTURED, Consumer, event, ids, read
 from test_intake import ODD
 
 TOKEN = "a-token-of-sixteen"
@@ -37,13 +37,7 @@ def talk(server, data, *, until=None):
     """Send, and read until the server closes or has said something."""
     with dial(server) as connection:
         connection.sendall(data)
-        heard = b""
-        while until is None or until not in heard:
-            more = connection.recv(65536)
-            if not more:
-                break
-            heard += more
-    return heard
+        return read(connection, until)
 
 
 def memory_kib(server):

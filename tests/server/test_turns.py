@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import uvicorn
-from server_harness import DEADLINE_S, STRUCTURED, event
+from server_harness import DEADLINE_S, STRUCTURED, event, read
 from uvicorn.server import ServerState
 
 from virta.filters import parse
@@ -54,16 +54,6 @@ def heard(server):
     """Behind these requests everything that was sent before them has been read."""
     for _ in range(3):
         assert server.request("GET", "/journal/stats").status == 200
-
-
-def read(connection, until=None):
-    answer = b""
-    while until is None or until not in answer:
-        data = connection.recv(65536)
-        if not data:
-            break
-        answer += data
-    return answer
 
 
 def statuses(answer):

@@ -38,13 +38,18 @@ def test_headroom_is_in_no_split(tmp_path, page):
             plan.close()
 
 
-@pytest.mark.parametrize("listed", [False, True], ids=["before", "after"])
-def test_retention_in_the_moment_of_planning_is_a_gap(tmp_path, monkeypatch, listed):
-    """Segments that go before or after they are listed, all of a range, are a gap that is named, or skipped."""
+def many_segments(tmp_path):
     root = tmp_path / "log"
     with virta.open(root, segment_bytes=4096) as log:
         for number in range(120):
             log.append("t", "", b"%d" % number * 30)
+    return root
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["before", "after"])
+def test_retention_in_the_moment_of_planning_is_a_gap(tmp_path, monkeypatch, listed):
+    """Segments that go before or after they are listed, all of a range, are a gap that is named, or skipped."""
+    root = many_segments(tmp_path)
     segments = layout.Plan.segments
 
     def late(plan, start, stop):
@@ -67,10 +72,7 @@ def test_retention_in_the_moment_of_planning_is_a_gap(tmp_path, monkeypatch, lis
 
 def test_retention_in_the_moment_of_a_limit_by_bytes(tmp_path, monkeypatch):
     """A segment that goes after it was listed does not end the query: whoever plans the range tells of it."""
-    root = tmp_path / "log"
-    with virta.open(root, segment_bytes=4096) as log:
-        for number in range(120):
-            log.append("t", "", b"%d" % number * 30)
+    root = many_segments(tmp_path)
     segments = layout.Plan.segments
 
     def late(plan, start, stop):
