@@ -370,3 +370,42 @@ def test_help_is_quick():
         return used() - before
 
     assert min(seconds() for _ in range(7)) < 0.15
+
+
+# Filters of another dialect.
+
+
+def test_filters_of_another_dialect_are_named(file):
+    """The first that is refused says the likely dialect, and how many behind it look the same."""
+    koncorde = ['{"equals":{"a":1}}', '{"range":{"a":{"gt":1}}}']
+    filters = file("filters", "a=1", *koncorde, "b=2")
+
+    result = run("match", "--filters", filters, file("docs", *EVENTS))
+
+    assert result.exit_code == 2
+    assert "line 2 (filter 1)" in result.stderr
+    assert "2 of the 3 filters from here on do: try --dialect koncorde" in result.stderr
+
+
+def test_filters_that_are_hardly_meant_are_counted(file):
+    """Legal filters that look like another language are matched, with a warning on standard error."""
+    filters = file("filters", "../type=a", "../type=='a'", "../type='a' and x=1")
+
+    result = run("match", "--filters", filters, file("docs", *EVENTS))
+
+    assert answers(result)[0] == {"document": 0, "matches": [0]}
+    assert "warning: 2 of 3 filters" in result.stderr
+    assert "`../type=a`" in result.stderr
+    assert (
+        "warning" not in run("match", "--filters", file("fine", "x=1"), file("d", *EVENTS)).stderr
+    )
+
+
+def test_validate_and_canonical_doubt():
+    """`virta filter` warns of a filter that is valid and hardly meant."""
+    first, second = answers(run("filter", "validate", "type='x'", "a>5"))
+
+    assert first == {"filter": 0, "valid": True, "warning": "looks like cesql"}
+    assert (second["valid"], second["code"]) == (False, "invalid-key")
+    assert "did you mean `a=>5`?" in second["message"]
+    assert "warning: filter 0: looks like cesql" in run("filter", "canonical", "type='x'").stderr

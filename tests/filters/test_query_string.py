@@ -81,6 +81,7 @@ def test_all_vectors_are_there():
         ("x=[" + "é" * (LITERAL_BYTES_MAX // 2 + 1), "string-too-long", {"key": "x"}),
         ("x=%e", "malformed-percent-escape", {}),
         ("%=1", "malformed-percent-escape", {}),
+        ("x=1&a>5", "invalid-key", {"key": "a>5", "suggestion": "a=>5"}),
     ],
 )
 def test_refusals(query, code, members):

@@ -130,6 +130,9 @@ def test_only_what_matches_and_each_once(server):
         ("x=<1&x=>a", {"code": "incompatible-types-in-between", "key": "x"}),
         ("/~2=1", {"code": "invalid-json-pointer"}),
         ("&".join(f"a{n}=1" for n in range(33)), {"code": "too-many-terms", "allowedTerms": 32}),
+        ("a>5", {"code": "invalid-key", "key": "a>5", "suggestion": "a=>5"}),
+        ("status%20==%20'paid'", {"code": "invalid-key", "suggestion": "status=paid"}),
+        ('{"equals":{"a":1}}', {"code": "invalid-key", "likelyDialect": "koncorde"}),
     ],
 )
 def test_query_errors(server, query, expected):

@@ -55,6 +55,17 @@ def test_test_by_document_and_by_event(server):
     assert call(server, "POST", "/filters/i/none/test", {"document": {}}).json == {"ids": []}
 
 
+def test_a_filter_of_another_dialect_is_refused_with_advice(server):
+    """What looks like another language says so, in the message and as members."""
+    comparison = call(server, "POST", "/filters/i/h", {"filter": "a>5", "dialect": "query-string"})
+    sql = call(server, "POST", "/filters/validate", {"filter": "type = 'a'", "dialect": "koncorde"})
+
+    assert (comparison.status, comparison.code) == (400, "invalid-key")
+    assert comparison.json["suggestion"] == "a=>5"
+    assert "`a=>5`" in comparison.json["message"]
+    assert (sql.status, sql.json["likelyDialect"]) == (400, "cesql")
+
+
 @pytest.mark.parametrize(
     ("body", "code"),
     [

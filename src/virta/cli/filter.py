@@ -56,17 +56,21 @@ def validate(ctx: click.Context, dialect: str, filters_path: str, filters: tuple
     Say of each filter whether it is valid, and what is wrong with it.
 
     Prints {"filter": n, "valid": true} or {"filter": n, "valid": false, "code", "message",
-    "keyword", "path"} for each.
+    "keyword", "path"} for each; a valid filter that looks like another dialect's has a "warning".
 
     Exit code: 0 all are valid, 1 some are not, 2 error.
     """
     from virta.errors import FilterError
+    from virta.filters.hints import doubt
 
     all_valid = True
     for number, text in enumerate(filters) if filters else filter_lines(filters_path, dialect):
         answer: dict[str, Any] = {"filter": number, "valid": True}
         try:
             parse_filter(text, dialect)
+            odd = doubt(text, dialect)
+            if odd is not None:
+                answer["warning"] = odd
         except FilterError as error:
             all_valid = False
             answer = {
@@ -135,6 +139,7 @@ def _given(
 ) -> Iterator[tuple[int, Filter]]:
     """The filters of the arguments, else of the file; InputError at the first that is not one."""
     from virta.errors import FilterError
+    from virta.filters.hints import doubt
 
     if not filters:
         yield from read_filters(filters_path, dialect)
@@ -144,6 +149,9 @@ def _given(
             yield number, parse_filter(text, dialect)
         except FilterError as error:
             raise InputError(f"filter {number}: {told(error)}") from error
+        odd = doubt(text, dialect)
+        if odd is not None:
+            click.echo(f"warning: filter {number}: {odd}", err=True)
 
 
 def _evaluated(expression: str, document: Any) -> str:

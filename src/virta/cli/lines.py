@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import contextmanager
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -34,6 +35,9 @@ DIALECTS = ("query-string", "koncorde", "cesql", "cloudevents")
 # Digits of an integer that Python converts without being asked twice.
 _INTEGER_DIGITS_MAX = 4000
 
+# Filters behind a refused one that are asked whether they look like the same other dialect.
+ALIKE_LINES_MAX = 10_000
+
 STDIN = "-"
 
 
@@ -53,14 +57,46 @@ dialect_option = click.option(
 
 
 def read_filters(path: str, dialect: str) -> Iterator[tuple[int, Filter]]:
-    """The filters of a file with their line numbers; InputError at the first that is not one."""
-    from virta.errors import FilterError
+    """
+    The filters of a file with their line numbers; InputError at the first that is not one.
 
-    for number, line in filter_lines(path, dialect):
+    Filters that parse but look like another dialect's are counted in a warning on standard error.
+    """
+    from virta.errors import FilterError
+    from virta.filters.hints import doubt
+
+    lines = filter_lines(path, dialect)
+    count = odd = 0
+    first = ""
+    for number, line in lines:
         try:
             yield number, parse_filter(line, dialect)
         except FilterError as error:
-            raise InputError(f"{_place(path, number, 'filter')}: {told(error)}") from error
+            place = _place(path, number, "filter")
+            others = chain([line], (text for _, text in lines))
+            raise InputError(f"{place}: {told(error)}{_count_alike(error, others)}") from error
+        count += 1
+        doubtful = doubt(line, dialect)
+        if doubtful is not None:
+            odd += 1
+            first = first or f"{_place(path, number, 'filter')}: {doubtful}"
+    if odd:
+        click.echo(
+            f"warning: {odd} of {count} filters may not say what you mean: {first}", err=True
+        )
+
+
+def _count_alike(error: Any, lines: Iterable[str]) -> str:
+    """Tell how many of the lines from a refused one on look like the dialect that it looks like."""
+    from virta.filters.hints import likely_dialect
+
+    likely = error.members.get("likelyDialect")
+    if likely is None:
+        return ""
+    found = [likely_dialect(line) == likely for line in islice(lines, ALIKE_LINES_MAX)]
+    if len(found) == 1:
+        return f"; try --dialect {likely}"
+    return f"; {sum(found)} of the {len(found)} filters from here on do: try --dialect {likely}"
 
 
 def filter_lines(path: str, dialect: str) -> Iterator[tuple[int, str]]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from virta.errors import FilterError
 from virta.filters.filter import Filter
+from virta.filters.hints import with_hint
 
 __all__ = ["DIALECTS", "Filter", "FilterError", "parse"]
 
@@ -36,5 +37,11 @@ def parse(source: Any, dialect: str = "query-string") -> Filter:
             f"unknown dialect {dialect!r}: expected one of {', '.join(DIALECTS)}",
             code="unknown_dialect",
         )
-    filter_: Filter = import_module(module).parse(source)
+    try:
+        filter_: Filter = import_module(module).parse(source)
+    except FilterError as error:
+        hinted = with_hint(error, source, dialect)
+        if hinted is error:
+            raise
+        raise hinted from error
     return filter_

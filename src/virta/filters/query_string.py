@@ -11,6 +11,8 @@ The query-string dialect: Thorium's queries, `a=1&/b/c=>5;../type=~com.`
 Splitting comes before percent-decoding. Types never mix, numbers are doubles of which -0.0 is one just
 below 0, and a missing value satisfies only `!`. A conjunction takes one range (two bounds of one path and
 type) or one prefix, and one equality a path: what breaks these rules is refused with Thorium's code.
+A key that looks like an expression of another language (`a>5`, `status == 'paid'`, `{"equals": …}`) is
+refused as well; percent-encoded and with a `=` behind it, any name can be a key.
 Where the ancestor's code and its documentation part, this follows the documentation: every term of a
 conjunction must hold, whatever stands beside it.
 """
@@ -22,11 +24,12 @@ import math
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
-from urllib.parse import unquote_plus
+from urllib.parse import quote, unquote_plus
 
 from virta.errors import FilterError
 from virta.filters.evaluate import MISSING, resolve
 from virta.filters.filter import Filter
+from virta.filters.hints import likely_dialect, looks_like, suggested_term, with_hint
 from virta.filters.tree import (
     NOTHING,
     Condition,
@@ -58,6 +61,9 @@ POINTER_STEPS_MAX = 1024
 
 INDEX_MAX = 2**31 - 1
 
+# Characters of a refused key or term that a message repeats.
+KEY_CHARS_SHOWN = 200
+
 Literal: TypeAlias = bool | float | str | None
 
 # Thorium's sentences; each message here starts with one and goes on with the particulars.
@@ -66,6 +72,7 @@ SENTENCES = {
     "incompatible-types-in-between": "Types must match for combined <, <= and >, >=.",
     "inequality-operator-already-used": "Inequality operator has already been set for this query.",
     "invalid-json-pointer": "Invalid JSON Pointer.",
+    "invalid-key": "Unexpected characters in a key.",
     "malformed-percent-escape": "Malformed percent escape.",
     "non-string-for-starts-with": "Starts-with queries must match a string value.",
     "query-too-long": "This query is too long.",
@@ -75,6 +82,11 @@ SENTENCES = {
 }
 
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+# No name of a member that people write as it is: quotes, braces, comparisons and blanks belong to other
+# languages. Escaped they are part of the name.
+_NO_NAME = re.compile(r"[<>{}\"' \t\r\n]")
+# The ends of `a !`, `a >` and `a ` in `a != 5`, `a >= 5` and `a == 5` as a browser encodes them.
+_CUT_OPERATOR = re.compile(r"[!<> \t\r\n]\Z")
 _BAD_TILDE = re.compile(r"~(?![01])")
 _INDEX = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 _OPERATOR = re.compile(r"!|<=?|>=?|~|\[|")
@@ -92,7 +104,11 @@ def parse(source: str, *, terms_max: int = TERMS_MAX) -> Filter:
     spelled in `path`.
     """
     if not isinstance(source, str):
-        raise FilterError(f"a query string is a text, got {type(source).__name__}")
+        raise with_hint(
+            FilterError(f"a query string is a text, got {type(source).__name__}"),
+            source,
+            "query-string",
+        )
     if len(source) > QUERY_CHARS_MAX:
         raise _refused(
             "query-too-long", f"{len(source)} characters: at most {QUERY_CHARS_MAX} are allowed"
@@ -111,8 +127,9 @@ def parse(source: str, *, terms_max: int = TERMS_MAX) -> Filter:
 def _conjunction(text: str, terms_max: int) -> Node:
     values_of: dict[str, list[str]] = {}
     for piece in text.removeprefix("?").split("&"):
-        key, _, value = piece.lstrip("=").partition("=")
+        key, equals, value = piece.lstrip("=").partition("=")
         if key:
+            _check_key(key, equals, value, text)
             values_of.setdefault(_decoded(key), []).append(_decoded(value))
     conjunction = _Conjunction()
     count = 0
@@ -134,6 +151,43 @@ def _conjunction(text: str, terms_max: int) -> Node:
         if error is not None:
             raise error
     return conjunction.tree()
+
+
+def _check_key(key: str, equals: str, value: str, conjunction: str) -> None:
+    """
+    Refuse a term that was hardly meant as a query string has it.
+
+    That is a key with a character of `_NO_NAME` as it is, or one that ends in `!` (`a!=5`); a term
+    without `=` that has one in any spelling (`a%3E5`); and `a == 5`, `a >= 5` or `a != 5` with escaped
+    blanks, whose value starts with a blank or `=`, as no JSON literal does.
+    """
+    if not _NO_NAME.search(key) and not (equals and key[-1] == "!"):
+        if equals and not ("%" in key or "+" in key):
+            return
+        name = unquote_plus(key)
+        if equals:
+            if not _CUT_OPERATOR.search(name) or unquote_plus(value[:3])[:1] not in {" ", "="}:
+                return
+        elif not _NO_NAME.search(name):
+            return
+    raise _invalid_key(key, f"{key}{equals}{value}", conjunction)
+
+
+def _invalid_key(key: str, term: str, conjunction: str) -> FilterError:
+    shown = key[:KEY_CHARS_SHOWN]
+    members: dict[str, Any] = {"key": shown}
+    questions = []
+    suggestion = suggested_term(term)
+    if suggestion is not None and len(suggestion) <= KEY_CHARS_SHOWN:
+        members["suggestion"] = suggestion
+        questions.append(f"did you mean `{suggestion}`?")
+    likely = likely_dialect(unquote_plus(conjunction))
+    if likely not in {None, "query-string"}:
+        members["likelyDialect"] = likely
+        questions.append(looks_like(str(likely)))
+    escaped = quote(unquote_plus(shown), safe="/~")
+    advice = " ".join(questions) or f"a member of this name is written `{escaped}=VALUE`"
+    return _refused("invalid-key", f"{term[:KEY_CHARS_SHOWN]!r}: {advice}", path=shown, **members)
 
 
 def _decoded(text: str) -> str:
@@ -397,7 +451,7 @@ def _refused(
     **members: object,
 ) -> FilterError:
     return FilterError(
-        f"{SENTENCES[code]} {particulars}.",
+        f"{SENTENCES[code]} {particulars}{'' if particulars.endswith('?') else '.'}",
         code=code,
         keyword=keyword,
         path=path,

@@ -1,0 +1,144 @@
+"""
+What somebody may have meant who wrote a filter in the wrong language.
+
+A filter that is refused, or that parses but can hardly be meant as it stands, often is a filter of another
+dialect (`{"equals": …}` or `type = 'a'` as a query string) or uses the operators of another language
+(`a>5` for `a=>5`). Nothing here decides whether a filter is valid; it only finds words for the message.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+from urllib.parse import quote, unquote_plus
+
+from virta.errors import FilterError
+
+# Texts without any of this have nothing odd about them.
+_ODD = re.compile(r"'|==|%27|%3d|\b(?:AND|OR|XOR|NOT|LIKE|EXISTS|IN)\b", re.IGNORECASE)
+
+# Characters of a text that is looked into for the sake of a message; longer ones are judged by their start.
+HINT_CHARS_MAX = 16_384
+
+# Keywords of one JSON dialect that the other does not have; `not` is in both.
+_CLOUDEVENTS = frozenset({"exact", "prefix", "suffix", "all", "any", "sql"})
+_CESQL_WORD = re.compile(r"'|\b(?:AND|OR|XOR|NOT|LIKE|EXISTS|IN)\b", re.IGNORECASE)
+_NAME = r"[^<>=!{}()\"'\s&;]+"
+_QUERY = re.compile(rf"(?:[&;]*{_NAME}=[^\s&;]*)+[&;]*")
+_COMPARISON = re.compile(rf"\s*({_NAME})\s*(==|=|!=|<>|<=|>=|<|>)\s*(.*?)\s*", re.DOTALL)
+_OPERATORS = {"==": "", "=": "", "!=": "!", "<>": "!"}
+_QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
+# A literal that is a JSON scalar or starts as an operator does must be put in quotes to stay a text.
+_NEEDS_QUOTES = re.compile(r"[!<>~\[\"\s]|(?:null|true|false|-?[0-9.eE+-]+)\Z|\Z")
+# What may stand in a suggestion as it is; everything else is percent-encoded.
+_PLAIN = "/!<>=~[]\".,:'()*@$?"
+
+
+def likely_dialect(source: Any) -> str | None:
+    """Return the dialect that a filter seems to be written in, None when nothing speaks for one."""
+    if isinstance(source, bytes | bytearray):
+        source = bytes(source[:HINT_CHARS_MAX]).decode("utf-8", "replace")
+    if not isinstance(source, str):
+        return _json_dialect(source)
+    text = source.strip()
+    if text.startswith(("{", '[{"', "[ {")):
+        return _json_dialect(_loaded(text))
+    if len(text) > HINT_CHARS_MAX:
+        return None
+    if _CESQL_WORD.search(text) and _is_expression(text):
+        return "cesql"
+    return "query-string" if _QUERY.fullmatch(text) else None
+
+
+def doubt(source: str, dialect: str) -> str | None:
+    """Return what is odd about a filter that parses, for those who read warnings, or None."""
+    if dialect != "query-string" or not _ODD.search(source):
+        return None
+    likely = likely_dialect(source)
+    if likely not in {None, dialect}:
+        return f"looks like {likely}"
+    for piece in re.split("[&;]", source):
+        key, _, value = piece.lstrip("=").partition("=")
+        text = unquote_plus(value)
+        if text.startswith("=") or re.match(r"[!<>~\[=]*'[^']*'", text):
+            better = suggested_term(piece.lstrip("="))
+            return f"{key} is compared with the text {text!r}" + (
+                f": did you mean `{better}`?" if better else ""
+            )
+    return None
+
+
+def suggested_term(piece: str) -> str | None:
+    """Return the query-string term that a comparison such as `a > 5` or `a == 'x'` stands for."""
+    text = unquote_plus(piece[:HINT_CHARS_MAX])
+    found = _COMPARISON.fullmatch(text)
+    if found is None:
+        return None
+    name, operator, value = found.groups()
+    if operator in {"==", "="} and value[:1] in {">", "<"}:
+        return None  # `a ==> 5`: nobody knows
+    quoted = _QUOTED.fullmatch(value)
+    if quoted is not None:
+        value = quoted[1] if quoted[1] is not None else quoted[2]
+        if _NEEDS_QUOTES.match(value):
+            value = json.dumps(value, ensure_ascii=False)
+    elif not value or re.search(r"\s", value):
+        return None  # more than a comparison
+    return quote(f"{name}={_OPERATORS.get(operator, operator)}{value}", safe=_PLAIN)
+
+
+def with_hint(error: FilterError, source: Any, dialect: str) -> FilterError:
+    """Return the error of a refused filter with the dialect that it seems to be of, if it is another."""
+    if "likelyDialect" in error.members:
+        return error
+    likely = likely_dialect(source)
+    if likely is None or likely == dialect:
+        return error
+    return FilterError(
+        f"{error.message.rstrip('.')}; {looks_like(likely)}",
+        code=error.code,
+        keyword=error.keyword,
+        path=error.path,
+        members={**error.members, "likelyDialect": likely},
+    )
+
+
+def looks_like(dialect: str) -> str:
+    """Return the words that name the likely dialect."""
+    return f'it looks like a filter of another dialect: did you mean dialect "{dialect}"?'
+
+
+def _json_dialect(source: Any) -> str | None:
+    """Return the dialect of an object or a list of objects."""
+    if isinstance(source, list | tuple):
+        return "cloudevents" if source and isinstance(source[0], dict) else None
+    for _ in range(len("not not")):  # `not` is in both languages: look inside, but not for ever
+        if not isinstance(source, dict):
+            return None
+        if "not" not in source:
+            break
+        source = source["not"]
+    return "cloudevents" if _CLOUDEVENTS & source.keys() else "koncorde"
+
+
+def _loaded(text: str) -> Any:
+    """Return the JSON value of a text; an object in broken JSON counts as Koncorde's."""
+    start: Any = [{}] if text.startswith("[") else {}
+    if len(text) > HINT_CHARS_MAX:
+        return start
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return start
+
+
+def _is_expression(text: str) -> bool:
+    # The dialects use this module for their messages, so it may import them only when asked.
+    from virta.filters.cesql.parser import parse_expression  # noqa: PLC0415
+
+    try:
+        parse_expression(text)
+    except FilterError:
+        return False
+    return True

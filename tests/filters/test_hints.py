@@ -1,0 +1,192 @@
+"""Filters in the wrong language are refused with what was meant, or doubted where they are legal."""
+
+from __future__ import annotations
+
+import json
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from virta.errors import FilterError
+from virta.filters import parse
+from virta.filters.hints import doubt, likely_dialect, suggested_term
+from virta.filters.query_string import KEY_CHARS_SHOWN, QUERY_CHARS_MAX
+from virta.filters.query_string import parse as parse_query
+
+
+def refused(source, dialect="query-string"):
+    with pytest.raises(FilterError) as caught:
+        parse(source, dialect)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("query", "suggestion"),
+    [
+        ("a>5", "a=>5"),
+        ("a>=5", "a=>=5"),
+        ("a<5", "a=<5"),
+        ("/a/b <= 5", "/a/b=<=5"),
+        ("a!=5", "a=!5"),
+        ("a <> 5", "a=!5"),
+        ("status == 'paid'", "status=paid"),
+        ('status = "paid"', "status=paid"),
+        ("size == '5'", 'size="5"'),
+        ("name == ''", 'name=""'),
+        ("name == 'a b'", "name=a%20b"),
+        ("x=1&a>5", "a=>5"),
+        ("x=1;a>5", "a=>5"),
+        ("../type == 'a'", "../type=a"),
+        # The same as browsers and form encoders send it.
+        ("a%3E5", "a=>5"),
+        ("status%20==%20%27paid%27", "status=paid"),
+        ("status+==+'paid'", "status=paid"),
+        ("a%20%3E=%205", "a=>=5"),
+        ("a%20!=%205", "a=!5"),
+    ],
+)
+def test_comparisons_of_other_languages_are_refused(query, suggestion):
+    """A comparison that is no term says which term it may stand for, and that term is one."""
+    error = refused(query)
+
+    assert error.code == "invalid-key"
+    assert error.members["suggestion"] == suggestion
+    assert f"did you mean `{suggestion}`?" in error.message
+    assert parse(suggestion).id
+
+
+@pytest.mark.parametrize("character", ["<", ">", "{", "}", '"', "'", " ", "\t", "\n"])
+def test_a_key_is_legal_when_it_is_escaped(character):
+    """Any name can be a key: percent-encoded, with a `=` behind it. A term of it alone is refused."""
+    name = f"a{character}5"
+    key = quote(name, safe="")
+
+    assert parse(f"{key}=1").matches({"data": {name: 1}})
+    assert parse(f"/{key}=1").matches({"data": {name: 1}})
+    assert refused(f"{name}=1").members["key"] == name
+    assert refused(name).code == refused(key).code == "invalid-key"
+
+
+@pytest.mark.parametrize(
+    ("query", "name", "value"),
+    [
+        ("x", "x", ""),
+        ("a.b-c", "a.b-c", ""),
+        ("a+b=1", "a b", 1),
+        ("a%20=1", "a ", 1),
+        ("a%3E=5", "a>", 5),
+        ("a%21=5", "a!", 5),
+        ("a=>5", "a", 6),
+        ("a={}", "a", "{}"),
+        ("a='x'", "a", "'x'"),
+        ("a==5", "a", "=5"),
+        ("a= 5", "a", 5),
+    ],
+)
+def test_what_stays_legal(query, name, value):
+    """Terms without a `=`, escaped keys, and any value."""
+    assert parse(query).matches({"data": {name: value}})
+
+
+@given(st.text(min_size=1, max_size=8), st.integers() | st.text(max_size=5))
+def test_every_name_can_be_asked_for(name, value):
+    """A key and a JSON value that are percent-encoded as a whole find the member of that name."""
+    if any("\ud800" <= c <= "\udfff" for c in name + str(value)) or name.startswith(("/", "../")):
+        return
+    term = f"{quote(name, safe='')}={quote(json.dumps(value), safe='')}"
+
+    assert parse(term).matches({"data": {name: value}})
+
+
+@pytest.mark.parametrize(
+    ("source", "dialect", "likely"),
+    [
+        ('{"equals": {"a": 1}}', "query-string", "koncorde"),
+        ({"equals": {"a": 1}}, "query-string", "koncorde"),
+        ('{"exact": {"type": "a"}}', "query-string", "cloudevents"),
+        ('[{"exact": {"type": "a"}}]', "query-string", "cloudevents"),
+        ("type LIKE 'com.%'", "query-string", "cesql"),
+        ("EXISTS subject AND type = 'a'", "query-string", "cesql"),
+        ("a=1&b=>2", "koncorde", "query-string"),
+        ("type = 'a'", "koncorde", "cesql"),
+        ({"exact": {"type": "a"}}, "koncorde", "cloudevents"),
+        ({"not": {"prefix": {"type": "a"}}}, "koncorde", "cloudevents"),
+        (b"a=1", "koncorde", "query-string"),
+        ("a=1&b=2", "cesql", "query-string"),
+        ("/a=>5", "cesql", "query-string"),
+        ('{"equals": {"a": 1}}', "cesql", "koncorde"),
+        ({"any": []}, "cesql", "cloudevents"),
+        ({"equals": {"a": 1}}, "cloudevents", "koncorde"),
+        ("type = 'a'", "cloudevents", "cesql"),
+    ],
+)
+def test_errors_name_the_likely_dialect(source, dialect, likely):
+    """A filter of another dialect is refused with that dialect's name."""
+    error = refused(source, dialect)
+
+    assert error.members["likelyDialect"] == likely
+    assert f'did you mean dialect "{likely}"?' in error.message
+
+
+@pytest.mark.parametrize(
+    ("source", "dialect"),
+    [
+        ("{", "koncorde"),
+        ({"equals": {"a": {}}}, "koncorde"),
+        ("type =", "cesql"),
+        ("x=1&x=2", "query-string"),
+        ({"exact": {}}, "cloudevents"),
+        (5, "koncorde"),
+    ],
+)
+def test_errors_of_the_right_dialect_stay_as_they_are(source, dialect):
+    """What is simply wrong has no advice about dialects."""
+    error = refused(source, dialect)
+
+    assert "likelyDialect" not in error.members
+    assert "dialect" not in error.message.replace("unknown filter dialect", "")
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("type='x'", "cesql"),
+        ("a=1 AND b=2", "cesql"),
+        ("a==5", "`a=5`"),
+        ("x=1&a=='b'", "`a=b`"),
+        ("a=%27b%27", "'b'"),
+        ("a=1", None),
+        ('a="5"', None),
+        ("brand=1&not=2", None),
+        ("a=it's", None),
+        ("", None),
+    ],
+)
+def test_doubts(query, words):
+    """What is legal but hardly meant is doubted for those who read warnings."""
+    parse(query)
+    found = doubt(query, "query-string")
+
+    assert (found is None) is (words is None)
+    assert words is None or words in found
+
+
+def test_messages_stay_short():
+    """A huge filter in the wrong dialect is not repeated in its error."""
+    for source in ('{"equals": {"a": "' + "x" * 60_000 + '"}}', "a>" + "5" * 60_000):
+        error = refused(source)
+
+        assert len(error.message) < 4 * KEY_CHARS_SHOWN
+        assert len(str(error.members)) < 4 * KEY_CHARS_SHOWN
+    assert likely_dialect("x" * QUERY_CHARS_MAX) is None
+    assert suggested_term("a ==> 5") is None
+
+
+def test_the_servers_entrance_says_the_same():
+    """`query_string.parse`, which the server calls with its own limit, gives the same error."""
+    with pytest.raises(FilterError) as caught:
+        parse_query('{"equals": {"a": 1}}', terms_max=3)
+
+    assert caught.value.message == refused('{"equals": {"a": 1}}').message
