@@ -477,7 +477,10 @@ def test_binary_as_thorium_reads_it():
     [
         ("application/json", b'"quoted"', "quoted"), ("application/json", b"null", None),
         ("application/xml", b"<a/>", "<a/>"), ("text/plain", b"\xff", b"\xff"),
-        ("application/octet-stream", b"abc", b"abc"), (None, b"abc", b"abc"), ("text/plain", b"", UNSET),
+        ("application/octet-stream", b"abc", b"abc"), ("text/plain", b"", UNSET), (None, b"\xff", b"\xff"),
+        ("text/plain; charset=UTF-8", "ü".encode(), "ü"), ("text/plain; charset=latin1", b"\xc3\xbc", b"\xc3\xbc"),
+        ("text/plain; charset=latin1", b"abc", "abc"), ("image/svg+xml", b"<a/>", "<a/>"),
+        ("Application/VND.x+JSON ; v=1", b"[1]", [1]), (None, b"", UNSET),
     ],
 )  # fmt: skip
 def test_kinds_of_bodies(content_type, body, data):
@@ -489,6 +492,34 @@ def test_kinds_of_bodies(content_type, body, data):
     assert event.to_binary()[1] == body
     assert dict(event.to_binary()[0]) == headers
     assert Event.from_json(event.to_json()) == event
+
+
+@pytest.mark.parametrize(
+    ("body", "data"),
+    [
+        (b'{"a":1}', {"a": 1}),
+        (b"1", 1),
+        (b'"x"', "x"),
+        (b"abc", "abc"),
+        (b"{", "{"),
+        (b"\xff", b"\xff"),
+    ],
+)
+def test_bodies_without_a_content_type(body, data):
+    """JSON when it is, else text when it is UTF-8, else bytes: as the SDKs read what they send."""
+    event = Event.from_binary(HEADERS, body)
+    sdk = sdk_http.from_binary(sdk_http.HTTPMessage(HEADERS, body), JSONFormat())
+
+    assert event.datacontenttype is None
+    assert event.data == data == sdk.get_data()
+    assert Event.from_json(event.to_json()) == event
+
+
+def test_a_declared_type_counts_without_a_content_type():
+    """A stray ce-datacontenttype, which the binding forbids, is the type when there is no other."""
+    event = Event.from_binary({**HEADERS, "ce-datacontenttype": "image/png"}, b"1")
+
+    assert (event.datacontenttype, event.data) == ("image/png", b"1")
 
 
 def test_from_http_tells_the_modes_apart():

@@ -255,7 +255,8 @@ def test_binary_events_are_known_by_the_rest_of_their_head(server):
 
 def test_which_heads_are_recognised():
     """Those that differ in values of attributes from one that was seen; the body starts where it does."""
-    way = QuickWay(SimpleNamespace(head_bytes_max=500))
+    config = SimpleNamespace(percent_decode_headers=True)
+    way = QuickWay(SimpleNamespace(head_bytes_max=500, config=config))
 
     def head(*lines, first=b"POST /channels/c HTTP/1.1"):
         return b"\r\n".join([first, b"Host: x", *lines, b"Content-Length: 7"])

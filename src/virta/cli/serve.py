@@ -25,7 +25,7 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command one option per setting; ranges are checked later, where all origins meet."""
     for setting in reversed(SETTINGS):
         option = click.option(
-            *setting.flags,
+            *_declared(setting),
             setting.name,
             default=None,
             is_flag=setting.kind is bool,
@@ -38,6 +38,13 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--config", "config_file", type=click.Path(), help="TOML file instead of ./virta.toml."
     )(command)
+
+
+def _declared(setting: Setting) -> tuple[str, ...]:
+    """The setting's flags; what is on by default has one to turn it off."""
+    if setting.kind is bool and setting.default:
+        return tuple(f"{flag}/--no-{flag.removeprefix('--')}" for flag in setting.flags)
+    return setting.flags
 
 
 def _metavar(setting: Setting) -> str:

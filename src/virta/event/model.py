@@ -23,6 +23,7 @@ from __future__ import annotations
 import json
 import uuid
 from base64 import b64decode, b64encode
+from contextlib import suppress
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -31,6 +32,7 @@ import msgspec
 from msgspec import UNSET
 
 from virta.errors import EventError
+from virta.event.bodies import BodyKind, body_kind, body_text
 from virta.event.headers import Headers, header_pairs, header_value, read_headers
 from virta.event.rules import (
     BATCH_BYTES_MAX,
@@ -137,6 +139,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """
         Parse the binary HTTP form (HTTP binding §3.1): attributes in `ce-` headers, data as body.
 
+        What the content type makes of the body: `virta.event.bodies`.
         `percent=False` leaves header values undecoded, as Thorium does.
         """
         if len(body) > EVENT_BYTES_MAX:
@@ -154,7 +157,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             members["datacontenttype"] = content_type
         encoded: dict[str, Any] = dict(members)
         if body:
-            members["data"], encoded["data"] = _read_body(bytes(body), content_type)
+            decode = _decode_any if lenient else _decode
+            declared = members.get("datacontenttype")
+            members["data"], encoded["data"] = _read_body(bytes(body), declared, decode)
         if isinstance(members.get("data"), bytes):
             encoded["data_base64"] = encoded.pop("data")
         return _from_members(members, _encode(encoded), lenient=lenient)
@@ -365,15 +370,13 @@ def _from_base64(encoded: Any) -> bytes:
         raise data_error(f"data_base64 {show(encoded)} is not Base64: {error}") from error
 
 
-def _read_body(body: bytes, content_type: str | None) -> tuple[Any, Any]:
+def _read_body(body: bytes, content_type: str | None, decode: Any) -> tuple[Any, Any]:
     """The runtime value of a body, and what the JSON form holds for it."""
-    if content_type is not None and is_json_type(content_type):
-        return _parse(body, _decode), msgspec.Raw(body)
-    essence = (content_type or "").partition(";")[0].strip().lower()
-    if essence.startswith("text/") or essence.endswith(("/xml", "+xml")):
-        try:
-            text = body.decode()
-        except UnicodeDecodeError:
-            return body, b64encode(body).decode()
-        return text, text
-    return body, b64encode(body).decode()
+    kind = body_kind(content_type)
+    if kind is BodyKind.JSON:
+        return _parse(body, decode), msgspec.Raw(body)
+    if kind is BodyKind.UNKNOWN:
+        with suppress(EventError):
+            return _parse(body, decode), msgspec.Raw(body)
+    text = None if kind is BodyKind.BYTES else body_text(body, content_type)
+    return (body, b64encode(body).decode()) if text is None else (text, text)

@@ -4,27 +4,35 @@ What publishers send: CloudEvents in binary, structured and batch mode, and Subt
 Events are kept as they came: the bytes of a structured event are stored and delivered unchanged (on
 one line), only `source` and `id` are decoded. The first thing wrong refuses the whole request, with
 Thorium's codes. Members that Thorium demands and CloudEvents does not (an object as `data`) are not
-demanded here.
+demanded here. The data of a binary event is what its content type says (`virta.event.bodies`).
 """
 
 from __future__ import annotations
 
 import json
 import re
+from base64 import b64encode
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import msgspec
 
-from virta.errors import RequestError, StreamIdError
+from virta.errors import EventError, RequestError, StreamIdError
+from virta.event.bodies import BodyKind, body_kind, body_text
+from virta.event.headers import unescape
 from virta.hub.delivery import Delivery, one_line
 from virta.hub.parcel import Parcel, pack
 from virta.hub.topics import META, STREAMS, is_reserved
 from virta.streams import canonical_stream_id, parse_stream_id
 
+# Also what stands for binary mode, whatever the type of its body.
 BINARY = b"application/json"
 STRUCTURED = b"application/cloudevents+json"
 BATCH = b"application/cloudevents-batch+json"
 MODES = frozenset({STRUCTURED, BATCH})
+CLOUDEVENTS = b"application/cloudevents"
+# Any of these headers makes a publication a binary event.
+BINARY_HEADERS = frozenset({b"ce-source", b"ce-id", b"ce-type", b"ce-specversion"})
 _SAME = {STRUCTURED: STRUCTURED, BATCH: BATCH}
 # The log takes no value larger than this.
 EVENT_BYTES_MAX = 10 * 1024 * 1024
@@ -80,37 +88,60 @@ def check_channel(channel: str) -> None:
 
 
 def content_mode(head: dict[bytes, bytes]) -> tuple[bytes, bytes]:
-    """The content type's header and which of the three modes it asks for, checked (§4, 3 to 5)."""
-    content_type = head.get(b"content-type")
+    """
+    Return the content type's header (empty: there is none) and which of the three modes it asks for.
+
+    Binary is what has `ce-` headers, or Thorium's one type for it, and no type of CloudEvents. What has
+    neither is refused as Thorium refuses it (§4, 3 to 5).
+    """
+    content_type = head.get(b"content-type", b"")
     if content_type == STRUCTURED:
         return STRUCTURED, STRUCTURED
     if content_type == BATCH:
         return BATCH, BATCH
-    if content_type is None:
-        raise RequestError(400, "missing-content-type")
-    mode = content_type.split(b";", 1)[0]
-    if mode == BINARY:
-        if b"ce-source" not in head:
-            raise RequestError(400, "missing-event-source")
-        if b"ce-id" not in head:
-            raise RequestError(400, "missing-event-id")
-        if head.get(b"ce-datacontenttype", content_type) != content_type:
-            raise RequestError(400, "conflicting-data-type-headers")
-    elif mode not in MODES:
+    essence = content_type.split(b";", 1)[0].strip().lower()
+    if essence in MODES:
+        # The very objects, so that callers can compare by identity.
+        return content_type, _SAME[essence]
+    is_known = essence == BINARY or not BINARY_HEADERS.isdisjoint(head)
+    if not is_known or essence.startswith(CLOUDEVENTS):
+        if not content_type:
+            raise RequestError(400, "missing-content-type")
         raise RequestError(400, "invalid-content-type", contentType=_text(content_type))
-    # The very objects, so that whoever compares can ask for identity.
-    return content_type, _SAME.get(mode, mode)
+    if b"ce-source" not in head:
+        raise RequestError(400, "missing-event-source")
+    if b"ce-id" not in head:
+        raise RequestError(400, "missing-event-id")
+    declared = head.get(b"ce-datacontenttype", content_type)
+    if content_type and declared != content_type:
+        raise RequestError(400, "conflicting-data-type-headers")
+    return declared, BINARY
+
+
+def may_be_empty(content_type: bytes, mode: bytes) -> bool:
+    """Tell whether an empty body is an event without data: in binary mode, if it need not be JSON."""
+    return mode is BINARY and body_kind(_text(content_type)) is not BodyKind.JSON
 
 
 def read_events(
-    channel: str, headers: Headers, content_type: bytes, mode: bytes, body: bytes
+    channel: str,
+    headers: Headers,
+    content_type: bytes,
+    mode: bytes,
+    body: bytes,
+    *,
+    percent: bool = True,
 ) -> list[Delivery]:
-    """Turn a body into events, or refuse it (§4, 8, 9 and 11)."""
-    if not body.isascii():
-        try:
-            body.decode()
-        except UnicodeDecodeError as error:
-            raise _not_json(f"the body is not UTF-8: {error.reason}") from None
+    """
+    Turn a body into events, or refuse it (§4, 8, 9 and 11).
+
+    `percent=False` leaves the `ce-` headers of a binary event undecoded, as Thorium does.
+    """
+    if mode not in MODES:
+        drafts = [_binary(channel, headers, content_type, body, percent=percent)]
+        _check_sizes(drafts)
+        return drafts
+    _check_utf8(body)
     if mode == BATCH:
         plain = _plain_batch(channel, body)
         if plain is not None:
@@ -120,14 +151,18 @@ def read_events(
         if draft is not None:
             return [draft]
         drafts = [_structured(channel, body, None)]
-    elif mode == BATCH:
-        drafts = _batch(channel, body)
     else:
-        drafts = [_binary(channel, headers, content_type, body)]
-    for draft in drafts:
-        if len(draft.value) > EVENT_BYTES_MAX or len(draft.source) + len(draft.id) > SHORT_CHARS:
-            _check_size(draft)
+        drafts = _batch(channel, body)
+    _check_sizes(drafts)
     return drafts
+
+
+def _check_utf8(body: bytes) -> None:
+    if not body.isascii():
+        try:
+            body.decode()
+        except UnicodeDecodeError as error:
+            raise _not_json(f"the body is not UTF-8: {error.reason}") from None
 
 
 def read_parcel(channel: str, data: bytes, start: int = 0) -> Parcel | None:
@@ -264,17 +299,16 @@ def _batch_again(body: bytes, error: Exception) -> list[msgspec.Raw]:
         raise _not_json(str(again)) from None
 
 
-def _binary(channel: str, headers: Headers, content_type: bytes, body: bytes) -> Delivery:
-    try:
-        msgspec.json.decode(body, type=msgspec.Raw)
-    except (msgspec.DecodeError, RecursionError) as error:
-        _read_slowly(body, error, {})
-        body = _mended(body)
+def _binary(
+    channel: str, headers: Headers, content_type: bytes, body: bytes, *, percent: bool
+) -> Delivery:
     members: dict[str, object] = {}
     source = id_ = None
     for name, value in headers:
         if name.startswith(b"ce-"):
             text = _text(value)
+            if percent and ("%" in text or '"' in text):
+                text = _unescaped(name, text)
             members[_text(name[3:])] = text
             # The first of repeated headers identifies the event, the last is what is delivered.
             if name == b"ce-source" and source is None:
@@ -283,11 +317,55 @@ def _binary(channel: str, headers: Headers, content_type: bytes, body: bytes) ->
                 id_ = text
     assert source is not None
     assert id_ is not None
-    members["datacontenttype"] = _text(content_type)
     members.pop("data", None)
-    value = b'%b,"data":%b}' % (_encode(members)[:-1], one_line(body.strip()))
+    members.pop("data_base64", None)
+    kind = _text(content_type)
+    if kind:
+        members["datacontenttype"] = kind
+    value = b"%b%b}" % (_encode(members)[:-1], _data(body, kind))
     key = members.get("partitionkey")
     return Delivery(channel, source, id_, value, key=_key(key) if isinstance(key, str) else b"")
+
+
+def _unescaped(name: bytes, text: str) -> str:
+    attribute = _text(name[3:])
+    try:
+        return unescape(attribute, text)
+    except EventError as error:
+        raise RequestError(400, "invalid-header", error.message) from error
+
+
+def _data(body: bytes, content_type: str) -> bytes:
+    """Return the member for a binary event's body, with the comma before it; nothing for an empty one."""
+    kind = body_kind(content_type)
+    if kind is BodyKind.JSON:
+        return b',"data":%b' % _json_text(body)
+    if not body:
+        return b""
+    if kind is BodyKind.UNKNOWN:
+        with suppress(RequestError):
+            return b',"data":%b' % _json_text(body)
+    text = None if kind is BodyKind.BYTES else body_text(body, content_type)
+    if text is None:
+        return b',"data_base64":"%b"' % b64encode(body)
+    return b',"data":%b' % _encode(text)
+
+
+def _json_text(body: bytes) -> bytes:
+    """Return a body as JSON that everyone can read, on one line; RequestError when it is none."""
+    _check_utf8(body)
+    try:
+        msgspec.json.decode(body, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        _read_slowly(body, error, {})
+        body = _mended(body)
+    return one_line(body.strip())
+
+
+def _check_sizes(drafts: list[Delivery]) -> None:
+    for draft in drafts:
+        if len(draft.value) > EVENT_BYTES_MAX or len(draft.source) + len(draft.id) > SHORT_CHARS:
+            _check_size(draft)
 
 
 def _check_size(draft: Delivery) -> None:

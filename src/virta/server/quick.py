@@ -86,6 +86,8 @@ class QuickWay:
         # Whose, what head, the bytes, and since when they arrive unless they came at once.
         self.arrived: list[tuple[QuickLane, KnownHead, bytes, float]] = []
         self._service = service
+        # Whether the attributes of binary events are percent-decoded.
+        self.percent = bool(service.config.percent_decode_headers)
 
     def learn(self, head: bytes, channel: str, content_type: bytes, mode: bytes, size: int) -> None:
         """Remember a head that passed all checks; `size` is the length it announces."""
@@ -194,7 +196,12 @@ class QuickWay:
         try:
             part = read_parcel(channel, data, known.start) if mode is BATCH else None
             events = part or read_events(
-                channel, known.attributes, known.content_type, mode, data[known.start :]
+                channel,
+                known.attributes,
+                known.content_type,
+                mode,
+                data[known.start :],
+                percent=self.percent,
             )
         except RequestError as error:
             _refuse(protocol, error, responses.timings(read_ms))

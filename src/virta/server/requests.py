@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from virta.errors import LogError, RequestError
 from virta.server import responses
-from virta.server.attributes import decoded, wants_decoding
 from virta.server.exchange import Exchange
 from virta.server.intake import (
     BATCH,
     check_channel,
     content_mode,
+    may_be_empty,
     read_events,
     read_messages,
     read_parcel,
@@ -134,14 +134,18 @@ class HotRequest(Exchange):
         """Whether the connection ends behind this answer: the client said so, or the server drains."""
         return not self._keep or self.protocol.service.draining
 
-    def check_length(self) -> None:
-        """Refuse a length that cannot be; a chunked body has none and is counted instead."""
+    def check_length(self, *, empty: bool = False) -> None:
+        """
+        Refuse a length that cannot be; a chunked body has none and is counted instead.
+
+        `empty` allows a length of 0.
+        """
         head = self.head
         length = head.get(b"content-length")
         if length is not None:
             # The parser has seen to it that it is a number.
             size = _number(length)
-            if size == 0:
+            if size == 0 and not empty:
                 raise RequestError(400, "invalid-content-length")
             if size > self.protocol.service.body_bytes_max:
                 raise self._too_large()
@@ -201,10 +205,8 @@ class ChannelRequest(HotRequest):
             if self._path.reserved:
                 check_channel(self._path.channel)
             self._content_type, self._mode = content_mode(self.head)
-            self.check_length()
-            if wants_decoding(protocol.service.config, self._mode):
-                protocol.headers = decoded(protocol.headers)
-            elif protocol.head_bytes:
+            self.check_length(empty=may_be_empty(self._content_type, self._mode))
+            if protocol.head_bytes:
                 self._teach(protocol.head_bytes)
         elif self.method == b"GET":
             if self.announced:
@@ -223,7 +225,14 @@ class ChannelRequest(HotRequest):
         channel = self._path.channel
         part: Part | None = read_parcel(channel, body) if self._mode is BATCH else None
         if part is None:
-            part = read_events(channel, protocol.headers, self._content_type, self._mode, body)
+            part = read_events(
+                channel,
+                protocol.headers,
+                self._content_type,
+                self._mode,
+                body,
+                percent=protocol.way.percent,
+            )
         took = perf_counter() - read
         service.translation_seconds += took
         service.translations += 1

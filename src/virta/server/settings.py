@@ -140,8 +140,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         name="percent_decode_headers",
         kind=bool,
-        default=False,
-        help="Percent-decode ce- headers, as CloudEvents asks; Thorium leaves them as they are.",
+        default=True,
+        help="Percent-decode ce- headers, as CloudEvents asks; off leaves them as Thorium does.",
     ),
     Setting(
         name="source_name",
