@@ -75,7 +75,7 @@ _numbers = itertools.count(1)
 
 def written(channel, way, request):
     method, kind, more, body, _ = request
-    return b"%b /channels/%b HTTP/1.1\r\nHost: x\r\nWay: %b\r\n%bContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b" % (
+    return b"%b /channels/%b HTTP/1.1\r\nHost: localhost\r\nWay: %b\r\n%bContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b" % (
         method, channel, way, more, kind.encode(), len(body), body,
     )  # fmt: skip
 
@@ -163,7 +163,7 @@ def test_the_ways_agree(server, together, requests):
 
 def binary(channel, way, attributes, body):
     return (
-        b"POST /channels/%b HTTP/1.1\r\nHost: x\r\nWay: %b\r\n%bContent-Type: application/json\r\n"
+        b"POST /channels/%b HTTP/1.1\r\nHost: localhost\r\nWay: %b\r\n%bContent-Type: application/json\r\n"
         b"Content-Length: %d\r\n\r\n%b" % (channel, way, attributes, len(body), body)
     )
 
