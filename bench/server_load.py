@@ -35,7 +35,7 @@ def event(number, key=0):
 
 def post(channel, body, kind=STRUCTURED):
     return (
-        b"POST /channels/%b HTTP/1.1\r\nHost: bench\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b"
+        b"POST /channels/%b HTTP/1.1\r\nHost: localhost\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b"
         % (
             channel,
             kind,
@@ -127,7 +127,9 @@ async def publishers(state, port, seconds, connections, make, answer=b"HTTP/1.1 
 
 
 def get(path):
-    return b"GET %b HTTP/1.1\r\nHost: bench\r\nAccept: text/event-stream\r\n\r\n" % path.encode()
+    return (
+        b"GET %b HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n" % path.encode()
+    )
 
 
 def singles(state, channel, keys=1):
@@ -182,12 +184,12 @@ async def run(scenario, port, seconds, number):
         await asyncio.to_thread(sys.stdin.readline)
     elif scenario == "sockets":
         request = (
-            b"GET /subscribe?streams=bench:&max_queued=250 HTTP/1.1\r\nHost: bench\r\nUpgrade: websocket\r\n"
+            b"GET /subscribe?streams=bench:&max_queued=250 HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
             b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
         )
         await listeners(state, port, [request] * number, b"publish_to")
         body = json.dumps([{"publish_to": "bench:a", "payload": PAD}]).encode()
-        message = b"POST /publish HTTP/1.1\r\nHost: bench\r\nContent-Length: %d\r\n\r\n%b" % (
+        message = b"POST /publish HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (
             len(body),
             body,
         )
@@ -209,7 +211,7 @@ async def run(scenario, port, seconds, number):
     elif scenario == "nchan":
         await listeners(state, port, [get("/subscribe")] * number, b"\ndata: ")
         body = event(1)
-        message = b"POST /publish HTTP/1.1\r\nHost: bench\r\nContent-Length: %d\r\n\r\n%b" % (
+        message = b"POST /publish HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (
             len(body),
             body,
         )

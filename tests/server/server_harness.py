@@ -144,7 +144,7 @@ class Consumer:
         where = {"sock": narrow_socket(port)} if narrow else {"host": "127.0.0.1", "port": port}
         reader, writer = await asyncio.open_connection(**where, limit=2**24)
         lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n{lines}\r\n".encode())
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{lines}\r\n".encode())
         self = cls(reader, writer)
         head = (await _soon(reader.readuntil(b"\r\n\r\n"))).decode().split("\r\n")
         self.status = int(head[0].split()[1])

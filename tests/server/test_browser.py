@@ -1,9 +1,12 @@
-"""A real browser's EventSource: it hears events, loses its server, comes back and resumes."""
+"""A real browser: its EventSource comes back and resumes, its pages may or may not use the server."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from server_harness import event
@@ -55,46 +58,167 @@ def test_eventsource_reconnects_and_resumes(start):
     assert heard == [[str(n), f"%2F%2Ftest+{n}"] for n in range(1, 5)]
 
 
+USE_EVERYTHING = """
+async (base) => {
+  const tried = {};
+  const attempt = async (name, options) => {
+    try {
+      const answer = await fetch(`http://${base}${options.path}`, options);
+      tried[name] = answer.type === "opaque" ? "opaque" : [answer.status, (await answer.json()).code];
+    } catch (error) { tried[name] = "failed"; }
+  };
+  const event = JSON.stringify({source: "s", id: "1"});
+  const structured = {"Content-Type": "application/cloudevents+json"};
+  const messages = JSON.stringify([{publish_to: "a:b", payload: "hi"}]);
+  await attempt("get", {path: "/openapi.json"});
+  await attempt("put", {path: "/channels/page", method: "PUT", headers: structured, body: event});
+  await attempt("post", {path: "/publish", method: "POST", body: messages});
+  await attempt("blind", {path: "/publish", method: "POST", mode: "no-cors", body: messages});
+  await attempt("delete", {path: "/journal/keys/a", method: "DELETE"});
+  tried.stream = await new Promise((resolve) => {
+    const source = new EventSource(`http://${base}/channels/page/from/earliest`);
+    source.addEventListener("connect", () => { resolve("open"); source.close(); });
+    source.onerror = () => { resolve("failed"); source.close(); };
+  });
+  tried.socket = await new Promise((resolve) => {
+    const socket = new WebSocket(`ws://${base}/subscribe?streams=a:&max_queued=5`);
+    socket.onopen = () => { resolve("open"); socket.close(); };
+    socket.onerror = () => resolve("failed");
+  });
+  return tried;
+}
+"""
+FORM = """
+(base) => {
+  const form = document.createElement("form");
+  form.method = "POST"; form.enctype = "text/plain"; form.action = `http://${base}/publish`;
+  const field = document.createElement("input");
+  field.name = '[{"publish_to":"a:b","payload":"'; field.value = '"}]';
+  form.append(field); document.body.append(form); form.submit();
+}
+"""
+
+
+@pytest.fixture
+def pages():
+    """A web server beside, whose pages are of another origin: on this machine, or under a foreign name."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<!doctype html><title>page</title><body></body>")
+
+        def log_message(self, *arguments):
+            pass
+
+    web = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    thread = threading.Thread(target=web.serve_forever, args=(0.01,))
+    thread.start()
+    yield web.server_port
+    web.shutdown()
+    thread.join()
+    web.server_close()
+
+
+@pytest.fixture
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield made
+        made.close()
+
+
+def written(server):
+    """How many events the server's log has."""
+    (line,) = re.findall(r"^virta_log_next_offset ([0-9.e+]+)$", metrics(server), re.MULTILINE)
+    return float(line)
+
+
+def refused(server, status):
+    found = re.findall(
+        rf'^virta_refusals_total{{status="{status}"}} ([0-9.]+)$', metrics(server), re.MULTILINE
+    )
+    return float(found[0]) if found else 0.0
+
+
+def metrics(server):
+    return server.request("GET", "/metrics").body.decode()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_fetch_and_websocket_from_another_origin(start):
-    """A page from anywhere can publish, preflight and all; only pages of this machine open WebSockets."""
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with start() as server, sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        page = browser.new_page()
-        page.goto(f"http://localhost:{server.port}/livez")  # another origin than 127.0.0.1
+def test_pages_of_another_site_are_refused(start, browser, pages):
+    """A page of another site can neither read nor write, by no means that a browser has."""
+    with start() as server:
         base = f"127.0.0.1:{server.port}"
-        status = page.evaluate(
-            """async (base) => {
-              const answer = await fetch(`http://${base}/channels/f`, {method: "PUT",
-                headers: {"Content-Type": "application/cloudevents+json"},
-                body: JSON.stringify({source: "s", id: "1"})});
-              return [answer.status, (await answer.json()).code];
-            }""",
-            base,
-        )
-        message = page.evaluate(
-            """(base) => new Promise((resolve) => {
-              const socket = new WebSocket(`ws://${base}/subscribe?streams=a:&max_queued=5`);
-              socket.onmessage = (m) => { resolve(m.data); socket.close(); };
-              socket.onopen = () => fetch(`http://${base}/publish`, {method: "POST",
-                body: JSON.stringify([{publish_to: "a:b", payload: "hi"}])});
-            })""",
-            base,
-        )
-        # A name of somebody else's that leads here: the page is served, its socket is not.
-        page.goto(f"http://evil.example:{server.port}/livez")
-        refused = page.evaluate(
-            """(base) => new Promise((resolve) => {
-              const socket = new WebSocket(`ws://${base}/subscribe?streams=a:&max_queued=5`);
-              socket.onopen = () => resolve("open");
-              socket.onerror = () => resolve("refused");
-            })""",
-            base,
-        )
-        browser.close()
+        page = browser.new_page()
+        page.goto(f"http://evil.example:{pages}/")
+        tried = page.evaluate(USE_EVERYTHING, base)
+        with page.expect_navigation() as navigation:
+            page.evaluate(FORM, base)
+        form = navigation.value.status
+        page.goto(f"http://evil.example:{pages}/")
+        page.evaluate("(base) => { location.href = `http://${base}/subscriptions`; }", base)
+        page.wait_for_url(f"http://{base}/subscriptions")
+        linked = page.evaluate("document.body.innerText")
+        count, empty = refused(server, 403), written(server) == 0
 
-    assert refused == "refused"
-    assert status == [202, "accepted"]
-    assert message == '{"publish_to":"a:b","payload":"hi"}'
+    assert tried.pop("blind") == "opaque"
+    assert set(tried.values()) == {"failed"}, tried
+    assert form == 403
+    assert "origin-not-allowed" in linked
+    assert count >= len(tried) + 3
+    assert empty
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_pages_under_a_rebound_name_are_refused(start, browser):
+    """A foreign name that leads here is the same origin for the browser, and no name of the server."""
+    with start() as server:
+        base = f"evil.example:{server.port}"
+        page = browser.new_page()
+        first = page.goto(f"http://{base}/livez")
+        tried = page.evaluate(USE_EVERYTHING, base)
+        count, empty = refused(server, 421), written(server) == 0
+
+    assert first.status == 421
+    assert tried.pop("stream") == "failed"
+    assert tried.pop("socket") == "failed"
+    assert set(map(tuple, tried.values())) == {(421, "misdirected-host")}, tried
+    assert count >= len(tried) + 3
+    assert empty
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1"])
+def test_pages_of_this_machine_may(start, browser, pages, name):
+    """A page of localhost on another port reads and writes, with preflights, streams and sockets."""
+    with start() as server:
+        page = browser.new_page()
+        page.goto(f"http://{name}:{pages}/")
+        tried = page.evaluate(USE_EVERYTHING, f"127.0.0.1:{server.port}")
+        count = written(server)
+
+    assert tried["put"] == [202, "accepted"]
+    assert tried["get"] == [200, None]
+    assert tried["delete"][0] in {200, 404}
+    assert (tried["blind"], tried["stream"], tried["socket"]) == ("opaque", "open", "open")
+    assert count == 3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_pages_that_are_listed_may(start, browser, pages):
+    """`--allow-origin` lets a page of another site do the same."""
+    with start("--allow-origin", f"http://evil.example:{pages}") as server:
+        page = browser.new_page()
+        page.goto(f"http://evil.example:{pages}/")
+        tried = page.evaluate(USE_EVERYTHING, f"127.0.0.1:{server.port}")
+
+    assert tried["put"] == [202, "accepted"]
+    assert (tried["stream"], tried["socket"]) == ("open", "open")

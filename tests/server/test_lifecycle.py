@@ -113,7 +113,7 @@ async def _by_parameter(port):
     body = json.dumps([event("1", {"x": 0}), event("2", {"x": 1})])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(
-        f"POST /channels/a HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: {len(body)}\r\n"
+        f"POST /channels/a HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: {len(body)}\r\n"
         f"Content-Type: application/cloudevents-batch+json\r\n\r\n{body}".encode()
     )
     assert b" 202 " in await reader.readline()
@@ -155,7 +155,7 @@ def test_tls(start, tmp_path):
         context = ssl.create_default_context(cafile=certificate)
         context.check_hostname = False
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
-        writer.write(b"GET /channels/x HTTP/1.1\r\nHost: x\r\n\r\n")
+        writer.write(b"GET /channels/x HTTP/1.1\r\nHost: localhost\r\n\r\n")
         head = await reader.readuntil(b"event: connect")
         await shut(writer)
         return head
@@ -271,7 +271,7 @@ def test_idle_connections_are_closed(start):
 
     async def scenario(port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
         rest = await asyncio.wait_for(reader.read(), 10)
         await shut(writer)
         return rest

@@ -15,24 +15,24 @@ from server_harness import BATCH, STRUCTURED, event
 
 
 def post(kind, body, path="/channels/pieces"):
-    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
 
 
 CHUNKED = (
-    f"POST /channels/pieces HTTP/1.1\r\nHost: x\r\nContent-Type: {STRUCTURED}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    f"POST /channels/pieces HTTP/1.1\r\nHost: localhost\r\nContent-Type: {STRUCTURED}\r\nTransfer-Encoding: chunked\r\n\r\n"
     '10\r\n{"source":"s","i\r\n8\r\nd":"c1"}\r\n0\r\n\r\n'
 ).encode()
 CONVERSATION = b"".join(
     [
         post(STRUCTURED, json.dumps(event("p1"))),
-        b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n",
         post(BATCH, "[1]"),
         CHUNKED,
-        b"OPTIONS /channels/pieces HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"DELETE /channels/pieces HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET /channels/pieces?x=~5 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"OPTIONS /channels/pieces HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"DELETE /channels/pieces HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /channels/pieces?x=~5 HTTP/1.1\r\nHost: localhost\r\n\r\n",
         post("text/json", "[]", "/publish"),
-        b"GET /nowhere HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+        b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
     ]
 )
 STATUSES = [b"202", b"200", b"400", b"202", b"204", b"405", b"400", b"200", b"404"]

@@ -42,7 +42,7 @@ BODIES = [
 
 def request(channel, body, kind=STRUCTURED, more=b""):
     return (
-        b"POST /channels/%b HTTP/1.1\r\nHost: x\r\n%bContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b"
+        b"POST /channels/%b HTTP/1.1\r\nHost: localhost\r\n%bContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b"
         % (channel.encode(), more, kind.encode(), len(body), body)
     )
 
@@ -133,7 +133,7 @@ def test_what_comes_behind_a_quick_publication_stays_behind_it(server):
                 talk.send(
                     request("order", json.dumps(event(slow)).encode(), more=b"X: %d\r\n" % turn)
                 )
-                talk.send(b"DELETE /channels/order HTTP/1.1\r\nHost: x\r\n\r\n")
+                talk.send(b"DELETE /channels/order HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 wanted += [quick, slow]
                 statuses = [talk.answer()[0].split()[1] for _ in range(3)]
                 assert statuses == [b"202", b"202", b"405"]
@@ -229,7 +229,7 @@ def test_binary_events_are_known_by_the_rest_of_their_head(server):
 
     def binary(id_, more=b""):
         return (
-            b"POST /channels/attributes HTTP/1.1\r\nHost: x\r\nce-source: //s\r\nCe-Id: %b\r\n%b"
+            b"POST /channels/attributes HTTP/1.1\r\nHost: localhost\r\nce-source: //s\r\nCe-Id: %b\r\n%b"
             b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
             % (id_, more, len(body), body)
         )
@@ -259,7 +259,7 @@ def test_which_heads_are_recognised():
     way = QuickWay(SimpleNamespace(head_bytes_max=500, config=config))
 
     def head(*lines, first=b"POST /channels/c HTTP/1.1"):
-        return b"\r\n".join([first, b"Host: x", *lines, b"Content-Length: 7"])
+        return b"\r\n".join([first, b"Host: localhost", *lines, b"Content-Length: 7"])
 
     def learn(made):
         way.learn(made, "c", b"application/json", b"application/json", 7)

@@ -181,7 +181,7 @@ def test_kill_in_the_middle_of_publishing(start, tmp_path):
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             for n in range(10_000):
                 body = json.dumps(event(f"{worker}-{n}")).encode()
-                head = f"POST /channels/k HTTP/1.1\r\nHost: x\r\nContent-Type: application/cloudevents+json\r\nContent-Length: {len(body)}\r\n\r\n"
+                head = f"POST /channels/k HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/cloudevents+json\r\nContent-Length: {len(body)}\r\n\r\n"
                 try:
                     writer.write(head.encode() + body)
                     line = await reader.readline()

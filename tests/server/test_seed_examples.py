@@ -6,7 +6,7 @@ import asyncio
 import re
 
 import pytest
-from server_harness import Consumer
+from server_harness import Consumer, Server
 from websockets.asyncio.client import connect
 
 STRUCTURED = {"Content-Type": "application/cloudevents+json"}
@@ -17,10 +17,18 @@ STAMP = rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z"
 COMMENT = rb': {"timestamp":"' + STAMP + rb'"}\n'
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A server that answers as Thorium does."""
+    flags = ["--durability", "none", "--thorium-compatible"]
+    with Server(tmp_path_factory.mktemp("data"), *flags) as running:
+        yield running
+
+
 async def read_raw(port, path, until, *, meanwhile):
     """The bytes of a stream, chunks and all; `meanwhile` runs once it is connected."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     await reader.readuntil(b"\r\n\r\n")
     heard = await reader.readuntil(b"\n\n\r\n")
     await asyncio.to_thread(meanwhile)

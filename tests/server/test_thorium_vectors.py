@@ -63,9 +63,12 @@ def test_all_vectors(start):
     vectors = load("thorium-vectors.jsonl", "expect")
     assert len(vectors) == 544
 
-    check(start("--durability", "none"), vectors)
+    check(start("--durability", "none", "--thorium-compatible"), vectors)
 
 
 def test_contested_vectors(start):
     """Where document and source part, the recommended side holds."""
-    check(start("--durability", "none"), load("thorium-contested.jsonl", "recommend"))
+    check(
+        start("--durability", "none", "--thorium-compatible"),
+        load("thorium-contested.jsonl", "recommend"),
+    )

@@ -21,7 +21,7 @@ from virta.server.protocol import HotProtocol
 from virta.server.sse import SseConsumer
 from virta.server.wheel import NEVER
 
-HOST = b"HTTP/1.1\r\nHost: x\r\n"
+HOST = b"HTTP/1.1\r\nHost: localhost\r\n"
 UPGRADE = (
     b"GET /channels/u " + HOST + b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
@@ -221,7 +221,7 @@ def test_nothing_follows_the_end_of_a_stream():
     deadlines = []
     wheel = SimpleNamespace(now=0.0, set=lambda _, deadline: deadlines.append(deadline))
     service = SimpleNamespace(hub=Hub(), wheel=wheel, ping_s=0.1)
-    protocol = SimpleNamespace(service=service, transport=transport, loop=loop)
+    protocol = SimpleNamespace(service=service, transport=transport, loop=loop, cors=b"")
     stream = SseConsumer(
         protocol, "c", parse("", "query-string"), query="", start=None, last_event_id="",
         policy=SlowPolicy(seconds_max=30.0), chunked=True,

@@ -78,7 +78,7 @@ _numbers = itertools.count(1)
 
 def written(channel, way, request):
     method, kind, more, body, _ = request
-    return b"%b /channels/%b HTTP/1.1\r\nHost: x\r\nWay: %b\r\n%bContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b" % (
+    return b"%b /channels/%b HTTP/1.1\r\nHost: localhost\r\nWay: %b\r\n%bContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b" % (
         method, channel, way, more, kind.encode(), len(body), body,
     )  # fmt: skip
 
@@ -166,7 +166,7 @@ def test_the_ways_agree(server, together, requests):
 
 def binary(channel, way, attributes, body, kind=b"application/json"):
     return (
-        b"POST /channels/%b HTTP/1.1\r\nHost: x\r\nWay: %b\r\n%b%bContent-Length: %d\r\n\r\n%b"
+        b"POST /channels/%b HTTP/1.1\r\nHost: localhost\r\nWay: %b\r\n%b%bContent-Length: %d\r\n\r\n%b"
         % (channel, way, attributes, kind and b"Content-Type: %b\r\n" % kind, len(body), body)
     )
 

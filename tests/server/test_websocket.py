@@ -109,7 +109,7 @@ def test_overflow_vectors(server, vector):
         narrow = narrow_socket(server.port)
         reader, writer = await asyncio.open_connection(sock=narrow, limit=2**16)
         writer.write(
-            f"GET /subscribe?{query} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            f"GET /subscribe?{query} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n".encode()
         )
         assert b" 101 " in await reader.readuntil(b"\r\n\r\n")

@@ -25,7 +25,7 @@ from virta.filters.tree import conditions
 from virta.journal.http import BODY_BYTES_MAX, Handler
 from virta.server import responses
 from virta.server.asyncapi import asyncapi
-from virta.server.exchange import GONE
+from virta.server.exchange import CORS, GONE
 from virta.server.filters_api import FiltersApi
 from virta.server.metrics import CONTENT_TYPE, Metrics
 from virta.server.openapi import openapi
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from starlette.requests import Request
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from virta.journal.node import Node
     from virta.server.service import Service
@@ -100,7 +100,12 @@ def build_app(service: Service) -> ASGIApp:
 
 
 class Doorkeeper:
-    """Asks for the token and answers preflights, before any route."""
+    """
+    Asks for the token and answers preflights, before any route.
+
+    The connection has checked the Host and the Origin (`Door.check_head`); here the answers get the
+    CORS lines that follow from it.
+    """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
@@ -108,6 +113,7 @@ class Doorkeeper:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
+            send = _with_cors(send, scope[CORS])
             response = self._stop(scope)
             if response is not None:
                 await response(scope, receive, send)
@@ -123,13 +129,27 @@ class Doorkeeper:
         try:
             check_escapes(scope["raw_path"], code="malformed-percent-escape")
             if preflight:
-                door.origins.check(headers)
                 wanted = dict(headers).get(b"access-control-request-headers", b"")
                 return _preflight(wanted.decode("latin-1"))
             scope["query_string"] = door.admit(headers, scope["query_string"])
         except RequestError as error:
             return refusal(self._service, error)
         return None
+
+
+def _with_cors(send: Send, lines: bytes) -> Send:
+    """Add the CORS lines of a request to its answer."""
+    if not lines:
+        return send
+    split = [line.partition(b": ") for line in lines.split(b"\r\n") if line]
+    pairs = [(name.lower(), value) for name, _, value in split]
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], *pairs]
+        await send(message)
+
+    return sending
 
 
 def refusal(
@@ -176,11 +196,7 @@ class JournalApi:
         finally:
             if watching is not None:
                 watching.cancel()
-        headers = {
-            "Content-Type": answer.content_type,
-            "Cache-Control": "no-store",
-            "Access-Control-Allow-Origin": "*",
-        }
+        headers = {"Content-Type": answer.content_type, "Cache-Control": "no-store"}
         if answer.allow:
             headers["Allow"] = answer.allow
         return Response(answer.body, answer.status, headers)
@@ -233,11 +249,7 @@ class Endpoints:
     async def metrics(self, request: Request) -> Response:
         if "content-length" in request.headers or "transfer-encoding" in request.headers:
             raise RequestError(400, "unexpected-body")
-        headers = {
-            "Content-Type": CONTENT_TYPE,
-            "Cache-Control": "no-store",
-            "Access-Control-Allow-Origin": "*",
-        }
+        headers = {"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"}
         overviews = await asyncio.to_thread(self._service.pipelines.overviews)
         return Response(self._metrics.text(overviews), headers=headers)
 
@@ -317,7 +329,6 @@ def _full(service: Service) -> str | None:
 def _preflight(wanted: str) -> Response:
     headers = {
         "Cache-Control": "no-store",
-        "Access-Control-Allow-Origin": "*",
         "Access-Control-Allow-Methods": responses.PREFLIGHT_METHODS.decode(),
         "Access-Control-Allow-Headers": responses.header_safe(wanted) or "*",
         "Access-Control-Max-Age": str(responses.PREFLIGHT_MAX_AGE_S),

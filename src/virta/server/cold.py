@@ -15,7 +15,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from virta.errors import RequestError
-from virta.server.exchange import GONE, Exchange
+from virta.server.exchange import CORS, GONE, Exchange
 from virta.server.lane import QuickLane
 
 
@@ -52,7 +52,8 @@ class ColdLane(QuickLane):
             self._gone = asyncio.Event()
         started = self._starting
         started[0].scope[GONE] = self._gone
-        self.cold = Exchange(lambda: self._run(*started))
+        started[0].scope[CORS] = self.cors
+        self.cold = Exchange(lambda: self._run(*started), self.cors)
         self.exchanges.add(self.cold)
 
     def _run(self, cycle: Any, app: Any) -> None:

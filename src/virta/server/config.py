@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from virta.errors import ConfigError
+from virta.server.hosts import HOSTS_MAX, read_host
 from virta.server.origins import ORIGINS_MAX, read_origin
 from virta.server.settings import SETTINGS, Setting
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 FILE_NAME = "virta.toml"
 FILE_TABLE = "server"
@@ -28,6 +29,11 @@ OFF = "none"
 # Python would also read `8_0` and digits of other scripts; nobody means them.
 INTEGER = re.compile(r"\s*[+-]?[0-9]{1,100}\s*")
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
+# How one entry of each list is read, and how many there may be.
+READERS: dict[str, tuple[Callable[[str], str | None], int]] = {
+    "allow_origin": (read_origin, ORIGINS_MAX),
+    "allow_host": (read_host, HOSTS_MAX),
+}
 FALSE_WORDS = frozenset({"0", "false", "no", "off"})
 
 
@@ -161,7 +167,7 @@ def _checked(setting: Setting, raw: Any, origin: str) -> Any:
 def _converted(setting: Setting, raw: Any) -> Any:
     """The value in the setting's kind, or None when it cannot be."""
     if setting.many:
-        return _origins(raw)
+        return _several(raw, *READERS[setting.name])
     if setting.kind is bool:
         if isinstance(raw, bool):
             return raw
@@ -182,11 +188,11 @@ def _converted(setting: Setting, raw: Any) -> Any:
     return raw if isinstance(raw, str) and raw else None
 
 
-def _origins(raw: Any) -> tuple[str, ...] | None:
-    """A list of origins, given as one text with commas or as several."""
+def _several(raw: Any, read: Callable[[str], str | None], most: int) -> tuple[str, ...] | None:
+    """A list of values, given as one text with commas or as several."""
     texts = [raw] if isinstance(raw, str) else raw
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         return None
-    found = [read_origin(part) for text in texts for part in text.split(",")]
-    origins = tuple(dict.fromkeys(origin for origin in found if origin is not None))
-    return origins if origins and len(origins) <= ORIGINS_MAX and None not in found else None
+    found = [read(part) for text in texts for part in text.split(",")]
+    values = tuple(dict.fromkeys(value for value in found if value is not None))
+    return values if values and len(values) <= most and None not in found else None

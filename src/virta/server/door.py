@@ -1,7 +1,11 @@
 """
 The door: who may talk to the server at all.
 
-Loopback is open. Anything else needs a file of bearer tokens or the word `--insecure`; without either
+`check_head` is the one place that decides about the head of a request, before any route: whether it
+names this server (`virta.server.hosts`) and whether the web page that sends it may
+(`virta.server.origins`). It also says which CORS lines the answer carries. `admit` asks for a token.
+
+Programs need no token on loopback. Anything else needs a file of bearer tokens or the word `--insecure`; without either
 the server does not start. Tokens are kept as hashes and compared in constant time. A token comes in
 the `Authorization` header or, for EventSource, which cannot set headers, as `access_token` in the
 query.
@@ -11,31 +15,37 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_plus
 
 from virta.errors import ConfigError, RequestError
+from virta.server.hosts import is_loopback
 
 if TYPE_CHECKING:
+    from virta.server.hosts import Hosts
     from virta.server.origins import Origins
+
+Headers = list[tuple[bytes, bytes]]
 
 HASH_PREFIX = "sha256:"
 TOKENS_MAX = 10_000
 TOKEN_CHARS_MIN = 16  # shorter ones can be guessed
 
+# `--thorium-compatible`: every answer says that any page may read it.
+THORIUM_CORS = b"Access-Control-Allow-Origin: *\r\n"
+VERSIONS = frozenset({"1.0", "1.1"})
+# A Host is a name or address and a port, or nothing.
+HOST = re.compile(rb"[^\x00- /?#@\\\x7f]*")
+# An absolute target, as proxies write it (RFC 9112 §3.2.2); the group is its host.
+ABSOLUTE = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
+# Links on pages of other sites may lead here: the console, and the callback of a webhook, whose address
+# has a key. They answer people, and following a link does nothing that its key does not allow.
+LINKED = re.compile(rb"/(?:subscriptions/[^/?#]+/confirm)?(?:\?.*)?", re.DOTALL)
+FETCH = b"sec-fetch-"
+
 _IN_QUERY = b"access_token="
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can reach an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def check_exposure(host: str, token_file: str | None, *, insecure: bool) -> None:
@@ -90,19 +100,75 @@ def _digest(text: str, place: str) -> bytes:
 class Door:
     """Lets requests in or not."""
 
-    def __init__(self, origins: Origins, digests: list[bytes] | None = None) -> None:
+    def __init__(
+        self,
+        hosts: Hosts,
+        origins: Origins,
+        digests: list[bytes] | None = None,
+        *,
+        cors: bytes = b"",
+    ) -> None:
         self._digests = digests or []
-        self.origins = origins
-        self.open = not self._digests and origins.all_requests  # nobody is asked
+        self._hosts = hosts
+        self._origins = origins
+        self.cors = cors  # of every answer, or nothing: then only of answers to allowed pages
+        self.open = not self._digests  # programs are not asked for anything
 
-    def admit(self, headers: list[tuple[bytes, bytes]], query: bytes) -> bytes:
+    def check_head(
+        self, version: str, method: bytes, target: bytes, headers: Headers, local: str | None
+    ) -> bytes:
         """
-        Check a request; give back its query without the token.
+        Check for whom a request is and which page sends it; return the CORS lines of its answer.
+
+        `local` is the address at which the connection arrived.
 
         Raises:
-            RequestError: 401 or 403, saying which check failed.
+            RequestError: 505 or 400 for a version or Host that cannot be, 421 for the Host of another
+                server, 403 for a page that may not.
         """
-        self.origins.check(headers)
+        if version not in VERSIONS:
+            raise RequestError(505, "invalid-version", f"HTTP/{version} is not HTTP/1.1")
+        hosts: list[bytes] = []
+        origins: list[bytes] = []
+        fetch: dict[bytes, bytes] = {}
+        for name, value in headers:
+            if name == b"host":
+                hosts.append(value)
+            elif name == b"origin":
+                origins.append(value)
+            elif name.startswith(FETCH):
+                fetch[name] = value
+        host = self._checked_host(version, target, hosts, local)
+        for origin in origins:
+            self._origins.check(origin, host)
+        if fetch and not origins and not _follows_link(method, target, fetch):
+            self._origins.check_site(fetch.get(b"sec-fetch-site", b""))
+        return self.cors or (_cors(origins[0]) if origins else b"")
+
+    def _checked_host(
+        self, version: str, target: bytes, hosts: list[bytes], local: str | None
+    ) -> bytes:
+        """Return the host of a request; RFC 9112 §3.2: there is one, and one in the target counts."""
+        if len(hosts) != 1 and (hosts or version == "1.1"):
+            said = "no Host header" if not hosts else f"{len(hosts)} Host headers"
+            raise RequestError(400, "invalid-host", f"{said}: HTTP/1.1 asks for one")
+        if hosts:
+            if not HOST.fullmatch(hosts[0]):
+                raise RequestError(400, "invalid-host", "the Host header names no host")
+            self._hosts.check(hosts[0], local)
+        if target[:1] != b"/" and (found := ABSOLUTE.match(target)):
+            self._hosts.check(found[1], local)
+            return found[1]
+        # Browsers always send a Host; a program that speaks HTTP/1.0 may leave it out.
+        return hosts[0] if hosts else b""
+
+    def admit(self, headers: Headers, query: bytes) -> bytes:
+        """
+        Check a request's token; give back its query without it.
+
+        Raises:
+            RequestError: 401, saying which check failed.
+        """
         if not self._digests:
             return query
         found, rest = _take_token(query)
@@ -123,6 +189,24 @@ class Door:
         if not sum([hmac.compare_digest(digest, known) for known in self._digests]):
             raise _unauthorized("the token is not known")
         return rest
+
+
+def _follows_link(method: bytes, target: bytes, fetch: dict[bytes, bytes]) -> bool:
+    """Tell whether a person followed a link to an address that is meant for it, in a window of its own."""
+    return (
+        method == b"GET"
+        and fetch.get(b"sec-fetch-mode") == b"navigate"
+        and fetch.get(b"sec-fetch-dest") == b"document"
+        and LINKED.fullmatch(target) is not None
+    )
+
+
+def _cors(origin: bytes) -> bytes:
+    """Let an allowed page read the answer, and its headers."""
+    return (
+        b"Access-Control-Allow-Origin: %b\r\nAccess-Control-Expose-Headers: *\r\nVary: Origin\r\n"
+        % origin.strip()
+    )
 
 
 def _take_token(query: bytes) -> tuple[bytes | None, bytes]:

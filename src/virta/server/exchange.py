@@ -16,15 +16,28 @@ if TYPE_CHECKING:
 
 # In the scope of a request: an event of its connection that is set when the peer sends no more.
 GONE = "virta.gone"
+# In the scope of a request: the CORS lines of its answer (`virta.server.door`).
+CORS = "virta.cors"
+
+
+def with_lines(response: bytes, lines: bytes) -> bytes:
+    """Return a response with further header lines."""
+    at = response.index(b"\r\n") + 2
+    return response[:at] + lines + response[at:]
 
 
 class Exchange:
-    """`start` is called when it is this request's turn to write; `response` is what a hot route says."""
+    """
+    `start` is called when it is this request's turn to write; `response` is what a hot route says.
 
-    __slots__ = ("close", "response", "start")
+    `cors` are the lines that let the page which asks read the answer; programs get none.
+    """
 
-    def __init__(self, start: Callable[[], None] | None = None) -> None:
+    __slots__ = ("close", "cors", "response", "start")
+
+    def __init__(self, start: Callable[[], None] | None = None, cors: bytes = b"") -> None:
         self.start = start
+        self.cors = cors
         self.response: bytes | None = None
         self.close = False
 
@@ -52,6 +65,8 @@ class ExchangeQueue:
 
     def answer(self, exchange: Exchange, response: bytes, *, close: bool = False) -> None:
         """Give an exchange its bytes; they go out when its turn comes."""
+        if exchange.cors:
+            response = with_lines(response, exchange.cors)
         exchange.response = response
         exchange.close = close
         exchanges = self._exchanges

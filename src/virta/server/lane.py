@@ -34,6 +34,7 @@ class QuickLane(HttpToolsProtocol):
         "_held",
         "_held_since",
         "between",
+        "cors",
         "deadline",
         "exchanges",
         "head_bytes",
@@ -48,6 +49,7 @@ class QuickLane(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self.deadline = NEVER
         self.slot = -1
+        self.cors = b""  # of the answer to the request whose head was read last
         self.exchanges = ExchangeQueue(self.write, self.end)
         # The parser stands between two requests and this is still a connection for requests.
         self.between = True
@@ -77,7 +79,7 @@ class QuickLane(HttpToolsProtocol):
 
     def enter(self) -> Exchange:
         """Give a request its place in line."""
-        exchange = Exchange()
+        exchange = Exchange(cors=self.service.door.cors)
         self.exchanges.add(exchange)
         return exchange
 

@@ -50,6 +50,7 @@ COMMON = {
     "400": refusal("The request cannot be understood; `code` says why."),
     "401": refusal("A token is needed, or the one sent is not known."),
     "403": refusal("The page's origin is not allowed, or the channel is the server's own."),
+    "421": refusal("The Host is no name of this server."),
     "500": refusal("The server failed; the request may be repeated."),
 }
 CHANNEL = parameter("name", "path", CHANNEL_NAME, "The channel, at most 1024 bytes.")
@@ -145,8 +146,9 @@ def _channels() -> dict[str, Schema]:
                     "101": {"description": "The socket is open."},
                     "400": plain("What is wrong with the parameters."),
                     "401": refusal("A token is needed."),
-                    "403": plain("The page's origin is not allowed."),
+                    "403": COMMON["403"],
                     "404": plain("No streams were named."),
+                    "421": COMMON["421"],
                     "426": plain("The request did not ask for a WebSocket."),
                 },
             }
@@ -186,6 +188,7 @@ def _filters() -> dict[str, Schema]:
                     "401": {"description": "A token is needed."},
                     "403": {"description": "The page's origin is not allowed."},
                     "404": {"description": "There are none."},
+                    "421": {"description": "The Host is no name of this server."},
                 },
             },
         },
@@ -340,13 +343,16 @@ def _operating() -> dict[str, Schema]:
     def get(operation: str, responses: Schema) -> Schema:
         return {"get": {"operationId": operation, "responses": responses}}
 
-    document = {"200": answer("The document.", {"type": "object"}), "401": COMMON["401"]}
+    refused = {status: COMMON[status] for status in ("403", "421")}
+    asked = refused | {"401": COMMON["401"]}
+    document = asked | {"200": answer("The document.", {"type": "object"})}
     return {
-        "/livez": get("livez", {"200": plain("The process works.")}),
-        "/readyz": get("readyz", {"200": plain("Serving."), "503": plain("Not serving; why.")}),
+        "/livez": get("livez", refused | {"200": plain("The process works.")}),
+        "/readyz": get(
+            "readyz", refused | {"200": plain("Serving."), "503": plain("Not serving; why.")}
+        ),
         "/metrics": get(
-            "metrics",
-            {"200": plain("Prometheus text."), "400": COMMON["400"], "401": COMMON["401"]},
+            "metrics", asked | {"200": plain("Prometheus text."), "400": COMMON["400"]}
         ),
         "/openapi.json": get("openapi", document),
         "/asyncapi.json": get("asyncapi", document),

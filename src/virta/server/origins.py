@@ -1,30 +1,31 @@
 """
-Which web pages may talk to the server: the `Origin` that browsers send with a page's requests.
+The web pages that may use the server: the `Origin` that browsers send with a page's requests.
 
-The door asks who someone is; this asks on whose behalf a browser speaks. A server on loopback asks
-nobody for a token, and a browser on the same machine can reach it from any page it has open: a
-WebSocket is not held back by CORS, so the server itself has to refuse it.
+A browser on this machine can reach a server on loopback from any page it has open, and sends "simple"
+requests (GET, or POST with `text/plain`) without asking first. So the server refuses pages of other
+origins itself, for reading and writing, on every route and method. Programs send no `Origin` and no
+`Sec-Fetch-Site` and are not affected.
 
-    allow_origin   sockets                                   other requests
-    not given      own pages; any page when it has a token   any page (Thorium's `*`)
-    a list         the pages listed, and own ones            the same
-    `*`            any page                                  any page
+    allow_origin   pages that may
+    not given      own pages
+    a list         the pages listed, and own ones
+    `*`            any page
 
-Programs that are no browsers send no Origin and are never asked.
+Own pages are those of the origin the request is sent to, which the check of `Host` has confirmed
+(`virta.server.hosts`), and on loopback those of this machine (`localhost`, `127.0.0.1`, `[::1]`, any port).
 """
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from urllib.parse import urlsplit
 
 from virta.errors import RequestError
-from virta.server.door import is_loopback
+from virta.server.hosts import host_name, is_loopback, is_loopback_name
 
 ANY = "*"
-SELF = "self"  # own pages and nobody else
-NULL = "null"  # pages without a place: files, sandboxed frames
+SELF = "self"  # own pages and no others
+NULL = "null"  # pages without an origin: files, sandboxed frames
 ORIGINS_MAX = 100
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -57,65 +58,56 @@ def _normal(origin: str) -> str | None:
 
 
 class Origins:
-    """Judges the origin of a request."""
+    """Decides which pages may use the server."""
 
-    def __init__(
-        self, allowed: tuple[str, ...] | None = None, *, host: str = "127.0.0.1", tokens: bool
-    ) -> None:
+    def __init__(self, allowed: tuple[str, ...] | None = None, *, host: str = "127.0.0.1") -> None:
         self._allowed = frozenset(allowed or ())
         self._local = is_loopback(host)
-        everyone = ANY in self._allowed
-        # Whom nobody has to look at.
-        self.all_requests = everyone or allowed is None
-        # A page that has a token was given it: nothing is lent to it by where the browser runs.
-        self.all_sockets = everyone or (allowed is None and tokens)
+        self.everyone = ANY in self._allowed
 
-    def check(self, headers: list[tuple[bytes, bytes]], *, socket: bool = False) -> None:
+    def check(self, origin: bytes, host: bytes) -> None:
         """
-        Refuse a page that may not.
+        Refuse a page that may not; `host` is the checked `Host` of the request.
 
         Raises:
             RequestError: 403, with the flag that would allow it.
         """
-        if self.all_sockets if socket else self.all_requests:
+        text = origin.decode("latin-1").strip().lower()
+        if self.everyone or text in self._allowed:
             return
-        raw = next((value for name, value in headers if name == b"origin"), None)
-        if raw is None:
-            return
-        origin = raw.decode("latin-1").strip().lower()
-        host = next((value for name, value in headers if name == b"host"), b"").decode("latin-1")
-        if origin in self._allowed or self._own(origin, host.strip().lower()):
+        if self._own(text, host.decode("latin-1").strip().lower()):
             return
         raise RequestError(
             403,
             "origin-not-allowed",
-            f"pages of {origin!r} may not use this server: start it with --allow-origin {origin}",
+            f"pages of {text[:200]!r} may not use this server: start it with --allow-origin {text[:200]}",
         )
 
-    def _own(self, origin: str, host: str) -> bool:
+    def check_site(self, site: bytes) -> None:
         """
-        Tell whether a page comes from this server, or from this machine when that is all it serves.
+        Refuse a page of another site that a browser sent without an `Origin` (images, scripts, links).
 
-        On loopback a page under any other name is not ours, even if that name leads here now:
-        whoever owns the name decides where it leads.
+        Raises:
+            RequestError: 403.
         """
+        if not self.everyone and site.strip().lower() == b"cross-site":
+            raise RequestError(
+                403,
+                "origin-not-allowed",
+                "pages of other sites may not use this server, and the browser did not say which page "
+                "this is: open the address itself, or use fetch from a page that --allow-origin lists",
+            )
+
+    def _own(self, origin: str, host: str) -> bool:
+        """Tell whether a page comes from this server, or from the machine on which it is used."""
         normal = _normal(origin)
         if normal is None:
             return False
         parts = urlsplit(normal)
         if parts.scheme not in DEFAULT_PORTS:
             return False
-        name = parts.hostname or ""
-        if self._local and (is_loopback(name) or name.endswith(".localhost")):
+        # Asked by a loopback name, the server is on the browser's machine, and so is the page.
+        here = self._local or is_loopback_name(host_name(host) or "")
+        if here and is_loopback_name(parts.hostname or ""):
             return True
-        if self._local and not _is_address(name):
-            return False
         return normal == _normal(f"{parts.scheme}://{host}")
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

@@ -27,7 +27,8 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from virta.errors import FilterError, HubError, RequestError
 from virta.server import responses
 from virta.server.cold import ColdLane
-from virta.server.exchange import Exchange, ExchangeQueue
+from virta.server.door import ABSOLUTE
+from virta.server.exchange import Exchange, ExchangeQueue, with_lines
 from virta.server.paths import CHANNELS
 from virta.server.requests import ChannelRequest, FilterEventsRequest, HotRequest, MessagesRequest
 from virta.server.websocket import WebSocket
@@ -39,9 +40,6 @@ if TYPE_CHECKING:
 PUBLISH = b"/publish"
 FILTERS = b"/filters/"
 # Ids of registered filters are 64 hexadecimal digits; an index of such a name is not likely.
-ABSOLUTE = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
-# What a Host can be: a name or address and a port, or nothing.
-HOST = re.compile(rb"[^\x00- /?#@\\\x7f]*")
 FILTER_STREAM = re.compile(rb"/filters/[0-9a-f]{64}(?:,[0-9a-f]{64})*/events(?:$|\?)")
 SUBSCRIBE = b"/subscribe"
 # Subtub's head limit, which bounds how many streams one socket can name.
@@ -55,7 +53,6 @@ MORE_HEADERS = {
 REQUEST_LINE_REST_BYTES = 32
 # Requests of one connection under way at once; a client that sends more has to wait.
 PIPELINE_MAX = 64
-VERSIONS = frozenset({"1.0", "1.1"})
 TOO_SLOW = RequestError(408, "body-timeout")
 # After the last answer the peer has this long to read it and close.
 LINGER_S = 2.0
@@ -205,8 +202,8 @@ class HotProtocol(ColdLane):
         elif self.request is not None:
             self.request.refuse(TOO_SLOW, close=True)
         elif self.cold is not None and len(self.exchanges) == 1 and not self.ended:
-            self.cold = None
-            self.write(self.service.responder.refused(TOO_SLOW, close=True))
+            cors, self.cold = self.cold.cors, None
+            self.write(with_lines(self.service.responder.refused(TOO_SLOW, close=True), cors))
             self.end()
         elif len(self.exchanges) and self.cold is None and not self.ended:
             self.service.wheel.set(self, now + self.service.idle_s)
@@ -312,7 +309,10 @@ class HotProtocol(ColdLane):
             self._check_head_size()
         self._quiet = -self._arriving
         self.cold = None
-        self._check_host()
+        parser, here = self.parser, self.server
+        self.cors = self.service.door.check_head(
+            parser.get_http_version(), parser.get_method(), self.url, self.headers, here and here[0]
+        )
         url = self.url
         if found := ABSOLUTE.match(url):
             # RFC 9112 §3.2.2: as proxies write it, with the server's own address.
@@ -336,18 +336,6 @@ class HotProtocol(ColdLane):
         if size > self.service.head_bytes_max:
             self._abort = 431
             raise ValueError("the request head is too large")
-
-    def _check_host(self) -> None:
-        """RFC 9112 §3.2: who leaves the host open may be understood in two ways."""
-        version = self.parser.get_http_version()
-        hosts = [value for name, value in self.headers if name == b"host"]
-        if version not in VERSIONS:
-            raise RequestError(505, "invalid-version", f"HTTP/{version} is not HTTP/1.1")
-        if len(hosts) != 1 and (hosts or version == "1.1"):
-            said = "no Host header" if not hosts else f"{len(hosts)} Host headers"
-            raise RequestError(400, "invalid-host", f"{said}: HTTP/1.1 asks for one")
-        if hosts and not HOST.fullmatch(hosts[0]):
-            raise RequestError(400, "invalid-host", "the Host header names no host")
 
     def _is_filter_stream(self) -> bool:
         return self.parser.get_method() == b"GET" and FILTER_STREAM.match(self.url) is not None
@@ -484,14 +472,17 @@ class HotProtocol(ColdLane):
             return
         self.service.count_refusal(refusal)
         more = MORE_HEADERS.get(refusal.status, b"")
-        self._answer_last(self.service.responder.refused(refusal, close=True, more=more))
+        response = self.service.responder.refused(refusal, close=True, more=more)
+        if self.parser.get_method() == b"HEAD":
+            response = responses.without_body(response)
+        self._answer_last(response)
 
     def _answer_last(self, response: bytes) -> None:
         """Answer what cannot be read on, in its turn: behind the answers to what came before it."""
         exchange = self.request or self.cold
         if exchange is not None and exchange is self.cold and exchange.start is None:
             # It is the framework's turn, which waits for a body that will not come.
-            self.write(response)
+            self.write(with_lines(response, exchange.cors))
             self.end()
             return
         exchange = exchange or self.enter()

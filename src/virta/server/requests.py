@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from virta.server.protocol import HotProtocol
 
 WRITING = frozenset({b"POST", b"PUT"})
-LONG_WAY = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
+# `origin`: the answer to a page differs from that to a program.
+LONG_WAY = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"origin"})
 # Paths repeat: a publisher sends to few channels.
 PATH_CACHE_MAX = 4096
 
@@ -76,6 +77,7 @@ class HotRequest(Exchange):
         self.start = None
         self.response = None
         self.close = False
+        self.cors = protocol.cors
         self.protocol = protocol
         self.method = method
         self.announced = False  # the head announced a body
@@ -262,7 +264,6 @@ class ChannelRequest(HotRequest):
         protocol.exchanges.advance()
 
     def _answer_preflight(self) -> None:
-        self.protocol.service.door.origins.check(self.protocol.headers)
         wanted = self.head.get(b"access-control-request-headers", b"")
         close = self.announced or self.is_last
         response = responses.preflight(wanted, close=close)
@@ -297,7 +298,6 @@ class MessagesRequest(HotRequest):
     def check_head(self) -> None:
         protocol = self.protocol
         if self.method == b"OPTIONS":
-            protocol.service.door.origins.check(protocol.headers)
             close = self.announced or self.is_last
             response = responses.preflight(b"", close=close)
             protocol.exchanges.answer(self, response, close=close)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from virta.hub.frames import timestamp_text
+from virta.server.exchange import with_lines
 
 if TYPE_CHECKING:
     from virta.errors import RequestError
@@ -28,7 +29,7 @@ ACCEPTED_BODY = b'{"code":"accepted"}'
 # The clock text in headers is renewed this often; its users do not need more.
 CLOCK_S = 0.001
 
-COMMON = b"Cache-Control: no-store\r\nAccess-Control-Allow-Origin: *\r\n"
+COMMON = b"Cache-Control: no-store\r\n"
 KEEP = b"Connection: keep-alive\r\n"
 CLOSE = b"Connection: close\r\n"
 SSE_HEAD = (
@@ -50,7 +51,7 @@ def empty(status: int, *, close: bool = True) -> bytes:
 
 
 def preflight(requested_headers: bytes, *, close: bool) -> bytes:
-    """Answer OPTIONS: everything the server offers may be asked for from anywhere."""
+    """Answer OPTIONS: an allowed page may use everything the server offers."""
     allowed = requested_headers or b"Authorization, Content-Type, Last-Event-ID"
     return (
         b"%b%b%bAccess-Control-Allow-Methods: %b\r\nAccess-Control-Allow-Headers: %b\r\nAccess-Control-Max-Age: %d\r\n\r\n"
@@ -92,7 +93,7 @@ def timings(read_ms: int, parse_ms: int = -1) -> bytes:
 class Responder:
     """Makes JSON responses; knows the server's name and counts its answers."""
 
-    def __init__(self, source_name: str, durability: str) -> None:
+    def __init__(self, source_name: str, durability: str, cors: bytes = b"") -> None:
         # Ids look like 15 random bytes in base64; 9 of them are, and number the answers for the rest.
         self._prefix = base64.b64encode(os.urandom(9))
         self._number = int.from_bytes(os.urandom(2), "big")
@@ -102,6 +103,7 @@ class Responder:
             f"Content-Type: {JSON_TYPE}\r\nce-specversion: 1.0\r\nce-datacontenttype: {JSON_TYPE}\r\n"
             f"ce-type: {RESPONSE_TYPE}\r\nce-source: {header_safe(source_name)}\r\n"
         ).encode()
+        # `cors` is what every answer carries: other answers get it from their exchange.
         self._accepted = (
             status_line(202)
             + COMMON
@@ -109,16 +111,20 @@ class Responder:
             + self._events_headers
             + f"Virta-Durability: {durability}\r\nContent-Length: {len(ACCEPTED_BODY)}\r\n".encode()
         )
+        self._quickly_accepted = with_lines(self._accepted, cors)
 
     def accepted(self, read_ms: int, parse_ms: int, encode_ms: int) -> bytes:
         """The 202 of a publication."""
         number = self.numbers(1)
         tail = self.accepted_tail(read_ms, parse_ms, encode_ms)
-        return b"%b%08x%b" % (self.accepted_head(), number & 0xFFFFFFFF, tail)
+        return b"%b%08x%b" % (self._head(self._accepted), number & 0xFFFFFFFF, tail)
 
     def accepted_head(self) -> bytes:
-        """A 202 up to the number of the answer, in 8 hexadecimal digits."""
-        return b"%bce-time: %b\r\nce-id: %b" % (self._accepted, self._time(), self._prefix)
+        """A 202 of the quick way up to the number of the answer, in 8 hexadecimal digits."""
+        return self._head(self._quickly_accepted)
+
+    def _head(self, fixed: bytes) -> bytes:
+        return b"%bce-time: %b\r\nce-id: %b" % (fixed, self._time(), self._prefix)
 
     def accepted_tail(self, read_ms: int, parse_ms: int, encode_ms: int) -> bytes:
         """The same from behind the number on."""
@@ -158,7 +164,6 @@ class Responder:
         headers = dict(line.split(": ", 1) for line in lines if line)
         return headers | {
             "Cache-Control": "no-store",
-            "Access-Control-Allow-Origin": "*",
             "ce-time": self._time().decode(),
             "ce-id": self._id().decode(),
         }

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import structlog
 
@@ -32,7 +33,8 @@ from virta.hub.replay import Replayer
 from virta.hub.subscription import SlowPolicy
 from virta.hub.topics import STREAMS
 from virta.journal.daemon import JournalServer
-from virta.server.door import Door, is_loopback, read_tokens
+from virta.server.door import THORIUM_CORS, Door, read_tokens
+from virta.server.hosts import Hosts, host_name, is_loopback
 from virta.server.origins import Origins
 from virta.server.pipelines import Limits, Pipelines
 from virta.server.responses import COMMON, KEEP, Responder
@@ -59,9 +61,11 @@ class Service:
         self.config = config
         self.logger: Any = structlog.get_logger("virta.server")
         tokens = read_tokens(config.token_file) if config.token_file else None
-        origins = Origins(config.allow_origin, host=config.host, tokens=tokens is not None)
-        self.door = Door(origins, tokens)
-        self.responder = Responder(config.source_name, config.durability)
+        hosts = Hosts(config.host, config.allow_host, _own_hosts(config))
+        origins = Origins(config.allow_origin, host=config.host)
+        cors = THORIUM_CORS if config.thorium_compatible else b""
+        self.door = Door(hosts, origins, tokens, cors=cors)
+        self.responder = Responder(config.source_name, config.durability, cors)
         self.streams_accepted = (
             b"HTTP/1.1 200 OK\r\n" + COMMON + KEEP + b"Content-Length: 0\r\n\r\n"
         )
@@ -217,6 +221,12 @@ class Service:
                 self.idempotency.settle(found, written)
         finally:
             reader.close()
+
+
+def _own_hosts(config: Config) -> list[str]:
+    """Names the server has by other settings: where webhooks call back."""
+    name = host_name(urlsplit(config.webhook_callback_url or "").netloc)
+    return [name] if name else []
 
 
 def _lock_directory(data_dir: str) -> int:

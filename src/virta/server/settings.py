@@ -135,7 +135,21 @@ SETTINGS: tuple[Setting, ...] = (
         default=None,
         many=True,
         form="self, *, null, or origins such as https://app.example.com",
-        help="Web pages that may use the server (repeatable): origins, self or *.",
+        help="Web pages that may use the server beside own ones (repeatable): origins, self or *.",
+    ),
+    Setting(
+        name="allow_host",
+        kind=str,
+        default=None,
+        many=True,
+        form="host names or addresses without a port, or *",
+        help="Names of this server beside loopback and --host (repeatable); * takes any Host.",
+    ),
+    Setting(
+        name="thorium_compatible",
+        kind=bool,
+        default=False,
+        help="Send Thorium's `Access-Control-Allow-Origin: *` with every answer.",
     ),
     Setting(
         name="percent_decode_headers",

@@ -148,6 +148,7 @@ class SseConsumer:
     __slots__ = (
         "_announced",
         "_chunked",
+        "_cors",
         "_filter_ids",
         "_last_event_id",
         "_protocol",
@@ -176,6 +177,7 @@ class SseConsumer:
         self._start = start
         self._last_event_id = last_event_id
         self._chunked = chunked
+        self._cors = protocol.cors
         self._room: asyncio.Future[None] | None = None
         self._replay: asyncio.Task[None] | None = None
         self._announced = False
@@ -201,6 +203,7 @@ class SseConsumer:
             service.hub.attach(subscription)
         # Where a client that has heard nothing yet may come back to.
         place = b"Virta-Position: %d\r\n" % service.hub.position
+        place = self._cors + place
         head, framing = SSE_HEAD, place + b"Transfer-Encoding: chunked\r\n\r\n"
         if not self._chunked:  # HTTP/1.0: the body ends where the connection does
             head, framing = SSE_HEAD.replace(KEEP, CLOSE), place + b"\r\n"

@@ -119,7 +119,6 @@ class WebSocket:
         connection = self._connection
         path, _, query = connection.url.partition(b"?")
         try:
-            self._service.door.origins.check(connection.headers, socket=True)
             query = self._service.door.admit(connection.headers, query)
             if path == SUBSCRIBE and self._method == b"GET":
                 streams, queued, tell = check_subscribe(query)
