@@ -197,7 +197,7 @@ def test_a_read_only_directory():
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         path = f"{folder}/log"
-        with virta.open(path) as log:
+        with virta.open(path, mode=0o755) as log:
             log.append("t", "", b"v")
         out = subprocess.run(
             [sys.executable, "-c", READ_ONLY, path], capture_output=True, text=True, check=False

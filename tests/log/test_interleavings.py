@@ -514,8 +514,10 @@ def test_close_while_a_segment_is_attached(log, monkeypatch):
     """A log that is closed in the middle of a rollover gives every descriptor back."""
     log.append("t", "", bytes(3900))
     once(monkeypatch, segment, "sync_directory", log.close)
-    with pytest.raises(errors.LogClosedError):
+    with pytest.raises(errors.LogClosedError) as caught:
         log.append("t", "", bytes(3900))
+    # The error and its frames are still alive: what they refer to must not be what keeps a file open.
+    assert caught.value.__cause__ is not None
     assert not open_files(log.path)
 
 

@@ -1,7 +1,7 @@
 """
 `virta doctor`: is everything here that Virta needs, and does it work?
 
-Every line is one check: ok, missing (an extra that is not installed) or wrong, with what to do. The exit
+Every line is one check: ok, missing (an extra that is not installed), warning or wrong, with what to do. The exit
 code is 1 when something is wrong, 0 otherwise: extras are optional.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import platform
 import sys
 from dataclasses import asdict, dataclass
@@ -18,12 +19,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from virta import files
 from virta.errors import VirtaError
+from virta.server.settings import BY_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-OK, MISSING, WRONG = "ok", "missing", "wrong"
+OK, MISSING, WARNING, WRONG = "ok", "missing", "warning", "wrong"
+DATA_DIR_DEFAULT = str(BY_NAME["data_dir"].default)
 EXTRAS = {
     "server": ("uvicorn", "starlette"),
     "match": ("google-re2",),
@@ -50,14 +54,19 @@ class Finding:
 
 @click.command()
 @click.option("--spark-job", is_flag=True, help="Also start Spark and run a one-row job.")
+@click.option(
+    "--data-dir",
+    help="Also check who can read this data directory (or log); the default one if it is there.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON array.")
-def doctor(*, spark_job: bool, as_json: bool) -> None:
+def doctor(*, spark_job: bool, data_dir: str | None, as_json: bool) -> None:
     """Check Python, native modules, extras and Java; say what to do about what is missing."""
     checks: list[Callable[[], list[Finding]]] = [
         check_python,
         check_native,
         check_extras,
         check_java,
+        lambda: check_directory(data_dir or DATA_DIR_DEFAULT),
     ]
     if spark_job:
         checks.append(check_spark)
@@ -123,6 +132,14 @@ def check_java() -> list[Finding]:
         return [Finding("java", state, error.message)]
     shim = "" if java.complete else f", through {home}"
     return [Finding("java", OK, f"{java.version} from {java.origin} ({java.home}){shim}")]
+
+
+def check_directory(data_dir: str) -> list[Finding]:
+    if not os.path.isdir(data_dir):
+        return []
+    exposed = files.open_to_others(data_dir)
+    state, detail = (WARNING, exposed) if exposed else (OK, f"{data_dir} is closed to other users")
+    return [Finding("data directory", state, detail)]
 
 
 def check_spark() -> list[Finding]:

@@ -18,6 +18,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
+from virta import files
 from virta.errors import JournalError
 from virta.journal.client import AsyncClient
 from virta.journal.messages import RETRY_CODES, RefusedError, Reply, Request
@@ -72,7 +73,7 @@ class Forwarder:
         self._delay = RETRY_S_MIN  # before the next connection
         self._wake = asyncio.Event()
         self._files: dict[str, SpoolFile] = {}
-        directory.mkdir(parents=True, exist_ok=True)
+        files.make_directory(directory)
 
     async def run(self, stop: asyncio.Event) -> None:
         with contextlib.ExitStack() as held:
@@ -212,9 +213,9 @@ class Forwarder:
         return True
 
     def _reject(self, record: Spooled) -> None:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         path = self.directory / REJECTED
-        descriptor = os.open(path, flags, 0o600)
+        descriptor = files.open_file(path, flags)
         kept = encode_record(record.message)
         try:
             written = os.write(descriptor, kept)
@@ -247,7 +248,7 @@ def _request(record: Spooled) -> Request:
 
 def _claim(directory: Path) -> int:
     path = directory / "forwarder.lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = files.open_file(path, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -265,6 +266,7 @@ def _ping_socket(directory: Path) -> socket.socket | None:
     ping = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
     try:
         ping.bind(str(path))
+        os.chmod(path, files.file_mode(directory))
     except OSError:
         ping.close()
         return None

@@ -28,6 +28,7 @@ import struct
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
+from virta import files
 from virta.journal.kernel import native
 
 if TYPE_CHECKING:
@@ -86,9 +87,7 @@ class Leases:
         working = list(jobs)
         self._slots = max(SLOTS_MIN, 2 * len(working))
         temporary = self._path.with_suffix(".tmp")
-        self._descriptor = os.open(
-            temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644
-        )
+        self._descriptor = files.open_file(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         self._map = self._mapped()
         self._map[: len(MAGIC)] = MAGIC
         self._free = list(range(self._slots - 1, 0, -1))

@@ -21,6 +21,7 @@ import re
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
+from virta import files
 from virta.errors import JournalError
 from virta.journal import commands
 from virta.journal.client import AsyncClient
@@ -148,7 +149,7 @@ class Link:
         log.warning("peer_away name=%s bytes=%d", self.peer.name, self._bytes)
         directory = self._spool.directory
         temporary = directory / "pull.tmp"
-        with temporary.open("wb") as file:
+        with open(temporary, "wb", opener=files.open_file) as file:
             file.write(encode_record(self._pull))
             file.flush()
             os.fsync(file.fileno())

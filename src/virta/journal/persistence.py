@@ -23,6 +23,7 @@ import os
 import shutil
 from typing import TYPE_CHECKING, Literal
 
+from virta import files
 from virta.errors import JournalError
 from virta.journal import images
 from virta.journal.disk import sync_directory
@@ -55,7 +56,7 @@ class Persistence:
         self.directory = directory
         self.durability: Durability = durability
         self.synced = durability in ("fsync", "group")  # whether a commit waits for the disk
-        directory.mkdir(parents=True, exist_ok=True)
+        files.make_directory(directory)
         self._lock = _claim(directory / "lock")
         self.spill = FileSpill(directory)
         self._leases = Leases(directory / "leases")
@@ -271,7 +272,7 @@ class Persistence:
 
 
 def _claim(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = files.open_file(path, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
+from virta import files
 from virta.errors import JournalError
 from virta.journal import images
 from virta.journal.disk import sync_directory
@@ -46,7 +47,7 @@ def write_snapshot(engine: Engine, path: Path) -> Generator[None, None, None]:
 
     When it ends the file is complete but not yet durable: sync it, then call `publish`.
     """
-    with path.open("wb") as file:
+    with open(path, "wb", opener=files.open_file) as file:
         file.write(MAGIC)
         chunks = 0
         for payload in _steps(engine):

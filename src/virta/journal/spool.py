@@ -28,6 +28,7 @@ import zlib
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
+from virta import files
 from virta.journal.disk import sync_directory
 from virta.journal.domain import host_of
 from virta.journal.messages import (
@@ -125,7 +126,7 @@ class Spool:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        directory.mkdir(parents=True, exist_ok=True)
+        files.make_directory(directory)
         self._last_stamp = 0
         self._named = ""  # the file of which the name is on disk
         self._ping = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
@@ -153,7 +154,7 @@ class Spool:
         records = [encode_record(message) for message in messages]
         while True:
             path = self.directory / time.strftime("%Y%m%d%H.fjs", time.gmtime())
-            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = files.open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
                 if not _names(path, descriptor):

@@ -12,6 +12,7 @@ import os
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
+from virta import files
 from virta.log import kernel
 from virta.log.codec import (
     FLAG_REPAIR,
@@ -240,7 +241,7 @@ def _rewrite(
     header = segment.header._replace(salt=new_salt(), flags=segment.header.flags | FLAG_COMPACTED)
     temporary = segment.path.with_suffix(".compact")
     try:
-        with temporary.open("wb") as file:
+        with open(temporary, "wb", opener=files.open_file) as file:
             file.write(header.pack())
             writer = _Rewriter(file, header.salt, header.prev_crc, header.base)
             for batch in _batches(segment):

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from virta import files
 from virta.errors import LogFormatError, LogNotFoundError, LogReadOnlyError
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def write_meta(directory: Path, segment_bytes: int) -> Meta:
 def write_whole(path: Path, data: bytes) -> None:
     """Replace a file so that after a crash it holds the old or the new content, never half."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    fd = files.open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(data)
@@ -133,16 +134,16 @@ def sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
-def make_directory(directory: Path) -> None:
+def make_directory(directory: Path, mode: int | None = None) -> None:
     """
-    Make sure `directory` can become a log.
+    Make sure `directory` can become a log; a new one is 0700, or `mode`.
 
     Raises:
         LogFormatError: it holds other things, or its file system is one the log refuses.
         LogReadOnlyError: it cannot be made or written.
     """
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        files.make_directory(directory, mode)
         strangers = [name for name in os.listdir(directory) if not _is_ours(name)]
     except PermissionError as exc:
         raise LogReadOnlyError(f"cannot make a log at {directory}: {exc.strerror}") from exc
@@ -198,11 +199,11 @@ def boot_id() -> int:
 
 def open_locks(directory: Path) -> tuple[int, int, int]:
     """Descriptors of writer.lock, sync.lock and the control page, made if missing."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_CREAT
     fds: list[int] = []
     try:
-        fds.extend(os.open(directory / name, flags, 0o666) for name in (WRITER_LOCK, SYNC_LOCK))
-        control = os.open(directory / CONTROL, flags, 0o666)
+        fds.extend(files.open_file(directory / name, flags) for name in (WRITER_LOCK, SYNC_LOCK))
+        control = files.open_file(directory / CONTROL, flags)
         fds.append(control)
         if os.fstat(control).st_size < CONTROL_BYTES:
             os.ftruncate(control, CONTROL_BYTES)
@@ -224,7 +225,7 @@ def maintaining(directory: Path, *, wait: bool = True) -> Iterator[bool]:
 
     Without `wait` it gives False where another one is at work.
     """
-    fd = os.open(directory / MAINT_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    fd = files.open_file(directory / MAINT_LOCK, os.O_RDWR | os.O_CREAT)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

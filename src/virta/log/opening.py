@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from virta import files
 from virta.errors import LogError, LogLimitError, LogNotFoundError
 from virta.log import kernel
 from virta.log.arguments import check_option
@@ -43,6 +44,7 @@ def open_log(
     durability: Durability = "group",
     visibility: Visibility | None = None,
     segment_bytes: int | None = None,
+    mode: int | None = None,
     lock_timeout: float = LOCK_TIMEOUT_S,
     wait: float | None = None,
 ) -> Log:
@@ -56,6 +58,8 @@ def open_log(
         visibility: what readers see: "durable" records only (default), or all "committed" ones
             (default with durability="none").
         segment_bytes: size at which a new log starts its next segment; fixed when the log is made.
+        mode: who may use a log that this call makes, as a directory's mode: 0o700 (default), or 0o770 to share it
+            with the directory's group; files follow. An existing directory keeps its mode.
         lock_timeout: seconds to wait for other writers before giving up.
         wait: seconds to wait for somebody else to create the log; implies create=False.
     """
@@ -67,12 +71,16 @@ def open_log(
         raise LogLimitError(
             f"segment_bytes is {segment_bytes}; it must be from {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}"
         )
+    if mode is not None and not files.is_directory_mode(mode):
+        raise LogLimitError(
+            f"mode is {mode!r}; it must be a directory's mode such as 0o700, 0o750 or 0o770"
+        )
     if wait is not None:
         _await_creation(directory, wait)
     if read_only or not create or wait is not None:
         meta = read_meta(directory)
     else:
-        meta = _create(directory, segment_bytes or SEGMENT_BYTES_DEFAULT)
+        meta = _create(directory, segment_bytes or SEGMENT_BYTES_DEFAULT, mode)
     return Log(
         directory,
         meta,
@@ -83,12 +91,12 @@ def open_log(
     )
 
 
-def _create(directory: Path, segment_bytes: int) -> Meta:
+def _create(directory: Path, segment_bytes: int, mode: int | None) -> Meta:
     try:
         return read_meta(directory)
     except LogNotFoundError:
         pass
-    make_directory(directory)
+    make_directory(directory, mode)
     lock_fd, sync_fd, control_fd = open_locks(directory)
     core = kernel.Kernel(lock_fd, sync_fd, control_fd, boot_id(), True)
     os.close(control_fd)

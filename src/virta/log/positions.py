@@ -23,6 +23,7 @@ import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from virta import files
 from virta.errors import ConsumerError
 from virta.log import kernel
 from virta.log.directory import GROUPS, write_whole
@@ -134,7 +135,7 @@ def create_positions(directory: Path, name: str, partitions: int, start: int) ->
     if not 1 <= partitions <= PARTITIONS_MAX:
         raise ConsumerError(f"partitions must be from 1 to {PARTITIONS_MAX}, got {partitions!r}")
     folder = directory / GROUPS
-    folder.mkdir(exist_ok=True)
+    files.make_inside(folder)
     path = folder / f"{name}.grp"
     with LockFile(directory, name) as locks, locks.changing():
         if path.exists():
@@ -150,7 +151,7 @@ class LockFile:
 
     def __init__(self, directory: Path, name: str) -> None:
         path = directory / GROUPS / f"{name}.lock"
-        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self.fd = files.open_file(path, os.O_RDWR | os.O_CREAT)
         self._pid = os.getpid()
         _open.add(self)
 

@@ -20,6 +20,7 @@ import os
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from virta import files
 from virta.errors import LogCorruptionError, LogSyncError
 from virta.log import kernel
 from virta.log.codec import FLAG_REPAIR, FLAG_SEAL, Status, encode_record, gap_record, seal_header
@@ -107,10 +108,10 @@ def find_batch(segment: Segment, pos: int, size: int, at_least: int) -> tuple[in
 def quarantine(directory: Path, segment: Segment, start: int, end: int, reason: str) -> str:
     """Copy bytes that are about to go, with a note of where they were; returns the copy's path."""
     folder = directory / QUARANTINE
-    folder.mkdir(exist_ok=True)
+    files.make_inside(folder)
     stem = f"{segment.path.stem}-{start}-{end}-{now_us()}"
     target = folder / f"{stem}.bin"
-    with target.open("xb") as file:
+    with open(target, "xb", opener=files.open_file) as file:
         pos = start
         while pos < end:
             data = os.pread(segment.fd, min(READ_CHUNK_BYTES, end - pos), pos)
@@ -121,7 +122,7 @@ def quarantine(directory: Path, segment: Segment, start: int, end: int, reason: 
         file.flush()
         os.fsync(file.fileno())
     note = {"segment": segment.path.name, "byte_from": start, "byte_to": end, "reason": reason}
-    (folder / f"{stem}.json").write_text(json.dumps(note) + "\n")
+    files.write_text(folder / f"{stem}.json", json.dumps(note) + "\n")
     sync_directory(folder)
     return str(target)
 

@@ -14,6 +14,7 @@ import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
+from virta import files
 from virta.errors import LogTypeError
 from virta.log import groups
 from virta.log.directory import (
@@ -51,10 +52,10 @@ class Pin:
     @in_words("pinning")
     def __init__(self, directory: Path, offset: int) -> None:
         folder = directory / PINS
-        folder.mkdir(exist_ok=True)
+        files.make_inside(folder)
         self.offset = offset
         self._path = folder / uuid.uuid4().hex
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self._fd = files.open_file(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
         os.write(self._fd, json.dumps({"offset": offset}).encode())
         _pins.add(self)

@@ -14,6 +14,7 @@ import struct
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from virta import files
 from virta.errors import LogCorruptionError, LogFormatError
 from virta.log import kernel
 from virta.log.codec import REASONS, Batch, Status
@@ -264,7 +265,7 @@ def create_segment(directory: Path, header: SegmentHeader) -> None:
     """A new segment, complete with its header or not there at all."""
     path = directory / segment_name(header.base)
     temporary = path.with_suffix(".new")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    fd = files.open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         write_all(fd, header.pack(), 0)
         os.fsync(fd)

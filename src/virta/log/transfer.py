@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal
 
+from virta import files
 from virta.errors import LogFormatError, LogWriteError
 from virta.log.puro import Crc, Generation, PuroReport, encode, puro_segments, read_puro
 
@@ -173,7 +174,7 @@ def _write_file(
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     count = 0
     try:
-        with temporary.open("wb") as stream:
+        with open(temporary, "wb", opener=files.open_file) as stream:
             for part in parts:
                 stream.write(part)
                 count += 1

@@ -81,7 +81,7 @@ class Writer:
         self._stream = stream.bytes
         self._segment_bytes = segment_bytes
         self._lock_timeout = lock_timeout
-        self._segment: Segment | None = None
+        self._segment: Segment | None = None  # its header; the kernel has the descriptor
         self._poison: str | None = None
         self._unindexed = False
         self._producers: Producers = {}
@@ -301,7 +301,14 @@ class Writer:
             header = SegmentHeader(first, now_us(), self._stream, new_salt(), 0, NO_SEGMENT, 0)
             self._begin(header, 0)
             return
-        segment = Segment(self.directory, bases[-1])
+        # Closed at the end, whatever happens: an exception and its frames may live for long.
+        with Segment(self.directory, bases[-1]) as segment:
+            self._attach_to(segment, snapshot, page=page, distrust=distrust)
+
+    def _attach_to(
+        self, segment: Segment, snapshot: Snapshot, *, page: bool, distrust: bool
+    ) -> None:
+        """Attach the kernel to the last segment; recover it first unless the page vouches for its end."""
         trusted = None if distrust else self._trusted(segment, snapshot)
         self._adopt(segment)
         sound = segment.size == snapshot.file_size and not snapshot.writing
@@ -353,14 +360,13 @@ class Writer:
         except ValueError:  # closed meanwhile: it took nothing
             os.close(fd)
             raise
-        old, self._segment = self._segment, segment
+        self._segment = segment
         self.synced_next = 0  # after a repair offsets may be given again
-        if old is not None:
-            old.close()
 
     def _begin(self, header: SegmentHeader, last_time: int) -> None:
         create_segment(self.directory, header)
-        self._adopt(Segment(self.directory, header.base))
+        with Segment(self.directory, header.base) as segment:
+            self._adopt(segment)
         start = SEGMENT_HEADER_BYTES
         self._core.publish(header.base, start, header.base, header.prev_crc, last_time, 0)
         self._core.publish_durable(header.base, start, header.base)

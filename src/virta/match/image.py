@@ -20,6 +20,7 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from virta import files
 from virta.match.engine import NativeEngine
 from virta.match.matcher import Matcher
 
@@ -70,7 +71,7 @@ def shared_matcher(path: Path, load: Callable[[], Programs]) -> Matcher:
     try:
         matcher = opened(target, mark, programs)
         if matcher is None and is_ours(target.parent):
-            with (target.parent / "images.lock").open("w") as lock:
+            with open(target.parent / "images.lock", "w", opener=files.open_file) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not target.exists():
                     tidy(target.parent)
@@ -147,8 +148,7 @@ def write(target: Path, mark: bytes, programs: Programs) -> None:
         return  # a condition was dropped on the way: numbers would not fit
     draft = target.with_suffix(".draft")
     try:
-        with draft.open("xb") as file:
-            os.fchmod(file.fileno(), 0o600)
+        with open(draft, "xb", opener=files.open_file) as file:
             engine.save_image(file, mark)
         draft.replace(target)
     finally:

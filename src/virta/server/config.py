@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 FILE_NAME = "virta.toml"
+LOG_NAME = "log"
 FILE_TABLE = "server"
 OFF = "none"
 # Python would also read `8_0` and digits of other scripts; nobody means them.
@@ -59,7 +60,7 @@ class Config:
 
     @property
     def log_path(self) -> Path:
-        return Path(self.data_dir) / "log"
+        return Path(self.data_dir) / LOG_NAME
 
 
 def load(

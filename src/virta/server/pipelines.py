@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from virta import files
 from virta.spark.pipeline import PipelineError
 from virta.spark.pipeline_file import load, nameless
 from virta.spark.status import began, read_json, read_status, write_supervised
@@ -276,8 +277,8 @@ class Output:
         self._over.set()
 
     def _write(self, chunk: bytes) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("ab") as file:
+        files.make_inside(self._path.parent)
+        with open(self._path, "ab", opener=files.open_file) as file:
             file.write(chunk)
             full = file.tell() >= LOG_BYTES_MAX
         if full:

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 import structlog
 
 import virta.log
+from virta import files
 from virta.errors import ConfigError, RequestError
 from virta.hub.hub import Hub
 from virta.hub.idempotency import Idempotency, key_of
@@ -33,6 +34,7 @@ from virta.hub.replay import Replayer
 from virta.hub.subscription import SlowPolicy
 from virta.hub.topics import STREAMS
 from virta.journal.daemon import JournalServer
+from virta.server.config import LOG_NAME
 from virta.server.door import THORIUM_CORS, Door, read_tokens
 from virta.server.hosts import Hosts, host_name, is_loopback
 from virta.server.origins import Origins
@@ -97,7 +99,9 @@ class Service:
         """Open the log, learn its tail, begin to follow it."""
         config = self.config
         loop = asyncio.get_running_loop()
-        self._lock = _lock_directory(config.data_dir)
+        self._lock = _lock_directory(config.data_dir, int(config.data_mode, 8))
+        if exposed := files.open_to_others(config.data_dir):
+            self.logger.warning("data_directory_open", detail=exposed)
         visibility: Visibility | None = "committed" if config.durability == "none" else None
         self.log = await asyncio.to_thread(
             virta.log.open, config.log_path, durability=config.durability, visibility=visibility
@@ -151,9 +155,9 @@ class Service:
         if config.journal_port is None:
             return
         host = config.host if is_loopback(config.host) or config.insecure else "127.0.0.1"
-        self.journal = JournalServer(
-            Path(config.data_dir) / JOURNAL_NAME, host=host, port=config.journal_port
-        )
+        directory = Path(config.data_dir) / JOURNAL_NAME
+        files.make_inside(directory)
+        self.journal = JournalServer(directory, host=host, port=config.journal_port)
         try:
             await self.journal.start()
         except OSError as error:
@@ -229,12 +233,14 @@ def _own_hosts(config: Config) -> list[str]:
     return [name] if name else []
 
 
-def _lock_directory(data_dir: str) -> int:
+def _lock_directory(data_dir: str, mode: int) -> int:
     """Take the data directory for this process; two servers would not know each other's repeats."""
     path = os.path.join(data_dir, LOCK_NAME)
     try:
-        os.makedirs(data_dir, exist_ok=True)
-        handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        files.make_directory(data_dir, mode)
+        handle = files.open_file(path, os.O_CREAT | os.O_RDWR)
+        for name in (LOG_NAME, REGISTRY_NAME):
+            files.make_inside(os.path.join(data_dir, name))
     except OSError as error:
         raise ConfigError(
             f"cannot use data directory {data_dir}: {error.strerror}", setting="data_dir"

@@ -107,6 +107,13 @@ SETTINGS: tuple[Setting, ...] = (
         help="Directory of everything durable; the log is its `log` subdirectory.",
     ),
     Setting(
+        name="data_mode",
+        kind=str,
+        default="0700",
+        choices=("0700", "0750", "0770"),
+        help="Mode of a data directory that the server makes: 0750 lets its group read, 0770 write too.",
+    ),
+    Setting(
         name="durability",
         kind=str,
         default="group",

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from virta import files
 from virta.errors import LogError
 from virta.spark import arrow_plain as status
 from virta.spark.arrow import FOREVER, RECORD_COLUMNS, kernel, want_mask
@@ -182,10 +183,10 @@ def report(reading: Reading, problem: Problem) -> None:
     name = f"{Path(problem.segment).stem}-{problem.byte_from}-{problem.byte_to}.json"
     target = Path(reading.problems) / name
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        files.make_directory(target.parent)
         # A name of its own: executors in containers may report the same damage, under the same process id.
         draft = target.with_suffix(f".{secrets.token_hex(8)}")
-        draft.write_text(json.dumps(asdict(problem)) + "\n")
+        files.write_text(draft, json.dumps(asdict(problem)) + "\n")
         draft.replace(target)
     except OSError as exc:
         raise LogError(f"the report of damage cannot be written to {target}: {exc}") from exc

@@ -29,6 +29,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from virta import files
 from virta.errors import VirtaError
 from virta.match import Compiled, Matcher, compile_filter
 from virta.match.image import SHARED_WRITE, Programs, heap_matcher, is_ours, shared_matcher
@@ -112,7 +113,7 @@ def write_set(filters: Mapping[str, Filter | Compiled], directory: str | None = 
 def keep(packed: Any, digest: str, directory: str | None = None) -> str:
     """The path of the file with these bytes, written unless it is there."""
     place = own_directory() if directory is None else Path(directory)
-    place.mkdir(parents=True, exist_ok=True)
+    files.make_directory(place)
     path = place / f"filters-{digest}.arrow"
     if path.exists():
         touch(path)
@@ -120,8 +121,8 @@ def keep(packed: Any, digest: str, directory: str | None = None) -> str:
     # A name of its own: threads and containers may keep the same set at once, under the same process id.
     draft = path.with_suffix(f".{secrets.token_hex(8)}")
     try:
-        draft.write_bytes(packed)
-        draft.chmod(0o644)
+        with open(draft, "xb", opener=files.open_file) as file:
+            file.write(packed)
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
@@ -136,7 +137,7 @@ def own_directory() -> Path:
         MatchError: somebody else made it, or may write to it: parts of what is kept here are unpickled.
     """
     place = Path(gettempdir()) / f"virta-filters-{os.geteuid()}"
-    place.mkdir(mode=0o700, exist_ok=True)
+    files.make_directory(place)
     about = place.lstat()
     if (
         not stat.S_ISDIR(about.st_mode)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from virta import files
 from virta.errors import VirtaError
 
 JAVA_VERSION_MIN = 17  # Spark 4 is compiled to class file version 61
@@ -133,11 +134,11 @@ def write_shim(shim: Path, text: str) -> None:
     """Keep a script that can be run, unless it is there; others may be about to run it, or to write the same."""
     if shim.exists() and shim.read_text() == text:
         return
-    shim.parent.mkdir(parents=True, exist_ok=True)
+    files.make_directory(shim.parent)
     draft = shim.with_name(f"{shim.name}.{secrets.token_hex(8)}")
     try:
-        draft.write_text(text)
-        draft.chmod(0o755)
+        files.write_text(draft, text)
+        draft.chmod(files.PRIVATE_DIRECTORY)
         draft.replace(shim)
     finally:
         draft.unlink(missing_ok=True)

@@ -36,6 +36,7 @@ from pyspark.sql.types import (
 )
 
 import virta
+from virta import files
 from virta.errors import VirtaError
 from virta.spark.launch import session
 from virta.spark.layout import gap_error
@@ -154,8 +155,8 @@ def compact(
 @contextmanager
 def only_writer(root: Path) -> Iterator[None]:
     """Hold the lake: two compactions at once would write the same range, and clear away each other's drafts."""
-    root.mkdir(parents=True, exist_ok=True)
-    with (root / LOCK).open("a") as lock:
+    files.make_directory(root)
+    with open(root / LOCK, "a", opener=files.open_file) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

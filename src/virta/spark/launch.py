@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from virta import files
 from virta.errors import VirtaError
 from virta.spark.java import ensure_java
 from virta.spark.planning import PUSHDOWN_SETTING, plan_each_query
@@ -145,7 +146,7 @@ def use_packed_python(name: str) -> None:
 def shared_lock(path: Path) -> int:
     """Hold the lock that all users of something share; whoever holds it alone may clear it away."""
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = files.open_file(path, os.O_RDWR | os.O_CREAT)
         fcntl.flock(fd, fcntl.LOCK_SH)
         with suppress(FileNotFoundError):
             if os.path.samestat(path.stat(), os.fstat(fd)):

@@ -35,6 +35,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 import virta
+from virta import files
 from virta.errors import VirtaError
 from virta.spark.options import WRITE_OPTIONS, OptionError, by_name, required
 from virta.spark.worker import settle
@@ -148,9 +149,9 @@ def stage(options: WriteOptions, batches: Iterable[pa.RecordBatch]) -> Staged:
         options.path
     ).close()  # a new log is made before anything else stands in its directory
     directory = Path(options.path) / STAGING
-    directory.mkdir(exist_ok=True)
+    files.make_inside(directory)
     path = directory / f"{uuid.uuid4().hex}.arrow"
-    with pa.OSFile(str(path), "wb") as file:
+    with open(path, "xb", opener=files.open_file) as file:
         write_stream(file, kept)
     return Staged(partition, query, count, None, str(path))
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from virta import files
 from virta.errors import VirtaError
 
 if TYPE_CHECKING:
@@ -53,8 +54,8 @@ def claimed(pipeline: Pipeline) -> Iterator[None]:
         yield
         return
     path = Path(pipeline.checkpoint_path()) / LOCK
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as lock:
+    files.make_directory(path.parent)
+    with open(path, "a", opener=files.open_file) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -78,9 +79,9 @@ def write_json(pipeline: Pipeline, name: str, value: dict[str, Any]) -> None:
     if is_remote(pipeline):
         return
     path = Path(pipeline.checkpoint_path()) / name
-    path.parent.mkdir(parents=True, exist_ok=True)
+    files.make_directory(path.parent)
     draft = path.with_name(f"{name}.{os.getpid()}")
-    draft.write_text(json.dumps(value))
+    files.write_text(draft, json.dumps(value))
     draft.replace(path)
 
 
