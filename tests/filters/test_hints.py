@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from time import process_time
 from urllib.parse import quote
 
 import pytest
@@ -190,3 +191,24 @@ def test_the_servers_entrance_says_the_same():
         parse_query('{"equals": {"a": 1}}', terms_max=3)
 
     assert caught.value.message == refused('{"equals": {"a": 1}}').message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a=" * 8000 + " x",
+        "a=" + " " * 16_000 + "x'",
+        "a " + " " * 16_000 + "x",
+        "a=1;" * 4000 + " ",
+    ],
+    ids=["equals-signs", "blanks", "blanks-without-equals", "terms"],
+)
+def test_hints_take_linear_time(text):
+    """No text makes the search for a better message try every way to read it."""
+    started = process_time()
+
+    likely_dialect(text)
+    suggested_term(text)
+    doubt(text, "query-string")
+
+    assert process_time() - started < 0.5

@@ -25,8 +25,9 @@ HINT_CHARS_MAX = 16_384
 _CLOUDEVENTS = frozenset({"exact", "prefix", "suffix", "all", "any", "sql"})
 _CESQL_WORD = re.compile(r"'|\b(?:AND|OR|XOR|NOT|LIKE|EXISTS|IN)\b", re.IGNORECASE)
 _NAME = r"[^<>=!{}()\"'\s&;]+"
-_QUERY = re.compile(rf"(?:[&;]*{_NAME}=[^\s&;]*)+[&;]*")
-_COMPARISON = re.compile(rf"\s*({_NAME})\s*(==|=|!=|<>|<=|>=|<|>)\s*(.*?)\s*", re.DOTALL)
+# Matched against one term between separators, so that no text has two readings to try.
+_TERM = re.compile(rf"{_NAME}=\S*")
+_COMPARISON = re.compile(rf"({_NAME})\s*(==|=|!=|<>|<=|>=|<|>)(.*)", re.DOTALL)
 _OPERATORS = {"==": "", "=": "", "!=": "!", "<>": "!"}
 _QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
 # A literal that is a JSON scalar or starts as an operator does must be put in quotes to stay a text.
@@ -48,7 +49,8 @@ def likely_dialect(source: Any) -> str | None:
         return None
     if _CESQL_WORD.search(text) and _is_expression(text):
         return "cesql"
-    return "query-string" if _QUERY.fullmatch(text) else None
+    terms = [term for term in re.split("[&;]", text) if term]
+    return "query-string" if terms and all(map(_TERM.fullmatch, terms)) else None
 
 
 def doubt(source: str, dialect: str) -> str | None:
@@ -71,11 +73,10 @@ def doubt(source: str, dialect: str) -> str | None:
 
 def suggested_term(piece: str) -> str | None:
     """Return the query-string term that a comparison such as `a > 5` or `a == 'x'` stands for."""
-    text = unquote_plus(piece[:HINT_CHARS_MAX])
-    found = _COMPARISON.fullmatch(text)
+    found = _COMPARISON.fullmatch(unquote_plus(piece[:HINT_CHARS_MAX]).strip())
     if found is None:
         return None
-    name, operator, value = found.groups()
+    name, operator, value = found[1], found[2], found[3].strip()
     if operator in {"==", "="} and value[:1] in {">", "<"}:
         return None  # `a ==> 5`: nobody knows
     quoted = _QUOTED.fullmatch(value)
