@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import ref
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,3 +96,34 @@ def test_any_sequence_of_moves(moves):
 
     assert len(thing.fired) == 1
     assert thing.fired[0] >= last
+
+
+def test_removed_is_forgotten():
+    """What was removed is not called, not kept, and does not come back with a later deadline."""
+    loop = Loop()
+    wheel, thing = Wheel(loop), Thing()
+    wheel.set(thing, 1001.0)
+    wheel.set(thing, 1000.5)
+    wheel.remove(thing)
+    wheel.set(thing, 1001.0)
+    forgotten = ref(thing)
+    fired = thing.fired
+    del thing
+
+    assert forgotten() is None
+    turn_to(wheel, loop, 1003.0)
+    assert fired == []
+
+
+def test_removed_by_another_of_its_slot():
+    """One that expires may remove others that would expire with it."""
+    loop = Loop()
+    wheel, first, second = Wheel(loop), Thing(), Thing()
+    first.expired = lambda now: (first.fired.append(now), wheel.remove(second))
+    second.expired = lambda now: (second.fired.append(now), wheel.remove(first))
+    wheel.set(first, 1001.0)
+    wheel.set(second, 1001.0)
+
+    turn_to(wheel, loop, 1003.0)
+
+    assert len(first.fired) + len(second.fired) == 1

@@ -114,6 +114,7 @@ class Hub:
             return
         self._stream_consumers.discard(consumer)
         self.dropped += consumer.dropped
+        consumer.close()
         for segments in consumer.streams:
             self._streams.remove(segments, consumer)
 

@@ -11,6 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from virta.hub.frames import websocket_text
+from virta.hub.subscription import NOWHERE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,3 +73,9 @@ class StreamConsumer:
             self.sink.write(websocket_text(b'{"dropped":%d}' % lost))
         while self._queue and not self.blocked:
             self.sink.write(self._queue.popleft())
+
+    def close(self) -> None:
+        """Forget what waits, and the sink: what is still offered goes nowhere."""
+        self._queue.clear()
+        self.sink = NOWHERE
+        self.put = NOWHERE.write

@@ -39,6 +39,23 @@ class Sink(Protocol):
         """Close the way out: the subscription is over."""
 
 
+class Nowhere:
+    """
+    The sink of whatever is closed.
+
+    A consumer and its sink refer to each other: with this in the sink's place neither keeps the other in memory.
+    """
+
+    def write(self, payload: bytes) -> None:
+        """Drop bytes."""
+
+    def end(self, reason: str) -> None:
+        """Do nothing."""
+
+
+NOWHERE = Nowhere()
+
+
 @dataclass(frozen=True)
 class SlowPolicy:
     """What a consumer may cost when it does not keep up."""
@@ -136,10 +153,12 @@ class Subscription:
         )
 
     def close(self) -> None:
-        """Forget everything that waits."""
+        """Forget everything that waits, and the sink: what is still sent goes nowhere."""
         self.closed = True
         self._backlog = None
         self.backlog_bytes = 0
+        self.sink = NOWHERE
+        self.put = NOWHERE.write
 
     def _wait(self, payload: bytes, count: int) -> None:
         if self._backlog is None:
@@ -150,9 +169,9 @@ class Subscription:
         if self.backlog_bytes <= self.policy.bytes_max:
             return
         if self.policy.action == DISCONNECT:
-            waiting = self.backlog_bytes
+            waiting, sink = self.backlog_bytes, self.sink
             self.close()
-            self.sink.end(f"{waiting} bytes were waiting, {self.policy.bytes_max} are allowed")
+            sink.end(f"{waiting} bytes were waiting, {self.policy.bytes_max} are allowed")
             return
         while self.backlog_bytes > self.policy.bytes_max:
             oldest, lost = backlog.popleft()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -266,10 +267,10 @@ class Endpoints:
         return json_response(self._service, _encode(counts))
 
     async def openapi(self, request: Request) -> Response:  # noqa: ARG002
-        return json_response(self._service, _encode(openapi()))
+        return json_response(self._service, _openapi_text())
 
     async def asyncapi(self, request: Request) -> Response:  # noqa: ARG002
-        return json_response(self._service, _encode(asyncapi()))
+        return json_response(self._service, _asyncapi_text())
 
     async def subscribe(self, request: Request) -> Response:
         """What a request without an upgrade hears at Subtub's socket; other methods find nothing."""
@@ -352,3 +353,14 @@ def _count(counts: dict[str, Any], path: list[str]) -> None:
 def _encode(value: object) -> bytes:
 
     return msgspec.json.encode(value)
+
+
+# Made once: making the schemas takes milliseconds and leaves thousands of objects to the cyclic collector.
+@cache
+def _openapi_text() -> bytes:
+    return _encode(openapi())
+
+
+@cache
+def _asyncapi_text() -> bytes:
+    return _encode(asyncapi())

@@ -31,6 +31,7 @@ class ColdLane(QuickLane):
         # Set when the peer sends no more; made for the first request that may want to know.
         self._gone: asyncio.Event | None = None
         self._running: Any = None
+        self._starting: list[Any] = []
 
     def hand_over(self) -> None:
         """Give a request to the ASGI application when its turn comes."""
@@ -46,7 +47,7 @@ class ColdLane(QuickLane):
             self.refuse(self.enter(), error, close=True)
             return
         self.cycle = None  # type: ignore[assignment]
-        self._starting: list[Any] = []
+        self._starting = []
         HttpToolsProtocol.on_headers_complete(self)
         if self._gone is None:
             self._gone = asyncio.Event()
@@ -68,9 +69,13 @@ class ColdLane(QuickLane):
         if self._gone is not None:
             self._gone.set()
 
-    def leave(self) -> None:
-        """The connection is lost."""
+    def release(self) -> None:
+        """The connection is lost: tell the request that is worked on, and refer to none any more."""
         self.tell_gone()
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
+        self._gone = self._running = self.cold = None
+        self._starting = []
+        self.cycle = self.scope = None  # type: ignore[assignment]
+        super().release()

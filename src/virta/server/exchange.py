@@ -103,3 +103,16 @@ class ExchangeQueue:
 
     def clear(self) -> None:
         self._exchanges.clear()
+
+    def close(self) -> None:
+        """The connection is lost: answers that come later are not written, and nothing refers to it any more."""
+        self._exchanges.clear()
+        self._write, self._end = _write_nothing, _end_nothing
+
+
+def _write_nothing(data: bytes) -> None:
+    """Ignore an answer whose connection is lost."""
+
+
+def _end_nothing() -> None:
+    """Ignore the end of a connection that is lost."""

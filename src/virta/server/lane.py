@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from virta.server.exchange import Exchange, ExchangeQueue
 from virta.server.quick import END_OF_HEAD
-from virta.server.wheel import NEVER
+from virta.server.wheel import NEVER, OFF_WHEEL
 
 if TYPE_CHECKING:
     from virta.errors import RequestError
@@ -48,7 +48,7 @@ class QuickLane(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.deadline = NEVER
-        self.slot = -1
+        self.slot = OFF_WHEEL
         self.cors = b""  # of the answer to the request whose head was read last
         self.exchanges = ExchangeQueue(self.write, self.end)
         # The parser stands between two requests and this is still a connection for requests.
@@ -128,6 +128,19 @@ class QuickLane(HttpToolsProtocol):
             self.way.run()  # before whatever came later is published
         if self.quick is True:
             self.quick = self.enter()
+
+    def release(self) -> None:
+        """
+        Let go of everything that refers back to this connection, which is lost.
+
+        Without that it would wait for the cyclic collector, which seldom looks at what is some minutes old.
+        """
+        self.service.wheel.remove(self)
+        self.exchanges.close()
+        # Its publication is still written to the log; the answer has nowhere to go.
+        self.quick = None
+        self._held = self._arriving_head = self.head_bytes = b""
+        self.between = False
 
     def on_headers_complete(self) -> None:
         self.head_bytes, self._arriving_head = self._arriving_head, b""

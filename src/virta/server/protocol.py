@@ -32,7 +32,6 @@ from virta.server.exchange import Exchange, ExchangeQueue, with_lines
 from virta.server.paths import CHANNELS
 from virta.server.requests import ChannelRequest, FilterEventsRequest, HotRequest, MessagesRequest
 from virta.server.websocket import WebSocket
-from virta.server.wheel import NEVER
 
 if TYPE_CHECKING:
     from virta.server.sse import SseConsumer
@@ -124,15 +123,15 @@ class HotProtocol(ColdLane):
         service.wheel.set(self, self.loop.time() + service.idle_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.deadline = NEVER
         self.ended = True
-        self.exchanges.clear()
-        self.leave()
-        if self.consumer is not None:
-            self.consumer.gone()
-        if self.socket is not None:
-            self.socket.gone()
         super().connection_lost(exc)
+        consumer, socket = self.consumer, self.socket
+        self.consumer = self.socket = self.request = None
+        if consumer is not None:
+            consumer.gone()
+        if socket is not None:
+            socket.gone()
+        self.release()
 
     def parse(self, data: bytes) -> None:
         """The long way: whatever is no publication with a head that is known."""

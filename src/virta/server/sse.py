@@ -250,8 +250,10 @@ class SseConsumer:
 
     def gone(self) -> None:
         """The connection is lost."""
-        if self._replay is not None:
-            self._replay.cancel()
+        # A task refers to what it works on, and so does whatever its wait has to say.
+        replay, self._replay, self._room = self._replay, None, None
+        if replay is not None:
+            replay.cancel()
         self._service.hub.detach(self.subscription)
         for id_ in self._filter_ids:
             streams = self._service.filter_streams.get(id_, set())

@@ -445,6 +445,9 @@ async def _ended(hook: Webhook) -> None:
     if hook.task is not None:
         hook.task.cancel()
         await asyncio.gather(hook.task, return_exceptions=True)
+        hook.task = (
+            None  # its traceback refers to the webhook: both would wait for the cyclic collector
+        )
 
 
 def _callback_url(url: str | None) -> str | None:

@@ -35,6 +35,8 @@ from virta.server.sse import find_start, parse_query
 from virta.streams import Segments, parse_stream_id
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from virta.server.paths import Moment
     from virta.server.protocol import HotProtocol
 
@@ -86,6 +88,13 @@ def check_subscribe(query: bytes) -> tuple[list[Segments], int, bool]:
     return streams, int(queued), values.get("drops") == ["1"]
 
 
+class _ServerProtocol(ServerProtocol):
+    """The library's protocol; a class, since a function given to it would make it refer to itself."""
+
+    def select_subprotocol(self, subprotocols: Sequence[Subprotocol]) -> Subprotocol | None:
+        return CLOUDEVENTS if CLOUDEVENTS in subprotocols else None
+
+
 class WebSocket:
     """One upgraded connection."""
 
@@ -93,11 +102,7 @@ class WebSocket:
         self._connection = connection
         self._service = connection.service
         self._method = method
-        self._protocol = ServerProtocol(
-            subprotocols=[CLOUDEVENTS],
-            select_subprotocol=lambda _, offered: CLOUDEVENTS if CLOUDEVENTS in offered else None,
-            max_size=EVENT_BYTES_MAX,
-        )
+        self._protocol = _ServerProtocol(subprotocols=[CLOUDEVENTS], max_size=EVENT_BYTES_MAX)
         self._streams: StreamConsumer | None = None
         self._subscription: Subscription | None = None
         self._channel: str | None = None
@@ -286,13 +291,17 @@ class WebSocket:
 
     def gone(self) -> None:
         hub = self._service.hub
-        if self._replay is not None:
-            self._replay.cancel()
-        if self._streams is not None:
-            hub.detach_streams(self._streams)
-        if self._subscription is not None:
-            hub.detach(self._subscription)
-            hub.announce(self._subscription, registered=False)
+        replay, self._replay, self._room = self._replay, None, None
+        if replay is not None:
+            replay.cancel()
+        streams, subscription = self._streams, self._subscription
+        self._streams = self._subscription = None
+        if streams is not None:
+            hub.detach_streams(streams)
+        if subscription is not None:
+            hub.detach(subscription)
+            hub.announce(subscription, registered=False)
+        self._protocol.parser.close()  # a generator, which refers to its protocol
 
     def full(self) -> None:
         if self._streams is not None:

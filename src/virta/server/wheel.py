@@ -18,13 +18,16 @@ logger = logging.getLogger("virta.server")
 
 SLOT_S = 0.05
 NEVER = float("inf")
+# Values of `Timed.slot` beside the numbers of slots.
+OFF_WHEEL = -1
+REMOVED = -2
 
 
 class Timed(Protocol):
     """Something with a deadline."""
 
     deadline: float
-    slot: int  # where it stands on the wheel; -1 when it is not on it
+    slot: int  # where it stands on the wheel, OFF_WHEEL or REMOVED
 
     def expired(self, now: float) -> None:
         """The deadline has passed; set a new one and come back on the wheel if there is one."""
@@ -35,7 +38,8 @@ class Wheel:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._slots: dict[int, list[Timed]] = {}
+        # Each is in at most one slot, the one it names: sets, so that taking one out is cheap.
+        self._slots: dict[int, set[Timed]] = {}
         self.now = loop.time()  # as of the last turn: good enough for whoever counts in slots
         self._done = int(self.now / SLOT_S)
         self._handle: asyncio.TimerHandle | None = None
@@ -51,12 +55,26 @@ class Wheel:
     def set(self, timed: Timed, deadline: float) -> None:
         """Give something a deadline, earlier or later than the one it has."""
         timed.deadline = deadline
-        if deadline == NEVER:
+        if deadline == NEVER or timed.slot == REMOVED:
             return
         slot = max(int(deadline / SLOT_S) + 1, self._done + 1)
-        if timed.slot < 0 or slot < timed.slot:
+        if timed.slot == OFF_WHEEL or slot < timed.slot:
+            self._take_out(timed)
             timed.slot = slot
-            self._slots.setdefault(slot, []).append(timed)
+            self._slots.setdefault(slot, set()).add(timed)
+
+    def remove(self, timed: Timed) -> None:
+        """Forget something for good: it is closed, and no deadline given later brings it back."""
+        timed.deadline = NEVER
+        self._take_out(timed)
+        timed.slot = REMOVED
+
+    def _take_out(self, timed: Timed) -> None:
+        slot = self._slots.get(timed.slot)
+        if slot is not None:
+            slot.discard(timed)
+            if not slot:
+                del self._slots[timed.slot]
 
     def _turn(self) -> None:
         self._handle = self._loop.call_later(SLOT_S, self._turn)
@@ -64,9 +82,9 @@ class Wheel:
         while self._done < int(now / SLOT_S):
             self._done += 1
             for timed in self._slots.pop(self._done, ()):
-                if timed.slot != self._done:
-                    continue  # it was moved to an earlier slot and has been seen there
-                timed.slot = -1
+                if timed.slot == REMOVED:
+                    continue  # by one that expired in this slot
+                timed.slot = OFF_WHEEL
                 if timed.deadline <= now:
                     self._expire(timed, now)
                 else:
