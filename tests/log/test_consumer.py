@@ -11,7 +11,7 @@ import pytest
 
 import virta
 from virta import errors
-from virta.log import groups
+from virta.log import groups, lag, members, reader
 
 pytestmark = pytest.mark.usefixtures("either_kernel")
 
@@ -132,22 +132,204 @@ def test_a_member_that_leaves_hands_over(log):
     two.close()
 
 
-def test_a_silent_member_loses_its_lease(log, monkeypatch):
-    """Alive but silent for longer than its lease: others take over, its commit is refused."""
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of the leases; `clock.now` is moved by hand, in seconds."""
+
+    class Clock:
+        now = 1000.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(members, "uptime_us", lambda: int(clock.now * 1e6))
+    monkeypatch.setattr(groups.time, "monotonic", clock.monotonic)
+    return clock
+
+
+def test_a_silent_member_loses_its_lease(log, clock):
+    """Alive but silent for longer than its lease: others take over everything, its commit is refused."""
     fill(log, 50)
     silent = log.consumer("g", lease=20.0)
     taken = offsets(silent)
     assert len(taken) == 50
-    later = groups.now_us() + 21_000_000
-    monkeypatch.setattr(groups, "now_us", lambda: later)
+    clock.now += 27
     with log.consumer("g", lease=20.0) as eager:
-        again = offsets(eager)
-        assert again  # its fair share of what the silent one had
-        with pytest.raises(errors.ConsumerError, match="silent for longer") as caught:
+        assert offsets(eager) == taken
+        assert eager.partitions == tuple(range(16))
+        (info,) = log.consumers()
+        assert (info.members, info.hung) == (1, 1)
+        with pytest.raises(
+            errors.ConsumerError, match="for longer than its lease of 20 s"
+        ) as caught:
             silent.commit()
         assert caught.value.code == "consumer_lost"
         eager.commit()
+        assert eager.lag == 0
+        # It is back: the work is shared again, and what was committed stays committed.
+        clock.now += 1
+        eager.commit()
+        silent.commit()
+        assert len(eager.partitions) == len(silent.partitions) == 8
+        assert offsets(silent) == offsets(eager) == []
+        assert log.consumers()[0][3:4] == (2,)
     silent.close()
+
+
+def test_a_loss_that_reading_noticed_is_told_by_the_commit(log, clock):
+    """Also when the hung member asks for its next record first, its next commit says what was lost."""
+    fill(log, 50)
+    with log.consumer("g", lease=20.0) as silent:
+        records = silent.read()
+        next(records)
+        clock.now += 27
+        with log.consumer("g", lease=20.0) as eager:
+            assert len(offsets(eager)) == 50
+            assert list(records) == []  # not one record of partitions that it no longer has
+            with pytest.raises(errors.ConsumerError, match="delivered again"):
+                silent.commit()
+            silent.commit()  # said once
+
+
+def test_a_slow_handler_keeps_its_partitions(log, clock):
+    """Asking for the next record within the lease is enough, however long all of them take together."""
+    fill(log, 40)
+    with log.consumer("g", lease=20.0) as slow, log.consumer("g", lease=20.0) as other:
+        slow.commit()
+        mine = slow.partitions
+        assert len(mine) == 8
+        for _ in slow:
+            clock.now += 19
+            list(other.read())
+            other.commit()
+        slow.commit()
+        assert slow.partitions == mine
+        assert slow.lag == 0
+
+
+@pytest.mark.parametrize("step", [-3600, 3600])
+def test_a_clock_step_expires_nothing(log, step, monkeypatch):
+    """Leases are measured on a clock that nobody sets: members at work keep their partitions."""
+    with log.consumer("g") as one, log.consumer("g") as two:
+        one.commit()
+        two.commit()
+        shares = one.partitions, two.partitions
+        later = groups.now_us() + step * 1_000_000
+        monkeypatch.setattr(groups, "now_us", lambda: later)
+        one.commit()
+        two.commit()
+        assert (one.partitions, two.partitions) == shares
+
+
+def test_after_a_step_back_a_hung_member_is_still_hung(log, clock, monkeypatch):
+    """A wall clock that was set back must not keep a stopped member's partitions for it."""
+    hung = log.consumer("g", lease=20.0)
+    later = groups.now_us() - 3_600_000_000
+    monkeypatch.setattr(groups, "now_us", lambda: later)
+    clock.now += 27
+    with log.consumer("g", lease=20.0) as eager:
+        assert len(eager.partitions) == 16
+    hung.close()
+
+
+def test_hung_members_without_partitions_do_not_count(log, clock):
+    """More members than partitions: one that never had any takes no share once it hangs."""
+    first, second, third = (log.consumer("g", partitions=2, lease=20.0) for _ in range(3))
+    for each in (first, second, third):
+        each.commit()
+    assert sorted(len(each.partitions) for each in (first, second, third)) == [0, 1, 1]
+    clock.now += 27
+    with log.consumer("g", lease=20.0) as living:
+        assert living.partitions == (0, 1)
+    for each in (first, second, third):
+        each.close()
+
+
+def test_a_bad_lease_says_so(log):
+    """Zero would make every member hung at once."""
+    for lease in (0, -1, float("nan"), float("inf"), True, "30"):
+        with pytest.raises(errors.LogTypeError, match="lease must be"):
+            log.consumer("c", lease=lease)
+
+
+def test_two_members_leave_no_lag(log):
+    """Each passes over the other's records, also behind its own last one."""
+    with log.consumer("g") as one, log.consumer("g") as two:
+        one.commit()
+        two.commit()
+        fill(log, 300)
+        for each in (one, two):
+            for _ in each:
+                each.commit()
+        assert (one.lag, two.lag) == (0, 0)
+        (info,) = log.consumers()
+        assert (info.position, info.lag, info.lag_exact) == (300, 0, True)
+
+
+def test_lag_counts_its_own_topics(log):
+    """Other topics are no lag, neither behind its position nor between its records, nor after it left."""
+    log.append_many([("a", "k", b"1"), ("b", "k", b"2"), ("a", "k", b"3")])
+    with log.consumer("c", topics="a") as consumer:
+        assert consumer.lag == 2
+        list(consumer)
+        consumer.commit()
+    log.append_many([("b", "k", b"%d" % i) for i in range(50)])
+    assert log.consumers()[0].lag == 0
+    log.append_many([("a", "x", b"4"), ("b", "", b"5")])
+    assert log.consumers()[0].lag == 1
+    assert log.consumers()[0].position == 3
+
+
+def test_a_long_lag_is_a_bound(log, monkeypatch):
+    """Counting stops after so many records; the rest counts as it is, and the report says so."""
+    monkeypatch.setattr(lag, "LAG_RECORDS_MAX", 10)
+    log.consumer("c", topics="a").close()
+    for _ in range(30):
+        log.append_many([("a", "", b"1"), ("b", "", b"2")])
+    monkeypatch.setattr(reader, "READ_RECORDS_MAX", 4)
+    (info,) = log.consumers()
+    assert not info.lag_exact
+    assert 30 <= info.lag < 60
+
+
+def test_following_moves_over_what_is_not_wanted(log):
+    """A follower of one topic keeps its position near the end of a log that others fill."""
+    with log.consumer("c", topics="a") as consumer:
+        log.append_many([("b", "", b"%d" % i) for i in range(50)])
+        assert list(consumer.read(follow=True, timeout=0.3)) == []
+        assert log.consumers()[0].position == 50
+
+
+def test_retention_removes_what_all_have_consumed(tmp_path):
+    """Other topics' records behind a consumer's last one hold nothing back, and leave no gap for it."""
+    with virta.open(tmp_path / "log", segment_bytes=4096, durability="none") as log:
+        log.append("a", "k", b"first")
+        with log.consumer("c", topics="a") as consumer:
+            list(consumer)
+            consumer.commit()
+        for i in range(200):
+            log.append("b", "k", b"%d" % i + bytes(30))
+        sealed = len(log.segments()) - 1
+        assert sealed > 2
+        assert log.retain(consumed=True, dry_run=True).segments == sealed
+        assert log.consumers()[0].position == 1
+        assert log.retain(consumed=True).segments == sealed
+        last = log.append("a", "k", b"second")
+        with log.consumer("c", topics="a") as consumer:
+            assert offsets(consumer) == [last]
+
+
+def test_retention_keeps_what_is_not_consumed(tmp_path):
+    """The first uncommitted record of the slowest partition is the limit."""
+    with virta.open(tmp_path / "log", segment_bytes=4096, durability="none") as log:
+        log.consumer("c", topics="a").close()
+        for i in range(200):
+            log.append("a" if i == 150 else "b", "k", b"%d" % i + bytes(30))
+        log.retain(consumed=True)
+        assert 0 < log.first_offset <= 150
+        with log.consumer("c", topics="a") as consumer:
+            assert offsets(consumer) == [150]
 
 
 def test_positions_survive_a_torn_write(log):

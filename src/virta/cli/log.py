@@ -13,6 +13,7 @@ import virta
 from virta.cli import log_care, log_transfer
 from virta.cli.report import CarefulGroup, InputError, json_option, print_report
 from virta.cli.units import DURATION, PLACE, show_count
+from virta.errors import ConsumerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -212,11 +213,21 @@ def _tail_consumer(
         )
         if records:
             out.write_all(records)
-            consumer.commit()
+            _commit(consumer)
             last = time.monotonic()
             left = None if left is None else left - len(records)
         elif not follow or (idle is not None and time.monotonic() - last >= idle):
             return
+
+
+def _commit(consumer: Consumer) -> None:
+    """Commit; one that was stopped (Ctrl-Z) for longer than its lease says what it lost, and goes on."""
+    try:
+        consumer.commit()
+    except ConsumerError as exc:
+        if exc.code != "consumer_lost":
+            raise
+        click.echo(f"warning: {exc}", err=True)
 
 
 def _take(records: Iterator[Record], count: int) -> list[Record]:

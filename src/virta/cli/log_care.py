@@ -42,7 +42,15 @@ def inspect(path: str, *, as_json: bool) -> None:
         ),
     ]  # fmt: skip
     if consumers:
-        rows = [(c["name"], c["members"], c["position"], c["lag"]) for c in consumers]
+        rows = [
+            (
+                c["name"],
+                f"{c['members']} + {c['hung']} hung" if c["hung"] else c["members"],
+                c["position"],
+                c["lag"] if c["lag_exact"] else f"<= {c['lag']}",
+            )
+            for c in consumers
+        ]
         lines += ["", *table(("consumer", "members", "position", "lag"), rows, numbers=3)]
     print_report(members, lines, as_json=as_json)
 
@@ -74,7 +82,9 @@ def _describe(source: Log) -> dict[str, Any]:
                 "name": c.name,
                 "position": c.position,
                 "lag": c.lag,
+                "lag_exact": c.lag_exact,
                 "members": c.members,
+                "hung": c.hung,
                 "partitions": c.partitions,
                 "updated": show_time(c.updated),
             }

@@ -3,20 +3,28 @@ Named consumers: a durable position, and members that share the work.
 
 Records are spread over partitions by key (records without a key, by offset), so one key's records stay in order.
 Each partition has one owner at a time. An owner that dies gives up its locks to the kernel and its partitions go to
-the others at once; one that lives but neither reads nor commits for longer than its lease loses them as well. Either
-way the next owner starts at the committed position: what was not committed is delivered again, nothing is skipped.
+the others at once. One that lives but asks for no record and commits nothing for longer than its lease (stopped, or
+in a handler that does not return) is hung: it no longer counts when partitions are divided, and loses those it has.
+Either way the next owner starts at the committed position: what was not committed is delivered again, nothing is
+skipped. A member that comes back is fenced by the generation of each partition and takes part again.
+
+The committed position also moves over records that are not for this consumer (other topics) or not for this member
+(other partitions), as it reads past them, while nothing that was delivered is uncommitted.
 """
 
 from __future__ import annotations
 
+import math
 import time
+from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from virta.errors import ConsumerError, LogClosedError
-from virta.log import kernel
+from virta.errors import ConsumerError, LogClosedError, LogError, LogTypeError
 from virta.log.disk import in_words
-from virta.log.limits import PARTITIONS_DEFAULT, POLL_S
+from virta.log.lag import count_unread, partition_of
+from virta.log.limits import LEASE_S_MAX, PARTITIONS_DEFAULT, POLL_S
+from virta.log.members import Heartbeats, load_topics, save_topics
 from virta.log.positions import (
     NOBODY,
     LockFile,
@@ -31,19 +39,23 @@ from virta.log.segment import now_us
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
     from virta.log.handle import Log
     from virta.log.record import Record
 
-# How often a member looks whether partitions should change hands.
+# How often a member checks whether partitions should change hands, and moves over records that are not its own.
 _BALANCE_S: Final = 0.2
 
-__all__ = ["Consumer", "ConsumerInfo", "list_consumers", "position_of"]
+__all__ = ["Consumer", "ConsumerInfo", "advance_consumers", "list_consumers", "position_of"]
 
 
 class ConsumerInfo(NamedTuple):
-    """A consumer as `log.consumers()` reports it; `updated` is µs since the epoch."""
+    """
+    A consumer as `log.consumers()` reports it; `updated` is µs since the epoch.
+
+    `members` are at work, `hung` ones exist but have let their lease run out. `lag` counts the records of the
+    consumer's topics that it has not committed; it is an upper bound when `lag_exact` is False.
+    """
 
     name: str
     position: int
@@ -51,24 +63,80 @@ class ConsumerInfo(NamedTuple):
     members: int
     partitions: int
     updated: int
+    lag_exact: bool = True
+    hung: int = 0
 
 
-@in_words("looking at the consumers of")
-def list_consumers(directory: Path, end: int) -> list[ConsumerInfo]:
+@in_words("reading the consumers of")
+def list_consumers(log: Log) -> list[ConsumerInfo]:
     infos = []
-    for name in list_names(directory):
-        positions = Positions(directory, name)
+    for name in list_names(log.path):
+        slots = _slots_of(log, name)
+        with LockFile(log.path, name) as locks:
+            members = locks.others()
+        beats = Heartbeats(log.path, name, read_only=True)
         try:
-            slots = positions.read()
+            hung, _ = beats.judge(members)
+        finally:
+            beats.close()
+        unread = count_unread(log, [slot.next for slot in slots], load_topics(log.path, name))
+        infos.append(
+            ConsumerInfo(
+                name,
+                position=min(slot.next for slot in slots),
+                lag=unread.records,
+                members=len(members) - len(hung),
+                partitions=len(slots),
+                updated=max(slot.time for slot in slots),
+                lag_exact=unread.exact,
+                hung=len(hung),
+            )
+        )
+    return infos
+
+
+def _slots_of(log: Log, name: str) -> list[Slot]:
+    positions = Positions(log.path, name, read_only=True)
+    try:
+        return positions.read()
+    finally:
+        positions.close()
+
+
+@in_words("moving the consumers of")
+def advance_consumers(log: Log, *, dry_run: bool) -> list[int]:
+    """
+    Move every consumer's positions over records of other topics; return the lowest position of each.
+
+    Retention needs it: it may then remove those records without leaving a gap in front of the consumer.
+    """
+    lowest = []
+    for name in list_names(log.path):
+        start = [slot.next for slot in _slots_of(log, name)]
+        # Records in front of it are gone already, perhaps unread: the consumer has to meet that gap itself.
+        if min(start) < log.first_offset:
+            lowest.append(min(start))
+            continue
+        first = count_unread(log, start, load_topics(log.path, name), bounded=False).first
+        lowest.append(min(first))
+        if dry_run or first == start:
+            continue
+
+        def forward(slots: list[Slot], start: list[int] = start, first: list[int] = first) -> dict[int, Slot]:  # fmt: skip
+            return {
+                p: Slot(slot.sequence + 1, first[p], slot.time, slot.generation)
+                for p, slot in enumerate(slots)
+                if start[p] <= slot.next < first[p]
+            }
+
+        positions = Positions(log.path, name)
+        try:
+            with LockFile(log.path, name) as locks:
+                positions.change(locks, forward)
+            positions.sync()
         finally:
             positions.close()
-        with LockFile(directory, name) as locks:
-            members = len(locks.others())
-        position = min(slot.next for slot in slots)
-        updated = max(slot.time for slot in slots)
-        lag = max(end - position, 0)
-        infos.append(ConsumerInfo(name, position, lag, members, len(slots), updated))
-    return infos
+    return lowest
 
 
 class Consumer:
@@ -90,7 +158,7 @@ class Consumer:
         self._log = log
         self._on_gap = on_gap
         self._topics = topics
-        self._lease = lease
+        self._lease = _check_lease(lease)
         create_positions(log.path, name, partitions, start)
         self._positions = Positions(log.path, name)
         stored = self._positions.partitions
@@ -100,16 +168,21 @@ class Consumer:
                 f"consumer {name!r} has {stored} partitions, fixed when it was made; asked for {partitions}",
                 code="consumer_partitions",
             )
+        save_topics(log.path, name, topics)
         self._locks = LockFile(log.path, name)
         self._member = self._locks.join()
+        self._beats = Heartbeats(log.path, name)
         self._owned: dict[int, int] = {}  # partition -> generation
         self._next: dict[int, int] = {}  # partition -> offset up to which it was delivered
+        self._committed: dict[int, int] = {}  # partition -> offset in its slot
+        self._fenced: set[int] = set()  # lost with something delivered and not committed
         self._scanned = 0  # the present scan has delivered all owned partitions up to here
         self._delivered = 0
         self._dirty = False
         self._changed = True
-        self._balanced = self._renewed = 0.0
         self._closed = False
+        self._balanced = self._renewed = self._advanced = 0.0
+        self._beat()
         self._balance()
 
     # --- for the user ---
@@ -130,15 +203,18 @@ class Consumer:
                 since the last commit are delivered again, to the new owners. The rest is committed.
         """
         self._open_or_raise()
+        if time.monotonic() - self._renewed > self._lease / 3:
+            self._beat()
         self._settle()
         lost = self._write(dict(self._next))
         self._dirty = False
+        fenced, self._fenced = sorted(self._fenced.union(lost)), set()
         self._balance()
-        if lost:
+        if fenced:
             raise ConsumerError(
-                f"consumer {self.name!r}: partitions {lost} went to another member because this one was "
-                f"silent for longer than its lease of {self._lease:g} s; their records since the last "
-                "commit will be delivered again",
+                f"consumer {self.name!r}: partitions {fenced} went to another member because this one asked for "
+                f"no record and committed nothing for longer than its lease of {self._lease:g} s; their records "
+                "since the last commit will be delivered again",
                 code="consumer_lost",
             )
 
@@ -163,8 +239,10 @@ class Consumer:
 
     @property
     def lag(self) -> int:
-        """Offsets between the committed position and the end of the log."""
-        return max(self._log.next_offset - self.position, 0)
+        """Records of its topics that no member has committed; an upper bound when there are very many."""
+        self._open_or_raise()
+        positions = [slot.next for slot in self._positions.read()]
+        return count_unread(self._log, positions, self._topics).records
 
     @property
     def partitions(self) -> tuple[int, ...]:
@@ -174,8 +252,14 @@ class Consumer:
     def close(self) -> None:
         """Leave: partitions go to the others, uncommitted records are delivered again."""
         if not self._closed:
+            if self._locks.fd >= 0:  # else in a child, after a fork: it is the parent's
+                with suppress(LogError, OSError):
+                    self._advance()
+                with suppress(OSError):
+                    self._beats.clear(self._member)
             self._closed = True
             self._positions.close()
+            self._beats.close()
             self._locks.close()  # and with it our member's byte: the others see it at once
 
     def __enter__(self) -> Consumer:
@@ -204,11 +288,12 @@ class Consumer:
                 if self._delivered != before or self._changed:
                     idle_since = time.monotonic()
                     continue
-            if not follow:
-                return
             now = time.monotonic()
-            if timeout is not None and now - idle_since >= timeout:
+            if not follow or (timeout is not None and now - idle_since >= timeout):
+                self._advance()
                 return
+            if now - self._advanced > _BALANCE_S:
+                self._advance()
             left = POLL_S if timeout is None else min(POLL_S, idle_since + timeout - now)
             self._log.source.wait(seen, left)
 
@@ -235,16 +320,18 @@ class Consumer:
         )
 
     def _takes(self, record: Record) -> bool:
-        partition = self._partition(record)
+        partition = partition_of(record, self._positions.partitions)
         return partition in self._owned and record.offset >= self._next[partition]
-
-    def _partition(self, record: Record) -> int:
-        number: int = kernel.crc32c(record.key) if record.key else record.offset
-        return number % self._positions.partitions
 
     def _hand_out(self, records: list[Record]) -> Iterator[Record]:
         """One by one, so that a commit in between covers exactly what was handed out."""
+        third = self._lease / 3
         for record in records:
+            # A handler may take its time with each, and one that took too long has lost its partitions.
+            if time.monotonic() - self._renewed > third:
+                self._tend()
+                if self._changed:
+                    return
             self._dirty = True
             self._delivered += 1
             self._scanned = record.offset + 1
@@ -252,48 +339,88 @@ class Consumer:
             if self._changed:
                 return
 
+    def _advance(self) -> None:
+        """Commit what was scanned and is not for this member, if nothing delivered is uncommitted."""
+        self._advanced = time.monotonic()
+        if self._dirty:
+            return
+        self._settle()
+        if any(self._next[p] > self._committed[p] for p in self._owned):
+            self._write(dict(self._next), durable=False)
+
     # --- ownership ---
 
     def _tend(self) -> None:
         self._open_or_raise()
         now = time.monotonic()
         if now - self._renewed > self._lease / 3:
+            self._beat()
             self._write()
-        if now - self._balanced > _BALANCE_S and not self._dirty:
+        if now - self._balanced > _BALANCE_S:
             self._balance()
+
+    @in_words("renewing the lease of a consumer")
+    def _beat(self) -> None:
+        # A third more than the lease, for it is renewed only after a third of it.
+        self._beats.beat(self._member, self._lease * 4 / 3)
+        self._renewed = time.monotonic()
 
     @in_words("sharing a consumer's work")
     def _balance(self) -> None:
-        """Take what is free or abandoned up to a fair share; give back what is over it."""
+        """Take what is free or abandoned up to a fair share; give back what is over it, if all is committed."""
         self._balanced = time.monotonic()
         self._settle()
-        with self._locks.changing():
+        if self._positions.chained:
+            self._positions.collapse(self._locks)
+        lost: list[int] = []
+
+        def divide(slots: list[Slot]) -> dict[int, Slot]:
             # Only here: one who joined since would seem dead, and lose what it has just taken.
-            alive = self._locks.others()
-            fair = -(-self._positions.partitions // (len(alive) + 1))
-            now = now_us()
-            expired = now - int(self._lease * 1e6)
-            changes: dict[int, Slot] = {}
-            slots = self._positions.read()
-            for partition in sorted(self._owned)[fair:] if not self._dirty else ():
-                changes[partition] = slots[partition].owned_by(NOBODY, now)
+            lost[:] = [p for p, g in self._owned.items() if slots[p].generation != g]
+            return self._division(slots, set(self._owned).difference(lost))
+
+        changes = self._positions.change(self._locks, divide)
+        self._lose(lost)
+        for partition, slot in changes.items():
+            if slot.owner == self._member:
+                self._owned[partition] = slot.generation
+                self._next[partition] = self._committed[partition] = slot.next
+                # Of this one the present scan has delivered nothing.
+                self._scanned = min(self._scanned, slot.next)
+                self._changed = True
+            elif partition in self._owned:
                 self._forget(partition)
-            for partition, slot in enumerate(slots):
-                if partition in self._owned or partition in changes:
-                    continue
-                # Our number on a partition we do not know: a dead member's, whose number we got.
-                free = slot.owner not in alive or slot.time < expired
-                if free and len(self._owned) < fair:
-                    changes[partition] = slot.owned_by(self._member, now)
-                    self._owned[partition] = changes[partition].generation
-                    self._next[partition] = slot.next
-                    # Of this one the present scan has delivered nothing.
-                    self._scanned = min(self._scanned, slot.next)
-                    self._changed = True
-                elif slot.owner == self._member:
-                    changes[partition] = slot.owned_by(NOBODY, now)
-            if changes:
-                self._positions.write(changes)
+
+    def _division(self, slots: list[Slot], mine: set[int]) -> dict[int, Slot]:
+        """Which slots to change so that this member has its share."""
+        now = now_us()
+        live = self._live(slots, now)
+        fair = -(-len(slots) // (len(live) + 1))
+        over = () if self._dirty else sorted(mine)[fair:]
+        changes = {partition: slots[partition].owned_by(NOBODY, now) for partition in over}
+        room = fair - len(mine)
+        for partition, slot in enumerate(slots):
+            if partition in mine:
+                continue
+            # Our number on a partition we do not know: a dead member's, whose number we got.
+            if slot.owner not in live and room > 0:
+                changes[partition] = slot.owned_by(self._member, now)
+                room -= 1
+            elif slot.owner == self._member:
+                changes[partition] = slot.owned_by(NOBODY, now)
+        return changes
+
+    def _live(self, slots: list[Slot], now: int) -> set[int]:
+        """The other members that are at work."""
+        members = self._locks.others()
+        hung, silent = self._beats.judge(members)
+        if silent:
+            # Members of older versions say it in their slots, by the clock on the wall.
+            expired = now - int(self._lease * 1e6)
+            at_work = {slot.owner for slot in slots if slot.time >= expired}
+            late = {slot.owner for slot in slots} - at_work
+            hung |= silent & late
+        return members - hung
 
     def _settle(self) -> None:
         """Note in every owned partition how far the scan has come, before the set of them changes."""
@@ -301,34 +428,40 @@ class Consumer:
             self._next[partition] = max(self._next[partition], self._scanned)
 
     def _forget(self, partition: int) -> None:
-        del self._owned[partition], self._next[partition]
+        del self._owned[partition], self._next[partition], self._committed[partition]
         self._changed = True
 
+    def _lose(self, partitions: Iterable[int]) -> None:
+        """Others have these now; if anything delivered is uncommitted, the next commit says so."""
+        for partition in partitions:
+            self._forget(partition)
+            if self._dirty:
+                self._fenced.add(partition)
+
     @in_words("committing a consumer's position")
-    def _write(self, done: dict[int, int] | None = None, *, back: bool = False) -> list[int]:
-        """Renew the lease and move positions; returns the partitions that are not ours any more."""
-        durable = self._log.durability in {"group", "fsync"}
-        lost = []
-        with self._locks.changing():
-            slots = self._positions.read()
+    def _write(
+        self, done: dict[int, int] | None = None, *, back: bool = False, durable: bool = True
+    ) -> list[int]:
+        """Move positions, or just stamp the slots; returns the partitions that are not ours any more."""
+        lost: list[int] = []
+
+        def move(slots: list[Slot]) -> dict[int, Slot]:
+            lost[:] = [p for p, g in self._owned.items() if slots[p].generation != g]
             changes: dict[int, Slot] = {}
-            moved = False
-            for partition, generation in list(self._owned.items()):
+            for partition in set(self._owned).difference(lost):
                 slot = slots[partition]
-                if slot.generation != generation:
-                    lost.append(partition)
-                    continue
                 following = slot.next if done is None else done[partition]
                 if not back:
                     following = max(following, slot.next)
-                moved |= following != slot.next
-                changes[partition] = Slot(slot.sequence + 1, following, now_us(), generation)
-            self._positions.write(changes)
-        if durable and moved:
+                changes[partition] = Slot(slot.sequence + 1, following, now_us(), slot.generation)
+            return changes
+
+        changes = self._positions.change(self._locks, move)
+        moved = any(self._committed[p] != slot.next for p, slot in changes.items())
+        self._committed.update({p: slot.next for p, slot in changes.items()})
+        if durable and moved and self._log.durability in {"group", "fsync"}:
             self._positions.sync()  # not under the lock: nobody else is to wait for our disk
-        self._renewed = time.monotonic()
-        for partition in lost:
-            self._forget(partition)
+        self._lose(lost)
         return lost
 
     def _open_or_raise(self) -> None:
@@ -338,3 +471,12 @@ class Consumer:
             raise LogClosedError(
                 f"consumer {self.name!r} belongs to the process that made it; after a fork make another one"
             )
+
+
+def _check_lease(lease: object) -> float:
+    number = isinstance(lease, int | float) and not isinstance(lease, bool)
+    if not number or not math.isfinite(lease) or not 0 < lease <= LEASE_S_MAX:  # type: ignore[arg-type,operator]
+        raise LogTypeError(
+            f"lease must be a number of seconds over 0 and up to {LEASE_S_MAX:g}, got {lease!r}"
+        )
+    return float(lease)  # type: ignore[arg-type]

@@ -238,7 +238,8 @@ class Log:
         Args:
             start: where a consumer begins that has no position yet.
             partitions: keys are spread over so many parts; fixed when the consumer is first made.
-            lease: seconds after which a member that neither reads nor commits loses its parts to others.
+            lease: the poll interval: seconds that a member may take between two records it asks for or commits.
+                After it, and at most a third more, it is hung and loses its parts to others.
             on_gap: what to do when retention removed records before they were read.
         """
         self._writable()
@@ -299,7 +300,7 @@ class Log:
 
     def consumers(self) -> list[groups.ConsumerInfo]:
         self._open_or_raise()
-        return groups.list_consumers(self.path, self._end())
+        return groups.list_consumers(self)
 
     # --- looking after ---
 

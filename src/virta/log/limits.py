@@ -46,7 +46,17 @@ CONSUMER_NAME_MAX: Final = 128
 PARTITIONS_DEFAULT: Final = 16
 PARTITIONS_MAX: Final = 256
 MEMBERS_MAX: Final = 1023
+# The poll interval: a member that asks for no record and commits nothing for so long is taken for hung.
 LEASE_S_DEFAULT: Final = 30.0
+LEASE_S_MAX: Final = 86_400.0
+# A change of positions takes microseconds; one that takes this long belongs to a stopped process. To be wrong
+# about it costs a file copy, no data.
+CHANGE_PATIENCE_S: Final = 1.0
+# So many processes may be stopped in the middle of a change before a consumer gives up.
+TURNS_MAX: Final = 64
+# What counting a consumer's lag reads at most; offsets beyond are counted without being read.
+LAG_RECORDS_MAX: Final = 200_000
+LAG_BYTES_MAX: Final = 64 * 1024 * 1024
 
 # An empty value deletes its key; compaction keeps that news this long for readers who were away.
 TOMBSTONE_AGE_S: Final = 86_400.0

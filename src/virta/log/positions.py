@@ -1,16 +1,24 @@
 """
 Consumer positions on disk (groups/<name>.grp) and the locks beside them (groups/<name>.lock).
 
-    .grp   64-byte header: "VIRTAGR1" | u32 version 1 | u32 partitions | u64 created µs | zeros | u32 crc32c of bytes 0..59
+    .grp   64-byte header: "VIRTAGR1" | u32 version 1 | u32 partitions | u64 created µs | u32 turn | u32 flags
+           (1: not yet merged) | zeros | u32 crc32c of bytes 0..59
            then per partition two 32-byte slots:
            u64 sequence | u64 next offset | u64 µs | u32 generation | u32 crc32c
+    .grp.N the same file for turn N, see below
     .lock  empty; its bytes are locked (OFD locks: the kernel frees them when the holder dies):
-           0          positions are being changed
+           T          positions are being changed, in the file of turn T (modulo 1024)
            1024 + m   member m is alive
 
 A write goes to the older of a partition's two slots, so a torn one leaves the other. The highest sequence with a
 good CRC counts. A generation is turn * 1024 + member: it names the owner (1023: nobody) and it fences, for the turn
 grows with every change of owner and a commit of an older generation is refused.
+
+A process that is stopped (SIGSTOP) while it holds the changing byte would block the whole group, and it may go on to
+write at any later time. So after a second without any change the others continue in a new file: turn + 1, which has a
+changing byte of its own. `link` makes that file, so only one of several processes can. Every change ends with a check
+that its file is still the last one; if not, it is done again in the new file. A change that passed this check came
+before the new file did, and the first process to lock the new file merges it.
 """
 
 from __future__ import annotations
@@ -18,32 +26,44 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import secrets
 import struct
+import time
 import weakref
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from virta import files
 from virta.errors import ConsumerError
 from virta.log import kernel
-from virta.log.directory import GROUPS, write_whole
-from virta.log.limits import CONSUMER_NAME_MAX, MEMBERS_MAX, PARTITIONS_MAX
+from virta.log.directory import GROUPS, sync_directory, write_whole
+from virta.log.limits import (
+    CHANGE_PATIENCE_S,
+    CONSUMER_NAME_MAX,
+    MEMBERS_MAX,
+    PARTITIONS_MAX,
+    TURNS_MAX,
+)
 from virta.log.segment import now_us, write_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 MAGIC: Final = b"VIRTAGR1"
 HEADER_BYTES: Final = 64
 SLOT_BYTES: Final = 32
-_HEADER: Final = struct.Struct("<8sIIQ36x")
+_HEADER: Final = struct.Struct("<8sIIQII28x")
+_UNMERGED: Final = 1
 _SLOT: Final = struct.Struct("<QQQI")
 _FLOCK: Final = struct.Struct("hhqqi4x")
-CHANGING_BYTE: Final = 0
+CHANGING_BYTE: Final = 0  # of turn 0; those of later turns follow
+TURN_BYTES: Final = 1024
 MEMBER_BYTE: Final = 1024
 NOBODY: Final = MEMBERS_MAX
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+# Waiting for the changing byte: first as short as a change takes, then no longer than anybody notices.
+_PAUSE_S_MIN: Final = 0.00005
+_PAUSE_S_MAX: Final = 0.005
 
 
 _open: weakref.WeakSet[LockFile] = weakref.WeakSet()
@@ -76,23 +96,18 @@ def check_name(name: object) -> str:
 
 
 class Positions:
-    """One open .grp file; every partition's current slot is read afresh each time."""
+    """The open .grp file of one consumer, or its last turn; slots are read afresh each time."""
 
-    def __init__(self, directory: Path, name: str) -> None:
+    def __init__(self, directory: Path, name: str, *, read_only: bool = False) -> None:
         self.name = name
         self.path = directory / GROUPS / f"{name}.grp"
-        self.fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-        header = os.pread(self.fd, HEADER_BYTES, 0)
-        crc = int.from_bytes(header[60:64], "little")
-        if len(header) < HEADER_BYTES or kernel.crc32c(header[:60]) != crc or header[:8] != MAGIC:
-            os.close(self.fd)
-            raise ConsumerError(
-                f"{self.path} is not a consumer's position file or is damaged; remove it to start over",
-                code="consumer_damaged",
-            )
-        self.partitions: int
-        self.created: int
-        _, _, self.partitions, self.created = _HEADER.unpack(header[:60])
+        self.fd = -1
+        self.partitions = 0
+        self.created = 0
+        self._flags = os.O_CLOEXEC | (os.O_RDONLY if read_only else os.O_RDWR)
+        self._turn = self._first_turn = self._state = 0
+        self._successor = ""
+        self._reopen()
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -101,22 +116,199 @@ class Positions:
 
     def read(self) -> list[Slot]:
         """The current slot of every partition."""
-        data = os.pread(self.fd, self.partitions * 2 * SLOT_BYTES, HEADER_BYTES)
+        while self._superseded():
+            self._reopen()
+        slots = self._slots(self._data())
+        for partition, slot in self._late(slots).items():
+            slots[partition] = slot
+        return slots
+
+    def change(
+        self, locks: LockFile, compute: Callable[[list[Slot]], dict[int, Slot]]
+    ) -> dict[int, Slot]:
+        """
+        Replace the slots that `compute` returns for the current ones, while nobody else changes any.
+
+        `compute` has no side effects: it is called again when the file was superseded meanwhile.
+        """
+        while True:
+            byte = self._lock(locks)
+            try:
+                self._merge()
+                changes = compute(self._slots(self._data()))
+                self._write(changes)
+                if not self._superseded():
+                    return changes
+            finally:
+                locks.drop(byte)
+
+    def sync(self) -> None:
+        """Make what was written durable; not while the changing byte is locked, for it takes its time."""
+        os.fdatasync(self.fd)
+
+    @property
+    def chained(self) -> bool:
+        """Whether files of earlier turns are still there."""
+        return self._turn != self._first_turn
+
+    def collapse(self, locks: LockFile) -> None:
+        """Return to a single file, once no process is inside a change of an earlier turn."""
+        byte = self._lock(locks)
+        taken = [byte]
+        try:
+            self._merge()
+            for turn in range(self._first_turn, self._turn):
+                if not locks.take(_changing_byte(turn)):
+                    return
+                taken.append(_changing_byte(turn))
+            write_whole(self.path, os.pread(self.fd, self._size, 0))
+            for turn in range(self._first_turn + 1, self._turn + 1):
+                self._path_of(turn).unlink(missing_ok=True)
+        finally:
+            for each in taken:
+                locks.drop(each)
+        self._reopen()
+
+    # --- which file ---
+
+    def _path_of(self, turn: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.{turn}")
+
+    def _reopen(self) -> None:
+        """Open the file of the last turn."""
+        while True:
+            fd, header = self._open_file(self.path)
+            first = header[4]
+            while True:
+                try:
+                    following, its_header = self._open_file(self._path_of(header[4] + 1))
+                except FileNotFoundError:
+                    break
+                os.close(fd)
+                fd, header = following, its_header
+            if os.fstat(fd).st_nlink:
+                break
+            os.close(fd)  # replaced by `collapse` since it was opened
+        self.close()
+        self.fd = fd
+        self._first_turn = first
+        _, _, self.partitions, self.created, self._turn, self._state = header
+        self._successor = str(self._path_of(self._turn + 1))
+
+    def _open_file(self, path: Path) -> tuple[int, tuple[bytes, int, int, int, int, int]]:
+        fd = os.open(path, self._flags)
+        header = os.pread(fd, HEADER_BYTES, 0)
+        crc = int.from_bytes(header[60:64], "little")
+        if len(header) < HEADER_BYTES or kernel.crc32c(header[:60]) != crc or header[:8] != MAGIC:
+            os.close(fd)
+            raise ConsumerError(
+                f"{path} is not a consumer's position file or is damaged; remove it to start over",
+                code="consumer_damaged",
+            )
+        return fd, _HEADER.unpack(header[:60])
+
+    def _superseded(self) -> bool:
+        return os.fstat(self.fd).st_nlink == 0 or os.path.exists(self._successor)
+
+    def _lock(self, locks: LockFile) -> int:
+        """Lock the changing byte of the last turn; return it."""
+        while True:
+            if self._superseded():
+                self._reopen()
+            byte = _changing_byte(self._turn)
+            got = self._wait_for(locks, byte)
+            if self._superseded():
+                if got:
+                    locks.drop(byte)
+            elif got:
+                return byte
+            else:
+                self._supersede()
+
+    def _wait_for(self, locks: LockFile, byte: int) -> bool:
+        """Lock `byte`; False when its holder made no change for so long that it must be stopped."""
+        seen = b""
+        deadline, pause = 0.0, _PAUSE_S_MIN
+        while not locks.take(byte):
+            if self._superseded():
+                return False
+            data = self._data()
+            now = time.monotonic()
+            if data != seen:  # it changes hands
+                seen, deadline = data, now + CHANGE_PATIENCE_S
+            elif now >= deadline:
+                return False
+            time.sleep(pause)
+            pause = min(pause * 2, _PAUSE_S_MAX)
+        return True
+
+    def _supersede(self) -> None:
+        """Make the file of the next turn, unless another process did."""
+        if self._turn - self._first_turn >= TURNS_MAX:
+            raise ConsumerError(
+                f"{TURNS_MAX} processes stand still while they change the positions of consumer {self.name!r}; "
+                "continue or end them (they are in state T in ps)",
+                code="consumer_stuck",
+            )
+        header = self._header(self._turn + 1, _UNMERGED)
+        make_file(self._path_of(self._turn + 1), header + self._data())
+
+    def _late(self, slots: list[Slot]) -> dict[int, Slot]:
+        """In a new turn: what was changed in earlier ones after they were copied."""
+        if not self._state & _UNMERGED:
+            return {}
+        self._state = _HEADER.unpack(os.pread(self.fd, _HEADER.size, 0))[5]
+        if not self._state & _UNMERGED:
+            return {}  # another process did it
+        late: dict[int, Slot] = {}
+        earlier = [self._path_of(turn) for turn in range(self._first_turn + 1, self._turn)]
+        for path in (self.path, *earlier):
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            try:
+                theirs = self._slots(os.pread(fd, self._size, HEADER_BYTES))
+            finally:
+                os.close(fd)
+            for partition, slot in enumerate(theirs):
+                if slot.sequence > late.get(partition, slots[partition]).sequence:
+                    late[partition] = slot
+        return late
+
+    def _merge(self) -> None:
+        """Under the lock of a new turn, before anything is changed in it."""
+        if self._state & _UNMERGED:
+            self._write(self._late(self._slots(self._data())))
+            write_all(self.fd, self._header(self._turn, 0), 0)
+            os.fdatasync(self.fd)
+            self._state = 0
+
+    def _header(self, turn: int, state: int) -> bytes:
+        return pack_header(self.partitions, self.created, turn, state)
+
+    # --- slots ---
+
+    @property
+    def _size(self) -> int:
+        return HEADER_BYTES + self.partitions * 2 * SLOT_BYTES
+
+    def _data(self) -> bytes:
+        return os.pread(self.fd, self.partitions * 2 * SLOT_BYTES, HEADER_BYTES)
+
+    def _slots(self, data: bytes) -> list[Slot]:
         return [self._newest(data, p)[0] for p in range(self.partitions)]
 
-    def write(self, changes: dict[int, Slot]) -> None:
-        """Replace slots; the caller holds the changing byte."""
-        data = os.pread(self.fd, self.partitions * 2 * SLOT_BYTES, HEADER_BYTES)
+    def _write(self, changes: dict[int, Slot]) -> None:
+        if not changes:
+            return
+        data = self._data()
         for partition, slot in changes.items():
             _, newest = self._newest(data, partition)
             body = _SLOT.pack(*slot)
             body += kernel.crc32c(body).to_bytes(4, "little")
             older = 2 * partition + (1 - newest)
             write_all(self.fd, body, HEADER_BYTES + older * SLOT_BYTES)
-
-    def sync(self) -> None:
-        """Make what was written durable; not for those who hold the changing byte, for it takes its time."""
-        os.fdatasync(self.fd)
 
     def _newest(self, data: bytes, partition: int) -> tuple[Slot, int]:
         best, which = Slot(0, 0, self.created, NOBODY), 1
@@ -130,6 +322,29 @@ class Positions:
         return best, which
 
 
+def _changing_byte(turn: int) -> int:
+    return CHANGING_BYTE + turn % TURN_BYTES
+
+
+def pack_header(partitions: int, created: int, turn: int, state: int) -> bytes:
+    header = _HEADER.pack(MAGIC, 1, partitions, created, turn, state)
+    return header + kernel.crc32c(header).to_bytes(4, "little")
+
+
+def make_file(path: Path, data: bytes) -> bool:
+    """Make a file that is whole from the start; False if there is one of that name."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    write_whole(temporary, data)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)
+    return True
+
+
 def create_positions(directory: Path, name: str, partitions: int, start: int) -> None:
     """A new consumer at `start`, unless it exists."""
     if not 1 <= partitions <= PARTITIONS_MAX:
@@ -137,13 +352,14 @@ def create_positions(directory: Path, name: str, partitions: int, start: int) ->
     folder = directory / GROUPS
     files.make_inside(folder)
     path = folder / f"{name}.grp"
-    with LockFile(directory, name) as locks, locks.changing():
-        if path.exists():
-            return
-        header = _HEADER.pack(MAGIC, 1, partitions, now_us())
-        body = _SLOT.pack(1, start, now_us(), NOBODY)
-        slot = body + kernel.crc32c(body).to_bytes(4, "little") + bytes(SLOT_BYTES)
-        write_whole(path, header + kernel.crc32c(header).to_bytes(4, "little") + slot * partitions)
+    if path.exists():
+        return
+    # Later turns of a consumer that somebody removed are not ours.
+    numbers = [entry.name.removeprefix(f"{name}.grp.") for entry in folder.glob(f"{name}.grp.*")]
+    turn = max((int(number) for number in numbers if number.isdecimal()), default=0)
+    body = _SLOT.pack(1, start, now_us(), NOBODY)
+    slot = body + kernel.crc32c(body).to_bytes(4, "little") + bytes(SLOT_BYTES)
+    make_file(path, pack_header(partitions, now_us(), turn, 0) + slot * partitions)
 
 
 class LockFile:
@@ -179,16 +395,6 @@ class LockFile:
 
     def drop(self, byte: int) -> None:
         fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, 0, byte, 1, 0))
-
-    @contextmanager
-    def changing(self) -> Iterator[None]:
-        """Exclude other changes of positions; held for microseconds."""
-        lock = _FLOCK.pack(fcntl.F_WRLCK, 0, CHANGING_BYTE, 1, 0)
-        fcntl.fcntl(self.fd, fcntl.F_OFD_SETLKW, lock)
-        try:
-            yield
-        finally:
-            self.drop(CHANGING_BYTE)
 
     def join(self) -> int:
         """Take a member's byte for ourselves."""

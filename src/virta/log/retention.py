@@ -121,7 +121,13 @@ def retain(
         if value is not None and value < 0:
             raise LogTypeError(f"{name} must not be negative, got {value!r}")
     with maintaining(log.path):
-        doomed = _doomed(log, seconds, max_bytes, consumed=consumed, keep_unread=keep_unread)
+        positions: list[int] = []
+        if consumed or keep_unread:
+            positions = groups.advance_consumers(log, dry_run=dry_run)
+        slowest = min(positions) if positions else None
+        doomed = _doomed(
+            log, seconds, max_bytes, slowest, consumed=consumed, keep_unread=keep_unread
+        )
         if not dry_run:
             for info in doomed:
                 # The index first: a segment without one is whole, an index without one is litter.
@@ -136,11 +142,16 @@ def retain(
 
 
 def _doomed(
-    log: Log, max_age: float | None, max_bytes: int | None, *, consumed: bool, keep_unread: bool
+    log: Log,
+    max_age: float | None,
+    max_bytes: int | None,
+    slowest: int | None,
+    *,
+    consumed: bool,
+    keep_unread: bool,
 ) -> list[SegmentInfo]:
+    """The segments to remove; every consumer has read what is below `slowest`."""
     segments = log.segments()
-    positions = [info.position for info in groups.list_consumers(log.path, log.next_offset)]
-    slowest = min(positions) if positions else None
     pinned = lowest_pin(log.path)
     total = sum(info.bytes for info in segments)
     oldest = None if max_age is None else now_us() - int(max_age * 1e6)

@@ -1,0 +1,108 @@
+"""
+Which members of a consumer are at work (groups/<name>.members), and what they read (groups/<name>.topics).
+
+    .members  per member 24 bytes: u64 boot id | u64 alive until, µs of CLOCK_MONOTONIC | u32 0 | u32 crc32c
+    .topics   JSON: {"topics": [...]}, or null for all; the member that joined last wrote it
+
+The lock on its byte (positions.py) says that a member's process exists; this says that it gets on. Each member writes
+its own entry, when it asks for a record or commits: a process that is stopped, or a handler that does not return,
+writes none. All processes of one boot share CLOCK_MONOTONIC, which no clock step moves and which stands still while
+the machine sleeps. An entry of another boot says nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import time
+from typing import TYPE_CHECKING, Final
+
+from virta.log import kernel
+from virta.log.directory import GROUPS, boot_id, write_whole
+from virta.log.segment import write_all
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ENTRY_BYTES: Final = 24
+_ENTRY: Final = struct.Struct("<QQI")
+
+
+def uptime_us() -> int:
+    return time.monotonic_ns() // 1000
+
+
+class Heartbeats:
+    """The open .members file of one consumer."""
+
+    def __init__(self, directory: Path, name: str, *, read_only: bool = False) -> None:
+        path = directory / GROUPS / f"{name}.members"
+        flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
+        try:
+            self._fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:
+            self._fd = -1  # no member of this version ever joined
+        self._boot = boot_id()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def beat(self, member: int, seconds: float) -> None:
+        """Say that `member` is at work for that long from now on."""
+        entry = _ENTRY.pack(self._boot, uptime_us() + int(seconds * 1e6), 0)
+        entry += kernel.crc32c(entry).to_bytes(4, "little")
+        write_all(self._fd, entry, member * ENTRY_BYTES)
+
+    def clear(self, member: int) -> None:
+        """Leave no entry behind for the next process that gets this number."""
+        write_all(self._fd, bytes(ENTRY_BYTES), member * ENTRY_BYTES)
+
+    def judge(self, members: set[int]) -> tuple[set[int], set[int]]:
+        """(hung, silent): those of `members` whose time is over, and those without an entry of this boot."""
+        hung: set[int] = set()
+        silent: set[int] = set()
+        data = b""
+        if self._fd >= 0 and members:
+            data = os.pread(self._fd, (max(members) + 1) * ENTRY_BYTES, 0)
+        now = uptime_us()
+        for member in members:
+            entry = data[member * ENTRY_BYTES : (member + 1) * ENTRY_BYTES]
+            sound = kernel.crc32c(entry[:20]) == int.from_bytes(entry[20:], "little")
+            boot, until, _ = _ENTRY.unpack(entry[:20]) if sound and entry else (0, 0, 0)
+            if boot != self._boot:
+                silent.add(member)  # an older version's, or it is just being written
+            elif until < now:
+                hung.add(member)
+        return hung, silent
+
+
+def save_topics(directory: Path, name: str, topics: frozenset[bytes] | None) -> None:
+    """Note what a consumer reads, for those who count its lag."""
+    path = directory / GROUPS / f"{name}.topics"
+    # Topics are bytes that need not be UTF-8.
+    listed = None
+    if topics is not None:
+        listed = sorted(topic.decode(errors="surrogateescape") for topic in topics)
+    text = json.dumps({"topics": listed}).encode() + b"\n"
+    try:
+        if path.read_bytes() == text:
+            return
+    except FileNotFoundError:
+        if topics is None:
+            return
+    write_whole(path, text)
+
+
+def load_topics(directory: Path, name: str) -> frozenset[bytes] | None:
+    """What a consumer reads; None: everything, or nobody noted it."""
+    try:
+        text = (directory / GROUPS / f"{name}.topics").read_bytes()
+        listed = json.loads(text)["topics"]
+        if listed is None:
+            return None
+        return frozenset(topic.encode(errors="surrogateescape") for topic in listed)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
