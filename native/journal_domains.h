@@ -63,7 +63,7 @@ static int stamp(Call *call, PyObject **stamp_o)
         PyObject *last_o = PyObject_GetAttr(call->of[X_ENGINE], s_last_stamp);
         int good = number(last_o, INT64_MAX, &last);
         Py_XDECREF(last_o);
-        if (!good) return 0;
+        if (!good || last > call->now + CLOCK_SKEW_US_MAX) return 0; /* the clock was far ahead: Engine.stamp decides */
         call->timestamp = call->now > last ? call->now : last + 1;
     }
     *stamp_o = call->timestamp == call->now ? Py_NewRef(call->now_o) : PyLong_FromUnsignedLongLong(call->timestamp);

@@ -189,12 +189,13 @@ async def mesh(directory, **options):
 class Daemon:
     """A daemon that is a process of its own, to be killed at any moment."""
 
-    def __init__(self, data_dir, *words, port=0, ready=True):
+    def __init__(self, data_dir, *words, port=0, ready=True, env=None):
         self.process = subprocess.Popen(
             [VIRTA, "journal", "serve", "--port", str(port), "--data-dir", str(data_dir), *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            env=env,
         )
         self.port = port
         if ready:

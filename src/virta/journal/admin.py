@@ -30,6 +30,7 @@ from virta.journal.messages import (
     Type,
     Value,
 )
+from virta.journal.rules import CLOCK_SKEW_US_MAX
 from virta.journal.table import LIST_MAX
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ class Admin:
 
     def tick(self, now: int) -> None:
         if now < self._ticked - CLOCK_BACK_US:
-            self._expect_all(now)
+            self.expect_all(now)
         self._ticked = now
         if self._engine.primary and not self._was_primary:
             self._catch_up_all(now)
@@ -158,7 +159,8 @@ class Admin:
                 if cron.catch_up == "once":
                     self._remember(RAN_PREFIX + key[len(CRON_PREFIX) :], due, now)
 
-    def _expect_all(self, now: int) -> None:
+    def expect_all(self, now: int) -> None:
+        """Work out anew when each recurring job is due."""
         for key, (cron, schedule, _) in list(self._crons.items()):
             self._expect(key, cron, schedule, now)
 
@@ -171,24 +173,36 @@ class Admin:
         """One push for all the times that passed while no daemon was there, dated by the last one."""
         ran = RAN_PREFIX + key[len(CRON_PREFIX) :]
         store = self._engine.store
-        known = [entry.timestamp for entry in map(store.stored, (key, ran)) if entry is not None]
+        # What comes from a clock that was far ahead says nothing of times that passed since.
+        known = [
+            entry.timestamp
+            for entry in map(store.stored, (key, ran))
+            if entry is not None and entry.timestamp <= now + CLOCK_SKEW_US_MAX
+        ]
         missed = schedule.latest(now)
         if missed > max(known, default=now):
             self._push(cron, missed, now)
             self._remember(ran, missed, now)
 
     def _push(self, cron: Cron, due: int, now: int) -> None:
-        """The moment it was due is the command's timestamp: every daemon would push the same."""
+        """
+        The time it was due is the command's timestamp: every daemon would push the same.
+
+        A clock that is set back repeats nothing, unless it was so far ahead that it must have been wrong:
+        then the job would not be pushed until that time comes again.
+        """
         payload = None if cron.payload is None else Value(Type.STRING, cron.payload.encode())
         uri = cron.uri.encode()
         waiting = self._engine.jobs.find(uri)
+        last = self._engine.jobs.last_command(uri)
+        timestamp = last + 1 if last > now + CLOCK_SKEW_US_MAX else due
         # One that waits for its turn keeps its place, or a busy domain would never get to it.
         start = min(waiting.start, due) if waiting and waiting.state != WORKING else due
         try:
             self._engine.jobs.push(
                 uri,
                 cron.domain.encode(),
-                due,
+                timestamp,
                 now,
                 priority=cron.priority,
                 start=start,
@@ -339,7 +353,6 @@ class Admin:
             raise RefusedError("key-missing", "the domain")
         key = DOMAIN_PREFIX + command.domain.encode().lower()
         entry = self._engine.store.live(key, now)
-        before = self._engine.store.stored(key)
         current = (
             Settings() if entry is None else _decoded(self._engine.store.value(entry), Settings)
         )
@@ -347,11 +360,8 @@ class Admin:
         if not command.settings:
             return merged  # only asked for: a domain without settings stays one
         value = Value(Type.STRING, msgspec.json.encode(merged))
-        # Later than what is stored, even when that came from a clock ahead of ours.
-        timestamp = max(self._engine.stamp(now), before.timestamp + 1 if before else 0)
-        reply = self._engine.handle(
-            Request(Function.SET, 0, timestamp=timestamp, key=key, value=value), session
-        )
+        # Without a timestamp it is later than what is stored, by whatever clock.
+        reply = self._engine.handle(Request(Function.SET, key=key, value=value), session)
         if reply.error:
             raise RefusedError(reply.error.partition(":")[0], reply.error.partition(": ")[2])
         return merged

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from virta.journal import numbers, rules
+from virta.journal import clocks, numbers, rules
 from virta.journal.admin import Admin
 from virta.journal.copies import JOB_KEY, Copies
 from virta.journal.jobcommands import JobCommands
@@ -33,6 +33,7 @@ from virta.journal.messages import (
     Reply,
     Request,
     Value,
+    system_clock,
 )
 from virta.journal.reading import Reading
 from virta.journal.session import Listeners, Session
@@ -49,13 +50,24 @@ TIDY_US = 1_000_000
 PEER_PREFIX = b"peer:"
 PULL_PREFIX = b"pull:"
 FAR_FUTURE_US = 1 << 65
+# Commands that change nothing if what is stored is newer; the others are made newer where they are carried out.
+_LATEST_WINS = frozenset({Function.SET, Function.DELETE, Function.RENAME, Function.PUSH})
 
 
 class Engine:
     def __init__(
-        self, clock: Callable[[], int], store: Store | None = None, jobs: Jobs | None = None
+        self,
+        clock: Callable[[], int],
+        store: Store | None = None,
+        jobs: Jobs | None = None,
+        *,
+        steady: Callable[[], int] | None = None,
     ) -> None:
         self.clock = clock
+        if steady is None and clock is system_clock:
+            steady = clocks.steady_clock
+        # A clock without a steady one beside it is taken at its word.
+        self._steps = None if steady is None else clocks.StepWatch(clock, steady)
         # Not `or`: an empty one is false, and its limits and its disk would be lost.
         self.store = Store() if store is None else store
         self.jobs = Jobs() if jobs is None else jobs
@@ -106,12 +118,15 @@ class Engine:
                 quick = shortcut(self.tables, request, now)
                 if quick is not None:
                     return quick
+        if self._steps is not None and (step := self._steps.step()):
+            now = self.clock()
+            clocks.shift(self, step, now)
         try:
             # Another daemon's clock was checked where the command came in.
             rules.check_numbers(request)
             rules.check(request, now if session.peer is None else FAR_FUTURE_US)
             if request.timestamp == 0:
-                request.timestamp = self.stamp(now)
+                request.timestamp = self._stamp_for(request, now)
             reply = self._functions[request.function](request, session, now)
         except RefusedError as refused:
             reply = Reply(
@@ -130,9 +145,43 @@ class Engine:
         return self.store.wants_log or self.jobs.wants_log
 
     def stamp(self, now: int) -> int:
-        """A timestamp of our own, later than every one before."""
+        """
+        Return a timestamp of our own, later than every one before.
+
+        Unless those are from a clock that was far ahead: then new ones would be, too, and win over commands
+        of clients with a right clock. `_stamp_for` keeps the order where it counts.
+        """
+        if self._last_stamp > now + rules.CLOCK_SKEW_US_MAX:
+            self._last_stamp = 0
         self._last_stamp = max(now, self._last_stamp + 1)
         return self._last_stamp
+
+    def _stamp_for(self, request: Request, now: int) -> int:
+        """Return a timestamp later than all that is known of the request's keys: it must have an effect."""
+        stamp = self.stamp(now)
+        if request.function not in _LATEST_WINS:
+            return stamp
+        keys = [request.key] if request.function != Function.RENAME else [request.key, request.key2]
+        for key in keys:
+            entry = self.store.stored(key)
+            if entry is not None:
+                stamp = max(stamp, entry.timestamp + 1, *(at + 1 for at in entry.links.values()))
+            stamp = max(stamp, self.jobs.last_command(key) + 1)
+        if stamp > rules.TIME_US_MAX:
+            raise RefusedError("overflow", "the key has the largest timestamp there is")
+        return stamp
+
+    def newest_stamp(self) -> int:
+        """Return the largest timestamp of anything stored, 0 if there is nothing."""
+        values = (
+            max(entry.timestamp, *entry.links.values()) if entry.links else entry.timestamp
+            for entry in self.store.by_key.values()
+        )
+        return max(max(values, default=0), self.jobs.newest_command())
+
+    def restored(self) -> None:
+        """Continue above the timestamps that came back from disk."""
+        self._last_stamp = max(self._last_stamp, self.newest_stamp())
 
     def tick(self, now: int | None = None) -> int | None:
         """
@@ -142,14 +191,23 @@ class Engine:
         """
         if now is None:
             now = self.clock()
+        if self._steps is not None and (step := self._steps.step()):
+            now = self.clock()
+            clocks.shift(self, step, now)
+            self._tidy_at = 0
         event = self.next_event()
         due = event is not None and event <= now
         set_back = now < self._tidy_at - TIDY_US
         if due or set_back or now >= self._tidy_at or self.store.unannounced:
+            if self._tidy_at and self.jobs.leases is not None:
+                self.jobs.leases.note_clock(
+                    now
+                )  # not before what a step moved is on its way to the disk
             self._tidy_at = now + TIDY_US
             gone = self.store.tick(now)
             if gone:
                 self.listeners.changed(gone, None, now, None)
+            self.jobs.lapsing = self.primary
             self.jobs.tick(now)
             self.admin.tick(now)
             event = self.next_event()

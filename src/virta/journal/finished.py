@@ -43,6 +43,12 @@ class Finished:
             if self.commands.get(uri) == timestamp:
                 del self.commands[uri]
 
+    def shift(self, step: int) -> None:
+        """The clock was set by `step` µs; what is remembered lasts as long as it would have."""
+        moved = [(when + step, uri, timestamp) for when, uri, timestamp in self._order]
+        self._order.clear()  # the same object: `tables` gave it away
+        self._order.extend(moved)
+
     def all(self) -> list[tuple[int, bytes, int]]:
         """(when, uri, timestamp), oldest first."""
         return list(self._order)

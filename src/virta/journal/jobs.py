@@ -25,6 +25,8 @@ from virta.journal.messages import RefusedError, Value
 from virta.journal.table import JobTable
 
 PRIORITY_MAX = 255
+# How often a daemon that is not to end attempts itself looks whether it is now.
+LAPSE_LOOK_US = 1_000_000
 
 
 class Jobs(JobTable):
@@ -284,15 +286,36 @@ class Jobs(JobTable):
 
     # Time.
 
+    def shift(self, step: int, now: int) -> None:
+        """The clock was set by `step` µs: see `clocks` for what moves with it."""
+        for job in list(self._working.values()):
+            job.worked_until = max(job.worked_until + step, 1)
+            job.domain.move(job, WORKING)
+            self.schedule.arm(job.domain, job.worked_until)
+            if job.slot and self.leases is not None:
+                self.leases.put(job)
+            self._tell(job, now)
+        if step < 0:
+            for job in [job for job in self._waiting.values() if job.start > now]:
+                self._unschedule(job, job.domain.name)
+                job.start = max(job.start + step, 0)
+                self._schedule(job, now)
+                self._tell(job, now)
+                if job.persist or job.logged:
+                    self._changed(job.uri)
+        self.finished.shift(step)
+
     def tick(self, now: int) -> None:
         """Starts that have come, work windows that are over, finished commands to forget."""
         for place in self.schedule.due(now):
-            while (job := place.due_lapse(now)) is not None:
+            while self.lapsing and (job := place.due_lapse(now)) is not None:
                 self._attempt_over(job, "the work deadline passed", now, when=job.worked_until)
             while (job := place.due_start(now)) is not None:
                 place.move(job, READY)
             self.schedule.offer(place)
-            self.schedule.arm(place)
+            due = place.earliest()
+            if due is not None:
+                self.schedule.arm(place, due if due > now else now + LAPSE_LOOK_US)
         self.finished.tick(now)
 
     # Inner workings.
@@ -325,6 +348,7 @@ class Jobs(JobTable):
             self._finish(job, now)  # the newer command covers it
             return
         self._tell(job, now if when is None else when)
+        self._start_has_come(job, now if when is None else when)
         # It keeps the id of this attempt: among equals it comes after those that were not tried since.
         job.id, job.spent = job.lease, True
         job.attempts = min(job.attempts + 1, ATTEMPTS_MAX)
@@ -343,11 +367,21 @@ class Jobs(JobTable):
         if self._newer(job) is not None:
             self._finish(job, now)
             return
+        self._start_has_come(job, now)
         job.id, job.spent = job.lease, False
         self._back_to_waiting(job, now)
         self._tell(job, now)
         if job.logged:  # a snapshot may have said that it is worked on
             self._changed(job.uri)
+
+    def _start_has_come(self, job: Job, now: int) -> None:
+        """
+        A job that NEXT handed out was due, though its start may be ahead of a clock that was set back since.
+
+        One that was marked by its key before its start (the lease is its id) waits for that again.
+        """
+        if job.id != job.lease:
+            job.start = min(job.start, now)
 
     def _newer(self, job: Job) -> Job | None:
         """What came after a job that is worked on: it waits, or has died elsewhere."""

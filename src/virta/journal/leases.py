@@ -2,7 +2,9 @@
 Who works on what, kept where a crash does not reach: a memory-mapped table of slots.
 
     at    bytes
-    0     4    "VJL1", then 28 of zero
+    0     4    "VJL1", then 4 of zero
+    8     8    what the clock said when it was last looked at, µs, 0: unknown
+    16    4    CRC-32 of those 8 bytes, then 12 of zero
     32n   8    id of the job, 0: the slot is free
           8    lease, the id of the attempt
           8    worked until, µs
@@ -42,8 +44,10 @@ log = logging.getLogger("virta.journal")
 MAGIC = b"VJL1"
 SLOT_BYTES = 32
 SLOTS_MIN = 1024
+CLOCK_AT = 8
 _SLOT = struct.Struct("<QQQI")
 _SUM = struct.Struct("<I")
+_CLOCK = struct.Struct("<QI")
 _FREE = bytes(8)
 
 
@@ -65,6 +69,7 @@ class Leases:
         self._free: list[int] = []
         self._ended: list[Job] = []
         self.leaving: list[Job] = []  # whose end is on its way to the log
+        self.clock = 0  # what the clock said last in the process before this one, 0: unknown
 
     def load(self) -> Iterator[Lease]:
         """What is in the file; a slot that was being written when the process died is passed over."""
@@ -74,6 +79,7 @@ class Leases:
             return
         if not data.startswith(MAGIC):
             return
+        self.clock = _clock_of(data)
         for at in range(SLOT_BYTES, len(data) - SLOT_BYTES + 1, SLOT_BYTES):
             if data[at : at + 8] == _FREE:
                 continue
@@ -90,6 +96,7 @@ class Leases:
         self._descriptor = files.open_file(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         self._map = self._mapped()
         self._map[: len(MAGIC)] = MAGIC
+        self.note_clock(self.clock)  # until what depends on it is on disk
         self._free = list(range(self._slots - 1, 0, -1))
         for job in working:
             job.slot = 0
@@ -107,6 +114,12 @@ class Leases:
         body = _SLOT.pack(job.id, job.lease, job.worked_until, job.attempts)
         at = slot * SLOT_BYTES
         self._map[at : at + SLOT_BYTES] = body + _SUM.pack(zlib.crc32(body))
+
+    def note_clock(self, now: int) -> None:
+        """Keep what the clock says, so that the next process knows if it went back."""
+        if self._map is not None:
+            body = now.to_bytes(8, "little")
+            self._map[CLOCK_AT : CLOCK_AT + _CLOCK.size] = body + _SUM.pack(zlib.crc32(body))
 
     def drop(self, job: Job) -> None:
         """Nobody works on it any more; the slot is kept until the log knows, too."""
@@ -160,3 +173,11 @@ class Leases:
         size = self._slots * SLOT_BYTES
         os.posix_fallocate(self._descriptor, 0, size)
         return mmap.mmap(self._descriptor, size)
+
+
+def _clock_of(data: bytes) -> int:
+    if len(data) < SLOT_BYTES:
+        return 0
+    clock, checksum = _CLOCK.unpack_from(data, CLOCK_AT)
+    fits: bool = checksum == zlib.crc32(data[CLOCK_AT : CLOCK_AT + 8])
+    return int(clock) if fits else 0

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal
 
 from virta import files
 from virta.errors import JournalError
-from virta.journal import images
+from virta.journal import clocks, images
 from virta.journal.disk import sync_directory
 from virta.journal.leases import Leases
 from virta.journal.snapshot import load_snapshot, publish, write_snapshot
@@ -115,6 +115,13 @@ class Persistence:
         engine.jobs.leases = self._leases
         engine.store.restored()
         engine.jobs.restored()
+        engine.restored()
+        back = clocks.went_back(engine, self._leases.clock, now)
+        if back:
+            clocks.shift(engine, back, now)
+            # On disk before the clock's new time is: a crash in between must find the old one.
+            self.commit(images.drain(engine, now))
+        self._leases.note_clock(now)
         engine.admin.restored(now)
         engine.store.tick(now)
         engine.jobs.tick(now)

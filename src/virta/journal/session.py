@@ -63,6 +63,11 @@ class Listeners:
         session.domains.add(domain)
         self.awaited.setdefault(domain, {})[session] = announced
 
+    def announced_nothing(self) -> None:
+        """The clock was set: the times that were announced mean nothing, whoever waits is woken anyway."""
+        for waiting in self.awaited.values():
+            waiting.update(dict.fromkeys(waiting))
+
     def changed(
         self, keys: Iterable[bytes], origin: Session | None, timestamp: int, kind: int | None
     ) -> None:

@@ -41,6 +41,7 @@ from virta.journal.messages import (
     Request,
     system_clock,
 )
+from virta.journal.rules import CLOCK_SKEW_US_MAX
 from virta.journal.wire import encode_request
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ MESSAGE_BYTES_MAX = VALUE_DATA_BYTES_MAX + 2 * KEY_BYTES_MAX + 64
 RECORD_BYTES_MAX = HEAD_BYTES + MESSAGE_BYTES_MAX + 1
 REJECTED = "rejected.fjs"
 PING_SOCKET = "ping.sock"
+STAMP = "stamp"  # the last timestamp, 20 digits
+STAMP_DIGITS = 20
 # A clock that lags a little must not find its file gone.
 DELETE_AFTER_HOUR_S = 300
 # Those whose repetition is harmless: a resent RENAME would report a missing key.
@@ -127,7 +130,6 @@ class Spool:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         files.make_directory(directory)
-        self._last_stamp = 0
         self._named = ""  # the file of which the name is on disk
         self._ping = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
 
@@ -145,9 +147,26 @@ class Spool:
         if request.function == Function.PUSH and not request.key2:
             host_of(request.key)  # better known now than found among what was rejected
         if not request.timestamp:
-            self._last_stamp = max(system_clock(), self._last_stamp + 1)
-            request.timestamp = self._last_stamp
+            request.timestamp = self._stamp()
         self.append(encode_request(request), sync=bool(request.flags & PERSIST))
+
+    def _stamp(self) -> int:
+        """
+        Return a timestamp later than those of everything spooled here before, by any process.
+
+        A clock that was set back in between must not make the later command the older one. If it was ahead by
+        more than a daemon accepts, that command is refused anyway, and this one must not be.
+        """
+        descriptor = os.open(self.directory / STAMP, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            text = os.pread(descriptor, STAMP_DIGITS, 0)
+            now, last = system_clock(), int(text) if text.isdigit() else 0
+            stamp = max(now, last + 1) if last <= now + CLOCK_SKEW_US_MAX else now
+            os.pwrite(descriptor, b"%0*d" % (STAMP_DIGITS, stamp), 0)
+        finally:
+            os.close(descriptor)
+        return stamp
 
     def append(self, *messages: bytes, sync: bool) -> tuple[str, list[int]]:
         """Add records with one write; the file's name and the end of each record in it."""

@@ -9,6 +9,7 @@ repetition of the same changes ends in the same state. Where values are is in `s
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from typing import TYPE_CHECKING
 
 from virta.journal import numbers
@@ -331,6 +332,22 @@ class Store(Shelf):
                 self._detach(entry.keys[0])
         gone, self.unannounced = self.unannounced, []
         return gone
+
+    def shift(self, step: int) -> None:
+        """The clock was set by `step` µs: see `clocks` for what moves with it."""
+        for entry in dict.fromkeys(self._entries.values()):
+            if entry.lock_owner is not None:
+                entry.lock_until += step
+            if entry.tombstone:
+                entry.accessed = max(entry.accessed + step, 1)
+                continue
+            if entry.worked_until:
+                entry.worked_until = max(entry.worked_until + step, 1)
+                self._marked[entry] = None
+            if entry.ttl and entry.expires:
+                self._set_expiry(entry, max(entry.expires + step, 1))
+                self._marked[entry] = None
+        self._tombstones = deque((when + step, entry) for when, entry in self._tombstones)
 
     # Inner workings.
 

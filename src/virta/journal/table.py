@@ -47,6 +47,8 @@ class JobTable:
         self.finished = Finished()
         self.leases: Leases | None = None  # set by whoever has a disk
         self.copied = False  # other daemons have to hear of what happens here
+        # Deadlines count by the clock of the daemon that hands out; one whose clock is ahead must not end them.
+        self.lapsing = True
         # The log has to learn something, and the acknowledgement of the last changes to wait for that.
         self.wants_log = False
         self._waiting: dict[bytes, Job] = {}
@@ -96,6 +98,13 @@ class JobTable:
             if uri in table and table[uri].timestamp > last:
                 last = table[uri].timestamp
         return last
+
+    def newest_command(self) -> int:
+        """Return the largest timestamp of all commands, 0 if there is none."""
+        newest = max(self.finished.commands.values(), default=0)
+        for table in (self._waiting, self._working, self._dead):
+            newest = max(newest, max((job.timestamp for job in table.values()), default=0))
+        return newest
 
     def any_key(self, lower: bytes, upper: bytes | None) -> bool:
         """Whether a key of a job that waits or is worked on may be in a range; quick to say yes."""

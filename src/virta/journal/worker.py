@@ -30,15 +30,16 @@ from virta.errors import JournalError
 from virta.journal import commands
 from virta.journal.client import AsyncClient
 from virta.journal.domain import domain_of
-from virta.journal.messages import PORT, RETRY_CODES, RefusedError
+from virta.journal.messages import PORT, RETRY_CODES, RefusedError, system_clock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from virta.journal.commands import Lease
+    from virta.journal.commands import Command, Lease
 
     Handler = Callable[[Lease], Any]
     H = TypeVar("H", bound=Handler)
+    T = TypeVar("T")
 
 log = logging.getLogger("virta.journal.worker")
 
@@ -52,6 +53,8 @@ LOOK_S = 1.0
 RETRY_S_MIN = 0.1
 RETRY_S_MAX = 10.0
 REASON_CHARS_MAX = 500
+# The clocks of worker and daemon are compared so often: either may be set at any time.
+COMPARE_CLOCKS_S = 10.0
 TAKE_MAX = 1_000  # what one NEXT gives
 GIVE_BACK_S_MAX = 5.0  # at the end, for a daemon that does not answer
 
@@ -84,6 +87,8 @@ class Worker:
         self._work_for = work_for
         self._grace = grace
         self._handlers: dict[bytes, Handler] = {}
+        self._ahead_us = 0  # of the daemon's clock
+        self._compare_at = 0.0
         self._turn = 0  # which domain is asked first
         self._running: set[asyncio.Task[None]] = set()
         self._over = False  # what comes now is given back
@@ -173,6 +178,7 @@ class Worker:
             try:
                 async with await AsyncClient.connect(self._host, self._port) as client:
                     self._client = client
+                    await self._compare_clocks(client)
                     self._online.set()
                     async for _ in self._work(client, stop):
                         delay = RETRY_S_MIN
@@ -182,6 +188,24 @@ class Worker:
                 self._online.clear()
             await asyncio.sleep(delay)
             delay = min(delay * 2, RETRY_S_MAX)
+
+    async def _compare_clocks(self, client: AsyncClient) -> None:
+        """Deadlines are times of the daemon's clock, which may not be ours."""
+        self._compare_at = time.monotonic() + COMPARE_CLOCKS_S
+        before = system_clock()
+        daemons = await client.call(commands.ping())
+        self._ahead_us = daemons - (before + system_clock()) // 2
+
+    def _by_its_clock(self, command: Command[T]) -> Command[T]:
+        """Let a command mean a deadline by the daemon's clock."""
+        request = command.request
+        assert request.timeout is not None
+        request.timeout = max(request.timeout + self._ahead_us, 1)
+        return command
+
+    def _time(self) -> float:
+        """Return the daemon's time in Unix seconds."""
+        return (system_clock() + self._ahead_us) / 1e6
 
     async def _work(self, client: AsyncClient, stop: asyncio.Event) -> AsyncIterator[None]:
         """Ask for jobs until the line breaks; a step for every time that was answered."""
@@ -193,11 +217,13 @@ class Worker:
                 if not stop.is_set():
                     self._asked.clear()
                     try:
+                        if time.monotonic() >= self._compare_at:
+                            await self._compare_clocks(client)
                         wake_up = await self._take(client)
                     finally:
                         self._asked.set()
                 yield
-                await self._rest(client, IDLE_S_MAX if wake_up is None else wake_up - time.time())
+                await self._rest(client, IDLE_S_MAX if wake_up is None else wake_up - self._time())
         finally:
             listening.cancel()
 
@@ -218,11 +244,10 @@ class Worker:
         for domain in self._domains():
             if free <= 0 or self._over:
                 return None  # woken as soon as a place is free
-            found = await client.call(
-                commands.next_(
-                    domain, count=min(free, TAKE_MAX), work_for=self._work_for, listen=True
-                )
+            command = commands.next_(
+                domain, count=min(free, TAKE_MAX), work_for=self._work_for, listen=True
             )
+            found = await client.call(self._by_its_clock(command))
             for lease in found.jobs:
                 handler = self._handlers.get(domain or domain_of(lease.key))
                 task = asyncio.create_task(self._do(handler or self._handlers[b""], lease))
@@ -230,7 +255,7 @@ class Worker:
                 task.add_done_callback(self._ended)
             free -= len(found.jobs)
             if found.jobs and free > 0:
-                again = time.time()  # only who is told that there is nothing is told when there is
+                again = self._time()  # only who is told that there is nothing is told when there is
             elif not found.jobs and found.wake_up is not None:
                 again = found.wake_up if again is None else min(again, found.wake_up)
         return again
@@ -305,7 +330,8 @@ class Worker:
             if self._client is None or not self._online.is_set():
                 continue
             try:
-                await self._client.call(commands.extend(lease.key, self._work_for))
+                command = commands.extend(lease.key, self._work_for)
+                await self._client.call(self._by_its_clock(command))
             except RefusedError as refused:
                 if refused.code not in RETRY_CODES:
                     log.warning("job_lost uri=%s %s", lease.uri.decode(errors="replace"), refused)
