@@ -10,7 +10,6 @@ import threading
 import pytest
 
 import virta
-from virta.client import aio
 from virta.errors import ClientError
 
 WAIT_S = 10
@@ -85,13 +84,13 @@ def test_closing_a_subscription_as_it_connects(monkeypatch):
     """It is cut when it is connected, though there was nothing to cut when it was closed."""
     with listening() as (listener, url), virta.Client(url) as client:
         events = client.subscribe("c")
-        connect = client._connect
+        connect = client._connections.connect
 
         def close_first(timeout):
             events.close()
             return connect(timeout)
 
-        monkeypatch.setattr(client, "_connect", close_first)
+        monkeypatch.setattr(client._connections, "connect", close_first)
         with reading(events) as (ended, heard), accepted(listener):
             assert ended.wait(WAIT_S)
         assert heard == []
@@ -163,9 +162,8 @@ def test_asyncio_leaves_nothing_behind_at_a_stuck_server():
     assert asyncio.run(run()) < 20_000_000
 
 
-def test_asyncio_does_not_wait_for_a_stuck_server_to_close(monkeypatch):
+def test_asyncio_does_not_wait_for_a_stuck_server_to_close():
     """An answer that came before the body was read is the answer."""
-    monkeypatch.setattr(aio, "CLOSE_S_MAX", 0.05)
 
     async def run():
         with listening() as (listener, url):

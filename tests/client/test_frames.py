@@ -10,8 +10,17 @@ from hypothesis import strategies as st
 
 from virta.client import frames
 from virta.client.frames import Frame, FrameReader
-from virta.client.wire import Address, Cursor, channel_path, check, publication
+from virta.client.wire import (
+    Address,
+    Cursor,
+    Published,
+    channel_path,
+    check,
+    is_repeatable,
+    publication,
+)
 from virta.errors import ClientError
+from virta.event import Event
 
 STREAM = (
     b'event: connect\ndata: {"clientID":"1-0"}\n\n'
@@ -22,7 +31,7 @@ STREAM = (
 )
 WANTED = [
     Frame("connect", '{"clientID":"1-0"}'),
-    Frame("data", '{"id":"1"}', "s+1"),
+    Frame("data", '{"id":"1"}', "s+1", None, '{"timestamp":"x"}'),
     Frame("disconnect", "{}", None, 2000),
     Frame("message", "two\nlines"),
 ]
@@ -51,8 +60,11 @@ def test_endless_frames_are_refused(monkeypatch):
 def test_paths_and_bodies():
     """Names are encoded as the server decodes them; one event is structured, several a batch."""
     assert channel_path("a b/c", 5, "x=1") == "/channels/a+b%2Fc/from/5?x=1"
-    assert publication("c", [{"id": "1"}])[1:] == ("application/cloudevents+json", b'{"id":"1"}')
-    assert publication("c", [{}, {}])[1:] == ("application/cloudevents-batch+json", b"[{},{}]")
+    one = {"source": "s", "id": "1"}
+    line = b'{"source":"s","id":"1"}'
+    assert publication("c", [one])[1:] == ("application/cloudevents+json", line)
+    batch = b"[%b,%b]" % (line, line)
+    assert publication("c", [one, one])[1:] == ("application/cloudevents-batch+json", batch)
 
 
 def test_answers():
@@ -70,7 +82,7 @@ def test_answers():
 def test_cursor_knows_where_to_continue():
     """Without an event the stream's position, with one its id; the server's retry is honoured once."""
     cursor = Cursor(lambda start: f"/{start}", None, None, None)
-    assert cursor.request() == ("/None", {"Accept": "text/event-stream"})
+    assert cursor.request() == ("/None", {"Accept": "text/event-stream", "Virta-Positions": "1"})
 
     cursor.connected("17")
     assert cursor.request()[0] == "/17"
@@ -81,3 +93,67 @@ def test_cursor_knows_where_to_continue():
     assert cursor.wait_s() == 2.0
     assert cursor.wait_s() <= 0.1
     assert all(cursor.wait_s() <= 5.0 for _ in range(50))
+
+
+def test_every_position_is_remembered():
+    """Frames without an event move the cursor, too; the position behind a record gives its offset."""
+    gaps = []
+    cursor = Cursor(lambda start: f"/{start}", None, None, gaps.append)
+    for name, place in (("connect", 5), ("ping", 9), ("gap", 12)):
+        assert cursor.take(Frame(name, '{"x":1}', f"0123456789ab.{place}")) is None
+        assert cursor.request()[1]["Last-Event-ID"] == f"0123456789ab.{place}"
+    assert gaps == [{"x": 1}]
+
+    received = cursor.take(Frame("data", '{"id":"1","source":"s"}', "0123456789ab.18"))
+
+    assert (received.event.id, received.id, received.offset) == ("1", "0123456789ab.18", 17)
+
+
+@pytest.mark.parametrize(
+    ("comment", "offset"),
+    [('{"timestamp":"x","offset":7}', 7), ('{"timestamp":"x"}', None), ("", None), ("[", None)],
+)
+def test_offsets_of_a_server_without_positions(comment, offset):
+    """The frame's comment says it, if anything does."""
+    cursor = Cursor(lambda start: f"/{start}", None, None, None)
+
+    received = cursor.take(Frame("data", '{"id":"1","source":"s"}', "s+1", None, comment))
+
+    assert (received.id, received.offset) == ("s+1", offset)
+
+
+def test_an_id_alone_is_noted():
+    """A frame of an id and no data delivers nothing, and is remembered (HTML §9.2.6)."""
+    assert FrameReader().feed(b"event: data\nid: x.1\n\n") == [Frame("message", "", "x.1")]
+
+
+def test_publications_tell_what_they_achieved():
+    """The result is the durability as before, with the offset and whether it was a repeat."""
+    made = Published.of(
+        {"virta-durability": "group", "virta-offset": "12", "virta-duplicate": "true"}
+    )
+    assert made == "group"
+    assert (made.durability, made.offset, made.duplicate) == ("group", 12, True)
+    assert repr(made) == "Published('group', offset=12, duplicate=True)"
+
+    old = Published.of({})
+    assert (old, old.offset, old.duplicate) == ("none", None, False)
+
+
+def test_mappings_that_are_no_events_become_data():
+    """What names no source is the data of a new event; a list is most likely events to unpack."""
+    made = Event.from_json(publication("c", [{"total": 7}])[2])
+    assert (made.data, made.type, made.source) == ({"total": 7}, "virta.client", "/virta/client")
+
+    for wrong in ([{"total": 7}], "text", 5):
+        with pytest.raises(ClientError, match=r"publish\(channel, \*events\)") as caught:
+            publication("c", [wrong])
+        assert caught.value.code == "bad-event"
+
+
+def test_what_may_arrive_twice():
+    """Publications may, since the server drops repeats; messages to streams may not."""
+    assert is_repeatable("GET", "/x")
+    assert is_repeatable("POST", "/channels/c")
+    assert not is_repeatable("POST", "/publish")
+    assert not is_repeatable("POST", "/journal/jobs/next")

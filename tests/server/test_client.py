@@ -54,8 +54,9 @@ def test_start_and_resume(client):
 def test_a_closed_subscription_keeps_no_connection(client):
     """Also when nobody reads any more: it is closed then, not when somebody collects what is left."""
     client.publish("c3", event("1"))
-    opened, stream = [], client.stream
-    client.stream = lambda *arguments: opened.append(stream(*arguments)) or opened[-1]
+    connections = client._connections
+    opened, stream = [], connections.stream
+    connections.stream = lambda *arguments: opened.append(stream(*arguments)) or opened[-1]
     events = client.subscribe("c3", start="earliest")
     assert take(events, 1) == ["1"]
 
@@ -145,29 +146,55 @@ def test_asyncio_client(server):
     """The same from asyncio, with its own way to read streams."""
 
     async def scenario():
-        client = virta.AsyncClient(f"http://127.0.0.1:{server.port}")
-        assert await client.ready()
-        assert await client.publish("a1", event("1"), event("2")) == "none"
-        found = []
-        async for received in client.subscribe("a1", start="earliest"):
-            found.append(received.event.id)
-            if len(found) == 2:
+        async with virta.AsyncClient(f"http://127.0.0.1:{server.port}") as client:
+            assert await client.ready()
+            assert await client.publish("a1", event("1"), event("2")) == "none"
+            found = []
+            async for received in client.subscribe("a1", start="earliest"):
+                found.append(received.event.id)
+                if len(found) == 2:
+                    break
+            with pytest.raises(ClientError, match="403"):
+                await client.publish("meta", event("1"))
+            with pytest.raises(ClientError):
+                await anext(aiter(client.subscribe("a1", "x=~5")))
+            id_ = (await client.filters.register("i", "as", "x=1", dialect="query-string"))["id"]
+            assert await client.filters.ids("i", "as") == [id_]
+            assert await client.filters.test("i", "as", {"x": 1}) == [id_]
+            await client.publish("i/as", event("3", {"x": 1}))
+            async for received in client.filters.events(id_, start="earliest"):
+                found.append(received.event.id)
                 break
-        with pytest.raises(ClientError, match="403"):
-            await client.publish("meta", event("1"))
-        with pytest.raises(ClientError):
-            await anext(aiter(client.subscribe("a1", "x=~5")))
-        id_ = (await client.filters.register("i", "as", "x=1", dialect="query-string"))["id"]
-        assert await client.filters.ids("i", "as") == [id_]
-        assert await client.filters.test("i", "as", {"x": 1}) == [id_]
-        await client.publish("i/as", event("3", {"x": 1}))
-        async for received in client.filters.events(id_, start="earliest"):
-            found.append(received.event.id)
-            break
-        await client.filters.remove(id_)
-        return found
+            await client.filters.remove(id_)
+            return found
 
     assert asyncio.run(scenario()) == ["1", "2", "3"]
+
+
+def consumer_connected(server):
+    while "virta_consumers 1.0" not in server.request("GET", "/metrics").body.decode():
+        pass
+
+
+def test_asyncio_publishes_at_once(server):
+    """Hundreds of publications share a bounded number of connections, and all arrive once."""
+
+    async def scenario():
+        async with virta.AsyncClient(f"http://127.0.0.1:{server.port}") as client:
+            made = [client.publish("burst", event(str(n))) for n in range(300)]
+            async with client.subscribe("burst") as events:
+                first = asyncio.create_task(anext(events))
+                await asyncio.to_thread(consumer_connected, server)
+                results = await asyncio.gather(*made)
+                found = [(await first).event.id]
+                async with asyncio.timeout(20):
+                    while len(found) < 300:
+                        found.append((await anext(events)).event.id)
+            return results, found
+
+    results, found = asyncio.run(scenario())
+    assert results == ["none"] * 300
+    assert sorted(found, key=int) == [str(n) for n in range(300)]
 
 
 def test_waiting_is_said_once(caplog):
@@ -177,7 +204,7 @@ def test_waiting_is_said_once(caplog):
     attempts = []
     with virta.Client(f"http://127.0.0.1:{port}") as client:
         subscription = client.subscribe("nobody")
-        stream = client.stream
+        stream = client._connections.stream
 
         def counted(*arguments):
             attempts.append(arguments)
@@ -185,13 +212,51 @@ def test_waiting_is_said_once(caplog):
                 subscription.close()
             return stream(*arguments)
 
-        client.stream = counted
+        client._connections.stream = counted
         assert list(subscription) == []
 
     assert len(attempts) == 3
     (record,) = caplog.records
-    assert f"no answer from 127.0.0.1:{port}" in record.getMessage()
+    assert f"no answer from 127.0.0.1:{port}: connection refused" in record.getMessage()
+    assert "is `virta serve` running?" in record.getMessage()
     assert "trying again" in record.getMessage()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_refused_connection_says_what_to_start(host):
+    """Both clients and the commands name the address and how to start a server there."""
+    port = lasting_port()
+    url = f"http://{host}:{port}"
+    said = []
+
+    async def scenario():
+        async with virta.AsyncClient(url) as client:
+            with pytest.raises(ClientError) as caught:
+                await client.publish("c", event("1"))
+            said.append(caught.value.message)
+            with pytest.raises(ClientError) as caught:
+                await anext(client.subscribe_streams("a:", reconnect=False))
+            said.append(caught.value.message)
+
+    asyncio.run(scenario())
+    with virta.Client(url) as client:
+        for asked in (
+            lambda: client.publish("c", event("1")),
+            lambda: next(client.subscribe("c", reconnect=False)),
+            lambda: next(client.subscribe_streams("a:", reconnect=False)),
+        ):
+            with pytest.raises(ClientError) as caught:
+                asked()
+            said.append(caught.value.message)
+    for arguments in (["publish", "c", "--data", "1"], ["subscribe", "c", "--no-reconnect"]):
+        whole = [sys.executable, "-m", "virta", *arguments, "--url", url]
+        out = subprocess.run(whole, capture_output=True, text=True, timeout=30, check=False)
+        assert out.returncode == 1
+        said.append(out.stderr)
+
+    for text in said:
+        assert f"no answer from {host}:{port}: connection refused" in text
+        assert f"is `virta serve` running? Start it with `virta serve --port {port}`" in text
 
 
 def command(server, *arguments, text=None):
@@ -364,6 +429,7 @@ def test_streams_are_subscribed_again_after_a_restart(start):
         assert again.port, again.said
         await hear(client, messages, "second")
         await messages.aclose()
+        await client.close()
 
     asyncio.run(asyncio.wait_for(scenario(), 30))
 

@@ -134,7 +134,7 @@ def test_all_problems_come_at_once():
 
     found = problems(text)
 
-    assert [int(p.split(":")[1]) for p in found] == [4, 22, 30]
+    assert [int(p.split(":")[1]) for p in found] == [4, 22, 32]
 
 
 def test_wrong_shapes_do_not_hide_wrong_values():
@@ -144,8 +144,59 @@ def test_wrong_shapes_do_not_hide_wrong_values():
 
     found = problems(text)
 
-    assert [int(p.split(":")[1]) for p in found] == [4, 7, 30, 37, 38], found
+    assert [int(p.split(":")[1]) for p in found] == [4, 7, 32, 37, 38], found
     assert "a parquet sink needs path" in found[2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "messages"),
+    [
+        (  # a wrong shape of the columns or of the aggregate
+            {"[columns]\namount": "[x]\namount", "10 seconds": "x", "= 'order'": "= = 1"},
+            ["trigger 'x'", "filter", "unknown table 'x'"],
+        ),
+        (
+            {'amount = "try': 'amount = [1]\nb = "try', "10 seconds": "x"},
+            ["trigger 'x'", "amount is [1]: expected a string"],
+        ),
+        (
+            {'{ orders = "count(*)", total = "sum(amount)" }': "5", '"5 minutes"': '"x"'},
+            ["within 'x'", "aggregates is 5: expected a table of strings"],
+        ),
+        (  # a table that lacks a key has others
+            {"match = \"type = 'order'\"": "", '"cesql"': '"sql"', '"1 minute"': '"x"'},
+            ["filter has no match", "dialect 'sql'", "window 'x'"],
+        ),
+        (
+            {"aggregates = {": "more = {", '"1 minute"': '"x"'},
+            ["aggregate has no aggregates", "window 'x'", "unknown key 'more'"],
+        ),
+        (  # an unknown key beside one that is missing, and a missing table beside an unknown one
+            {'path = "lake"': 'pth = "lake"'},
+            ["a parquet sink needs path", "unknown key 'pth'"],
+        ),
+        (
+            {'kind = "parquet"': 'kind = "parkett"', '"type"]': '"nothing"]'},
+            ["by names 'nothing'", "kind 'parkett'"],
+        ),
+        (  # a slide is compared with its window whatever else is wrong
+            {'"1 minute"': '"1 minute"\nslide = "1 hour"\nlate = "x"'},
+            ["slide '1 hour' is longer", "late 'x'"],
+        ),
+    ],
+)
+def test_no_problem_hides_another(changes, messages):
+    """What is wrong in one table says nothing about the others, nor about its own other keys."""
+    text = GOOD
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+
+    found = problems(text)
+
+    assert len(found) == len(messages), found
+    for message in messages:
+        assert any(message in problem for problem in found), found
 
 
 def test_times_may_be_of_tomls_own_type():

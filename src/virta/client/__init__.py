@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from virta.client.aio import AsyncClient
+from virta.client.aio import AsyncClient, AsyncSubscription
 from virta.client.frames import Received
-from virta.client.sync import Client
+from virta.client.streams import AsyncStreamSubscription, StreamSubscription
+from virta.client.sync import Client, Subscription
+from virta.client.wire import Published
 
-__all__ = ["AsyncClient", "Client", "Received"]
+__all__ = [
+    "AsyncClient",
+    "AsyncStreamSubscription",
+    "AsyncSubscription",
+    "Client",
+    "Published",
+    "Received",
+    "StreamSubscription",
+    "Subscription",
+]

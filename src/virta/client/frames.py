@@ -24,12 +24,13 @@ FRAME_BYTES_MAX = 16 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Frame:
-    """One frame: `data` is its text, `id` is None when the frame had none."""
+    """One frame: `data` is its text, `id` is None when the frame had none, `comment` its last comment."""
 
     event: str
     data: str
     id: str | None = None
     retry_ms: int | None = None
+    comment: str = ""
 
     def json(self) -> Any:
         return msgspec.json.decode(self.data)
@@ -37,10 +38,11 @@ class Frame:
 
 @dataclass(frozen=True)
 class Received:
-    """An event as a subscriber gets it; `id` is what to resume from."""
+    """An event as a subscriber gets it: `id` is what to resume from, `offset` its place in the log."""
 
     event: Event
     id: str
+    offset: int | None = None
 
 
 class FrameReader:
@@ -72,7 +74,7 @@ class FrameReader:
 
 def parse_frame(text: bytes) -> Frame | None:
     """Read the lines of one frame; None when it only has comments."""
-    name, id_, retry = "message", None, None
+    name, id_, retry, comment = "message", None, None, ""
     data: list[str] = []
     for line in text.decode("utf-8", "replace").split("\n"):
         field, _, value = line.partition(":")
@@ -85,6 +87,10 @@ def parse_frame(text: bytes) -> Frame | None:
             id_ = value
         elif field == "retry" and value.isdigit():
             retry = int(value)
-    if not data and retry is None:
-        return None
-    return Frame(name, "\n".join(data), id_, retry)
+        elif not field:
+            comment = value
+    if not data:
+        if retry is None and id_ is None:
+            return None
+        name = "message"  # a frame without data delivers nothing (HTML §9.2.6)
+    return Frame(name, "\n".join(data), id_, retry, comment)

@@ -6,26 +6,30 @@ What both clients say to the server: paths, bodies and the meaning of answers; n
 
 from __future__ import annotations
 
+import errno
 import logging
 import random
+import re
 import ssl
+from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, quote_plus, urlencode, urlsplit
 
 import msgspec
 
+from virta.client.frames import Frame, Received
 from virta.errors import ClientError
 from virta.event import BATCH_TYPE, STRUCTURED_TYPE, Event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
-    from virta.client.frames import Frame
 
 logger = logging.getLogger("virta.client")
 
-URL_DEFAULT = "http://127.0.0.1:8232"
+PORT_DEFAULT = 8232
+URL_DEFAULT = f"http://127.0.0.1:{PORT_DEFAULT}"
 TIMEOUT_S = 30.0
 # Waits between attempts to reconnect: doubling, with jitter, up to this.
 BACKOFF_FIRST_S = 0.1
@@ -36,8 +40,49 @@ SILENCE_S = 75.0
 QUERY_SAFE = "%!\"$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 # Answers of a server, or of a proxy before it, that will be well again.
 PASSING = frozenset({408, 425, 429, 502, 503, 504})
+# Asks for exact positions as the ids of all frames (docs/server.md, Resuming).
+POSITIONS = {"Virta-Positions": "1"}
+POSITION = re.compile(r"[0-9a-f]{12}\.(0|[1-9][0-9]{0,18})")
+# Events that are made of a plain mapping get these attributes.
+TYPE_DEFAULT = "virta.client"
+SOURCE_DEFAULT = "/virta/client"
+# Methods whose repetition changes nothing (RFC 9110 §9.2.2).
+IDEMPOTENT = frozenset({"GET", "HEAD", "PUT", "DELETE", "OPTIONS"})
+
+JSON = {"Content-Type": "application/json"}
 
 Start = str | int | datetime
+
+
+class Published(str):
+    """
+    What a publication achieved: the durability that was met, as text.
+
+    `offset` is where the log has its first event (None when the server did not say), `duplicate` tells
+    that the server had the event already; `offset` is then the original's.
+    """
+
+    __slots__ = ("duplicate", "offset")
+
+    offset: int | None
+    duplicate: bool
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> Published:
+        """Read the headers of the answer to a publication."""
+        made = cls(headers.get("virta-durability", "none"))
+        offset = headers.get("virta-offset", "")
+        made.offset = int(offset) if offset.isascii() and offset.isdigit() else None
+        made.duplicate = headers.get("virta-duplicate", "").lower() == "true"
+        return made
+
+    @property
+    def durability(self) -> str:
+        """The durability that was met: none, interval, group or fsync."""
+        return str(self)
+
+    def __repr__(self) -> str:
+        return f"Published({str(self)!r}, offset={self.offset}, duplicate={self.duplicate})"
 
 
 class Address:
@@ -55,17 +100,23 @@ class Address:
         self.host = parts.hostname
         self.port = port or (443 if self.tls else 80)
         self.prefix = parts.path.rstrip("/")
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        self.authority = f"{host}:{self.port}"
         self.headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     def websocket(self, path: str) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'wss' if self.tls else 'ws'}://{host}:{self.port}{self.prefix}{path}"
+        return f"{'wss' if self.tls else 'ws'}://{self.authority}{self.prefix}{path}"
 
 
 def publication(
     channel: str, events: Iterable[Event | Mapping[str, Any]]
 ) -> tuple[str, str, bytes]:
-    """Path, content type and body of a publication."""
+    """
+    Return path, content type and body of a publication.
+
+    Raises:
+        ClientError: something is neither an event nor a mapping.
+    """
     bodies = [_encoded(event) for event in events]
     path = channel_path(channel)
     if len(bodies) == 1:
@@ -74,7 +125,17 @@ def publication(
 
 
 def _encoded(event: Event | Mapping[str, Any]) -> bytes:
-    return event.to_line() if isinstance(event, Event) else msgspec.json.encode(event)
+    if isinstance(event, Event):
+        return event.to_line()
+    if not isinstance(event, Mapping):
+        raise ClientError(
+            f"cannot publish {type(event).__name__}: give an Event or a mapping, several events "
+            "as publish(channel, *events)",
+            code="bad-event",
+        )
+    if "specversion" in event or ("source" in event and ("id" in event or "type" in event)):
+        return msgspec.json.encode(event)
+    return Event.new(TYPE_DEFAULT, SOURCE_DEFAULT, dict(event)).to_line()
 
 
 def channel_path(channel: str, start: Start | None = None, query: str = "") -> str:
@@ -87,6 +148,17 @@ def channel_path(channel: str, start: Start | None = None, query: str = "") -> s
 
 def collection_path(index: str, collection: str) -> str:
     return f"/filters/{quote(index, safe='')}/{quote(collection, safe='')}"
+
+
+def filter_path(ids: Iterable[str]) -> Callable[[Start | None], str]:
+    """Return the path of filters' events, by where to start."""
+    joined = ",".join(ids)
+
+    def path(start: Start | None) -> str:
+        tail = channel_path("x", start).removeprefix("/channels/x/from/")
+        return f"/filters/{joined}/events" + ("" if start is None else f"?from={tail}")
+
+    return path
 
 
 def streams_query(streams: Iterable[str], max_queued: int) -> str:
@@ -134,6 +206,30 @@ def check_stream(kind: str | None) -> None:
         )
 
 
+def is_repeatable(method: str, path: str) -> bool:
+    """
+    Tell whether a request may arrive twice without harm.
+
+    Publications to channels may: the server drops repeats by source and id. Messages to streams have
+    no id, and a POST to the journal may push or take a job.
+    """
+    return method in IDEMPOTENT or (method == "POST" and path.startswith("/channels/"))
+
+
+def unreachable(address: Address, error: Exception) -> ClientError:
+    """Return the error of a server that could not be reached, with what to do about it."""
+    why = str(error) or type(error).__name__
+    refused = isinstance(error, OSError) and (
+        # asyncio joins the errors of several addresses into one without a number.
+        error.errno == errno.ECONNREFUSED or f"[Errno {errno.ECONNREFUSED}]" in why
+    )
+    if refused:
+        port = "" if address.port == PORT_DEFAULT else f" --port {address.port}"
+        why = f"connection refused; is `virta serve` running? Start it with `virta serve{port}`"
+        why += ", or give the address where it runs"
+    return ClientError(f"no answer from {address.authority}: {why}", code="unreachable")
+
+
 def is_final(error: ClientError) -> bool:
     """Tell whether asking again would be of no use."""
     if isinstance(error.__cause__, ssl.SSLCertVerificationError):
@@ -161,25 +257,28 @@ class Cursor:
 
     def request(self) -> tuple[str, dict[str, str]]:
         """Path and headers of the next attempt."""
-        headers = {"Accept": "text/event-stream"}
+        headers = {"Accept": "text/event-stream"} | POSITIONS
         if self.last_event_id is not None:
             headers["Last-Event-ID"] = self.last_event_id
         return self._path(self._start), headers
 
     def connected(self, position: str | None) -> None:
-        """The stream is open; without an event so far, its position is where to come back to."""
+        """Note that the stream is open; before its first frame `position` is where to come back to."""
         self._attempts = 0
         self._told = False
         if self._start is None and self.last_event_id is None and position is not None:
             self._start = int(position)
 
-    def take(self, frame: Frame) -> Event | None:
-        """Note a frame; gives the event when it is one."""
+    def take(self, frame: Frame) -> Received | None:
+        """Note a frame; return what it delivers, if anything."""
         if frame.retry_ms is not None:
             self._retry_s = frame.retry_ms / 1000
-        if frame.event == "data" and frame.id is not None:
+        if frame.id:
+            # Also of frames without an event: what did not match need not be read again.
             self.last_event_id = frame.id
-            return Event.from_json(frame.data, lenient=True)
+        if frame.event == "data" and frame.id is not None:
+            event = Event.from_json(frame.data, lenient=True)
+            return Received(event, frame.id, _offset(frame))
         if frame.event == "gap" and self._on_gap is not None:
             self._on_gap(frame.json())
         return None
@@ -198,3 +297,15 @@ class Cursor:
         backoff = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * float(1 << self._attempts))
         self._attempts = min(self._attempts + 1, 16)
         return backoff * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
+
+
+def _offset(frame: Frame) -> int | None:
+    """Return the offset of a `data` frame's record: its id is the position behind it."""
+    assert frame.id is not None
+    found = POSITION.fullmatch(frame.id)
+    if found is not None:
+        return int(found[1]) - 1
+    try:  # a server that gives no positions may still say it in the frame's comment
+        return int(msgspec.json.decode(frame.comment)["offset"])
+    except (TypeError, KeyError, ValueError, msgspec.DecodeError):
+        return None

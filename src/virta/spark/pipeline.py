@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence  # noqa: TC003 - the types are rea
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
+from typing import TypeGuard
 
 from virta.errors import FilterError, VirtaError
 from virta.filters import DIALECTS, Filter, parse
@@ -47,6 +49,9 @@ COLUMNS = (
 
 
 DEAD_COLUMNS = (*COLUMNS[:5], "reason")
+
+# Stands for names that could not be read, while the rest of a pipeline is checked; known by identity.
+UNREADABLE: Mapping[str, str] = MappingProxyType({})
 
 
 class PipelineError(VirtaError):
@@ -219,7 +224,7 @@ def check(pipeline: Pipeline) -> list[tuple[Place, str]]:
 def check_source(source: Source) -> list[tuple[Place, str]]:
     found: list[tuple[Place, str]] = []
     if source.format == "virta" and not source.log:
-        found.append((("source",), 'source has no log: give log = "<directory>"'))
+        found.append((("source", "log"), 'source has no log: give log = "<directory>"'))
     if source.format != "virta" and source.log:
         found.append((("source", "log"), f"log does not go with format {source.format!r}"))
     for name in ("on_gap", "on_corruption"):
@@ -258,10 +263,12 @@ def check_dedupe(dedupe: Dedupe, pipeline: Pipeline) -> list[tuple[Place, str]]:
     if dedupe.repeats not in REPEATS:
         expected = " or ".join(REPEATS)
         found.append((("dedupe", "repeats"), f"repeats {dedupe.repeats!r}: expected {expected}"))
-    elif dedupe.repeats != "drop" and pipeline.dead_letter is None:
-        found.append((("dedupe", "repeats"), "repeats go to the dead letters: give [dead_letter]"))
-    elif dedupe.repeats != "drop" and pipeline.source.format != "virta":
-        found.append((("dedupe", "repeats"), "repeats are found again in a log only"))
+    elif dedupe.repeats != "drop":
+        place = ("dedupe", "repeats")
+        if pipeline.dead_letter is None:
+            found.append((place, "repeats go to the dead letters: give [dead_letter]"))
+        if pipeline.source.format != "virta":
+            found.append((place, "repeats are found again in a log only"))
     return found
 
 
@@ -296,11 +303,11 @@ def check_aggregate(aggregate: Aggregate, pipeline: Pipeline) -> list[tuple[Plac
         value = getattr(aggregate, name)
         if value is not None:
             found += check_interval(("aggregate", name), value)
-    if not found and aggregate.slide is not None and aggregate.window is not None:
-        longer = interval_seconds(aggregate.slide) > interval_seconds(aggregate.window)
-        if longer:
-            text = f"slide {aggregate.slide!r} is longer than the window: events would fall between"
-            found.append((("aggregate", "slide"), text))
+    slide, window = aggregate.slide, aggregate.window
+    lengths = [interval_seconds(text) for text in (slide, window) if is_interval(text)]
+    if len(lengths) == 2 and lengths[0] > lengths[1]:
+        text = f"slide {slide!r} is longer than the window: events would fall between"
+        found.append((("aggregate", "slide"), text))
     for name in aggregate.by:
         found += check_column(("aggregate", "by"), name, pipeline)
     found += check_column(("aggregate", "time"), aggregate.time, pipeline)
@@ -309,7 +316,7 @@ def check_aggregate(aggregate: Aggregate, pipeline: Pipeline) -> list[tuple[Plac
         if name in {*WINDOW_COLUMNS, *aggregate.by}:
             place = ("aggregate", "aggregates", name)
             found.append((place, f"{name} names two columns: start, end and those of by are there"))
-    if not aggregate.aggregates:
+    if not aggregate.aggregates and aggregate.aggregates is not UNREADABLE:
         found.append(
             (("aggregate", "aggregates"), 'aggregates is empty: expected { n = "count(*)" }')
         )
@@ -336,16 +343,11 @@ def check_sinks(pipeline: Pipeline) -> list[tuple[Place, str]]:
 
 
 def check_sink(sink: Sink, place: Place, pipeline: Pipeline) -> list[tuple[Place, str]]:
-    if sink.kind not in SINKS:
-        return [((*place, "kind"), f"kind {sink.kind!r}: expected {', '.join(SINKS)}")]
-    needed, allowed = SINKS[sink.kind]
-    found: list[tuple[Place, str]] = [
-        (place, f"a {sink.kind} sink needs {name}") for name in needed if not getattr(sink, name)
-    ]
-    for spec in fields(Sink):
-        name = spec.name
-        if name not in {"kind", "name", "options", *allowed} and getattr(sink, name):
-            found.append(((*place, name), f"{name} does not go with a {sink.kind} sink"))
+    found: list[tuple[Place, str]] = []
+    if sink.kind in SINKS:
+        found += check_sink_keys(sink, place)
+    else:
+        found.append(((*place, "kind"), f"kind {sink.kind!r}: expected {', '.join(SINKS)}"))
     if sink.durability is not None and sink.durability not in DURABILITIES:
         expected = ", ".join(DURABILITIES)
         found.append(
@@ -360,6 +362,21 @@ def check_sink(sink: Sink, place: Place, pipeline: Pipeline) -> list[tuple[Place
         text = f"topic {sink.topic!r} is read by the source: the pipeline would read what it writes"
         found.append(((*place, "topic"), text))
     return found + check_sink_columns(sink, place, pipeline)
+
+
+def check_sink_keys(sink: Sink, place: Place) -> list[tuple[Place, str]]:
+    """The keys that a kind of sink needs, and those that it has no use for."""
+    needed, allowed = SINKS[sink.kind]
+    found: list[tuple[Place, str]] = [
+        ((*place, name), f"a {sink.kind} sink needs {name}")
+        for name in needed
+        if not getattr(sink, name)
+    ]
+    for spec in fields(Sink):
+        name = spec.name
+        if name not in {"kind", "name", "options", *allowed} and getattr(sink, name):
+            found.append(((*place, name), f"{name} does not go with a {sink.kind} sink"))
+    return found
 
 
 def check_sink_columns(sink: Sink, place: Place, pipeline: Pipeline) -> list[tuple[Place, str]]:
@@ -385,9 +402,13 @@ def check_sink_columns(sink: Sink, place: Place, pipeline: Pipeline) -> list[tup
 
 def results(pipeline: Pipeline) -> list[str] | None:
     """The columns that sinks get; None when only Spark can tell."""
-    if pipeline.aggregate:
-        return [*WINDOW_COLUMNS, *pipeline.aggregate.by, *pipeline.aggregate.aggregates]
-    return [*COLUMNS, *pipeline.columns] if pipeline.source.format == "virta" else None
+    aggregate = pipeline.aggregate
+    if aggregate:
+        known = [*WINDOW_COLUMNS, *aggregate.by, *aggregate.aggregates]
+        return None if aggregate.aggregates is UNREADABLE else known
+    if pipeline.columns is UNREADABLE or pipeline.source.format != "virta":
+        return None
+    return [*COLUMNS, *pipeline.columns]
 
 
 def is_own(sink: Sink, pipeline: Pipeline) -> bool:
@@ -409,6 +430,8 @@ def check_column(
 ) -> list[tuple[Place, str]]:
     """A column there must be: of the event, or (`own`) one of [columns]; other formats may have others."""
     known = [*COLUMNS, *(pipeline.columns if own else ())]
+    if own and pipeline.columns is UNREADABLE:
+        return []
     if pipeline.source.format != "virta" or name.split(".", maxsplit=1)[0] in known:
         return []
     return [(place, f"{place[-1]} names {name!r}, which is no column: {', '.join(known)}")]
@@ -432,8 +455,12 @@ def is_moment(text: str) -> bool:
     return True
 
 
+def is_interval(text: str | None) -> TypeGuard[str]:
+    return text is not None and bool(INTERVAL.fullmatch(text)) and interval_seconds(text) > 0
+
+
 def check_interval(place: Place, value: str) -> list[tuple[Place, str]]:
-    if INTERVAL.fullmatch(value) and interval_seconds(value) > 0:
+    if is_interval(value):
         return []
     name = place[-1] if place else ""
     return [(place, f'{name} {value!r}: expected an interval such as "10 minutes"')]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from virta.spark.pipeline import (
+    UNREADABLE,
     Aggregate,
     Dedupe,
     Pipeline,
@@ -43,6 +44,13 @@ TABLES: dict[str, Any] = {
 }
 LIKE = dict.fromkeys(("within", "window", "slide", "session", "late"), "10 minutes")
 STAND_IN = Sink(kind="console")  # for one that could not be read, while the rest is checked
+UNREAD_AGGREGATE = Aggregate(aggregates=UNREADABLE, window="1 minute")
+# What stands for a key that a table lacks, so that its other keys are checked.
+MISSING_KEYS: dict[Any, dict[str, Any]] = {
+    Where: {"match": "a=1"},
+    Aggregate: {"aggregates": UNREADABLE},
+    Sink: {"kind": "console"},
+}
 HEAD = {"name": str, "description": str, "checkpoint": str, "trigger": str}
 
 
@@ -94,20 +102,27 @@ def check_values(
     values: Mapping[str, Any], shape: Sequence[tuple[Place, str]]
 ) -> list[tuple[Place, str]]:
     """What is wrong with the values, leaving out what only follows from a wrong shape."""
-    if any(place[:1] in {("columns",), ("aggregate",)} for place, _ in shape):
-        return []  # which columns there are is not known
+    broken = {place for place, _ in shape}
+    # A table of a wrong name may be any of those that are missing.
+    misnamed = any(len(place) == 1 and place[0] not in TABLES for place in broken - {("pipeline",)})
+    columns = UNREADABLE if misnamed else values.get("columns", {})
     whole = {
         **values,
         "name": values.get("name", "unnamed"),
+        "columns": columns,
         "source": values.get("source") or Source(log="."),
         "filters": tuple(one or Where("a=1") for one in values.get("filters", ())),
         "sinks": tuple(one or STAND_IN for one in values.get("sinks", (STAND_IN,))),
     }
+    for name, stand_in in (("aggregate", UNREAD_AGGREGATE), ("dead_letter", STAND_IN)):
+        if name in values:
+            whole[name] = values[name] or stand_in
     # Made past its own check: here the problems need their lines.
     draft = object.__new__(Pipeline)
     for spec in fields(Pipeline):
         object.__setattr__(draft, spec.name, whole.get(spec.name, default_of(spec)))
-    broken = {place[:-1] for place, _ in shape} | {place for place, _ in shape}
+    if broken & {("aggregate", "window"), ("aggregate", "session")}:
+        broken.add(("aggregate",))  # needs either, and one is there
     return [problem for problem in check(draft) if problem[0] not in broken]
 
 
@@ -157,7 +172,7 @@ def read_document(document: dict[str, Any], problems: list[tuple[Place, str]]) -
 
 
 def read_table(kind: Any, table: Any, place: Place, problems: list[tuple[Place, str]]) -> Any:
-    """A dataclass of `kind` from what is right in a TOML table; None when a needed key is not."""
+    """A dataclass of `kind` from what is right in a TOML table; None when it is no table."""
     if isinstance(table, list):
         problems.append(((*place, 0), f"write [{place[0]}] (one bracket): there is only one"))
         return None
@@ -170,14 +185,17 @@ def read_table(kind: Any, table: Any, place: Place, problems: list[tuple[Place, 
         for key in table.keys() - hints.keys()
     ]
     needed = [s.name for s in fields(kind) if s.default is s.default_factory is MISSING]
-    problems += [(place, f"{place[0]} has no {name}") for name in needed if name not in table]
+    problems += [
+        ((*place, name), f"{place[0]} has no {name}") for name in needed if name not in table
+    ]
     values = {}
     for key, value in table.items():
         if key in hints:
             found = read_value(hints[key], value, (*place, key), problems)
             if found is not None:
                 values[key] = found
-    return kind(**values) if values.keys() >= set(needed) else None
+    stand_ins = {name: MISSING_KEYS[kind][name] for name in needed}
+    return kind(**(stand_ins | values))
 
 
 def read_value(hint: Any, value: Any, place: Place, problems: list[tuple[Place, str]]) -> Any:
@@ -207,7 +225,7 @@ def read_value(hint: Any, value: Any, place: Place, problems: list[tuple[Place, 
 def read_texts(table: Any, place: Place, problems: list[tuple[Place, str]]) -> Mapping[str, str]:
     if not isinstance(table, dict):
         problems.append((place, f"{place[-1]} is {table!r}: expected a table of strings"))
-        return {}
+        return UNREADABLE
     for key, value in table.items():
         if not isinstance(value, str | int | float | bool):
             problems.append(((*place, key), f"{key} is {value!r}: expected a string"))

@@ -1,0 +1,145 @@
+"""Connections of the blocking `Client`: each thread keeps one for its requests."""
+
+from __future__ import annotations
+
+import select
+import threading
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import TYPE_CHECKING, Any
+
+from virta.client.http import ANSWER_BYTES_MAX
+from virta.client.wire import SILENCE_S, Address, check, check_stream, is_repeatable, unreachable
+from virta.errors import ClientError
+
+if TYPE_CHECKING:
+    import socket
+    import ssl
+    from collections.abc import Callable
+
+
+class Connections:
+    """The connections of one client to one server; safe to use from many threads."""
+
+    def __init__(self, address: Address, timeout: float, tls: ssl.SSLContext | None) -> None:
+        self._address = address
+        self._timeout = timeout
+        self._tls = tls
+        self._local = threading.local()
+        self._open: set[HTTPConnection] = set()
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Close every kept connection."""
+        with self._lock:
+            for connection in self._open:
+                connection.close()
+            self._open.clear()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> tuple[Any, dict[str, str]]:
+        """
+        Send one request on this thread's connection; return the JSON of its answer and its headers.
+
+        A kept connection that the server closes without an answer is replaced, and the request sent
+        again, if it did not leave whole or may arrive twice (`is_repeatable`).
+
+        Raises:
+            ClientError: refused, or no answer.
+        """
+        whole = self._address.headers | (headers or {})
+        while True:
+            connection, kept = self._connection()
+            sent = answered = False
+            try:
+                connection.request(method, self._address.prefix + path, body, whole)
+                sent = True
+                response = connection.getresponse()
+                answered = True
+                answer = response.read(ANSWER_BYTES_MAX + 1)
+                if len(answer) > ANSWER_BYTES_MAX:
+                    raise HTTPException(f"the answer has over {ANSWER_BYTES_MAX} bytes")  # noqa: TRY301
+            except (OSError, HTTPException, ValueError) as error:
+                self._drop(connection)
+                again = kept and not answered and (not sent or is_repeatable(method, path))
+                if not again or isinstance(error, TimeoutError):
+                    raise unreachable(self._address, error) from error
+                continue
+            if response.will_close:
+                self._drop(connection)
+            received = {name.lower(): value for name, value in response.getheaders()}
+            return check(response.status, answer), received
+
+    def stream(
+        self, path: str, headers: dict[str, str], opened: Callable[[socket.socket], None]
+    ) -> tuple[HTTPConnection, HTTPResponse]:
+        """
+        Open a stream on a connection of its own; `opened` gets its socket before anything is sent.
+
+        Raises:
+            ClientError: refused, or no answer.
+        """
+        connection = self.connect(SILENCE_S)
+        try:
+            connection.connect()
+            opened(connection.sock)
+            connection.request(
+                "GET", self._address.prefix + path, None, self._address.headers | headers
+            )
+            response = connection.getresponse()
+            if response.status != 200:
+                check(response.status, response.read(ANSWER_BYTES_MAX))
+            check_stream(response.getheader("Content-Type"))
+        except (OSError, HTTPException, ValueError) as error:
+            connection.close()
+            raise unreachable(self._address, error) from error
+        except ClientError:
+            connection.close()
+            raise
+        return connection, response
+
+    def connect(self, timeout: float) -> HTTPConnection:
+        """Return a connection that connects at its first request."""
+        address = self._address
+        if address.tls:
+            return HTTPSConnection(address.host, address.port, timeout=timeout, context=self._tls)
+        return HTTPConnection(address.host, address.port, timeout=timeout)
+
+    def _connection(self) -> tuple[HTTPConnection, bool]:
+        """Return this thread's connection, and whether it was kept from an earlier request."""
+        found: HTTPConnection | None = getattr(self._local, "connection", None)
+        if found is not None and found in self._open:
+            if not _closed_by_peer(found):
+                return found, True
+            self._drop(found)
+        made = self._local.connection = self.connect(self._timeout)
+        with self._lock:
+            self._open.add(made)
+        return made, False
+
+    def _drop(self, connection: HTTPConnection) -> None:
+        connection.close()
+        with self._lock:
+            self._open.discard(connection)
+        self._local.connection = None
+
+
+def _closed_by_peer(connection: HTTPConnection) -> bool:
+    """
+    Tell whether a kept connection has ended.
+
+    Nothing may arrive between requests: what can be read is its end, or an answer nobody asked for.
+    """
+    sock = connection.sock
+    return sock is None or sock.fileno() < 0 or is_readable(sock.fileno())
+
+
+def is_readable(descriptor: int) -> bool:
+    """Tell whether a read would not wait."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))

@@ -1,0 +1,213 @@
+"""
+Subscriptions to streams, over WebSocket: blocking and for asyncio; both need the `websockets` package.
+
+Streams have no history: after a cut they are subscribed again, and what was sent meanwhile is missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from virta.client.wire import Address, Cursor, check, is_final, unreachable
+from virta.errors import ClientError
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Generator
+
+    from websockets.asyncio.client import ClientConnection as AsyncSocket
+    from websockets.sync.client import ClientConnection as Socket
+
+
+class StreamSubscription:
+    """An iterator of (stream id, text); `close` ends it, also from another thread."""
+
+    def __init__(
+        self,
+        address: Address,
+        cursor: Cursor,
+        *,
+        reconnect: bool,
+        timeout: float,
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        self._address = address
+        self._cursor = cursor
+        self._reconnect = reconnect
+        self._timeout = timeout
+        self._tls = tls
+        self._closed = threading.Event()
+        self._socket: Socket | None = None
+        self._messages = self._run()
+
+    def __iter__(self) -> StreamSubscription:
+        return self
+
+    def __next__(self) -> tuple[str, str]:
+        return next(self._messages)
+
+    def close(self) -> None:
+        """End the subscription; a thread that waits for a message stops waiting."""
+        self._closed.set()
+        socket = self._socket
+        if socket is not None:
+            socket.close()
+        with contextlib.suppress(ValueError):  # a thread reads: it ends by itself
+            self._messages.close()
+
+    def __enter__(self) -> StreamSubscription:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _run(self) -> Generator[tuple[str, str], None, None]:
+        from websockets.exceptions import ConnectionClosed  # noqa: PLC0415
+
+        while not self._closed.is_set():
+            try:
+                socket = self._open()
+            except ClientError as error:
+                if not self._reconnect or is_final(error):
+                    raise
+                self._cursor.unanswered(error)
+                self._closed.wait(self._cursor.wait_s())
+                continue
+            self._cursor.connected(None)
+            self._socket = socket
+            with socket:
+                if self._closed.is_set():  # while it connected
+                    return
+                try:
+                    for text in socket:
+                        yield _message(text)
+                except ConnectionClosed:
+                    pass
+            self._socket = None
+            if not self._reconnect:
+                return
+            self._closed.wait(self._cursor.wait_s())
+
+    def _open(self) -> Socket:
+        from websockets.exceptions import InvalidHandshake, InvalidStatus  # noqa: PLC0415
+        from websockets.sync.client import connect  # noqa: PLC0415
+
+        try:
+            return connect(
+                self._address.websocket(self._cursor.request()[0]),
+                additional_headers=self._address.headers,
+                ssl=self._tls,
+                open_timeout=self._timeout,
+                max_size=None,
+            )
+        except InvalidStatus as error:
+            check(error.response.status_code, bytes(error.response.body or b""))
+            raise
+        except (OSError, InvalidHandshake) as error:
+            raise unreachable(self._address, error) from error
+
+
+class AsyncStreamSubscription:
+    """An async iterator of (stream id, text); `close` ends it, also from another task."""
+
+    def __init__(
+        self,
+        address: Address,
+        cursor: Cursor,
+        *,
+        reconnect: bool,
+        timeout: float,
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        self._address = address
+        self._cursor = cursor
+        self._reconnect = reconnect
+        self._timeout = timeout
+        self._tls = tls
+        self._closed = asyncio.Event()
+        self._socket: AsyncSocket | None = None
+
+    def __aiter__(self) -> AsyncStreamSubscription:
+        return self
+
+    async def __anext__(self) -> tuple[str, str]:
+        from websockets.exceptions import ConnectionClosed  # noqa: PLC0415
+
+        while not self._closed.is_set():
+            if self._socket is None:
+                await self._connect()
+                continue
+            try:
+                return _message(await self._socket.recv())
+            except ConnectionClosed:
+                self._socket = None
+                if not self._reconnect:
+                    self._closed.set()
+                else:
+                    await pause(self._closed, self._cursor.wait_s())
+        raise StopAsyncIteration
+
+    async def close(self) -> None:
+        """End the subscription; a task that waits for a message stops waiting."""
+        self._closed.set()
+        socket = self._socket
+        if socket is not None:
+            await socket.close()
+
+    aclose = close
+
+    async def __aenter__(self) -> AsyncStreamSubscription:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def _connect(self) -> None:
+        try:
+            socket = await self._open()
+        except ClientError as error:
+            if not self._reconnect or is_final(error):
+                self._closed.set()
+                raise
+            self._cursor.unanswered(error)
+            await pause(self._closed, self._cursor.wait_s())
+            return
+        self._cursor.connected(None)
+        self._socket = socket
+        if self._closed.is_set():  # while it connected
+            await socket.close()
+
+    async def _open(self) -> AsyncSocket:
+        from websockets.asyncio.client import connect  # noqa: PLC0415
+        from websockets.exceptions import InvalidHandshake, InvalidStatus  # noqa: PLC0415
+
+        try:
+            return await connect(
+                self._address.websocket(self._cursor.request()[0]),
+                additional_headers=self._address.headers,
+                ssl=self._tls,
+                open_timeout=self._timeout,
+                max_size=None,
+            )
+        except InvalidStatus as error:
+            check(error.response.status_code, bytes(error.response.body or b""))
+            raise
+        except (OSError, InvalidHandshake) as error:
+            raise unreachable(self._address, error) from error
+
+
+async def pause(closed: asyncio.Event, wait_s: float) -> None:
+    """Wait so long, or until a subscription is closed."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(wait_s):
+            await closed.wait()
+
+
+def _message(text: str | bytes) -> tuple[str, str]:
+    message = msgspec.json.decode(text)
+    return message["publish_to"], message["payload"]
