@@ -22,14 +22,22 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from virta.errors import LogClosedError, LogError, LogSyncError
+from virta.errors import (
+    LogClosedError,
+    LogError,
+    LogLimitError,
+    LogLockTimeoutError,
+    LogSyncError,
+    LogWriteError,
+)
+from virta.log.codec import Encoded
+from virta.log.probe import probe
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
     from virta.log import Log, Record
-    from virta.log.codec import Encoded
     from virta.log.handle import Durability
 
 logger = logging.getLogger("virta.hub")
@@ -48,6 +56,12 @@ APPEND_WEIGHT = 0.2
 # disk is quick again. After this many that were not too slow the loop tries one itself.
 CALM_S = 0.005
 CALM_APPENDS = 32
+# The loop waits this long for other writers; after that the thread does.
+LOOP_LOCK_S_MAX = 0.002
+# A publication is refused when the write lock was not free for this long: less than clients wait for an answer.
+LOCK_S_MAX = 5.0
+# Publishing stands still when one append takes longer than this: not ready.
+STALL_S_MAX = 2.0
 # Records of others go to the loop in runs of about this many.
 FOREIGN_RUN_MAX = 4096
 
@@ -88,6 +102,9 @@ class Keeper:
         self._commits: queue.SimpleQueue[Commit | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="virta-keeper", daemon=True)
         self.failure: LogError | None = None  # the last error of following, None when all is well
+        self.refused: LogError | None = None  # the error of the last append, None when it succeeded
+        self._refused_bytes = 0  # of the append that was refused
+        self._began: float | None = None  # when the append under way began
         # A sync has failed: what the disk holds is unknown, and only a new process may find out.
         self.poisoned: LogSyncError | None = None
 
@@ -98,6 +115,18 @@ class Keeper:
 
     def start(self) -> None:
         self._thread.start()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why publications fail or wait now, None when they do not; noticed without another publication."""
+        failure = self.poisoned or self.failure or self.refused
+        if failure is not None:
+            return failure.message
+        began = self._began
+        waited = 0.0 if began is None else time.monotonic() - began
+        if waited > STALL_S_MAX:
+            return f"an append has been waiting for the write lock or the disk for {waited:.1f} s"
+        return None
 
     def commit(self, commit: Commit) -> None:
         """
@@ -110,8 +139,15 @@ class Keeper:
             self._commits.put(commit)
             return
         with self._order:
-            took = self._append(commit)
+            took = self._append(commit, LOOP_LOCK_S_MAX)
             self._usual_append_s += APPEND_WEIGHT * (took - self._usual_append_s)
+            if isinstance(commit.error, LogLockTimeoutError):
+                commit.error = None
+                self._commits.put(
+                    commit
+                )  # the thread can wait for the lock; nothing else is under way
+                return
+            self._note(commit)
             if self._under_way:
                 self._loop.call_soon(commit.done, commit)
                 return
@@ -126,15 +162,18 @@ class Keeper:
     def _run(self) -> None:
         while True:
             try:
-                commit = self._commits.get(timeout=POLL_S if self.failure is None else RETRY_S)
+                well = self.failure is None and self.refused is None
+                commit = self._commits.get(timeout=POLL_S if well else RETRY_S)
             except queue.Empty:
+                self._probe()
                 if self._is_new():
                     with self._order:
                         self._follow()
                 continue
             if commit is None:
                 return
-            self._calm = self._calm + 1 if self._append(commit) < CALM_S else 0
+            self._calm = self._calm + 1 if self._append(commit, LOCK_S_MAX) < CALM_S else 0
+            self._note(commit)
             if self._calm >= CALM_APPENDS:
                 self._calm = 0
                 self._usual_append_s = LOOP_APPEND_S_MAX
@@ -147,11 +186,13 @@ class Keeper:
         except LogError:
             return True
 
-    def _append(self, commit: Commit) -> float:
+    def _append(self, commit: Commit, lock_timeout: float) -> float:
         """Append, wait until that is durable, look what others wrote before it; gives the seconds."""
-        began = time.monotonic()
+        began = self._began = time.monotonic()
         try:
-            appended = self._log.append_many(commit.records, durability=self._durability)
+            appended = self._log.append_many(
+                commit.records, durability=self._durability, lock_timeout=lock_timeout
+            )
             commit.appended = appended
             while self._position < appended.offset:
                 before = self._position
@@ -160,11 +201,33 @@ class Keeper:
                     break
             self._position = appended.offset + appended.count
         except LogError as error:
-            logger.warning("append_failed code=%s: %s", error.code, error.message)
             commit.error = error
-            if isinstance(error, LogSyncError):
-                self.poisoned = error
+        finally:
+            self._began = None
         return time.monotonic() - began
+
+    def _note(self, commit: Commit) -> None:
+        """Remember how the last append ended, for `trouble`."""
+        error = commit.error
+        if error is None:
+            self.refused = None
+            return
+        logger.warning("append_failed code=%s: %s", error.code, error.message)
+        if isinstance(error, LogSyncError):
+            self.poisoned = error
+        if not isinstance(error, LogLimitError):  # that is about the records
+            self.refused = error
+            records = commit.records
+            self._refused_bytes = (
+                len(records.batch)
+                if isinstance(records, Encoded)
+                else sum(len(value) for _, _, value in records)
+            )
+
+    def _probe(self) -> None:
+        """After a refused append: find out whether another would succeed, though nobody asks for one."""
+        if isinstance(self.refused, LogLockTimeoutError | LogWriteError):
+            self.refused = probe(self._log.path, self._refused_bytes)
 
     def _follow(self) -> None:
         try:

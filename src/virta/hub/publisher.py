@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from virta.errors import LogLockTimeoutError
 from virta.hub.delivery import Delivery, from_record
 from virta.hub.idempotency import key_of
 from virta.hub.keeper import Commit
@@ -286,10 +287,21 @@ class Publisher:
                 self.arrived(commit.foreign)
             if commit.error is not None:
                 self._release(gathering)
+                if isinstance(commit.error, LogLockTimeoutError):
+                    self._refuse_waiting(commit.error)
             else:
                 self._deliver(gathering, commit.appended.offset, commit.appended.timestamp)
         finally:  # what goes wrong in a delivery must not keep others from publishing
             self._finish(gathering, commit.error)
+
+    def _refuse_waiting(self, error: LogError) -> None:
+        """Refuse what waits behind a write that waited for the lock in vain: it would only wait longer."""
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        for gathering in waiting:
+            self._release(gathering)
+        for gathering in waiting:
+            self._finish(gathering, error)
 
     def _release(self, gathering: _Gathering) -> None:
         """The events are not in the log: whoever sends them again is the first."""

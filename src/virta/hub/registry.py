@@ -23,6 +23,7 @@ from virta.errors import FilterError, HubError, LogError
 from virta.filters import Filter, parse
 from virta.hub.channel import DOCUMENT, root_of
 from virta.hub.delivery import Delivery
+from virta.hub.keeper import LOCK_S_MAX
 from virta.match import NamedMatchers
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Registry:
     """Filters by place and by id. Writing methods block on the disk: call them in a thread."""
 
     def __init__(self, path: Path) -> None:
-        self._log = virta.log.open(path)
+        self._log = virta.log.open(path, lock_timeout=LOCK_S_MAX)
         self._filters: dict[str, Registered] = {}
         self._turns = [threading.Lock() for _ in range(TURNS)]
         self._documents = NamedMatchers()

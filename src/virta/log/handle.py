@@ -138,6 +138,7 @@ class Log:
         *,
         durability: Durability | None = None,
         producer: tuple[int, int] | None = None,
+        lock_timeout: float | None = None,
     ) -> Appended:
         """
         Append (topic, key, value) records as one batch: all of them or none.
@@ -145,13 +146,14 @@ class Log:
         Args:
             producer: (id, sequence) makes the append idempotent: a batch of that producer whose sequence is
                 not higher than its last is not appended again. Ids are 2 to 2^64-1, sequences 0 to 2^32-1.
+            lock_timeout: seconds to wait for other writers, instead of the log's own.
         """
         writer = self._writable()
         level = self.durability if durability is None else durability
         if level not in DURABILITIES:
             check_option("durability", level, DURABILITIES)
         if isinstance(records, Encoded):
-            return writer.append(records.batch, records.records, level, producer)
+            return writer.append(records.batch, records.records, level, producer, lock_timeout)
         if type(records) is not list and type(records) is not tuple:
             records = list(records)
         try:
@@ -170,7 +172,7 @@ class Log:
             )
         if producer is not None:
             check_producer(producer)
-        return writer.append(buf, len(records), level, producer)
+        return writer.append(buf, len(records), level, producer, lock_timeout)
 
     def flush(self) -> None:
         """Make everything appended so far, by anyone, durable."""

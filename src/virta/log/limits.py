@@ -38,6 +38,8 @@ READ_RECORDS_MAX: Final = 16_384
 GAP_MAX: Final = (1 << 28) - 1
 
 LOCK_TIMEOUT_S: Final = 10.0
+# A probe of the disk writes no more than this, however large the append was that failed.
+PROBE_BYTES_MAX: Final = 1024 * 1024
 SYNC_INTERVAL_S: Final = 0.05
 # Without a wake-up (another kernel, a read-only directory) a follower looks this often.
 POLL_S: Final = 0.1

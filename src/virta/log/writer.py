@@ -88,9 +88,8 @@ class Writer:
         self._producers_at: tuple[int, Position] | None = None
         self._interval: IntervalSync | None = None
         self._making = threading.Lock()
-        self.synced_next = (
-            0  # what our own appends have waited for; a leader that stands still tells it later
-        )
+        # What our own appends have waited for; a leader that stands still tells it later.
+        self.synced_next = 0
         self._closed = False
         # Damage is said again by every append; repair needs a handle.
         with suppress(LogCorruptionError), self.locked():
@@ -99,11 +98,17 @@ class Writer:
     # --- appending ---
 
     def append(
-        self, buf: bytearray, count: int, durability: str, producer: tuple[int, int] | None = None
+        self,
+        buf: bytearray,
+        count: int,
+        durability: str,
+        producer: tuple[int, int] | None = None,
+        lock_timeout: float | None = None,
     ) -> Appended:
         """Append one encoded batch and wait until `durability` is met."""
+        patience = self._lock_timeout if lock_timeout is None else lock_timeout
         if producer is not None:
-            return self._append_once(buf, count, durability, *producer)
+            return self._append_once(buf, count, durability, producer, patience)
         settle = _SETTLE[durability]
         if self._poison is not None:
             raise LogSyncError(self._poison)
@@ -115,14 +120,16 @@ class Writer:
                 0,
                 0,
                 self._segment_bytes,
-                self._lock_timeout,
+                patience,
                 False,
                 settle,
             )
         except (OSError, ValueError) as exc:
             raise self._refused(exc, len(buf)) from exc
+        if status == kernel.TIMEOUT:
+            raise self._lock_kept(patience)
         if status != kernel.APPENDED:
-            base, time, segment, end = self._append_slowly(buf, count, settle)
+            base, time, segment, end = self._append_slowly(buf, count, settle, patience)
             unsettled = settle
             self._index()
         if unsettled < 0:
@@ -145,9 +152,11 @@ class Writer:
         except (OSError, ValueError) as exc:
             raise self._refused(exc, len(buf)) from exc
 
-    def _append_slowly(self, buf: bytearray, count: int, settle: int) -> tuple[int, int, int, int]:
+    def _append_slowly(
+        self, buf: bytearray, count: int, settle: int, patience: float
+    ) -> tuple[int, int, int, int]:
         """The lock is wanted for more than an append: attach, recover or roll, then try again."""
-        with self.locked():
+        with self.locked(patience):
             return self._append_locked(buf, count, settle, (PRODUCER_ANONYMOUS, 0))
 
     def _append_locked(
@@ -166,10 +175,16 @@ class Writer:
         )
 
     def _append_once(
-        self, buf: bytearray, count: int, durability: str, producer: int, sequence: int
+        self,
+        buf: bytearray,
+        count: int,
+        durability: str,
+        numbered: tuple[int, int],
+        patience: float,
     ) -> Appended:
         """Append unless this producer's batch, or a later one of its, is in the log."""
-        with self.locked():
+        producer, sequence = numbered
+        with self.locked(patience):
             self._attach_if_moved()
             self._catch_up_producers()
             known = self._producers.get(producer)
@@ -189,18 +204,15 @@ class Writer:
         return result
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the write lock."""
+    def locked(self, timeout: float | None = None) -> Iterator[None]:
+        """Hold the write lock; wait for it no longer than `timeout` seconds, or the log's own limit."""
+        patience = self._lock_timeout if timeout is None else timeout
         try:
-            got = self._core.lock(self._lock_timeout)
+            got = self._core.lock(patience)
         except ValueError as exc:
             raise LogClosedError(f"the log at {self.directory} is closed") from exc
         if not got:
-            holder = self.snapshot().holder
-            raise LogLockTimeoutError(
-                f"the write lock of {self.directory} was not free for {self._lock_timeout:g} s"
-                + (f"; process {holder} holds it" if holder else "")
-            )
+            raise self._lock_kept(patience)
         try:
             yield
         except ValueError as exc:
@@ -209,6 +221,13 @@ class Writer:
             raise LogClosedError(f"the log at {self.directory} was closed meanwhile") from exc
         finally:
             self._core.unlock()
+
+    def _lock_kept(self, seconds: float) -> LogLockTimeoutError:
+        holder = self.snapshot().holder
+        return LogLockTimeoutError(
+            f"the write lock of {self.directory} was not free for {seconds:g} s; nothing was appended"
+            + (f"; process {holder} holds it" if holder else "")
+        )
 
     # --- durability ---
 

@@ -159,6 +159,8 @@ def refusal(
     """An error as a response of the framework."""
     service.count_refusal(error)
     headers = service.responder.event_headers() | dict(more or {})
+    if error.status in responses.RETRY_LATER:
+        headers["Retry-After"] = str(responses.RETRY_AFTER_S)
     if error.status == 401:
         headers["WWW-Authenticate"] = 'Bearer realm="virta"'
     return Response(responses.refusal_body(error), error.status, headers)
@@ -240,8 +242,8 @@ class Endpoints:
         elif not service.ready:
             why = "starting"
         else:
-            failure = service.keeper.poisoned or service.keeper.failure
-            why = f"log: {failure.message}" if failure is not None else _full(service)
+            trouble = service.keeper.trouble
+            why = f"log: {trouble}" if trouble is not None else _full(service)
         headers = {"Cache-Control": "no-store"}
         if why is None:
             return PlainTextResponse("ok\n", headers=headers)

@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from virta.errors import FilterError, HubError, LogError, RequestError
 from virta.filters import DIALECTS, parse
+from virta.server.quick import log_refusal
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -146,7 +147,7 @@ class FiltersApi:
         except HubError as error:
             raise RequestError(507, error.code, error.message) from error
         except LogError as error:
-            raise RequestError(500, "internal-failure", error.message) from error
+            raise log_refusal(error) from error
 
     def _json(self, value: Any, status: int = 200) -> Response:
         headers = self._service.responder.event_headers()

@@ -45,6 +45,7 @@ def body(kinds: dict[str, Schema]) -> Schema:
     }
 
 
+LOG_BUSY = "Another process keeps the log's write lock; nothing was kept; see `Retry-After`."
 # What any route may answer, whatever it does.
 COMMON = {
     "400": refusal("The request cannot be understood; `code` says why."),
@@ -92,6 +93,7 @@ def _publish(operation: str) -> Schema:
             "408": refusal("The body took too long."),
             "413": refusal("The body, the batch, or an event's identity is too large."),
             "429": refusal("Too many events are on their way; see `Retry-After`."),
+            "503": refusal(LOG_BUSY),
             "507": refusal("The disk is full; nothing was kept."),
         },
     }
@@ -130,6 +132,7 @@ def _channels() -> dict[str, Schema]:
                     "408": refusal("The body took too long."),
                     "413": refusal("The body is too large."),
                     "429": refusal("Too many messages are on their way."),
+                    "503": refusal(LOG_BUSY),
                     "507": refusal("The disk is full; nothing was kept."),
                 },
             }

@@ -22,7 +22,7 @@ import re
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from virta.errors import LogError, LogLimitError, RequestError
+from virta.errors import LogError, LogLimitError, LogLockTimeoutError, RequestError
 from virta.hub.parcel import Parcel
 from virta.server import responses
 from virta.server.exchange import Exchange
@@ -289,4 +289,6 @@ def log_refusal(error: LogError) -> RequestError:
         return RequestError(413, "body-too-large", error.message)
     if error.code == "log_disk_full":
         return RequestError(507, "insufficient-storage", f"nothing was kept: {error.message}")
+    if isinstance(error, LogLockTimeoutError):
+        return RequestError(503, "log-busy", f"nothing was kept: {error.message}")
     return RequestError(500, "internal-failure", f"the log refused the write: {error.message}")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 JSON_TYPE = "application/json; charset=utf-8"
 RESPONSE_TYPE = "name.djsweet.thorium.channel.send.response"
 RETRY_AFTER_S = 1
+RETRY_LATER = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 ACCEPTED_BODY = b'{"code":"accepted"}'
 # The clock text in headers is renewed this often; its users do not need more.
 CLOCK_S = 0.001
@@ -144,7 +145,7 @@ class Responder:
         return self.json(error.status, refusal_body(error), close=close, more=more)
 
     def json(self, status: int, body: bytes, *, close: bool, more: bytes = b"") -> bytes:
-        if status == HTTPStatus.TOO_MANY_REQUESTS:
+        if status in RETRY_LATER:
             more += b"Retry-After: %d\r\n" % RETRY_AFTER_S
         return b"%b%b%b%bce-time: %b\r\nce-id: %b\r\n%bContent-Length: %d\r\n\r\n%b" % (
             status_line(status),

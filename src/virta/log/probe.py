@@ -1,0 +1,40 @@
+"""Would an append succeed now? Asked after one has failed, when nobody may be about to try another."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from typing import TYPE_CHECKING
+
+from virta.errors import LogError, LogLockTimeoutError
+from virta.log.directory import WRITER_LOCK
+from virta.log.disk import disk_error
+from virta.log.limits import PROBE_BYTES_MAX
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def probe(directory: Path, size: int) -> LogError | None:
+    """
+    Return what would refuse an append of `size` bytes to the log in `directory`, or None.
+
+    The write lock must be free, and a scratch file of that size must be written and synced beside the
+    segments. Never waits for the lock.
+    """
+    try:
+        lock = os.open(directory / WRITER_LOCK, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(lock)
+        with tempfile.TemporaryFile(dir=directory) as scratch:
+            scratch.write(bytes(min(max(size, 1), PROBE_BYTES_MAX)))
+            scratch.flush()
+            os.fsync(scratch.fileno())
+    except BlockingIOError:
+        return LogLockTimeoutError(f"the write lock of {directory} is not free")
+    except OSError as exc:
+        return disk_error(exc, f"writing to {directory}")
+    return None
