@@ -8,10 +8,15 @@ from virta.server.schemas import SCHEMAS, Schema
 
 def asyncapi() -> Schema:
     """What is sent without being asked each time: server-sent events and WebSockets."""
-    message = {"payload": {"$ref": "#/components/schemas/Message"}}
+    message = {
+        "payload": {"$ref": "#/components/schemas/Message"},
+        "description": "With `$positions=1`, `position` says where to continue behind it.",
+    }
     event = {
         "contentType": "application/cloudevents+json",
         "payload": {"$ref": "#/components/schemas/Event"},
+        "description": "With `$positions=1`, a WebSocket's events have the attribute `virtaposition` "
+        "and the `id` of server-sent events is a position: come back with `$last-event-id`.",
     }
     channels = {
         "channel": {
