@@ -70,6 +70,8 @@ class Registry:
     """Filters by place and by id. Writing methods block on the disk: call them in a thread."""
 
     def __init__(self, path: Path) -> None:
+        # Subscriptions hold the secrets of their sinks, so nobody shares this directory.
+        _keep_private(path)
         self._log = virta.log.open(path, lock_timeout=LOCK_S_MAX)
         self._filters: dict[str, Registered] = {}
         self._turns = [threading.Lock() for _ in range(TURNS)]
@@ -234,3 +236,12 @@ class Registry:
 
     def _place(self, filter_: Filter) -> NamedMatchers:
         return self._documents if root_of(filter_) == DOCUMENT else self._events
+
+
+def _keep_private(path: Path) -> None:
+    """Let only the owner read the registry: its directory, and the files it has."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.chmod(0o700)
+    for file in path.iterdir():
+        if file.is_file():
+            file.chmod(0o600)

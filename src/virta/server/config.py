@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from virta.errors import ConfigError
+from virta.server.addresses import RULES_MAX, read_rule
 from virta.server.hosts import HOSTS_MAX, read_host
 from virta.server.origins import ORIGINS_MAX, read_origin
 from virta.server.settings import SETTINGS, Setting
@@ -34,6 +35,7 @@ TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 READERS: dict[str, tuple[Callable[[str], str | None], int]] = {
     "allow_origin": (read_origin, ORIGINS_MAX),
     "allow_host": (read_host, HOSTS_MAX),
+    "webhook_allow": (read_rule, RULES_MAX),
 }
 FALSE_WORDS = frozenset({"0", "false", "no", "off"})
 

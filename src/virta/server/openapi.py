@@ -283,6 +283,7 @@ def _subscriptions() -> dict[str, Schema]:
     asked = COMMON | {
         "202": answer("The sink has yet to consent, by callback.", ref("Subscription")),
         "413": refusal("The body is too large."),
+        "429": refusal("Too many sinks are being asked."),
     }
 
     def confirm(operation: str) -> Schema:
@@ -293,7 +294,9 @@ def _subscriptions() -> dict[str, Schema]:
             "parameters": [id_, parameter("key", "query", {"type": "string"}, "The sink's key.")],
             "responses": {
                 "200": answer("It delivers.", {"type": "object", "required": ["id", "state"]}),
+                "403": COMMON["403"],
                 "404": refusal("Nothing waits for this."),
+                "421": COMMON["421"],
             },
         }
 

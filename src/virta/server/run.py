@@ -133,8 +133,7 @@ class _Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._service.draining = True
-        self._service.pipelines.stop_soon()
+        self._service.drain()
         await super().shutdown(sockets)
         for connection in list(self.server_state.connections):
             connection.transport.abort()
@@ -198,7 +197,8 @@ def configure_logging(level: str) -> None:
         )
     )
     logging.basicConfig(level=LEVELS[level], handlers=[handler])
-    for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "websockets"):
+    # httpx would tell the whole address of a sink, which may hold a key.
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "websockets", "httpx", "httpcore"):
         logging.getLogger(name).setLevel(max(LEVELS[level], logging.WARNING))
 
 

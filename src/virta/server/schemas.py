@@ -86,7 +86,11 @@ SCHEMAS: dict[str, Schema] = {
             "protocolsettings": {
                 "type": "object",
                 "properties": {
-                    "headers": {"type": "object", "additionalProperties": {"type": "string"}},
+                    # Write-only: answers show `true`, which keeps the value when it is put back.
+                    "headers": {
+                        "type": "object",
+                        "additionalProperties": {"anyOf": [{"type": "string"}, {"const": True}]},
+                    },
                     "method": {"enum": ["POST", "PUT", "PATCH"]},
                 },
             },

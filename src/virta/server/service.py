@@ -85,6 +85,7 @@ class Service:
             config.slow_consumer_ms_max / 1000,
         )
         self.draining = False
+        self._drain_until = 0.0
         self.ready = False
         self.started_at = time.time()
         # Counters for /metrics; labels stay bounded: statuses, never names.
@@ -135,12 +136,19 @@ class Service:
         self.pipelines.start()
         self.ready = True
 
+    def drain(self) -> None:
+        """Begin to end: take nothing new, and give what is under way until the drain's deadline."""
+        self.draining = True
+        self._drain_until = time.monotonic() + self.config.drain_timeout_ms / 1000
+        self.pipelines.stop_soon()
+        self.webhooks.stop_soon()
+
     async def stop(self) -> None:
         """Finish what was accepted, then let go of the log."""
         self.ready = False
         self.wheel.stop()
         await asyncio.to_thread(self.pipelines.stop)
-        await self.webhooks.stop()
+        await self.webhooks.stop(max(0.0, self._drain_until - time.monotonic()))
         if self.journal is not None:
             await self.journal.stop()
         await self.publisher.finished()

@@ -295,6 +295,14 @@ SETTINGS: tuple[Setting, ...] = (
         help="The name by which webhooks know this server (WebHook-Request-Origin).",
     ),
     Setting(
+        name="webhook_allow",
+        kind=str,
+        default=None,
+        many=True,
+        form="networks such as 10.0.0.0/8, addresses or host names",
+        help="Where webhooks may be beside public addresses (repeatable): CIDR networks or hosts.",
+    ),
+    Setting(
         name="webhook_callback_url",
         kind=str,
         default=None,
@@ -311,7 +319,7 @@ SETTINGS: tuple[Setting, ...] = (
     _number(
         "webhook_attempts", 8, 1, 100, "Attempts to deliver an event before it is a dead letter."
     ),
-    _number("webhook_timeout_ms", 10_000, 100, 600_000, "Time a webhook has to answer."),
+    _number("webhook_timeout_ms", 10_000, 100, 600_000, "Time a webhook has for its whole answer."),
     _number("webhook_backoff_ms", 1000, 1, 3_600_000, "First wait between attempts; it doubles."),
     _number(
         "drain_timeout_ms",

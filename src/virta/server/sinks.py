@@ -1,27 +1,47 @@
 """
-Talking to a webhook: one HTTP request, blocking, on a connection that is kept.
+Talking to a webhook: one HTTP request at a time, on a connection that is kept.
 
 Follows "HTTP 1.1 Web Hooks for Event Delivery" (CloudEvents): the validation handshake before the
 first delivery, and what each answer to a delivery means.
+
+A request and its answer have one deadline together, from the lookup of the name to the last byte of the
+body, so a sink that sends a byte now and then is as late as one that sends none. The name is resolved
+once for a connection, and the address that was checked (`virta.server.addresses`) is the one connected
+to. Redirects are not followed.
 """
 
 from __future__ import annotations
 
+import asyncio
+import ssl
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import Enum, auto
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from functools import cache
+from http.cookiejar import DefaultCookiePolicy
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+import httpx
 
 from virta.errors import HubError
 from virta.server.consent import read_rate
 
+if TYPE_CHECKING:
+    from virta.server.outbound import Resolver
+
 # An answer's body says nothing that is needed; so much of it is read, to keep the connection.
 ANSWER_BYTES_MAX = 65536
 RETRY_AFTER_S_MAX = 3600.0
-# What keeps a request from being sent or answered; a name that no resolver takes is a UnicodeError.
-FAILURES = (OSError, HTTPException, UnicodeError)
+# An idle connection is closed after this; a name is looked up again after this.
+KEPT_S = 60.0
+# What keeps a request from being sent or answered.
+FAILURES = (OSError, httpx.HTTPError, httpx.InvalidURL, UnicodeError)
+# What using a connection that the sink has just closed looks like.
+CLOSED = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
+USER_AGENT = "virta"
 
 
 class Verdict(Enum):
@@ -48,71 +68,68 @@ class Permission:
 
     granted: bool
     rate: int | None = None
+    refusal: str = ""  # why not, for the server's own log: subscribers are not told
 
 
 class Sink:
-    """One webhook; not for several threads at once."""
+    """One webhook. All coroutines run in one loop (`virta.server.outbound`), one at a time."""
 
     def __init__(
-        self, url: str, headers: dict[str, str], timeout_s: float, origin: str, method: str
+        self,
+        url: str,
+        headers: dict[str, str],
+        deadline_s: float,
+        origin: str,
+        method: str,
+        resolver: Resolver,
     ) -> None:
-        try:
-            parts = urlsplit(url)
-        except ValueError as error:
-            raise HubError(f"sink {url!r}: {error}", code="invalid-sink") from None
-        if not url.isascii():
-            raise HubError(f"sink {url!r} is not ASCII: escape it", code="invalid-sink")
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise HubError(f"sink {url!r} is no http or https address", code="invalid-sink")
-        try:
-            port = parts.port
-        except ValueError:
-            raise HubError(f"sink {url!r} has no valid port", code="invalid-sink") from None
+        self._url = read_sink(url)
+        self.host = self._url.host
         ours = {"webhook-request-origin", "content-type", "content-length"}
         self._headers = {name: v for name, v in headers.items() if name.lower() not in ours}
+        self._deadline_s = deadline_s
         self._origin = origin
         self._method = method
-        self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._connection = kind(parts.hostname, port, timeout=timeout_s)
+        self._resolver = resolver
+        self._client: httpx.AsyncClient | None = None
+        self._kept_until = 0.0  # when a connection that has answered is too old to be used again
+        self._addresses: list[str] = []
+        self._resolved_at = 0.0
 
-    def close(self) -> None:
-        self._connection.close()
+    async def close(self) -> None:
+        """Close the connection."""
+        client, self._client, self._kept_until = self._client, None, 0.0
+        if client is not None:
+            await client.aclose()
 
-    def validate(self, callback: str | None) -> Permission:
-        """
-        The handshake (§4): ask whether this server may send, now or by a later call of `callback`.
-
-        Raises:
-            HubError: the sink does not answer, or does not allow it and will not.
-        """
+    async def validate(self, callback: str | None) -> Permission:
+        """Ask whether this server may send, now or by a later call of `callback` (§4)."""
         asked = {"Content-Length": "0"}
         if callback is not None:
             asked["WebHook-Request-Callback"] = callback
         try:
-            status, headers = self._request("OPTIONS", b"", asked)
+            status, headers = await self._exchange("OPTIONS", b"", asked)
         except FAILURES as error:
-            raise HubError(f"the sink does not answer: {error}", code="sink-unreachable") from error
+            return Permission(granted=False, refusal=self._reason(error))
+        finally:
+            await self.close()
         allowed = headers.get("webhook-allowed-origin", "")
-        # Who grants by callback withholds the header, whatever the status (§4.2).
+        # A sink that grants by callback withholds the header, whatever the status (§4.2).
         if not allowed and callback is not None:
             return Permission(granted=False)
         origins = {name.strip() for name in allowed.split(",")}
         if status >= 300 or not {self._origin, "*"} & origins:
-            raise HubError(
-                f"the sink answered {status} and allows {allowed or 'nobody'}: it must answer OPTIONS "
-                f"with WebHook-Allowed-Origin: {self._origin}",
-                code="sink-refused",
-            )
+            refusal = f"the sink answered {status} and allows {allowed or 'nobody'}"
+            return Permission(granted=False, refusal=refusal)
         return Permission(granted=True, rate=read_rate(headers.get("webhook-allowed-rate")))
 
-    def deliver(self, body: bytes) -> Answer:
+    async def deliver(self, body: bytes) -> Answer:
         """Send one event in structured mode and judge the answer (§3.2)."""
         kind = {"Content-Type": "application/cloudevents+json; charset=utf-8"}
         try:
-            status, headers = self._request(self._method, body, kind)
+            status, headers = await self._exchange(self._method, body, kind)
         except FAILURES as error:
-            return Answer(Verdict.AGAIN, str(error) or type(error).__name__)
+            return Answer(Verdict.AGAIN, self._reason(error))
         if 200 <= status < 300:
             return Answer(Verdict.DELIVERED, "")
         reason = f"status {status}"
@@ -122,32 +139,123 @@ class Sink:
             return Answer(Verdict.AGAIN, reason, _wait_s(headers.get("retry-after", "")))
         return Answer(Verdict.REFUSED, reason)
 
-    def _request(
-        self, method: str, body: bytes, headers: dict[str, str]
-    ) -> tuple[int, dict[str, str]]:
-        sent = self._headers | headers | {"WebHook-Request-Origin": self._origin}
-        try:
-            response = self._asked(method, body, sent)
-            rest = response.read(ANSWER_BYTES_MAX + 1)
-        except FAILURES:
-            self._connection.close()
-            raise
-        if len(rest) > ANSWER_BYTES_MAX or response.will_close:
-            self._connection.close()
-        return response.status, {name.lower(): value for name, value in response.getheaders()}
+    def _reason(self, error: Exception) -> str:
+        if isinstance(error, TimeoutError):
+            return f"no whole answer within {self._deadline_s:g} s"
+        return str(error) or type(error).__name__
 
-    def _asked(self, method: str, body: bytes, headers: dict[str, str]) -> HTTPResponse:
-        """Ask, a second time if the sink has closed an idle connection just when it was used again."""
-        kept = self._connection.sock is not None
+    async def _exchange(
+        self, method: str, body: bytes, headers: dict[str, str]
+    ) -> tuple[int, httpx.Headers]:
+        """Send a request and read its whole answer before the deadline; else the connection is closed."""
+        sent = self._headers | headers | {"WebHook-Request-Origin": self._origin}
+        whole = False
         try:
-            self._connection.request(method, self._path, body, headers)
-            return self._connection.getresponse()
-        except ConnectionError:
-            if not kept:
-                raise
-        self._connection.close()
-        self._connection.request(method, self._path, body, headers)
-        return self._connection.getresponse()
+            async with asyncio.timeout(self._deadline_s):
+                status, answered, whole = await self._asked(method, body, sent)
+        finally:
+            if not whole:
+                await self.close()
+        if whole:
+            self._kept_until = time.monotonic() + KEPT_S
+        return status, answered
+
+    async def _asked(
+        self, method: str, body: bytes, headers: dict[str, str]
+    ) -> tuple[int, httpx.Headers, bool]:
+        """Ask, a second time if the sink has closed an idle connection just when it was used again."""
+        if time.monotonic() < self._kept_until:
+            try:
+                return await self._at(self._addresses[0], method, body, headers)
+            except CLOSED:
+                await self.close()
+        await self.close()
+        addresses = await self._resolved()
+        for left, address in enumerate(addresses, 1 - len(addresses)):
+            try:
+                answer = await self._at(address, method, body, headers)
+            except httpx.ConnectError:
+                await self.close()
+                if left == 0:
+                    self._resolved_at = 0.0
+                    raise
+            else:
+                self._addresses = addresses[addresses.index(address) :]
+                return answer
+        raise AssertionError("a resolver gives at least one address")
+
+    async def _resolved(self) -> list[str]:
+        now = time.monotonic()
+        if not self._resolved_at or now - self._resolved_at > KEPT_S:
+            self._addresses = await self._resolver.addresses(self.host)
+            self._resolved_at = now
+        return self._addresses
+
+    async def _at(
+        self, address: str, method: str, body: bytes, headers: dict[str, str]
+    ) -> tuple[int, httpx.Headers, bool]:
+        """Ask at one address; the last value tells whether the connection can be used again."""
+        if self._client is None:
+            self._client = _new_client()
+        request = self._client.build_request(
+            method,
+            self._url.copy_with(host=address),
+            content=body,
+            headers=headers | {"Host": self._url.netloc.decode("ascii")},
+            extensions={"sni_hostname": self.host},
+        )
+        response = await self._client.send(request, stream=True)
+        try:
+            size = 0
+            async for piece in response.aiter_raw():
+                size += len(piece)
+                if size > ANSWER_BYTES_MAX:
+                    return response.status_code, response.headers, False
+        finally:
+            await response.aclose()
+        return response.status_code, response.headers, True
+
+
+def read_sink(url: str) -> httpx.URL:
+    """
+    Check the address of a webhook.
+
+    Raises:
+        HubError: it is no http or https address.
+    """
+    if not url.isascii():
+        raise HubError(f"sink {url!r} is not ASCII: escape it", code="invalid-sink")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+        read = httpx.URL(url)
+    except (ValueError, httpx.InvalidURL) as error:
+        raise HubError(f"sink {url!r}: {error}", code="invalid-sink") from None
+    if parts.scheme not in {"http", "https"} or not read.host or port == 0:
+        raise HubError(f"sink {url!r} is no http or https address", code="invalid-sink")
+    # What stands before an `@` was never sent.
+    return read.copy_with(username=None, password=None, fragment=None)
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+def _new_client() -> httpx.AsyncClient:
+    """One connection, without what the environment or a sink's answers could add to it."""
+    client = httpx.AsyncClient(
+        verify=_tls(),
+        timeout=None,  # noqa: S113 - one deadline is around the whole exchange
+        limits=httpx.Limits(
+            max_connections=1, max_keepalive_connections=1, keepalive_expiry=KEPT_S
+        ),
+        trust_env=False,
+        follow_redirects=False,
+        headers={"User-Agent": USER_AGENT, "Accept-Encoding": "identity"},
+    )
+    client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))
+    return client
 
 
 def _wait_s(retry_after: str) -> float:

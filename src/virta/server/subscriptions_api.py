@@ -23,6 +23,7 @@ from virta.server.consent import read_rate
 from virta.server.filters_api import FILTER_BODY_BYTES_MAX, read_json, refused_filter
 from virta.server.intake import check_channel
 from virta.server.paths import name_fault, parse_start
+from virta.server.sinks import read_sink
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -43,6 +44,9 @@ RESERVED_HEADERS = frozenset({"connection", "content-length", "host", "transfer-
 
 # How an event may be sent.
 METHODS = ("POST", "PUT", "PATCH")
+
+# A user or password in an address, which every answer about the subscription would show.
+USERINFO = re.compile(r"[^/]*//[^/?#]*@")
 
 T = TypeVar("T")
 
@@ -76,7 +80,7 @@ class SubscriptionsApi:
         """Put another description in a subscription's place; without `config.from` it goes on where it is."""
         id_ = request.path_params["id"]
         body = await read_json(request, FILTER_BODY_BYTES_MAX)
-        description = _checked(body)
+        description = _checked(body, self._known(id_))
         if body.get("id", id_) != id_:
             raise _invalid(f"`id` is {body['id']!r}, and {id_!r} in the path")
         cursor = await self._cursor(description) if "from" in description["config"] else None
@@ -84,6 +88,11 @@ class SubscriptionsApi:
         if hook is None:
             raise RequestError(404, "not-found", "no subscription has this id")
         return self._json(hook.status(), 202 if hook.consent.pending else 200)
+
+    def _known(self, id_: str) -> dict[str, Any]:
+        """Return the description of a subscription, empty when there is none."""
+        hook = self._service.webhooks.hooks.get(id_)
+        return hook.description if hook is not None else {}
 
     async def _cursor(self, description: dict[str, Any]) -> int:
         start = parse_start(str(description["config"].get("from", "latest")))
@@ -100,7 +109,8 @@ class SubscriptionsApi:
         except FilterError as error:
             raise refused_filter(error) from error
         except HubError as error:
-            raise RequestError(400, error.code, error.message) from error
+            status = 429 if error.code == "too-many-handshakes" else 400
+            raise RequestError(status, error.code, error.message) from error
         except LogError as error:
             raise RequestError(500, "internal-failure", error.message) from error
 
@@ -138,8 +148,12 @@ class SubscriptionsApi:
         return Response(msgspec.json.encode(value), status, headers)
 
 
-def _checked(body: Any) -> dict[str, Any]:
-    """The shape of a subscription; what its filters mean is checked when they are parsed."""
+def _checked(body: Any, old: dict[str, Any] | None = None) -> dict[str, Any]:
+    """
+    The shape of a subscription; what its filters mean is checked when they are parsed.
+
+    `old` is the description that it replaces, whose secrets it may keep.
+    """
     if not isinstance(body, dict):
         raise _invalid("the body is a JSON object")
     unknown = set(body) - MEMBERS
@@ -166,8 +180,47 @@ def _checked(body: Any) -> dict[str, Any]:
         raise _invalid("`types` is an array of texts")
     if not isinstance(body.get("source", ""), str):
         raise _invalid("`source` is a text")
-    _check_settings(body.get("protocolsettings", {}))
-    return {name: value for name, value in body.items() if name != "id"}
+    if USERINFO.match(body["sink"]):
+        raise _invalid("`sink` has a user or password: send them by `protocolsettings.headers`")
+    settings = _with_kept_headers(body, old or {})
+    _check_settings(settings)
+    made = {name: value for name, value in body.items() if name != "id"}
+    return made | {"protocolsettings": settings} if "protocolsettings" in made else made
+
+
+def _with_kept_headers(body: dict[str, Any], old: dict[str, Any]) -> Any:
+    """
+    Return the settings with the values of headers that stay as they are, which are given as `true`.
+
+    That is how they are shown. They stay only for a sink on the same server: whoever may change a
+    subscription must not have its secrets sent somewhere else.
+    """
+    settings = body.get("protocolsettings", {})
+    headers = settings.get("headers") if isinstance(settings, dict) else None
+    if not isinstance(headers, dict) or not any(value is True for value in headers.values()):
+        return settings
+    known = old.get("protocolsettings", {}).get("headers", {})
+    missing = [name for name, value in headers.items() if value is True and name not in known]
+    if missing:
+        raise _invalid(f"header {missing[0]!r} is true, but has no value that could stay: give one")
+    if _server(body["sink"]) != _server(old["sink"]):
+        raise _invalid(
+            "headers that are true stay only for the same server: give their values again"
+        )
+    return settings | {
+        "headers": {
+            name: known[name] if value is True else value for name, value in headers.items()
+        }
+    }
+
+
+def _server(sink: str) -> tuple[str, bytes]:
+    """Return scheme and authority of a sink; raises RequestError."""
+    try:
+        url = read_sink(sink)
+    except HubError as error:
+        raise RequestError(400, error.code, error.message) from error
+    return url.scheme, url.netloc
 
 
 def _check_settings(settings: Any) -> None:

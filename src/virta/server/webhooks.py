@@ -1,270 +1,43 @@
 """
-Delivery to webhooks: each subscription follows the log at its own pace.
+All subscriptions with a sink: asking sinks for their consent, starting, replacing and ending them.
 
-Events go out in the order of the log, one at a time, at least once: the place a subscription has
-reached is kept, and a restart repeats at most what was delivered since. An event that is not taken is
-tried again with growing pauses; after the last attempt, or when the sink refuses it for good, it goes
-to the dead letters (`$virta/dead-letters`) and the next one follows. A sink that answers 410 gets
-nothing any more, one that has not consented yet (`virta.server.consent`) nothing so far.
+Sinks do not wait for each other: each subscription (`virta.server.webhook_delivery`) has one request
+under way at most, on a connection of its own, and each request has a deadline (`virta.server.sinks`).
+Handshakes have limits of their own, so that they never wait behind deliveries.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-
 from virta.errors import ConfigError, HubError, LogError
-from virta.filters import Filter, parse
-from virta.hub.delivery import Delivery
-from virta.hub.frames import timestamp_text
-from virta.hub.hub import now_microseconds
-from virta.hub.replay import read_piece
-from virta.hub.topics import DEAD_LETTERS
-from virta.server.consent import Consent, from_record, new_callback_key, to_record
-from virta.server.sinks import Answer, Sink, Verdict
+from virta.server.addresses import SinkRules
+from virta.server.consent import Consent, from_record, new_callback_key
+from virta.server.outbound import OutboundLoop, Resolver
+from virta.server.webhook_delivery import EXPIRED, GONE, PENDING, Webhook
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Future
 
     from virta.server.service import Service
 
 T = TypeVar("T")
 
+# Each has one connection at most, so this also bounds the connections to sinks.
 WEBHOOKS_MAX = 1000
 # Of them, how many may be waiting for consent: anybody's address can be made to wait.
 PENDING_MAX = 100
-THREADS_MAX = 16
-BACKOFF_S_MAX = 300.0
-# A place in the log is kept after so many events, and whenever there is nothing to do.
-CURSOR_EVENTS = 100
-DEAD_LETTER_TYPE = "virta.webhook.dead-letter"
-PENDING, ACTIVE, GONE, EXPIRED = "pending", "active", "gone", "expired"
-
-
-class Webhook:
-    """One subscription at work."""
-
-    def __init__(
-        self,
-        service: Service,
-        id_: str,
-        description: dict[str, Any],
-        cursor: int,
-        consent: Consent,
-    ) -> None:
-        self.id = id_
-        self.description = description
-        self.cursor = cursor
-        self.consent = consent
-        self.state = PENDING if consent.pending else ACTIVE
-        self.delivered = 0
-        self.dead = 0
-        self.last_error = ""
-        self._service = service
-        self.channel: str = description["config"]["channel"]
-        self.filter = build_filter(description)
-        config = service.config
-        settings = description.get("protocolsettings", {})
-        self._sink = Sink(
-            description["sink"],
-            settings.get("headers", {}),
-            config.webhook_timeout_ms / 1000,
-            config.webhook_origin,
-            settings.get("method", "POST"),
-        )
-        self._granted = asyncio.Event()
-        self._asked_at = 0.0  # when the sink was last asked anything, by the loop's clock
-        self._kept = cursor
-        self.dropped = False  # nobody goes on where it ends
-        self.task: asyncio.Task[None] | None = None
-        self._request: Future[Answer] | None = None  # the last one
-
-    async def validate(self, executor: ThreadPoolExecutor, callback: str | None) -> None:
-        """The handshake; raises HubError."""
-        loop = asyncio.get_running_loop()
-        permission = await loop.run_in_executor(executor, self._sink.validate, callback)
-        if permission.granted:
-            self.grant(permission.rate)
-
-    def grant(self, rate: int | None) -> None:
-        """The sink consents."""
-        self.consent = self.consent.granted(rate)
-        if self.state == PENDING:
-            self.state = ACTIVE
-        self._granted.set()
-
-    def record(self) -> dict[str, Any]:
-        return to_record(self.description, self.consent)
-
-    def status(self) -> dict[str, Any]:
-        status = {
-            "state": self.state,
-            "offset": self.cursor,
-            "delivered": self.delivered,
-            "deadLetters": self.dead,
-            "lastError": self.last_error,
-        }
-        if self.consent.expires is not None:
-            status["expires"] = timestamp_text(int(self.consent.expires * 1_000_000))
-        if self.consent.rate is not None:
-            status["allowedRate"] = self.consent.rate
-        return self.description | {"id": self.id, "status": status}
-
-    async def run(self, executor: ThreadPoolExecutor) -> None:
-        """Follow the log until the sink is gone, its consent is not given, or the task is cancelled."""
-        service = self._service
-        try:
-            await self._consented()
-            while self.state == ACTIVE:
-                try:
-                    await self._round(executor)
-                except LogError as error:
-                    self.last_error = error.message
-                    service.logger.warning("webhook_log_failed", id=self.id, reason=error.message)
-                    await asyncio.sleep(1.0)
-        finally:
-            self._close_sink()
-
-    def _close_sink(self) -> None:
-        """Now, or once a request that nobody waits for is over: its thread uses the connection."""
-        if self._request is None:
-            self._sink.close()
-        else:
-            self._request.add_done_callback(lambda _: self._sink.close())
-
-    async def _consented(self) -> None:
-        """Wait for the callback, as long as it may take."""
-        if self.consent.expires is None:
-            return
-        try:
-            async with asyncio.timeout(max(0.0, self.consent.expires - time.time())):
-                await self._granted.wait()
-        except TimeoutError:
-            if self.consent.pending:  # else it came in the last moment, and was told that it counts
-                self.state = EXPIRED
-
-    async def _round(self, executor: ThreadPoolExecutor) -> None:
-        """Deliver what stands between the cursor and the end, then wait for more."""
-        service = self._service
-        loop = asyncio.get_running_loop()
-        end = service.hub.position
-        if self.cursor >= end:
-            await self._keep()
-            await service.hub.wait_past(self.cursor)
-            return
-        with service.log.read(
-            topics=[self.channel], start=self.cursor, end=end, on_gap="skip", on_corruption="skip"
-        ) as reader:
-            finished = False
-            while not finished:
-                piece = await loop.run_in_executor(executor, read_piece, reader, self.filter)
-                finished = piece.finished
-                for delivery in piece.deliveries:
-                    await self._deliver(executor, delivery)
-                    self.cursor = delivery.offset + 1
-                    if self.cursor - self._kept >= CURSOR_EVENTS:
-                        await self._keep()
-                    if self.state != ACTIVE:
-                        return
-        self.cursor = end
-
-    async def _deliver(self, executor: ThreadPoolExecutor, delivery: Delivery) -> None:
-        config = self._service.config
-        backoff = config.webhook_backoff_ms / 1000
-        for attempt in range(1, config.webhook_attempts + 1):
-            answer = await self._send(executor, delivery)
-            if answer.verdict is Verdict.DELIVERED:
-                self.delivered += 1
-                return
-            self.last_error = answer.reason
-            if answer.verdict is Verdict.GONE:
-                self.state = GONE
-                self._service.logger.info("webhook_gone", id=self.id)
-                return
-            if answer.verdict is Verdict.REFUSED:
-                break
-            if attempt < config.webhook_attempts:
-                wait = min(backoff * float(1 << min(attempt - 1, 20)), BACKOFF_S_MAX)
-                jitter = random.uniform(0.5, 1.0)  # noqa: S311 - not a secret
-                await asyncio.sleep(max(answer.wait_s, wait * jitter))
-        await self._bury(delivery, attempt)
-
-    async def _send(self, executor: ThreadPoolExecutor, delivery: Delivery) -> Answer:
-        """One request; not before the allowed rate lets the next one go."""
-        loop = asyncio.get_running_loop()
-        if self.consent.rate is not None:
-            due = self._asked_at + 60.0 / self.consent.rate
-            await asyncio.sleep(max(0.0, due - loop.time()))
-        self._asked_at = loop.time()
-        request = self._request = executor.submit(self._sink.deliver, delivery.value)
-        try:
-            return await asyncio.shield(asyncio.wrap_future(request))
-        except asyncio.CancelledError:
-            # Whoever goes on from here, after a restart or with another sink, must not send again what was taken.
-            if not self.dropped and not request.cancel():
-                answer = await asyncio.wrap_future(request)
-                if answer.verdict is Verdict.DELIVERED:
-                    self.cursor = delivery.offset + 1
-            raise
-
-    async def _bury(self, delivery: Delivery, attempts: int) -> None:
-        """Keep an event nobody would take, with what is known about it, before going on."""
-        self.dead += 1
-        now = timestamp_text(now_microseconds())
-        source = self._service.config.source_name
-        id_ = f"{self.id} {delivery.offset}"
-        letter = {
-            "specversion": "1.0",
-            "id": id_,
-            "source": source,
-            "type": DEAD_LETTER_TYPE,
-            "time": now,
-            "subject": self.id,
-            "data": {
-                "channel": self.channel,
-                "sink": self.description["sink"],
-                "attempts": attempts,
-                "reason": self.last_error,
-                "event": msgspec.Raw(delivery.value),
-            },
-        }
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def answered(error: LogError | None) -> None:
-            if done.done():
-                return
-            if error is None:
-                done.set_result(None)
-            else:
-                done.set_exception(error)
-
-        draft = Delivery(DEAD_LETTERS, source, id_, msgspec.json.encode(letter))
-        self._service.publisher.submit([draft], answered)
-        await done
-
-    async def _keep(self) -> None:
-        if self.cursor != self._kept:
-            service, cursor = self._service, self.cursor
-            await service.webhooks.write(service.registry.keep_cursor, self.id, cursor)
-            self._kept = cursor
-
-
-def build_filter(description: dict[str, Any]) -> Filter:
-    """One filter of everything a subscription asks for; raises FilterError."""
-    filters = list(description.get("filters", []))
-    if description.get("types"):
-        filters.append({"any": [{"exact": {"type": name}} for name in description["types"]]})
-    if description.get("source"):
-        filters.append({"exact": {"source": description["source"]}})
-    if not filters:
-        return parse("", "query-string")
-    return parse(filters, "cloudevents")
+# Handshakes under way, and those with one host: no sink can keep the others from being asked.
+HANDSHAKES_MAX = 64
+HANDSHAKES_PER_HOST_MAX = 4
+# Threads that read the log for deliveries; nothing in them waits for a sink.
+READERS_MAX = 4
+# After the drain's deadline, requests that are cancelled have this long to end.
+CANCEL_S = 1.0
 
 
 class Webhooks:
@@ -273,7 +46,13 @@ class Webhooks:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._callback_url = _callback_url(service.config.webhook_callback_url)
-        self._executor = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="virta-webhook")
+        self._executor = ThreadPoolExecutor(READERS_MAX, thread_name_prefix="virta-webhook")
+        rules = SinkRules(service.config.webhook_allow)
+        self.outbound = OutboundLoop()
+        self.resolver = Resolver(rules)
+        # Handshakes do not wait for lookups of deliveries.
+        self._handshake_resolver = Resolver(rules)
+        self._handshakes: Counter[str] = Counter()  # under way, by host
         # One thread: what is written about a subscription stands in the order in which it was decided.
         self._records = ThreadPoolExecutor(1, thread_name_prefix="virta-registry")
         # Whose sinks are being asked right now: one may call back before it answers.
@@ -286,14 +65,31 @@ class Webhooks:
         for id_, record in registry.subscriptions.items():
             cursor = registry.cursors.get(id_, self._service.hub.position)
             description, consent = from_record(record)
-            self._run(Webhook(self._service, id_, description, cursor, consent))
+            try:
+                hook = Webhook(self._service, id_, description, cursor, consent)
+            except HubError as error:
+                # Its record stays; the others are not to suffer from it.
+                self._service.logger.warning("webhook_unusable", id=id_, reason=error.message)
+            else:
+                self._run(hook)
 
-    async def stop(self) -> None:
+    def stop_soon(self) -> list[asyncio.Task[None]]:
+        """Send nothing more; requests under way go on. Returns what is still to end."""
         tasks = [hook.task for hook in self.hooks.values() if hook.task is not None]
         for task in tasks:
             if not task.cancelling():  # a second time would end the wait for its last answer
                 task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        return tasks
+
+    async def stop(self, wait_s: float = 0.0) -> None:
+        """End everything; requests under way may take `wait_s`, then they are cut off."""
+        tasks = self.stop_soon()
+        for limit_s in (wait_s, CANCEL_S):
+            running = [task for task in tasks if not task.done()]
+            if running:
+                _, late = await asyncio.wait(running, timeout=limit_s)
+                for task in late:
+                    task.cancel()
         for hook in list(self.hooks.values()):
             try:
                 await self.write(self._service.registry.keep_cursor, hook.id, hook.cursor)
@@ -302,6 +98,7 @@ class Webhooks:
                 self._service.logger.warning("webhook_place_lost", id=hook.id, reason=error.message)
         await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)
         await asyncio.to_thread(self._records.shutdown)
+        await asyncio.to_thread(self.outbound.stop)
 
     async def write(self, function: Callable[..., T], *arguments: Any) -> T:
         """Write to the registry, behind everything that is to be written before."""
@@ -385,9 +182,46 @@ class Webhooks:
         return hook, f"{self._callback_url}/subscriptions/{id_}/confirm?key={key}"
 
     async def _ask(self, hook: Webhook, callback: str | None) -> None:
-        await hook.validate(self._executor, callback)
+        """
+        Do the handshake.
+
+        Raises:
+            HubError: the sink does not agree. One text for all reasons: a subscriber is not to learn
+                which addresses and ports answer inside the server's network.
+        """
+        sink = hook.new_sink(self._handshake_resolver)
+        if (
+            self._handshakes.total() >= HANDSHAKES_MAX
+            or self._handshakes[sink.host] >= HANDSHAKES_PER_HOST_MAX
+        ):
+            raise HubError(
+                f"too many sinks are being asked: at most {HANDSHAKES_MAX} at a time, and "
+                f"{HANDSHAKES_PER_HOST_MAX} of one host; try again",
+                code="too-many-handshakes",
+            )
+        self._handshakes[sink.host] += 1
+        try:
+            permission = await asyncio.wrap_future(self.outbound.submit(sink.validate(callback)))
+        finally:
+            self._handshakes[sink.host] -= 1
+            self._handshakes += Counter()  # forgets hosts with none
+        if permission.refusal:
+            reason = permission.refusal
+            self._service.logger.info("webhook_refused", host=sink.host, reason=reason)
+            raise self._not_agreed()
+        if permission.granted:
+            hook.grant(permission.rate)
         if hook.consent.pending and self._pending() >= PENDING_MAX:
             raise _too_many(f"{PENDING_MAX} subscriptions wait for consent")
+
+    def _not_agreed(self) -> HubError:
+        config = self._service.config
+        return HubError(
+            f"the sink did not agree within {config.webhook_timeout_ms} ms: it must have a public address "
+            "(or one that --webhook-allow lists), and answer OPTIONS with the header "
+            f"WebHook-Allowed-Origin: {config.webhook_origin}; the server's log has the reason",
+            code="sink-refused",
+        )
 
     async def _keep_with_cursor(self, hook: Webhook) -> None:
         await self.write(self._service.registry.keep_cursor, hook.id, hook.cursor)

@@ -1,0 +1,281 @@
+"""
+One subscription at work: it follows the log at its own pace and delivers to its sink.
+
+Events go out in the order of the log, one at a time, at least once: the place a subscription has
+reached is kept, and a restart repeats at most what was delivered since. An event that is not taken is
+tried again with growing pauses; after the last attempt, or when the sink refuses it for good, it goes
+to the dead letters (`$virta/dead-letters`) and the next one follows. A sink that answers 410 gets
+nothing any more, one that has not consented yet (`virta.server.consent`) nothing so far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from virta.errors import LogError
+from virta.filters import Filter, parse
+from virta.hub.delivery import Delivery
+from virta.hub.frames import timestamp_text
+from virta.hub.hub import now_microseconds
+from virta.hub.replay import read_piece
+from virta.hub.topics import DEAD_LETTERS
+from virta.server.consent import Consent, to_record
+from virta.server.sinks import Answer, Sink, Verdict
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    from virta.server.outbound import Resolver
+    from virta.server.service import Service
+
+BACKOFF_S_MAX = 300.0
+# After a failure of the server's own, delivery goes on after this.
+FAILED_S = 1.0
+# A place in the log is kept after so many events, and whenever there is nothing to do.
+CURSOR_EVENTS = 100
+DEAD_LETTER_TYPE = "virta.webhook.dead-letter"
+PENDING, ACTIVE, GONE, EXPIRED = "pending", "active", "gone", "expired"
+
+
+class Webhook:
+    """One subscription at work."""
+
+    def __init__(
+        self,
+        service: Service,
+        id_: str,
+        description: dict[str, Any],
+        cursor: int,
+        consent: Consent,
+    ) -> None:
+        self.id = id_
+        self.description = description
+        self.cursor = cursor
+        self.consent = consent
+        self.state = PENDING if consent.pending else ACTIVE
+        self.delivered = 0
+        self.dead = 0
+        self.last_error = ""
+        self._service = service
+        self.channel: str = description["config"]["channel"]
+        self.filter = build_filter(description)
+        self._sink = self.new_sink(service.webhooks.resolver)
+        self._granted = asyncio.Event()
+        self._asked_at = 0.0  # when the sink was last asked anything, by the loop's clock
+        self._kept = cursor
+        self.dropped = False  # nobody goes on where it ends
+        self.task: asyncio.Task[None] | None = None
+        self._request: Future[Answer] | None = None  # the last one
+
+    def new_sink(self, resolver: Resolver) -> Sink:
+        """
+        Return a connection to the sink, not yet open.
+
+        Raises:
+            HubError: its address cannot be one.
+        """
+        config = self._service.config
+        settings = self.description.get("protocolsettings", {})
+        return Sink(
+            self.description["sink"],
+            settings.get("headers", {}),
+            config.webhook_timeout_ms / 1000,
+            config.webhook_origin,
+            settings.get("method", "POST"),
+            resolver,
+        )
+
+    def grant(self, rate: int | None) -> None:
+        """The sink consents."""
+        self.consent = self.consent.granted(rate)
+        if self.state == PENDING:
+            self.state = ACTIVE
+        self._granted.set()
+
+    def record(self) -> dict[str, Any]:
+        return to_record(self.description, self.consent)
+
+    def status(self) -> dict[str, Any]:
+        status = {
+            "state": self.state,
+            "offset": self.cursor,
+            "delivered": self.delivered,
+            "deadLetters": self.dead,
+            "lastError": self.last_error,
+        }
+        if self.consent.expires is not None:
+            status["expires"] = timestamp_text(int(self.consent.expires * 1_000_000))
+        if self.consent.rate is not None:
+            status["allowedRate"] = self.consent.rate
+        return without_secrets(self.description) | {"id": self.id, "status": status}
+
+    async def run(self, executor: ThreadPoolExecutor) -> None:
+        """Follow the log until the sink is gone, its consent is not given, or the task is cancelled."""
+        service = self._service
+        try:
+            await self._consented()
+            while self.state == ACTIVE:
+                try:
+                    await self._round(executor)
+                except LogError as error:
+                    self.last_error = error.message
+                    service.logger.warning("webhook_log_failed", id=self.id, reason=error.message)
+                    await asyncio.sleep(FAILED_S)
+                except Exception as error:
+                    # Unexpected; a subscription that silently stopped would be worse than a repeat.
+                    self.last_error = f"internal failure: {type(error).__name__}"
+                    service.logger.exception("webhook_failed", id=self.id)
+                    await asyncio.sleep(FAILED_S)
+        finally:
+            self._close_sink()
+
+    def _close_sink(self) -> None:
+        if self._request is not None:  # else there never was a connection
+            self._service.webhooks.outbound.submit(self._sink.close())
+
+    async def _consented(self) -> None:
+        """Wait for the callback, as long as it may take."""
+        if self.consent.expires is None:
+            return
+        try:
+            async with asyncio.timeout(max(0.0, self.consent.expires - time.time())):
+                await self._granted.wait()
+        except TimeoutError:
+            if self.consent.pending:  # else it came in the last moment, and was told that it counts
+                self.state = EXPIRED
+
+    async def _round(self, executor: ThreadPoolExecutor) -> None:
+        """Deliver what stands between the cursor and the end, then wait for more."""
+        service = self._service
+        loop = asyncio.get_running_loop()
+        end = service.hub.position
+        if self.cursor >= end:
+            await self._keep()
+            await service.hub.wait_past(self.cursor)
+            return
+        with service.log.read(
+            topics=[self.channel], start=self.cursor, end=end, on_gap="skip", on_corruption="skip"
+        ) as reader:
+            finished = False
+            while not finished:
+                piece = await loop.run_in_executor(executor, read_piece, reader, self.filter)
+                finished = piece.finished
+                for delivery in piece.deliveries:
+                    await self._deliver(delivery)
+                    self.cursor = delivery.offset + 1
+                    if self.cursor - self._kept >= CURSOR_EVENTS:
+                        await self._keep()
+                    if self.state != ACTIVE:
+                        return
+        self.cursor = end
+
+    async def _deliver(self, delivery: Delivery) -> None:
+        config = self._service.config
+        backoff = config.webhook_backoff_ms / 1000
+        for attempt in range(1, config.webhook_attempts + 1):
+            answer = await self._send(delivery)
+            if answer.verdict is Verdict.DELIVERED:
+                self.delivered += 1
+                return
+            self.last_error = answer.reason
+            if answer.verdict is Verdict.GONE:
+                self.state = GONE
+                self._service.logger.info("webhook_gone", id=self.id)
+                return
+            if answer.verdict is Verdict.REFUSED:
+                break
+            if attempt < config.webhook_attempts:
+                wait = min(backoff * float(1 << min(attempt - 1, 20)), BACKOFF_S_MAX)
+                jitter = random.uniform(0.5, 1.0)  # noqa: S311 - not a secret
+                await asyncio.sleep(max(answer.wait_s, wait * jitter))
+        await self._bury(delivery, attempt)
+
+    async def _send(self, delivery: Delivery) -> Answer:
+        """One request; not before the allowed rate lets the next one go."""
+        loop = asyncio.get_running_loop()
+        if self.consent.rate is not None:
+            due = self._asked_at + 60.0 / self.consent.rate
+            await asyncio.sleep(max(0.0, due - loop.time()))
+        self._asked_at = loop.time()
+        outbound = self._service.webhooks.outbound
+        request = self._request = outbound.submit(self._sink.deliver(delivery.value))
+        try:
+            return await asyncio.shield(asyncio.wrap_future(request))
+        except asyncio.CancelledError:
+            # What the sink takes now must not be sent again after a restart or by a replacement. So its
+            # answer is awaited, until the request's deadline or a second cancellation.
+            try:
+                if not self.dropped:
+                    answer = await asyncio.wrap_future(request)
+                    if answer.verdict is Verdict.DELIVERED:
+                        self.cursor = delivery.offset + 1
+            finally:
+                request.cancel()
+            raise
+
+    async def _bury(self, delivery: Delivery, attempts: int) -> None:
+        """Keep an event nobody would take, with what is known about it, before going on."""
+        self.dead += 1
+        now = timestamp_text(now_microseconds())
+        source = self._service.config.source_name
+        id_ = f"{self.id} {delivery.offset}"
+        letter = {
+            "specversion": "1.0",
+            "id": id_,
+            "source": source,
+            "type": DEAD_LETTER_TYPE,
+            "time": now,
+            "subject": self.id,
+            "data": {
+                "channel": self.channel,
+                "sink": self.description["sink"],
+                "attempts": attempts,
+                "reason": self.last_error,
+                "event": msgspec.Raw(delivery.value),
+            },
+        }
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def answered(error: LogError | None) -> None:
+            if done.done():
+                return
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+        draft = Delivery(DEAD_LETTERS, source, id_, msgspec.json.encode(letter))
+        self._service.publisher.submit([draft], answered)
+        await done
+
+    async def _keep(self) -> None:
+        if self.cursor != self._kept:
+            service, cursor = self._service, self.cursor
+            await service.webhooks.write(service.registry.keep_cursor, self.id, cursor)
+            self._kept = cursor
+
+
+def without_secrets(description: dict[str, Any]) -> dict[str, Any]:
+    """Return a description that may be shown: headers keep their names, and `true` for a value."""
+    settings = description.get("protocolsettings")
+    if not settings or not settings.get("headers"):
+        return description
+    shown = settings | {"headers": dict.fromkeys(settings["headers"], True)}
+    return description | {"protocolsettings": shown}
+
+
+def build_filter(description: dict[str, Any]) -> Filter:
+    """One filter of everything a subscription asks for; raises FilterError."""
+    filters = list(description.get("filters", []))
+    if description.get("types"):
+        filters.append({"any": [{"exact": {"type": name}} for name in description["types"]]})
+    if description.get("source"):
+        filters.append({"exact": {"source": description["source"]}})
+    if not filters:
+        return parse("", "query-string")
+    return parse(filters, "cloudevents")
