@@ -105,7 +105,8 @@ def test_jobs(tmp_path):
         await api("PUT", "/jobs/domains/h", {"max_attempts": 1})
         assert (await api("GET", "/jobs/domains/h"))[1] == {
             "max_attempts": 1,
-            "retry_delay": 0.0,
+            "retry_delay": 1.0,
+            "retry_delay_max": 3600.0,
             "deadline": 0.0,
             "mode": "debounce",
             "paused": False,
@@ -260,14 +261,14 @@ def test_settings_of_a_domain(tmp_path):
 
     async def use(api):
         _, settings = await api("GET", "/jobs/domains/h")
-        assert settings["max_attempts"] == 0
+        assert settings["max_attempts"] == 25
         await api("PUT", "/jobs/domains/H", {"max_attempts": 3})
         _, settings = await api("PATCH", "/jobs/domains/h", {"paused": True})
         assert (settings["paused"], settings["max_attempts"]) == (True, 3)
         _, listed = await api("GET", "/keys", query="prefix=virta:")
         assert [row["key"] for row in listed["keys"]] == ["virta:domain:h"]
         _, settings = await api("PUT", "/jobs/domains/h", {"paused": True})
-        assert settings["max_attempts"] == 0
+        assert settings["max_attempts"] == 25
         assert (await api("DELETE", "/jobs/domains/H"))[1] == {"deleted": True}
 
     with_api(tmp_path, use)

@@ -21,7 +21,7 @@ from virta.journal import AsyncClient, Worker, commands
 from virta.journal import worker as worker_module
 from virta.journal.commands import Lease
 from virta.journal.daemon import JournalServer
-from virta.journal.domain import WORKING
+from virta.journal.domain import TRACEBACK_MARK, WORKING
 from virta.journal.messages import Function
 from virta.journal.node import Node
 
@@ -34,7 +34,8 @@ def test_done_failed_and_dead(tmp_path):
             daemon(tmp_path) as server,
             await AsyncClient.connect(*server.address) as client,
         ):
-            await client.admin("configure", domain="h", settings={"max_attempts": 3})
+            settings = {"max_attempts": 3, "retry_delay": 0}
+            await client.admin("configure", domain="h", settings=settings)
             await client.call(commands.push("http://h/good", payload="p"))
             await client.call(commands.push("http://h/bad"))
             worker = Worker(*server.address, concurrency=2)
@@ -61,7 +62,9 @@ def test_done_failed_and_dead(tmp_path):
         (b"http://h/bad", None, 2),
         (b"http://h/good", "p", 0),
     ]
+    reason, _, traceback = reason.partition(TRACEBACK_MARK)
     assert reason == "ValueError: no good"
+    assert 'raise ValueError("no good")' in traceback
     assert (left, worker.done, worker.failed) == (1, 1, 3)
 
 

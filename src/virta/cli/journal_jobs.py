@@ -77,6 +77,7 @@ def jobs(client: Client, as_json: bool, domain: str, state: str | None, limit: i
 @click.option("--requeue", is_flag=True, help="Send them back to work.")
 @click.option("--drop", is_flag=True, help="Forget them.")
 @click.option("--uri", default="", show_default=False, help="Only the job of this uri.")
+@click.option("--traceback", is_flag=True, help="Show where the last attempt failed.")
 @connected
 def dead(
     client: Client,
@@ -86,6 +87,7 @@ def dead(
     requeue: bool,  # noqa: FBT001
     drop: bool,  # noqa: FBT001
     uri: str,
+    traceback: bool,  # noqa: FBT001
 ) -> None:
     """Jobs that failed too often: list them with their reasons, requeue or drop them."""
     if requeue and drop:
@@ -109,6 +111,9 @@ def dead(
             f"{moment(job['died'] / 1e6)} {job['uri']} attempts={job['attempts']} {job['reason']}"
         )
         show(job, as_json, line(text))
+        if traceback and not as_json:
+            for text in job.get("traceback", "").splitlines():
+                click.echo(line(f"  {text}"))
 
 
 def dead_job(client: Client, uri: str) -> list[dict[str, Any]]:
@@ -156,15 +161,20 @@ def resume(client: Client, as_json: bool, domain: str) -> None:  # noqa: FBT001
 @journal.command()
 @click.argument("domain")
 @click.option("--deadline", type=float, help="Seconds a job may be worked on by default.")
-@click.option("--max-attempts", type=int, help="Failed attempts until a job is dead; 0: never.")
+@click.option(
+    "--max-attempts", type=int, help="Failed attempts until a job is dead (25); 0: never."
+)
 @click.option(
     "--mode",
     type=click.Choice(["debounce", "throttle"]),
     help="What pushing again does to the start: put it off, or keep the earliest.",
 )
 @click.option(
-    "--retry-delay", type=float, help="Seconds before a failed job is tried again, doubled."
+    "--retry-delay",
+    type=float,
+    help="Seconds before a failed job is tried again (1), doubled each time; 0: at once.",
 )
+@click.option("--retry-delay-max", type=float, help="Seconds that are not doubled beyond (3600).")
 @connected
 def configure(client: Client, as_json: bool, domain: str, **settings: Any) -> None:  # noqa: FBT001
     """Change or show the settings of DOMAIN."""

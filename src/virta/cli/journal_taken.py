@@ -90,6 +90,7 @@ def give_back(client: Client, as_json: bool, keys: tuple[str, ...]) -> None:  # 
 @click.argument("keys", nargs=-1, required=True)
 @click.option("--reason", default="", show_default=False, help="Why, for whoever looks later.")
 @click.option("--delay", type=SECONDS, help="Seconds until it is tried again; else the domain's.")
+@click.option("--dead", is_flag=True, help="Do not try again: to the dead jobs.")
 @connected
 def fail(
     client: Client,
@@ -97,9 +98,10 @@ def fail(
     keys: tuple[str, ...],
     reason: str,
     delay: float | None,
+    dead: bool,  # noqa: FBT001
 ) -> None:
     """Say that the jobs with these KEYS failed: tried again, or dead after too many attempts."""
-    for_each(keys, lambda key: client.fail(key, reason, delay=delay), "failed", as_json)
+    for_each(keys, lambda key: client.fail(key, reason, delay=delay, dead=dead), "failed", as_json)
 
 
 def for_each(

@@ -48,6 +48,16 @@ SAID_S_MAX = 0.5
 @click.option("--work-for", default=60.0, help="Seconds until a job lapses if this process dies.")
 @click.option("--timeout", type=float, help="Seconds a command may take; then it is ended: failed.")
 @click.option("--grace", default=30.0, help="Seconds that running commands get at the end.")
+@click.option(
+    "--max-attempts",
+    type=click.IntRange(1),
+    help="Dead after so many attempts, if sooner than the domain says.",
+)
+@click.option(
+    "--retry-delay",
+    type=float,
+    help="Seconds until a failed job is tried again, doubled each time; else the domain's.",
+)
 @click.option("--host", default="127.0.0.1", envvar="VIRTA_JOURNAL_HOST", help="The daemon's host.")
 @click.option(
     "--port", default=PORT, envvar="VIRTA_JOURNAL_PORT", type=PORTS, help="The daemon's port."

@@ -16,7 +16,16 @@ import msgspec
 from msgspec import Meta
 
 from virta.journal.cron import Cron, Schedule
-from virta.journal.domain import DEAD, STATE_NAMES, WORKING, Job, Settings, host_of
+from virta.journal.domain import (
+    DEAD,
+    STATE_NAMES,
+    TRACEBACK_MARK,
+    WORKING,
+    Job,
+    Settings,
+    host_of,
+    reason_text,
+)
 from virta.journal.messages import (
     COMMAND_KEY,
     DATA,
@@ -62,6 +71,8 @@ class Command(msgspec.Struct, forbid_unknown_fields=True):
     limit: Annotated[int, Meta(le=LIMIT_MAX)] = 100
     offset: Annotated[int, Meta(le=LIMIT_MAX)] = 0
     delay: Annotated[float, Meta(le=DELAY_S_MAX)] | None = None
+    traceback: str = ""
+    dead: bool = False  # of a failure: it is no use to try again
     settings: dict[str, Any] = {}
 
 
@@ -310,7 +321,8 @@ class Admin:
         if job is None:
             raise RefusedError("does-not-exist", "that attempt is over")
         delay = None if command.delay is None else int(max(command.delay, 0) * 1_000_000)
-        self._engine.jobs.fail(job, command.reason[:1000], now, delay=delay)
+        reason = reason_text(command.reason, command.traceback)
+        self._engine.jobs.fail(job, reason, now, delay=delay, dead=command.dead)
         return _job_view(job)
 
     def _do_kick(self, command: Command, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
@@ -403,7 +415,9 @@ def _job_view(job: Job) -> dict[str, Any]:
         "payload_bytes": len(job.payload.data) if job.payload else 0,
     }
     if job.reason:
-        view["reason"] = job.reason
+        view["reason"], mark, traceback = job.reason.partition(TRACEBACK_MARK)
+        if mark:
+            view["traceback"] = traceback
     if job.worked_until:
         view["died" if job.state == DEAD else "worked_until"] = job.worked_until
     return view

@@ -68,7 +68,9 @@ class JobBody(msgspec.Struct, forbid_unknown_fields=True):
     domain: str = ""
     reason: str = ""
     seconds: float = 60.0
+    traceback: str = ""
     delay: float | None = None
+    dead: bool = False
     limit: int = 100
 
 

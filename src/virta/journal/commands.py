@@ -316,10 +316,20 @@ def admin(do: str, **fields: Any) -> Command[dict[str, Any]]:
     return Command(request, _json)
 
 
-def fail(key: Key, reason: str, *, delay: float | None = None) -> Command[dict[str, Any]]:
-    """The attempt failed: it is counted, and the job tried again or put to the dead letters."""
+def fail(
+    key: Key, reason: str, *, delay: float | None = None, traceback: str = "", dead: bool = False
+) -> Command[dict[str, Any]]:
+    """
+    Say that an attempt failed: it is counted, and the job tried again or put to the dead letters.
+
+    Again after `delay` seconds, else after the domain's back-off; never with `dead`. The end of `traceback`
+    is kept with the job.
+    """
     name = to_bytes(key).decode(errors="replace")
-    return admin("fail", key=name, reason=reason, delay=delay)
+    fields: dict[str, Any] = {"traceback": traceback} if traceback else {}
+    if dead:
+        fields["dead"] = True
+    return admin("fail", key=name, reason=reason, delay=delay, **fields)
 
 
 # Conversions.
@@ -381,8 +391,13 @@ def _us(seconds: float | None) -> int | None:
     return None if seconds is None else _whole(seconds)
 
 
+def own_time() -> int:
+    """Return the time (µs) that durations are counted from here; the daemon's may differ."""
+    return system_clock()
+
+
 def _later(seconds: float) -> int:
-    return system_clock() + _whole(seconds)
+    return own_time() + _whole(seconds)
 
 
 def _whole(seconds: float) -> int:

@@ -14,6 +14,7 @@ is mostly stale is rebuilt. So re-pushing one job a million times costs no memor
 from __future__ import annotations
 
 import re
+import zlib
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
@@ -29,6 +30,17 @@ DELAYED, READY, HELD, WORKING, DEAD, GONE = range(6)
 STATE_NAMES = ("delayed", "ready", "held", "working", "dead", "gone")
 WORK_DEADLINE_US = 24 * 3600 * 1_000_000
 ATTEMPTS_MAX = 65_535  # what the details of a reply can say
+# Tried 25 times over about 13 hours, a job outlives an outage of a night; Sidekiq, Faktory, River and
+# graphile-worker stop after as many.
+ATTEMPTS_DEFAULT = 25
+BACK_OFF_S = 1.0
+BACK_OFF_S_MAX = 3600.0
+# Up to this part of a pause is left out, so that jobs that failed together are not tried together.
+RETRY_JITTER = 0.25
+# Between the reason and the traceback of a failure, which are kept as one text.
+TRACEBACK_MARK = "\x1e"
+REASON_CHARS_MAX = 1_000
+TRACEBACK_CHARS_MAX = 4_000  # its end: that is where it happened
 HOSTS_MAX = 1_024  # uris up to their path whose host is known without looking
 HEAP_SLACK = 64  # stale items a heap may hold however few jobs it has
 
@@ -40,9 +52,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
     paused: bool = False
     deadline: float = 0.0  # seconds of work by default, 0: 24 hours
-    max_attempts: int = 0  # after so many lapsed or failed attempts a job is dead, 0: never
+    # After so many lapsed or failed attempts a job is dead, 0: never.
+    max_attempts: int = ATTEMPTS_DEFAULT
     mode: Literal["debounce", "throttle"] = "debounce"
-    retry_delay: float = 0.0  # seconds, doubled with each failed attempt
+    retry_delay: float = BACK_OFF_S  # seconds, doubled with each failed attempt, 0: at once
+    retry_delay_max: float = BACK_OFF_S_MAX  # seconds it is not doubled beyond
 
     def problem(self) -> str:
         """Why these settings cannot be, or nothing."""
@@ -52,10 +66,28 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
             return f"max_attempts {self.max_attempts}: 0 to {ATTEMPTS_MAX}"
         if not 0 <= self.retry_delay <= 86_400:
             return f"retry_delay {self.retry_delay}: 0 to 86400 seconds"
+        if not 0 <= self.retry_delay_max <= 86_400:
+            return f"retry_delay_max {self.retry_delay_max}: 0 to 86400 seconds"
         return ""
 
 
 DEFAULTS = Settings()
+
+
+def back_off(delay: float, longest: float, attempts: int, salt: bytes) -> float:
+    """
+    Return the seconds until the next attempt of a job that failed after `attempts` others.
+
+    `delay` is doubled with each of them up to `longest`; up to a quarter is left out, by `salt`.
+    """
+    pause = min(delay * 2.0 ** min(attempts, 30), max(longest, delay))
+    return pause * (1 - RETRY_JITTER * zlib.crc32(salt) / (1 << 32))
+
+
+def reason_text(reason: str, traceback: str) -> str:
+    """Return both as the one text that is kept, each not longer than it may be."""
+    text = reason.replace(TRACEBACK_MARK, " ")[:REASON_CHARS_MAX]
+    return f"{text}{TRACEBACK_MARK}{traceback[-TRACEBACK_CHARS_MAX:]}" if traceback else text
 
 
 class Job(Struct, eq=False, gc=False):

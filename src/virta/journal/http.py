@@ -259,7 +259,7 @@ class Handler:
             "done": lambda: self._call(commands.done(key)),
             "extend": lambda: self._call(commands.extend(key, given.seconds)),
             "give-back": lambda: self._call(commands.give_back(key)),
-            "fail": lambda: self._call(commands.fail(key, given.reason, delay=given.delay)),
+            "fail": lambda: self._call(_failure(key, given)),
             "kick": lambda: self._admin("kick", **group),
             "requeue": lambda: self._admin("requeue", **group),
             "drop": lambda: self._admin("drop", **group),
@@ -354,6 +354,12 @@ class Handler:
 
     async def _admin(self, do: str, **fields: Any) -> Any:
         return await self._call(commands.admin(do, **fields))
+
+
+def _failure(key: bytes, given: bodies.JobBody) -> Command[Any]:
+    return commands.fail(
+        key, given.reason, delay=given.delay, traceback=given.traceback, dead=given.dead
+    )
 
 
 def _check_size(body: bytes) -> None:

@@ -18,6 +18,7 @@ from virta.journal.domain import (
     WORKING,
     Job,
     Settings,
+    back_off,
     host_of,
 )
 from virta.journal.lattice import bounded, covering, join, order
@@ -158,13 +159,22 @@ class Jobs(JobTable):
         else:
             self._reserve(job, until, now, lease=job.id)
 
-    def fail(self, job: Job, reason: str, now: int, *, delay: int | None = None) -> None:
-        """The attempt failed: again after `delay` µs, or dead if it was the last one allowed."""
+    def fail(
+        self, job: Job, reason: str, now: int, *, delay: int | None = None, dead: bool = False
+    ) -> None:
+        """
+        End an attempt that failed: again after `delay` µs (None: the domain's back-off).
+
+        The job is dead if it was the last attempt allowed, or if the worker says so (`dead`).
+        """
         if job.state != WORKING:
             raise RefusedError("does-not-exist", "nobody works on that job")
-        pause = job.domain.settings.retry_delay * 2 ** min(job.attempts, 30)
-        wait = delay if delay is not None else int(min(pause, 86_400) * 1_000_000)
-        self._attempt_over(job, reason, now, start=now + wait if wait else None)
+        wait = delay
+        if wait is None:
+            settings, salt = job.domain.settings, b"%x %s" % (job.lease, job.uri)
+            pause = back_off(settings.retry_delay, settings.retry_delay_max, job.attempts, salt)
+            wait = int(pause * 1_000_000)
+        self._attempt_over(job, reason, now, start=now + wait if wait else None, dead=dead)
 
     # What operators do.
 
@@ -337,7 +347,14 @@ class Jobs(JobTable):
         return now + (int(seconds * 1_000_000) if seconds else WORK_DEADLINE_US)
 
     def _attempt_over(
-        self, job: Job, reason: str, now: int, *, start: int | None = None, when: int | None = None
+        self,
+        job: Job,
+        reason: str,
+        now: int,
+        *,
+        start: int | None = None,
+        when: int | None = None,
+        dead: bool = False,
     ) -> None:
         """
         An attempt came to nothing: count it, and decide what becomes of the job.
@@ -356,7 +373,7 @@ class Jobs(JobTable):
         if job.persist:
             self._changed(job.uri)
         limit = job.domain.settings.max_attempts
-        if limit and job.attempts >= limit:
+        if dead or (limit and job.attempts >= limit):
             self.bury(job, reason, now if when is None else when)
             return
         if start is not None:

@@ -24,13 +24,15 @@ import logging
 import signal
 import threading
 import time
+import traceback
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from virta.errors import JournalError
 from virta.journal import commands
+from virta.journal.admin import DELAY_S_MAX
 from virta.journal.client import AsyncClient
-from virta.journal.domain import domain_of
-from virta.journal.messages import PORT, RETRY_CODES, RefusedError, system_clock
+from virta.journal.domain import BACK_OFF_S_MAX, TRACEBACK_CHARS_MAX, back_off, domain_of
+from virta.journal.messages import PORT, RETRY_CODES, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -53,6 +55,7 @@ LOOK_S = 1.0
 RETRY_S_MIN = 0.1
 RETRY_S_MAX = 10.0
 REASON_CHARS_MAX = 500
+TRACEBACK_FRAMES_MAX = 20
 # The clocks of worker and daemon are compared so often: either may be set at any time.
 COMPARE_CLOCKS_S = 10.0
 TAKE_MAX = 1_000  # what one NEXT gives
@@ -65,6 +68,9 @@ class Worker:
         concurrency: jobs worked on at a time, all domains together.
         work_for: seconds until a job counts as lapsed; extended for as long as its handler runs.
         grace: seconds that running handlers get when the worker is told to stop.
+        max_attempts: a job that failed so often is dead, sooner than its domain says (None: as that says).
+        retry_delay: seconds until a failed job is tried again, doubled each time up to `retry_delay_max`
+            and up to a quarter shorter (None: as its domain says).
     """
 
     def __init__(
@@ -75,10 +81,22 @@ class Worker:
         concurrency: int = 4,
         work_for: float = WORK_FOR_S,
         grace: float = 30.0,
+        max_attempts: int | None = None,
+        retry_delay: float | None = None,
+        retry_delay_max: float = BACK_OFF_S_MAX,
     ) -> None:
         _check("concurrency", concurrency, right="at least 1", fits=concurrency >= 1)
         _check("work_for", work_for, right="seconds, more than 0", fits=work_for > 0)
         _check("grace", grace, right="seconds, not below 0", fits=grace >= 0)
+        if max_attempts is not None:
+            _check("max_attempts", max_attempts, right="at least 1", fits=max_attempts >= 1)
+        for name, seconds in (("retry_delay", retry_delay), ("retry_delay_max", retry_delay_max)):
+            if seconds is not None:
+                fits = 0 <= seconds <= DELAY_S_MAX
+                _check(name, seconds, right=f"seconds, 0 to {DELAY_S_MAX}", fits=fits)
+        self._max_attempts = max_attempts
+        self._retry_delay = retry_delay
+        self._retry_delay_max = retry_delay_max
         self.done = 0
         self.failed = 0
         self._host = host
@@ -192,9 +210,9 @@ class Worker:
     async def _compare_clocks(self, client: AsyncClient) -> None:
         """Deadlines are times of the daemon's clock, which may not be ours."""
         self._compare_at = time.monotonic() + COMPARE_CLOCKS_S
-        before = system_clock()
+        before = commands.own_time()
         daemons = await client.call(commands.ping())
-        self._ahead_us = daemons - (before + system_clock()) // 2
+        self._ahead_us = daemons - (before + commands.own_time()) // 2
 
     def _by_its_clock(self, command: Command[T]) -> Command[T]:
         """Let a command mean a deadline by the daemon's clock."""
@@ -205,7 +223,7 @@ class Worker:
 
     def _time(self) -> float:
         """Return the daemon's time in Unix seconds."""
-        return (system_clock() + self._ahead_us) / 1e6
+        return (commands.own_time() + self._ahead_us) / 1e6
 
     async def _work(self, client: AsyncClient, stop: asyncio.Event) -> AsyncIterator[None]:
         """Ask for jobs until the line breaks; a step for every time that was answered."""
@@ -288,14 +306,23 @@ class Worker:
             if isinstance(error, asyncio.CancelledError) and _told_to_end():
                 await self._give_back(lease)
                 raise
-            log.warning("job_failed uri=%s %r", lease.uri.decode(errors="replace"), error)
-            if await self._report(commands.fail(lease.key, _reason(error))):
+            log.warning("job_failed uri=%s %s", lease.uri.decode(errors="replace"), _reason(error))
+            if await self._report(self._failure(lease, error)):
                 self.failed += 1
         else:
             if await self._report(commands.done(lease.key)):
                 self.done += 1
         finally:
             beating.cancel()
+
+    def _failure(self, lease: Lease, error: BaseException) -> Command[Any]:
+        """What is said of an attempt that failed; the daemon knows what the domain wants."""
+        delay = None
+        if self._retry_delay is not None:
+            delay = back_off(self._retry_delay, self._retry_delay_max, lease.attempts, lease.key)
+        last = self._max_attempts is not None and lease.attempts + 1 >= self._max_attempts
+        text = _traceback(error)
+        return commands.fail(lease.key, _reason(error), delay=delay, traceback=text, dead=last)
 
     async def _report(self, command: commands.Command[Any]) -> bool:
         """Until the daemon has heard it: who works on what outlives the daemon, too. False: too late."""
@@ -405,6 +432,15 @@ def _reason(error: BaseException) -> str:
     text = error.message if isinstance(error, JournalError) else f"{type(error).__name__}: {error}"
     # Halves of pairs, as in names of files, are no JSON.
     return text[:REASON_CHARS_MAX].encode(errors="replace").decode()
+
+
+def _traceback(error: BaseException) -> str:
+    """The end of it; a command of the shell has none, what it said is the reason."""
+    if isinstance(error, JournalError) and error.code == "command-failed":
+        return ""
+    lines = traceback.format_exception(error, limit=-TRACEBACK_FRAMES_MAX)
+    text = "".join(lines)[-TRACEBACK_CHARS_MAX:]
+    return text.encode(errors="replace").decode()
 
 
 def _told_to_end() -> bool:

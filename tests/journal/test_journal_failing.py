@@ -1,0 +1,222 @@
+"""Jobs that fail: tried again ever later, dead in the end with the reason kept, and revived."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from journal_support import VIRTA, Clock, daemon, daemon_thread, until
+
+from virta.errors import JournalError
+from virta.journal import Client, Worker
+from virta.journal.client import AsyncClient
+from virta.journal.domain import ATTEMPTS_DEFAULT, BACK_OFF_S_MAX, TRACEBACK_CHARS_MAX, Settings
+from virta.journal.embedded import Journal
+from virta.journal.http import Handler
+from virta.journal.jobs import Jobs
+from virta.journal.node import Node
+
+S = 1_000_000
+
+
+def test_by_default_a_failing_job_is_tried_ever_later_and_dead_in_the_end():
+    """1,674 attempts in three seconds, and never dead, is what it was."""
+    jobs, now, pauses = Jobs(), 0, []
+    jobs.push(b"x", b"d", 1, 0)
+    while jobs.dead(b"x") is None:
+        assert not pauses or jobs.take(b"d", now - 1) == []
+        (job,) = jobs.take(b"d", now)
+        jobs.fail(job, "boom", now)
+        pauses.append(job.start - now)
+        now = max(job.start, now)
+        assert len(pauses) <= ATTEMPTS_DEFAULT
+    assert len(pauses) == ATTEMPTS_DEFAULT
+    for attempt, pause in enumerate(pauses[:-1]):
+        longest = min(2**attempt, BACK_OFF_S_MAX) * S
+        assert 0.75 * longest <= pause <= longest
+    assert now > 9 * 3600 * S  # an outage of a night is outlived
+
+
+def test_jobs_that_failed_together_do_not_come_back_together():
+    """The pauses of equal jobs differ."""
+    jobs = Jobs()
+    jobs.configure(b"d", Settings(retry_delay=100))
+    for n in range(50):
+        jobs.push(b"x%d" % n, b"d", 1, 0)
+    taken = jobs.take(b"d", 0, count=50)
+    for job in taken:
+        jobs.fail(job, "boom", 0)
+    starts = {job.start for job in taken}
+    assert len(starts) == 50
+    assert max(starts) - min(starts) > 15 * S
+
+
+def test_a_job_that_kills_its_worker_is_dead_in_the_end(tmp_path):
+    """Nobody says that it failed; the deadlines that pass count as attempts, also over restarts."""
+    clock = Clock(S)
+    journal = Journal(tmp_path, clock=clock)
+    journal.push("x://poison", domain="d")
+    for attempt in range(ATTEMPTS_DEFAULT):
+        (job,) = journal.next("d").jobs
+        assert job.attempts == attempt
+        journal._disk.close()  # the daemon is killed as well
+        journal.engine.jobs.schedule.let_go()
+        clock.now += 25 * 3600 * S
+        journal = Journal(tmp_path, clock=clock)
+    assert journal.next("d").jobs == []
+    dead = journal.admin("show", uri="x://poison")
+    assert (dead["state"], dead["attempts"]) == ("dead", ATTEMPTS_DEFAULT)
+    assert dead["reason"] == "the work deadline passed"
+    assert journal.admin("requeue", uri="x://poison") == {"requeued": 1}
+    assert journal.next("d").jobs[0].attempts == 0
+    journal.close()
+
+
+def test_settings_that_cannot_be():
+    """0 means never dead, and at once; a pause longer than the longest is the longest."""
+    assert "retry_delay_max" in Settings(retry_delay_max=-1).problem()
+    assert "retry_delay_max" in Settings(retry_delay_max=86_401).problem()
+    jobs = Jobs()
+    jobs.configure(b"d", Settings(retry_delay=0, max_attempts=0))
+    jobs.push(b"x", b"d", 1, 0)
+    for _ in range(100):
+        (job,) = jobs.take(b"d", 0)
+        jobs.fail(job, "boom", 0)
+    assert jobs.dead(b"x") is None
+    jobs.configure(b"d", Settings(retry_delay=7200, max_attempts=0))
+    (job,) = jobs.take(b"d", 0)
+    jobs.fail(job, "boom", 0)
+    assert 5400 * S <= job.start <= 7200 * S
+    for bad in ({"max_attempts": 0}, {"retry_delay": -1}, {"retry_delay_max": float("nan")}):
+        with pytest.raises(JournalError, match=next(iter(bad))):
+            Worker(**bad)
+
+
+def test_a_failing_handler_leaves_its_traceback_and_is_not_tried_at_once(tmp_path):
+    """By default the daemon decides when it is tried again; a worker may say that it was the last time."""
+
+    async def run():
+        async with daemon(tmp_path) as server:
+            client = await AsyncClient.connect(*server.address)
+            attempts = []
+
+            async def work(**options):
+                worker, stop = Worker(*server.address, **options), asyncio.Event()
+
+                @worker.handle("d")
+                def handler_that_breaks(job):
+                    attempts.append(job.attempts)
+                    raise ValueError("boom \udcff" + "x" * 10_000)
+
+                task = asyncio.create_task(worker.work(stop))
+                await until(lambda: worker.failed == 1)
+                stop.set()
+                await task
+
+            await client.push("x://a", domain="d")
+            await work()
+            shown = await client.admin("show", uri="x://a")
+            assert (shown["state"], shown["attempts"]) == ("delayed", 1)
+            assert shown["start"] > server.node.engine.clock() - 60 * S
+            assert shown["reason"].startswith("ValueError: boom")
+            await client.admin("kick", uri="x://a")
+            await work(retry_delay=500, retry_delay_max=600)
+            shown = await client.admin("show", uri="x://a")
+            assert (
+                shown["start"] > server.node.engine.clock() + 400 * S
+            )  # up to a quarter less than 600
+            await client.admin("kick", uri="x://a")
+            await work(max_attempts=3)
+            assert attempts == [0, 1, 2]
+            await client.close()
+
+    asyncio.run(run())
+    with Journal(tmp_path) as journal:  # it is on disk
+        (dead,) = journal.admin("list", state="dead")["jobs"]
+        assert dead["reason"].startswith("ValueError: boom")
+        assert len(dead["traceback"]) <= TRACEBACK_CHARS_MAX
+        journal.admin("requeue", uri="x://a")
+        key = journal.next("d").jobs[0].key
+        journal.fail(key, "a" * 5000, traceback="first" + "é" * 9000 + "last", dead=True)
+        dead = journal.admin("show", uri="x://a")
+        assert (dead["state"], dead["reason"]) == ("dead", "a" * 1000)
+        assert len(dead["traceback"]) == TRACEBACK_CHARS_MAX
+        assert dead["traceback"].endswith("last")
+
+
+def test_the_traceback_says_where(tmp_path):
+    """Shown by the command and over HTTP; `--exec` has what the command said instead."""
+    with daemon_thread(tmp_path) as server:
+        host, port = server.address
+
+        def virta(*words):
+            ran = subprocess.run(
+                [VIRTA, "journal", *words, "--host", host, "--port", str(port)],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            assert ran.returncode == 0, ran.stderr
+            return ran.stdout
+
+        with Client(host, port) as client:
+            client.push("x://a", domain="d")
+            worker, stop = Worker(host, port, max_attempts=1), asyncio.Event()
+
+            @worker.handle("d")
+            async def handler_that_breaks(job):
+                stop.set()
+                raise ValueError("boom \x1b[31m")
+
+            asyncio.run(asyncio.wait_for(worker.work(stop), 20))
+            (dead,) = client.admin("list", state="dead")["jobs"]
+            assert dead["reason"] == "ValueError: boom \x1b[31m"
+            assert "in handler_that_breaks" in dead["traceback"]
+            assert Path(__file__).name in dead["traceback"]
+        text = virta("dead", "--traceback")
+        assert "in handler_that_breaks" in text
+        assert "\x1b" not in text
+        assert "in handler_that_breaks" not in virta("dead")
+        assert json.loads(virta("dead", "--json"))["traceback"] == dead["traceback"]
+        virta("configure", "d", "--retry-delay", "5", "--retry-delay-max", "60")
+        virta("dead", "--requeue")
+        key = virta("next", "d").split("\t")[0]
+        virta("fail", key, "--dead", "--reason", "never")
+        assert json.loads(virta("dead", "--json"))["reason"] == "never"
+
+
+def test_over_http(tmp_path):
+    """`dead` and `traceback` of a failure, and the settings."""
+
+    async def run():
+        node = Node(tmp_path)
+        await node.start()
+        handler = Handler(node)
+
+        async def api(method, path, body=None):
+            response = await handler.handle(
+                method, f"/journal{path}", "", b"" if body is None else json.dumps(body).encode()
+            )
+            return response.status, json.loads(response.body)
+
+        await api("POST", "/jobs", {"uri": "x://a", "domain": "d"})
+        _, found = await api("POST", "/jobs/next", {})
+        failure = {
+            "key": found["jobs"][0]["key"],
+            "reason": "no",
+            "traceback": "at a",
+            "dead": True,
+        }
+        status, shown = await api("POST", "/jobs/fail", failure)
+        assert (status, shown["state"], shown["reason"]) == (200, "dead", "no")
+        assert shown["traceback"] == "at a"
+        assert (await api("POST", "/jobs/requeue", {"uri": "x://a"}))[1] == {"requeued": 1}
+        status, settings = await api("PATCH", "/jobs/domains/d", {"retry_delay_max": 5})
+        assert (status, settings["retry_delay_max"], settings["max_attempts"]) == (200, 5, 25)
+        await node.stop()
+
+    asyncio.run(run())
