@@ -23,13 +23,14 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from virta.errors import FilterError, HubError, LogError, RequestError, StreamIdError
+from virta.event import EVENT_BYTES_MAX
 from virta.hub.delivery import WEBSOCKET
 from virta.hub.frames import timestamp_text, websocket_text
 from virta.hub.hub import now_microseconds
 from virta.hub.stream_consumer import QUEUED_MAX, QUEUED_MIN, StreamConsumer
 from virta.hub.subscription import Subscription
 from virta.server import responses
-from virta.server.intake import EVENT_BYTES_MAX, STRUCTURED, check_channel, read_events
+from virta.server.intake import STRUCTURED, check_channel, read_events
 from virta.server.paths import CHANNELS, parse_channel_path
 from virta.server.sse import find_start, parse_query
 from virta.streams import Segments, parse_stream_id
