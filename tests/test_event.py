@@ -47,12 +47,12 @@ def refused(call, *args, **kwargs) -> EventError:
     return caught.value
 
 
-def test_example_of_the_documentation():
-    """The code in docs/events.md runs as it stands."""
+def test_examples_of_the_documentation(tmp_path, monkeypatch):
+    """The code in docs/events.md runs as it stands, one example after the other."""
     page = (Path(__file__).parents[1] / "docs" / "events.md").read_text()
-    code = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
 
-    exec(code[1], {})
+    exec("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), {})
 
 
 # The value.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 from server_harness import BATCH, STRUCTURED
 
+from virta.errors import EventError, RequestError
+from virta.event import BATCH_EVENTS_MAX, decode_batch
 from virta.filters import parse
 from virta.hub.delivery import from_record
 from virta.log.record import Name, Record
 from virta.match import Matcher
-from virta.server.intake import read_events
+from virta.server.intake import read_events, read_parcel
 
 ODD = [
     b'{"source":"s","id":"\\ud800","data":{"a":1}}',
@@ -44,3 +46,27 @@ def test_halves_of_pairs_become_question_marks():
     (draft,) = read_events("c", [], STRUCTURED.encode(), STRUCTURED.encode(), body)
     wanted = b'{"source": "s", "id": "?", "data": "\\\\ud800 \\ud83d\\ude00 ? \\n"}'
     assert (draft.id, draft.value) == ("?", wanted)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+@pytest.mark.parametrize("odd", [b"", b"\n"])
+def test_a_batch_has_one_limit(more, odd):
+    """As a whole, event by event and in the library: the same number of events, or a refusal."""
+    count = BATCH_EVENTS_MAX + more
+    one = b'{"specversion":"1.0","type":"t","source":"s","id":"%d"%b}'
+    body = b"[" + b",".join(one % (n, odd) for n in range(count)) + b"]"
+    mode = BATCH.encode()
+
+    whole = read_parcel("c", body)
+
+    if not more:
+        assert whole is None or len(whole) == count
+        assert len(read_events("c", [], mode, mode, body)) == len(decode_batch(body)) == count
+        return
+    assert whole is None
+    with pytest.raises(RequestError) as refused:
+        read_events("c", [], mode, mode, body)
+    with pytest.raises(EventError) as caught:
+        decode_batch(body)
+    assert (refused.value.status, refused.value.code) == (413, caught.value.code)
+    assert refused.value.members == {"maxEvents": BATCH_EVENTS_MAX}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import UNSET
 
 from virta.event.model import Event, decode_batch, encode_batch, from_http
+from virta.event.records import RecordEvent, document_of, filter_view, record_event
 from virta.event.rules import (
     BATCH_BYTES_MAX,
     BATCH_EVENTS_MAX,
@@ -26,10 +27,14 @@ __all__ = [
     "STRUCTURED_TYPE",
     "UNSET",
     "Event",
+    "RecordEvent",
     "decode_batch",
+    "document_of",
     "encode_batch",
+    "filter_view",
     "format_time",
     "from_http",
     "is_json_type",
     "parse_time",
+    "record_event",
 ]

@@ -13,20 +13,19 @@ Invariants:
   is not the same as an explicit null.
 
 Lenient parsing (`lenient=True`) asks only for `source` and `id`, as Thorium does: any member names
-and JSON types are kept. A JSON number as `id` becomes its text in both modes.
+and JSON types are kept. A JSON number as `id` becomes the text it is written as in both modes.
 
 Section numbers refer to the CloudEvents core, JSON format and HTTP binding documents, version 1.0.2.
 """
 
 from __future__ import annotations
 
-import json
 import uuid
 from base64 import b64decode, b64encode
 from contextlib import suppress
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET
@@ -34,6 +33,7 @@ from msgspec import UNSET
 from virta.errors import EventError
 from virta.event.bodies import BodyKind, body_kind, body_text
 from virta.event.headers import Headers, header_pairs, header_value, read_headers
+from virta.event.records import decode_any, number_text, respelled
 from virta.event.rules import (
     BATCH_BYTES_MAX,
     BATCH_EVENTS_MAX,
@@ -120,16 +120,16 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         raw = raw.encode("utf-8", "surrogatepass") if isinstance(raw, str) else bytes(raw)
         if len(raw) > EVENT_BYTES_MAX:
             raise too_large_error(len(raw))
-        members = _parse(raw, _decode_any if lenient else _decode)
+        members = _parse(raw, decode_any if lenient else _decode)
         if not isinstance(members, dict):
             raise EventError(
                 f"an event is a JSON object, not {kind_of(members)}", code="invalid-json-body"
             )
         event_id = members.get("id")
         if isinstance(event_id, int | float) and not isinstance(event_id, bool):
-            members["id"] = str(event_id)
-            # Only the id is respelled; every other member keeps its bytes.
-            raw = _encode({**_decode_members(raw), "id": members["id"]})
+            written = _decode_members(raw)
+            members["id"] = number_text(written["id"])
+            raw = respelled(written, members["id"])
         return _from_members(members, raw, lenient=lenient)
 
     @classmethod
@@ -157,7 +157,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             members["datacontenttype"] = content_type
         encoded: dict[str, Any] = dict(members)
         if body:
-            decode = _decode_any if lenient else _decode
+            decode = decode_any if lenient else _decode
             declared = members.get("datacontenttype")
             members["data"], encoded["data"] = _read_body(bytes(body), declared, decode)
         if isinstance(members.get("data"), bytes):
@@ -307,22 +307,6 @@ def _parse(raw: bytes, decode: Any) -> Any:
         ) from error
     except RecursionError as error:
         raise EventError("the JSON is nested too deeply", code="invalid-json-body") from error
-
-
-def _decode_any(raw: bytes) -> Any:
-    """Read JSON with numbers beyond a double, which are infinite, as the matcher reads them."""
-    try:
-        return _decode(raw)
-    except msgspec.ValidationError:
-        pass
-    try:
-        return json.loads(raw.decode(), parse_constant=_refuse_constant)
-    except ValueError as error:
-        raise msgspec.DecodeError(str(error)) from None
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _from_members(members: dict[str, Any], raw: bytes, *, lenient: bool) -> Event:

@@ -15,11 +15,22 @@ Everything here is a pure function of its arguments.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from functools import lru_cache
 from urllib.parse import quote
 
 import msgspec
+
+from virta.event.records import timestamp_text
+
+__all__ = [
+    "LAST_CHUNK",
+    "chunk",
+    "event_frame",
+    "form_encode",
+    "named_frame",
+    "timestamp_text",
+    "websocket_text",
+]
 
 # Sources repeat; ids do not. The cache spares the slow encoder for the half that repeats.
 SOURCE_CACHE_MAX = 4096
@@ -51,20 +62,9 @@ def _encode_id(id_: str) -> bytes:
     return (id_ if id_.isascii() and id_.isalnum() else form_encode(id_)).encode()
 
 
-def timestamp_text(microseconds: int) -> str:
-    """Write a moment as ISO 8601 in UTC with six fraction digits."""
-    seconds, fraction = divmod(microseconds, 1_000_000)
-    return f"{_second_text(seconds)}.{fraction:06d}Z"
-
-
 @lru_cache(SECONDS_CACHE_MAX)
 def _timestamp_bytes(microseconds: int) -> bytes:
     return timestamp_text(microseconds).encode()
-
-
-@lru_cache(SECONDS_CACHE_MAX)
-def _second_text(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def event_frame(source: str, id_: str, value: bytes, timestamp: int, offset: int) -> bytes:

@@ -20,9 +20,9 @@ import msgspec
 
 import virta.log
 from virta.errors import FilterError, HubError, LogError
+from virta.event import document_of
 from virta.filters import Filter, parse
 from virta.hub.channel import DOCUMENT, root_of
-from virta.hub.delivery import Delivery
 from virta.hub.keeper import LOCK_S_MAX
 from virta.match import NamedMatchers
 
@@ -167,9 +167,11 @@ class Registry:
 
     def test_event(self, index: str, collection: str, event: dict[str, Any]) -> list[str]:
         """Which filters an event satisfies, as if it came over the channel."""
+        id_ = event.get("id")
+        if isinstance(id_, int | float) and not isinstance(id_, bool):
+            event = event | {"id": str(id_)}
         value = msgspec.json.encode(event)
-        delivery = Delivery("", "", str(event.get("id", "")), value, 0, 0)
-        document = msgspec.json.decode(delivery.document())
+        document = msgspec.json.decode(document_of(value, str(event.get("id", ""))))
         found = self._documents.test(index, collection, document)
         return found + self._events.test(index, collection, event)
 

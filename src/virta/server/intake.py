@@ -20,9 +20,16 @@ import msgspec
 from virta.errors import EventError, RequestError, StreamIdError
 from virta.event.bodies import BodyKind, body_kind, body_text
 from virta.event.headers import unescape
-from virta.hub.delivery import Delivery, one_line
+from virta.event.records import number_text, one_line, respelled
+from virta.event.rules import (
+    BATCH_EVENTS_MAX,
+    EVENT_BYTES_MAX,
+    IDENTITY_BYTES_MAX,
+)
+from virta.hub.delivery import Delivery
 from virta.hub.parcel import Parcel, pack
 from virta.hub.topics import META, STREAMS, is_reserved
+from virta.log.limits import KEY_BYTES_MAX
 from virta.streams import canonical_stream_id, parse_stream_id
 
 # Also what stands for binary mode, whatever the type of its body.
@@ -34,15 +41,8 @@ CLOUDEVENTS = b"application/cloudevents"
 # Any of these headers makes a publication a binary event.
 BINARY_HEADERS = frozenset({b"ce-source", b"ce-id", b"ce-type", b"ce-specversion"})
 _SAME = {STRUCTURED: STRUCTURED, BATCH: BATCH}
-# The log takes no value larger than this.
-EVENT_BYTES_MAX = 10 * 1024 * 1024
-# Keys of the log; a longer partition key cannot be one.
-KEY_BYTES_MAX = 1024
-# Channel, source and id together; Thorium measures its budget at start, ours is fixed at its most.
-BYTE_BUDGET = 65536
 # Fewer characters than this are within the budget in any alphabet, whatever the channel.
-SHORT_CHARS = (BYTE_BUDGET - 1025) // 4
-BATCH_EVENTS_MAX = 500_000
+SHORT_CHARS = (IDENTITY_BYTES_MAX - 1025) // 4
 # How much of a refused body an answer quotes.
 QUOTED_BYTES_MAX = 4096
 
@@ -208,10 +208,10 @@ def _draft(channel: str, head: _Head, raw: bytes, place: dict[str, Any]) -> Deli
     if type(id_) is not str:
         if type(id_) not in {int, float}:
             raise RequestError(400, "missing-event-id", **place)
-        # A number becomes the text it was written as.
         members = _decode_members(raw)
-        id_ = bytes(members["id"]).decode().strip()
-        raw = _encode(members | {"id": msgspec.Raw(_encode(id_))})
+        id_ = number_text(members["id"])
+        assert id_ is not None, "it is a number"
+        raw = respelled(members, id_)
     key = head.partitionkey
     if type(key) is not str:
         return Delivery(channel, source, id_, one_line(raw))
@@ -378,9 +378,9 @@ def _check_size(draft: Delivery) -> None:
         )
     joined = f"{draft.source} {draft.id}"
     size = len(joined.encode("utf-8", "replace")) + len(draft.channel.encode())
-    if size > BYTE_BUDGET:
+    if size > IDENTITY_BYTES_MAX:
         raise RequestError(
-            413, "channel-idempotency-too-large", maxByteSize=BYTE_BUDGET, eventID=joined
+            413, "channel-idempotency-too-large", maxByteSize=IDENTITY_BYTES_MAX, eventID=joined
         )
 
 

@@ -17,7 +17,7 @@ from prometheus_client.core import (
     SummaryMetricFamily,
 )
 
-from virta.server.intake import BYTE_BUDGET
+from virta.event.rules import IDENTITY_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +55,7 @@ class Metrics:
     def _thorium(self) -> Iterator[Metric]:
         service = self._service
         yield GaugeMetricFamily(
-            "thorium_data_byte_budget", "Bytes of channel, source and id", value=BYTE_BUDGET
+            "thorium_data_byte_budget", "Bytes of channel, source and id", value=IDENTITY_BYTES_MAX
         )
         yield GaugeMetricFamily(
             "thorium_outstanding_events",

@@ -26,6 +26,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from virta.errors import FilterError, HubError, LogError, RequestError, StreamIdError
+from virta.event import EVENT_BYTES_MAX
 from virta.hub.delivery import POSITION_ATTRIBUTE, WEBSOCKET, WEBSOCKET_POSITIONS
 from virta.hub.frames import timestamp_text, websocket_text
 from virta.hub.hub import now_microseconds
@@ -33,7 +34,7 @@ from virta.hub.stream_consumer import QUEUED_MAX, QUEUED_MIN, StreamConsumer
 from virta.hub.subscription import Subscription
 from virta.hub.topics import STREAMS
 from virta.server import responses
-from virta.server.intake import EVENT_BYTES_MAX, STRUCTURED, check_channel, read_events
+from virta.server.intake import STRUCTURED, check_channel, read_events
 from virta.server.options import StreamOptions, read_options
 from virta.server.paths import CHANNELS, parse_channel_path
 from virta.server.sse import parse_query

@@ -24,13 +24,15 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from virta import files
 from virta.errors import VirtaError
+from virta.event import document_of as event_document
+from virta.event.records import read_event
+from virta.filters.tree import Condition, Flat, Node, conditions
 from virta.match import Compiled, Matcher, compile_filter
 from virta.match.image import SHARED_WRITE, Programs, heap_matcher, is_ours, shared_matcher
 
@@ -57,9 +59,6 @@ class MatchError(VirtaError):
     default_code = "match_invalid"
 
 
-_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-
-
 # On the driver.
 
 
@@ -69,19 +68,22 @@ def pack(filters: Mapping[str, Filter | Compiled]) -> pa.Buffer:
     programs: list[bytes] = []
     opaques: dict[int, tuple[Any, ...]] = {}
     plain: list[Compiled] = []
+    ids = False
     for name, given in filters.items():
         compiled = given if isinstance(given, Compiled) else compile_filter(given)
         known = names.setdefault(compiled.digest, [])
         known.append(name)
         if len(known) > 1:
             continue
-        program, conditions = compiled.encoded
-        if conditions:
-            opaques[len(programs)] = conditions
+        ids = ids or sees_ids(compiled)
+        program, left_over = compiled.encoded
+        if left_over:
+            opaques[len(programs)] = left_over
         programs.append(program)
         if len(programs) <= PLAIN_FILTERS_MAX:
             plain.append(compiled)
     rest = {
+        b"ids": b"1" if ids else b"",
         b"opaques": pickle.dumps(opaques, protocol=5),
         b"plain": pickle.dumps(plain, protocol=5) if len(plain) == len(programs) else b"",
     }
@@ -102,6 +104,21 @@ def pack(filters: Mapping[str, Filter | Compiled]) -> pa.Buffer:
     with pa.ipc.new_file(sink, schema) as writer:
         writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
     return sink.getvalue()
+
+
+def sees_ids(compiled: Compiled) -> bool:
+    """Tell whether a filter may look at an event's id; only then its spelling matters."""
+    nodes: list[Node] = [] if compiled.tree is None else [compiled.tree]
+    for conjunction in compiled.conjunctions:
+        nodes += conjunction
+    return any(_may_see_id(condition) for node in nodes for condition in conditions(node))
+
+
+def _may_see_id(condition: Condition) -> bool:
+    if not condition.path:
+        return True  # it looks at the whole event
+    first = condition.path[0]
+    return first.name.split(".", 1)[0] == "id" if isinstance(first, Flat) else first == "id"
 
 
 def write_set(filters: Mapping[str, Filter | Compiled], directory: str | None = None) -> str:
@@ -168,11 +185,15 @@ def touch(path: Path) -> None:
 # What is asked.
 
 
-def texts_of(column: pa.Array, on: str) -> Texts:
-    """The JSON text each row is asked by."""
-    if on != "event":
+def texts_of(column: pa.Array, on: str, *, text_ids: bool = False) -> Texts:
+    """
+    The JSON text each row is asked by.
+
+    With `text_ids` the rows are events, and ids that are numbers become texts, as everywhere else.
+    """
+    if on != "event" or text_ids:
         values = [v.encode() if isinstance(v, str) else v or b"" for v in column.to_pylist()]
-        return joined([document_of(value) for value in values])
+        return joined(map(document_of if on != "event" else with_text_id, values))
     if column.null_count:
         column = column.fill_null("" if pa.types.is_string(column.type) else b"")
     _, ends, data = column.buffers()
@@ -188,23 +209,18 @@ def joined(values: Iterable[bytes]) -> Texts:
 
 def document_of(value: bytes) -> bytes:
     """
-    What Koncorde's filters see of an event: its data, with an `_id` if it brings none.
+    Return what Koncorde's filters see of a record's value (`virta.event.document_of`).
 
-    The `_id` is the event's subject, else its id; an event without an object as data is the empty
-    document with that `_id`. The server's subscriptions follow the same rule.
+    A value that is no event gives nothing, which no filter matches.
     """
-    try:
-        members = _members(value)
-    except (msgspec.DecodeError, RecursionError):
-        return b""
-    data = bytes(members.get("data", b"")).strip()
-    name = bytes(members.get("subject", b"")).strip()
-    identity = name if name.startswith(b'"') else bytes(members.get("id", b"null")).strip()
-    if not data.startswith(b"{"):
-        return b'{"_id":%b}' % identity
-    inner = data[1:-1].strip()
-    # Of equal names the last wins in every JSON reader, so the data's own `_id` stays.
-    return b'{"_id":%b%b%b}' % (identity, b"," if inner else b"", inner)
+    event = read_event(bytes(value))
+    return b"" if event is None else event_document(event.value, event.id)
+
+
+def with_text_id(value: bytes) -> bytes:
+    """Return an event as filters see it: a number as its id is a text."""
+    event = read_event(value)
+    return value if event is None else event.value
 
 
 # On the executors.
@@ -213,8 +229,8 @@ def document_of(value: bytes) -> bytes:
 class FilterSet:
     """A matcher that speaks in the caller's names for its filters."""
 
-    def __init__(self, matcher: Matcher, names: pa.ListArray) -> None:
-        self.matcher, self.names = matcher, names
+    def __init__(self, matcher: Matcher, names: pa.ListArray, *, sees_ids: bool) -> None:
+        self.matcher, self.names, self.sees_ids = matcher, names, sees_ids
         # Equal filters share a number in the matcher; each of their names still gets its row.
         flat = names.flatten()
         self.first = flat if len(flat) == len(names) else None
@@ -274,8 +290,9 @@ def open_file(path: Path, digest: str) -> FilterSet:
     table = pa.ipc.open_file(source).read_all().combine_chunks()
     rest = table.schema.metadata
     names = column_of(table, "names")
+    ids = bool(rest[b"ids"])
     if Matcher().engine == "plain":
-        return FilterSet(plain_matcher(rest[b"plain"], len(names)), names)
+        return FilterSet(plain_matcher(rest[b"plain"], len(names)), names, sees_ids=ids)
     programs = Programs(
         digests=column_of(table, "digest").buffers()[1] or b"",
         ends=column_of(table, "program").buffers()[1] or bytes(8),
@@ -283,8 +300,8 @@ def open_file(path: Path, digest: str) -> FilterSet:
         opaques=pickle.loads(rest[b"opaques"]),  # noqa: S301 - bytes of our own driver
     )
     if len(names) < IMAGE_FILTERS_MIN:
-        return FilterSet(heap_matcher(programs), names)
-    return FilterSet(shared_matcher(path.with_suffix(""), lambda: programs), names)
+        return FilterSet(heap_matcher(programs), names, sees_ids=ids)
+    return FilterSet(shared_matcher(path.with_suffix(""), lambda: programs), names, sees_ids=ids)
 
 
 def column_of(table: pa.Table, name: str) -> pa.Array:

@@ -59,6 +59,7 @@ def where(
         if column is not None:
             return rows.where(column)
     need_value(df)
+    events = is_decoded(df)
     shipped = {root: ship(df, part) for root, part in by_root(df, filters, on).items()}
 
     def keep(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -66,7 +67,8 @@ def where(
         for batch in batches:
             kept = np.zeros(batch.num_rows, bool)
             for root, matcher in sets.items():
-                kept |= matcher.hits(texts_of(batch.column("value"), root))
+                ids = events and matcher.sees_ids
+                kept |= matcher.hits(texts_of(batch.column("value"), root, text_ids=ids))
             yield batch.filter(pa.array(kept))
 
     return rows.mapInArrow(keep, df.schema)
@@ -117,20 +119,22 @@ def match_on(
     rows = rows.select(*dict.fromkeys([*names, "value"]))
     schema = StructType([*(rows.schema[name] for name in names), FILTER_ID])
     shipped = ship(df, filters)
+    events = is_decoded(df)
 
     def explode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         matcher = shipped()
         for batch in batches:
-            yield explode_batch(batch, matcher, on, names)
+            ids = events and matcher.sees_ids
+            rows, found = matcher.pairs(texts_of(batch.column("value"), on, text_ids=ids))
+            yield exploded(batch, rows, found, names)
 
     return rows.mapInArrow(explode, schema)
 
 
-def explode_batch(
-    batch: pa.RecordBatch, matcher: FilterSet, on: str, names: list[str]
+def exploded(
+    batch: pa.RecordBatch, rows: pa.Array, ids: pa.Array, names: list[str]
 ) -> pa.RecordBatch:
     """Repeat each row for every filter that holds for it."""
-    rows, ids = matcher.pairs(texts_of(batch.column("value"), on))
     taken = batch.select(names).take(rows)
     return pa.RecordBatch.from_arrays([*taken.columns, ids], names=[*names, FILTER_ID.name])
 

@@ -1,0 +1,201 @@
+"""
+What a filter sees of a log record.
+
+    record ──► its event ──┬─► asked by query strings, CESQL and CloudEvents filters
+                           └─► document_of: asked by Koncorde's filters
+
+A record is an event when its value is a JSON object in UTF-8 with a text `source` and an `id` that is a text,
+or a number, which becomes the text it is written as. Anything else that an embedded process appended is
+wrapped in an event of type `virta.record`: its source is `/log/` and the topic, its id the offset, its data
+the value (`data_base64` when the value is no JSON).
+
+Live delivery, replay, Spark and users of `virta.match.Matcher` all ask here, so that the same record has the
+same answer everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    Bytes = bytes | bytearray | memoryview | msgspec.Raw
+
+RECORD_TYPE: Final = "virta.record"
+RECORD_SOURCE: Final = "/log/"
+# The dialect whose filters speak of an event's data; all others speak of the event.
+DOCUMENT_DIALECT: Final = "koncorde"
+# Neighbouring records share their second.
+_SECONDS_CACHE_MAX: Final = 64
+
+
+class RecordLike(Protocol):
+    """The part of a log record that is looked at."""
+
+    @property
+    def topic(self) -> bytes: ...
+    @property
+    def key(self) -> bytes: ...
+    @property
+    def value(self) -> Bytes: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def timestamp(self) -> int: ...
+
+
+class EventHead(msgspec.Struct):
+    """The two attributes that identify an event; everything else is skipped, not decoded."""
+
+    source: Any = None
+    id: Any = None
+
+
+class _Parts(msgspec.Struct):
+    data: msgspec.Raw = msgspec.Raw(b"")
+    # Decoded only when it is a text: a number of any size may stand here.
+    subject: msgspec.Raw = msgspec.Raw(b"")
+
+
+class RecordEvent(msgspec.Struct, frozen=True, gc=False):
+    """The event of a record: what identifies it, and its JSON."""
+
+    source: str
+    id: str
+    value: bytes
+
+
+decode_head = msgspec.json.Decoder(EventHead).decode
+_decode_parts = msgspec.json.Decoder(_Parts).decode
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_encode = msgspec.json.Encoder().encode
+_UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+
+
+def filter_view(record: RecordLike, dialect: str = "query-string") -> bytes:
+    """Return the JSON that a filter of a dialect is asked about, of any record of a log."""
+    event = record_event(record)
+    return document_of(event.value, event.id) if dialect == DOCUMENT_DIALECT else event.value
+
+
+def record_event(record: RecordLike) -> RecordEvent:
+    """Return the event that a record is, or the one that wraps it."""
+    value = bytes(record.value)
+    return read_event(value) or _wrapped(record, value)
+
+
+def read_event(value: bytes) -> RecordEvent | None:
+    """Return the event that a record's value is, None when it is none; a number as id becomes its text."""
+    try:
+        if not value.isascii():
+            value.decode()
+        head = decode_head(value)
+        source, id_ = head.source, head.id
+    except msgspec.ValidationError:  # an id beyond a double, perhaps
+        source = id_ = 0.0
+    except _UNREADABLE:
+        return None
+    if type(source) is str and type(id_) is str:
+        return RecordEvent(source, id_, value)
+    return _with_number(value) if type(id_) in {int, float} else None
+
+
+def _with_number(value: bytes) -> RecordEvent | None:
+    try:
+        members = _decode_members(value)
+        source = msgspec.json.decode(members.get("source", b"null"))
+    except _UNREADABLE:
+        return None
+    if type(source) is not str:
+        return None
+    id_ = number_text(members.get("id", b""))
+    return None if id_ is None else RecordEvent(source, id_, respelled(members, id_))
+
+
+def number_text(raw: Bytes) -> str | None:
+    """Return a JSON number as the text it is written as, None for any other JSON."""
+    text = bytes(raw).decode("ascii", "replace").strip()
+    return text if text[:1] in set("-0123456789") and text else None
+
+
+def respelled(members: dict[str, msgspec.Raw], id_: str) -> bytes:
+    """Return an event whose id is a text now; every other member keeps its bytes."""
+    return _encode(members | {"id": msgspec.Raw(_encode(id_))})
+
+
+def document_of(event: bytes, id_: str) -> bytes:
+    """
+    Return the document that Koncorde's filters see of an event with this id: its data.
+
+    `_id` is the event's subject if that is a text, else its id, unless the data brings its own. An event
+    without an object as data is the empty document with that `_id`.
+    """
+    parts = _decode_parts(event)
+    data = bytes(parts.data).strip()
+    subject = bytes(parts.subject).strip()
+    identity = subject if subject.startswith(b'"') else _encode(id_)
+    if not data.startswith(b"{"):
+        return b'{"_id":%b}' % identity
+    inner = data[1:-1].strip()
+    # Of equal names the last counts in every JSON reader here, so the data's own `_id` stays.
+    return b'{"_id":%b%b%b}' % (identity, b"," if inner else b"", inner)
+
+
+def decode_any(raw: bytes) -> Any:
+    """Read JSON with numbers beyond a double, which are infinite, as the matcher reads them."""
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.ValidationError:
+        pass
+    try:
+        return json.loads(raw.decode(), parse_constant=_refuse_constant)
+    except ValueError as error:
+        raise msgspec.DecodeError(str(error)) from None
+
+
+def one_line(value: bytes) -> bytes:
+    """Return JSON without line ends; the spelling of its values stays."""
+    if b"\n" in value or b"\r" in value:
+        return bytes(msgspec.json.format(value, indent=-1))
+    return value
+
+
+def timestamp_text(microseconds: int) -> str:
+    """Return a time as ISO 8601 in UTC with six fraction digits."""
+    seconds, fraction = divmod(microseconds, 1_000_000)
+    return f"{_second_text(seconds)}.{fraction:06d}Z"
+
+
+@lru_cache(_SECONDS_CACHE_MAX)
+def _second_text(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def _wrapped(record: RecordLike, value: bytes) -> RecordEvent:
+    channel = bytes(record.topic).decode("utf-8", "replace")
+    source, id_ = RECORD_SOURCE + channel, str(record.offset)
+    event: dict[str, Any] = {
+        "specversion": "1.0",
+        "id": id_,
+        "source": source,
+        "type": RECORD_TYPE,
+        "time": timestamp_text(record.timestamp),
+    }
+    if record.key:
+        event["partitionkey"] = bytes(record.key).decode("utf-8", "replace")
+    try:
+        value.decode()
+        decode_any(value)
+        event["data"] = msgspec.Raw(one_line(value))
+    except _UNREADABLE:
+        event["data_base64"] = b64encode(value).decode()
+    return RecordEvent(source, id_, _encode(event))
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
