@@ -22,7 +22,9 @@ from starlette.routing import BaseRoute, Match, Route
 
 from virta.errors import RequestError
 from virta.filters.tree import conditions
+from virta.journal import problems
 from virta.journal.http import BODY_BYTES_MAX, Handler
+from virta.journal.http import STATUS as JOURNAL_STATUS
 from virta.server import responses
 from virta.server.asyncapi import asyncapi
 from virta.server.exchange import GONE
@@ -75,6 +77,7 @@ def build_app(service: Service) -> ASGIApp:
         Route("/subscribe", endpoints.subscribe, methods=SUBSCRIBE_METHODS),
         Route("/openapi.json", endpoints.openapi, methods=["GET"]),
         Route("/asyncapi.json", endpoints.asyncapi, methods=["GET"]),
+        Route(f"{problems.PATH}{{code}}", endpoints.problem, methods=["GET"]),
         *FiltersApi(service).routes(),
         *SubscriptionsApi(service).routes(),
         *PipelinesApi(service).routes(),
@@ -256,8 +259,19 @@ class Endpoints:
     async def openapi(self, request: Request) -> Response:  # noqa: ARG002
         return json_response(self._service, _encode(openapi()))
 
-    async def asyncapi(self, request: Request) -> Response:  # noqa: ARG002
-        return json_response(self._service, _encode(asyncapi()))
+    async def asyncapi(self, request: Request) -> Response:
+        host = request.headers.get("host", "")
+        secure = self._service.config.tls_cert is not None
+        return json_response(self._service, _encode(asyncapi(host, secure=secure)))
+
+    async def problem(self, request: Request) -> Response:
+        """The page that a problem document's `type` leads to."""
+        code = request.path_params["code"]
+        text = problems.page(code, JOURNAL_STATUS.get(code, 400))
+        if text is None:
+            raise RequestError(404, "not-found")
+        headers = {"Cache-Control": "no-store", "Access-Control-Allow-Origin": "*"}
+        return PlainTextResponse(text, headers=headers)
 
     async def subscribe(self, request: Request) -> Response:
         """What a request without an upgrade hears at Subtub's socket; other methods find nothing."""
