@@ -2,31 +2,42 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Two stages: what serving needs (about 60 MB), and everything (Spark, Java, tests, linters: over 1 GB).
+SERVE := $(VENV)/.serve
 STAMP := $(VENV)/.installed
-# Extras whose rooms exist; `pip install virta[all]` is the user's way to all of them.
-EXTRAS := cli,match,server,spark
+SERVE_EXTRAS := cli,match,server
+EXTRAS := $(SERVE_EXTRAS),spark
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 NATIVE := $(wildcard native/*)
 
 .PHONY: help setup run demo test test-fast lint format bench bench-log bench-match bench-journal bench-server bench-spark soak-server fuzz clean
 
 help:
-	@echo "make run     set up and serve on port 8232  make test   set up and run every test"
+	@echo "make run     install what serving needs and serve on port 8232"
+	@echo "make test    install everything and run every test"
 	@echo "make lint    ruff and mypy                  make bench  every benchmark"
-	@echo "make setup   only the environment (.venv)   make clean  remove what make made"
+	@echo "make setup   the whole environment (.venv)  make clean  remove what make made"
 	@echo "make demo    the log at work, in seconds    make fuzz   the native halves under sanitizers"
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml setup.py $(NATIVE)
+$(SERVE): pyproject.toml setup.py $(NATIVE)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$(EXTRAS)]" --group dev
+	@echo "installing what serving needs into $(VENV)"
+	$(PIP) install --editable ".[$(SERVE_EXTRAS)]"
 	@touch $@
 
-run: setup
+# The package is there already, so only what it still lacks is installed; nothing is built twice.
+$(STAMP): $(SERVE)
+	@echo "installing everything else into $(VENV): Spark, Java, tests and linters"
+	$(PIP) install --upgrade "pip>=25.1"
+	$(PIP) install "virta[$(EXTRAS)]" --group dev
+	@touch $@
+
+run: $(SERVE)
 	$(BIN)/virta serve
 
-demo: setup
+demo: $(SERVE)
 	$(BIN)/python examples/log_demo.py
 
 test: setup
@@ -47,11 +58,11 @@ format: setup
 bench: bench-log bench-match bench-journal bench-server bench-spark
 
 bench-log: setup
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group bench || echo "some peers are not installable: their rows are skipped"
+	@$(PIP) install --group bench || echo "some peers are not installable: their rows are skipped"
 	$(BIN)/python bench/log_bench.py
 
 bench-journal: setup
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group bench || echo "some peers are not installable: their rows are skipped"
+	@$(PIP) install --group bench || echo "some peers are not installable: their rows are skipped"
 	$(BIN)/python bench/journal_bench.py $(BENCH_ARGS)
 
 bench-spark: setup
@@ -61,7 +72,7 @@ bench-match: setup
 	$(BIN)/python bench/match_bench.py $(BENCH_ARGS)
 
 bench-server: setup
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group bench || echo "some peers are not installable: their rows are skipped"
+	@$(PIP) install --group bench || echo "some peers are not installable: their rows are skipped"
 	$(BIN)/python bench/server_bench.py $(BENCH_ARGS)
 
 # Ten minutes of many idle consumers and a steady stream; SOAK_ARGS="--seconds 60" for less.
@@ -76,7 +87,7 @@ fuzz: setup
 	@rm -rf $(FUZZ) && mkdir -p $(FUZZ)/tree
 	@cp -r pyproject.toml setup.py LICENSE $(wildcard README.md) src native $(FUZZ)/tree/
 	@find $(FUZZ)/tree -name '*.so' -delete
-	VIRTA_SANITIZE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(FUZZ)/site $(FUZZ)/tree
+	VIRTA_SANITIZE=1 $(PIP) install --no-deps --target $(FUZZ)/site $(FUZZ)/tree
 	for script in tests/match/fuzz.py tests/fuzz_native.py; do \
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
 	ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \

@@ -4,7 +4,8 @@ Build of the native hot loops.
 Everything else lives in pyproject.toml. The extensions are optional: without a compiler
 the plain-Python twins take over, slower but equal.
 
-VIRTA_SANITIZE=1 builds with ASan and UBSan, for `make fuzz`.
+They are stripped: a Python built with -g would otherwise make the matcher 9 MB instead of 0.5 MB.
+VIRTA_SANITIZE=1 builds with ASan and UBSan, and keeps symbols, for `make fuzz`.
 """
 
 import os
@@ -16,9 +17,9 @@ SANITIZE = os.environ.get("VIRTA_SANITIZE") == "1"
 FLAGS = (
     ["-O1", "-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
     if SANITIZE
-    else ["-O3"]
+    else ["-O3", "-g0"]
 )
-LINK = ["-fsanitize=address,undefined"] if SANITIZE else []
+LINK = ["-fsanitize=address,undefined"] if SANITIZE else ["-Wl,--strip-all"]
 
 EXTENSIONS = [
     Extension(

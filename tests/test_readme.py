@@ -18,7 +18,7 @@ def test_the_python_runs(tmp_path):
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert out.returncode == 0, out.stderr
-    assert out.stdout == "0 42 b'{\"total\": 7}'\n"
+    assert out.stdout == "0 42 b'{\"total\":7}'\n"
 
 
 def test_links_and_targets_exist():

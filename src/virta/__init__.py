@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,15 +12,26 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["AsyncClient", "Client", "Log", "Record", "__version__", "open", "open_async"]
 
+# Where each name is defined; loaded when first used, so that `import virta` costs nothing.
+_HOMES = {
+    "AsyncClient": "virta.client",
+    "Client": "virta.client",
+    "Log": "virta.log",
+    "Record": "virta.log",
+    "open": "virta.log",
+    "open_async": "virta.log",
+}
+# Packages that users import from; they are attributes once used, and `dir` shows them before.
+_PACKAGES = ("client", "errors", "event", "filters", "journal", "log", "match", "spark")
+
 
 def __getattr__(name: str) -> Any:
-    # Rooms are loaded when first used, so `import virta` costs nothing.
-    if name in {"Log", "Record", "open", "open_async"}:
-        from virta import log  # noqa: PLC0415
-
-        return getattr(log, name)
-    if name in {"AsyncClient", "Client"}:
-        from virta import client  # noqa: PLC0415
-
-        return getattr(client, name)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    if name in _PACKAGES:
+        return import_module(f"virta.{name}")
     raise AttributeError(f"module 'virta' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_PACKAGES, *(n for n in globals() if n.startswith("__"))})

@@ -39,6 +39,22 @@ def log(tmp_path):
             "log_type",
             "key must be str or bytes, got NoneType",
         ),
+        (
+            ("t", "", 7),
+            errors.LogTypeError,
+            "log_type",
+            "bytes, or a dict or list for JSON, got int 7",
+        ),
+        (("t", "", {"a": {1}}), errors.LogTypeError, "log_type", "JSON: .*set is not"),
+        (("t", "", [float("nan")]), errors.LogTypeError, "log_type", "cannot be written as JSON"),
+        (("t", "", ["\ud800"]), errors.LogTypeError, "log_type", "cannot be written as JSON"),
+        ((7, "", {}), errors.LogTypeError, "log_type", "topic must be str or bytes, got int 7"),
+        (
+            ("t", "", ["x" * 10485761]),
+            errors.LogLimitError,
+            "log_value_too_large",
+            "10485765.*10485760",
+        ),
         (("\x03", "", b""), errors.LogTypeError, "log_type", "the log's own"),
         (("\ud800", "", b""), errors.LogTypeError, "log_type", "UTF-8"),
     ],
@@ -48,6 +64,29 @@ def test_bad_records(log, record, error, code, words):
     with pytest.raises(error, match=words) as caught:
         log.append(*record)
     assert caught.value.code == code
+    assert log.next_offset == 0
+
+
+def test_dicts_and_lists_are_written_as_json(log):
+    """Alone and among bytes in a batch; what is written is the same for every reader."""
+    log.append("orders", "42", {"total": 7, "name": "J\u00f6rg"})
+    log.append_many([("orders", "a", b"raw"), ("orders", "b", [1, {"x": None}]), ("o", "c", {})])
+
+    assert [bytes(record.value) for record in log.read()] == [
+        '{"total":7,"name":"J\u00f6rg"}'.encode(),
+        b"raw",
+        b'[1,{"x":null}]',
+        b"{}",
+    ]
+
+
+def test_a_value_that_is_no_json_spoils_the_batch(log):
+    """All or none, also for values that are converted; the message has the record's index."""
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(errors.LogTypeError, match=r"record 1 of 2: value .* JSON"):
+        log.append_many([("t", "", {"fine": 1}), ("t", "", deep)])
     assert log.next_offset == 0
 
 

@@ -21,6 +21,8 @@ VECTORS = Path(__file__).parent.parent / "vectors"
 # Enough to fill the socket buffers of both ends, a narrow one among them, so that what follows waits in the queue.
 FILLER = "x" * 6_000_000
 
+NO_COLON = "has no colon: write `name:` for a single segment"
+
 
 def load(name):
     return [json.loads(line) for line in (VECTORS / name).read_text().splitlines()]
@@ -146,8 +148,12 @@ def test_overflow_vectors(server, vector):
         ("streams=a:&max_queued=0", 400, "max_queued must be from 1 to 250, got 0"),
         ("streams=a:&max_queued=251", 400, "max_queued must be from 1 to 250, got 251"),
         ("streams&max_queued=1", 400, "No streams requested"),
-        ("streams=&max_queued=1", 400, "Malformed stream id"),
-        ("streams=a:&streams=b&max_queued=1", 400, "Malformed stream id"),
+        ("streams=&max_queued=1", 400, f"Malformed stream id: stream id '' {NO_COLON}"),
+        (
+            "streams=a:&streams=b&max_queued=1",
+            400,
+            f"Malformed stream id: stream id 'b' {NO_COLON}",
+        ),
         *[
             (
                 f"streams=a:&max_queued={number}",
@@ -158,7 +164,11 @@ def test_overflow_vectors(server, vector):
         ],
         ("streams&streams=a:&max_queued=1", 426, "Upgrade required for WebSocket communication."),
         ("%73treams=a:&max_queued=1", 426, "Upgrade required for WebSocket communication."),
-        ("&" * 10001 + "streams=:&max_queued=1", 400, "Malformed stream id"),
+        (
+            "&" * 10001 + "streams=:&max_queued=1",
+            400,
+            "Malformed stream id: stream id ':' has only empty segments: name at least one",
+        ),
         ("streams=a:&max_queued=%2B007", 426, "Upgrade required for WebSocket communication."),
     ],
 )
@@ -209,7 +219,14 @@ def test_handshake_refusals(server, headers, status, text):
             '[{"publish_to":"a:"}]',
             'Invalid message body: Could not decode JSON: [\n  {\n    "publish_to": "a:"\n  }\n]',
         ),
-        ('[{"publish_to":"a","payload":"x"}]', "Invalid message body: Could not decode JSON: ["),
+        (
+            '[{"publish_to":"a:","payload":"x"},{"publish_to":"b","payload":"x"}]',
+            f"Invalid message body: message 2 of 2: stream id 'b' {NO_COLON}",
+        ),
+        (
+            '[{"publish_to":"::","payload":"x"}]',
+            "Invalid message body: message 1 of 1: stream id '::' has only empty segments",
+        ),
         ('[{"publish_to":"a:","payload":1}]', "Invalid message body: Could not decode JSON: ["),
     ],
 )

@@ -32,11 +32,12 @@ EXTRAS = {
     "server": ("uvicorn", "starlette"),
     "match": ("google-re2",),
     "spark": ("pyspark", "pyarrow", "pandas"),
-    "cdc": ("psycopg2-binary",),
+    "cli": ("rich",),
 }
 NATIVE = (
     "virta.log._native",
     "virta.match._core",
+    "virta.hub._native",
     "virta.journal._native",
     "virta.spark._arrow",
     "virta.spark._variant",
@@ -96,8 +97,10 @@ def check_native() -> list[Finding]:
             continue
         try:
             importlib.import_module(name)
-        except ImportError:
+        except ImportError as error:
             detail = "not built: the plain twin works, slower; reinstall with a C compiler"
+            if isinstance(error, ModuleNotFoundError) and error.name != name:
+                detail = f"not checked: {error.name} is missing"
             findings.append(Finding(name, MISSING, detail))
         else:
             findings.append(Finding(name, OK, "native"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+import time
 from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +14,10 @@ import click
 from virta.cli.publish import client_options
 
 if TYPE_CHECKING:
-    from virta.client import Received
+    from virta.client import Received, Subscription
 
 EXIT_FAILURE = 1
+EXIT_TOO_FEW = 3
 
 
 @click.command()
@@ -24,6 +27,12 @@ EXIT_FAILURE = 1
 @click.option("--from", "start", help="earliest, latest, an offset or an RFC 3339 time.")
 @click.option("--last-event-id", help="Continue behind this event.")
 @click.option("--count", type=click.IntRange(1), help="End after so many events.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    help="End when no event came for so long; with --count, exit code 3 if there were fewer.",
+)
 @click.option("--no-reconnect", is_flag=True, help="End when the connection is cut.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON event a line, also on a terminal.")
 def subscribe(
@@ -34,6 +43,7 @@ def subscribe(
     start: str | None,
     last_event_id: str | None,
     count: int | None,
+    timeout: float | None,
     *,
     no_reconnect: bool,
     as_json: bool,
@@ -41,7 +51,7 @@ def subscribe(
     """
     Print the events of CHANNEL that satisfy QUERY, e.g. 'status=paid&/total=>100'.
 
-    Exit codes: 0 ended as asked, 1 refused or unreachable.
+    Exit codes: 0 ended as asked, 1 refused or unreachable, 3 --timeout passed before --count events.
     """
     from virta.client import Client
     from virta.errors import ClientError
@@ -59,18 +69,78 @@ def subscribe(
                 reconnect=not no_reconnect,
                 on_gap=_tell_gap,
             ) as events,
+            _Patience(events, timeout) as patience,
         ):
             for received in events:
+                patience.stop()
                 _show(received) if pretty else click.echo(received.event.to_line())
                 sys.stdout.flush()
                 heard += 1
                 if heard == count:
                     return
+                patience.start()
     except ClientError as error:
         click.echo(f"error: {error.message}", err=True)
         sys.exit(EXIT_FAILURE)
     except KeyboardInterrupt:
         return
+    if patience.over and not patience.connected:
+        click.echo(f"error: no answer from {url} for {timeout:g} s", err=True)
+        sys.exit(EXIT_FAILURE)
+    if patience.over and count is not None:
+        click.echo(f"{heard} of {count} events came; none for {timeout:g} s", err=True)
+        sys.exit(EXIT_TOO_FEW)
+
+
+class _Patience:
+    """Close a subscription that brings nothing for so long; printing an event does not count."""
+
+    def __init__(self, events: Subscription, timeout: float | None) -> None:
+        self._events = events
+        self._timeout = timeout
+        self._changed = threading.Condition()
+        self._deadline: float | None = None
+        self._left = False
+        self.over = False
+        self.connected = False  # when it was over
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> _Patience:
+        if self._timeout is not None:
+            self.start()
+            self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with self._changed:
+            self._left = True
+            self._changed.notify()
+
+    def start(self) -> None:
+        """Wait for the next event from now on."""
+        if self._timeout is not None:
+            self._set(time.monotonic() + self._timeout)
+
+    def stop(self) -> None:
+        if self._timeout is not None:
+            self._set(None)
+
+    def _set(self, deadline: float | None) -> None:
+        with self._changed:
+            self._deadline = deadline
+            self._changed.notify()
+
+    def _watch(self) -> None:
+        with self._changed:
+            while not self._left:
+                wait = None if self._deadline is None else self._deadline - time.monotonic()
+                if wait is not None and wait <= 0:
+                    self.over = True
+                    break
+                self._changed.wait(wait)
+        if self.over:
+            self.connected = self._events.connected
+            self._events.close()
 
 
 def _tell_gap(gap: dict[str, Any]) -> None:

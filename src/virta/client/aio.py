@@ -153,6 +153,11 @@ class AsyncSubscription:
         """Where a later subscription would continue."""
         return self._cursor.last_event_id
 
+    @property
+    def connected(self) -> bool:
+        """Tell whether the stream is open right now."""
+        return self._connection is not None
+
     def __aiter__(self) -> AsyncSubscription:
         return self
 

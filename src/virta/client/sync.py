@@ -180,12 +180,18 @@ class Subscription:
         self._closed = threading.Event()
         # Of its own, as a response may have taken the connection's: `close` cuts it.
         self._line: socket.socket | None = None
+        self._connected = False
         self._events = self._run()
 
     @property
     def last_event_id(self) -> str | None:
         """Where a later subscription would continue."""
         return self._cursor.last_event_id
+
+    @property
+    def connected(self) -> bool:
+        """Tell whether the stream is open right now."""
+        return self._connected
 
     def __iter__(self) -> Subscription:
         return self
@@ -228,10 +234,12 @@ class Subscription:
                 self._closed.wait(self._cursor.wait_s())
                 continue
             try:
+                self._connected = True
                 self._cursor.connected(response.getheader("Virta-Position"))
                 yield from self._read(response)
             finally:
                 self._line = None
+                self._connected = False
                 response.close()
                 connection.close()
             if not self._reconnect:

@@ -19,7 +19,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from virta.journal import bodies, commands
+from virta.journal import bodies, commands, problems
 from virta.journal.admin import CRON_PREFIX, DOMAIN_PREFIX
 from virta.journal.bodies import shown, shown_name
 from virta.journal.commands import Command, Found, Next
@@ -402,7 +402,7 @@ def _problem(refused: RefusedError, path: str) -> Response:
     status = STATUS.get(refused.code, 400)
     bare = refused.message == refused.code
     body = {
-        "type": f"/docs/journal#{refused.code}",
+        "type": problems.link(refused.code),
         "title": refused.code,
         "status": status,
         "code": refused.code,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import reprlib
 from typing import TYPE_CHECKING, Any
 
 from virta.errors import LogError, LogLimitError, LogTypeError
@@ -45,6 +47,33 @@ def check_producer(producer: object) -> None:
     )
 
 
+def with_json_values(records: Sequence[Any]) -> list[Any] | None:
+    """
+    Return the records with values that are a dict or a list as JSON; None when there is no such value.
+
+    Raises:
+        LogTypeError: a value cannot be written as JSON.
+    """
+    made: list[Any] | None = None
+    for index, item in enumerate(records):
+        if isinstance(item, tuple | list) and len(item) == 3 and isinstance(item[2], dict | list):
+            if made is None:
+                made = list(records)
+            where = "" if len(records) == 1 else f"record {index} of {len(records)}: "
+            made[index] = (item[0], item[1], _json(item[2], where))
+    return made
+
+
+def _json(value: Any, where: str) -> bytes:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise LogTypeError(
+            f"{where}value {reprlib.repr(value)} cannot be written as JSON: {error}"
+        ) from error
+
+
 def record_error(item: Any, index: int, count: int) -> LogError:
     """Why the encoder refused this record."""
     where = "" if count == 1 else f"record {index} of {count}: "
@@ -73,7 +102,7 @@ def _field_error(where: str, name: str, field: object, limit: int) -> LogError |
     try:
         size = memoryview(field).nbytes  # type: ignore[arg-type]
     except TypeError:
-        kinds = "bytes" if name == "value" else "str or bytes"
+        kinds = "bytes, or a dict or list for JSON" if name == "value" else "str or bytes"
         kind = type(field).__name__
         return LogTypeError(f"{where}{name} must be {kinds}, got {kind} {field!r:.80}")
     if size > limit:

@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from virta.errors import LogClosedError, LogLimitError, LogReadOnlyError, LogSyncError
 from virta.log import compaction, groups, kernel, retention, seek
-from virta.log.arguments import check_option, check_producer, record_error, topic_set
+from virta.log.arguments import (
+    check_option,
+    check_producer,
+    record_error,
+    topic_set,
+    with_json_values,
+)
 from virta.log.codec import Encoded
 from virta.log.directory import Meta, boot_id, open_locks, segment_bases
 from virta.log.kernel import Snapshot
@@ -109,12 +115,14 @@ class Log:
         self,
         topic: str | bytes,
         key: str | bytes = b"",
-        value: bytes | bytearray | memoryview = b"",
+        value: bytes | bytearray | memoryview | dict[str, Any] | list[Any] = b"",
         *,
         durability: Durability | None = None,
     ) -> Appended:
         """
         Append one record; returns its offset, which also tells the durability that was met.
+
+        A value that is a dict or a list is written as JSON.
 
         Raises:
             LogTypeError, LogLimitError: an argument is not acceptable; nothing was written.
@@ -141,7 +149,7 @@ class Log:
         lock_timeout: float | None = None,
     ) -> Appended:
         """
-        Append (topic, key, value) records as one batch: all of them or none.
+        Append (topic, key, value) records as one batch: all of them or none; dicts and lists as JSON.
 
         Args:
             producer: (id, sequence) makes the append idempotent: a batch of that producer whose sequence is
@@ -159,6 +167,9 @@ class Log:
         try:
             buf = kernel.encode(records)
         except IndexError as exc:
+            plain = with_json_values(records)
+            if plain is not None:
+                return self.append_many(plain, durability=durability, producer=producer)
             raise record_error(records[exc.args[0]], exc.args[0], len(records)) from None
         except OverflowError as exc:
             raise LogLimitError(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,7 +23,9 @@ from starlette.routing import BaseRoute, Match, Route
 
 from virta.errors import RequestError
 from virta.filters.tree import conditions
+from virta.journal import problems
 from virta.journal.http import BODY_BYTES_MAX, Handler
+from virta.journal.http import STATUS as JOURNAL_STATUS
 from virta.server import responses
 from virta.server.asyncapi import asyncapi
 from virta.server.exchange import CORS, GONE
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 
 SUBSCRIBE_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 JOURNAL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
+# The AsyncAPI document names the host it was asked at; a server has few names.
+ASYNCAPI_HOSTS_MAX = 8
 OPEN_PATHS = frozenset({"/livez", "/readyz"})
 # With less on the disk the next publications will fail: others should serve them.
 FREE_BYTES_MIN = 1024 * 1024
@@ -76,6 +80,7 @@ def build_app(service: Service) -> ASGIApp:
         Route("/subscribe", endpoints.subscribe, methods=SUBSCRIBE_METHODS),
         Route("/openapi.json", endpoints.openapi, methods=["GET"]),
         Route("/asyncapi.json", endpoints.asyncapi, methods=["GET"]),
+        Route(f"{problems.PATH}{{code}}", endpoints.problem, methods=["GET"]),
         *FiltersApi(service).routes(),
         *SubscriptionsApi(service).routes(),
         *PipelinesApi(service).routes(),
@@ -273,8 +278,18 @@ class Endpoints:
     async def openapi(self, request: Request) -> Response:  # noqa: ARG002
         return json_response(self._service, _openapi_text())
 
-    async def asyncapi(self, request: Request) -> Response:  # noqa: ARG002
-        return json_response(self._service, _asyncapi_text())
+    async def asyncapi(self, request: Request) -> Response:
+        host = request.headers.get("host", "")
+        secure = self._service.config.tls_cert is not None
+        return json_response(self._service, _asyncapi_text(host, secure=secure))
+
+    async def problem(self, request: Request) -> Response:
+        """The page that a problem document's `type` leads to."""
+        code = request.path_params["code"]
+        text = problems.page(code, JOURNAL_STATUS.get(code, 400))
+        if text is None:
+            raise RequestError(404, "not-found")
+        return PlainTextResponse(text, headers={"Cache-Control": "no-store"})
 
     async def subscribe(self, request: Request) -> Response:
         """What a request without an upgrade hears at Subtub's socket; other methods find nothing."""
@@ -365,6 +380,6 @@ def _openapi_text() -> bytes:
     return _encode(openapi())
 
 
-@cache
-def _asyncapi_text() -> bytes:
-    return _encode(asyncapi())
+@lru_cache(ASYNCAPI_HOSTS_MAX)
+def _asyncapi_text(host: str, *, secure: bool) -> bytes:
+    return _encode(asyncapi(host, secure=secure))

@@ -6,8 +6,15 @@ from virta import __version__
 from virta.server.schemas import SCHEMAS, Schema
 
 
-def asyncapi() -> Schema:
-    """What is sent without being asked each time: server-sent events and WebSockets."""
+def asyncapi(host: str, *, secure: bool = False) -> Schema:
+    """
+    Return what is sent without being asked each time: server-sent events and WebSockets.
+
+    Args:
+        host: by which whoever asks has reached the server, with its port.
+        secure: the server speaks TLS.
+    """
+    end = "s" if secure else ""
     message = {
         "payload": {"$ref": "#/components/schemas/Message"},
         "description": "With `$positions=1`, `position` says where to continue behind it.",
@@ -38,8 +45,8 @@ def asyncapi() -> Schema:
         "asyncapi": "3.0.0",
         "info": {"title": "Virta", "version": __version__},
         "servers": {
-            "http": {"host": "127.0.0.1:8232", "protocol": "http"},
-            "ws": {"host": "127.0.0.1:8232", "protocol": "ws"},
+            "http": {"host": host, "protocol": f"http{end}"},
+            "ws": {"host": host, "protocol": f"ws{end}"},
         },
         "channels": channels,
         "operations": {

@@ -404,11 +404,12 @@ def read_messages(body: bytes) -> list[Delivery]:
     except (ValueError, RecursionError):
         raise _bad_messages("Malformed message body: Invalid JSON") from None
     drafts = []
-    for message in messages:
+    for number, message in enumerate(messages, 1):
         try:
             stream = canonical_stream_id(parse_stream_id(message.publish_to))
-        except StreamIdError:
-            raise _wrong_shape(body) from None
+        except StreamIdError as error:
+            place = f"message {number} of {len(messages)}"
+            raise _bad_messages(f"Invalid message body: {place}: {error.message}") from None
         value = _encode_message(stream, message.payload)
         if len(value) > EVENT_BYTES_MAX:
             raise RequestError(413, "body-too-large", "Message too large")

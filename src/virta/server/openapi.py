@@ -10,7 +10,6 @@ from virta import __version__
 from virta.server import openapi_journal
 from virta.server.pipelines import ORDERS
 from virta.server.schemas import CHANNEL_NAME, HEX_ID, SCHEMAS, Schema, ref
-from virta.server.settings import BY_NAME
 
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
@@ -397,6 +396,27 @@ def _operating() -> dict[str, Schema]:
         "/metrics": get(
             "metrics", asked | {"200": plain("Prometheus text."), "400": COMMON["400"]}
         ),
+        "/metrics/keycounts/{name}": {
+            "get": {
+                "operationId": "keyCounts",
+                "summary": "How many terms of standing queries name each path of a channel.",
+                "parameters": [CHANNEL],
+                "responses": COMMON
+                | {
+                    "200": answer("Counts, nested as the paths are.", {"type": "object"}),
+                    "404": refusal("No standing query of this channel names a path."),
+                },
+            }
+        },
+        "/problems/{code}": {
+            "get": {
+                "operationId": "explainProblem",
+                "summary": "What an error code of the journal means: the `type` of problem documents.",
+                "parameters": [parameter("code", "path", {"type": "string"}, "The code.")],
+                "responses": COMMON
+                | {"200": plain("The page."), "404": refusal("There is no such code.")},
+            }
+        },
         "/openapi.json": get("openapi", document),
         "/asyncapi.json": get("asyncapi", document),
     }
@@ -412,7 +432,8 @@ def openapi() -> Schema:
             "description": "Publish once, and every live query hears it.",
             "license": {"name": "MIT", "identifier": "MIT"},
         },
-        "servers": [{"url": f"http://127.0.0.1:{BY_NAME['server_port'].default}"}],
+        # Relative to where the document was read: right for any name and port.
+        "servers": [{"url": "/"}],
         "paths": _channels()
         | _filters()
         | _one_filter()

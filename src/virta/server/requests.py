@@ -10,7 +10,7 @@ its body is still to come ends the connection behind the answer; one that is ref
 from __future__ import annotations
 
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from virta.errors import LogError, RequestError
 from virta.server import responses
@@ -58,7 +58,13 @@ def _number(length: bytes) -> int:
 
 
 class HotRequest(Exchange):
-    """What the hot routes have in common: a body that is counted as it arrives."""
+    """
+    What the hot routes have in common: a body that is counted as it arrives.
+
+    `ROUTES` of each kind lists its (method, path)s, as `/openapi.json` has to name them.
+    """
+
+    ROUTES: ClassVar[tuple[tuple[str, str], ...]]
 
     __slots__ = (
         "_chunks",
@@ -197,6 +203,13 @@ class HotRequest(Exchange):
 class ChannelRequest(HotRequest):
     """`/channels/NAME`: publish with POST or PUT, consume with GET."""
 
+    ROUTES = (
+        ("POST", "/channels/{name}"),
+        ("PUT", "/channels/{name}"),
+        ("GET", "/channels/{name}"),
+        ("GET", "/channels/{name}/from/{start}"),
+    )
+
     __slots__ = ("_content_type", "_mode", "_path", "_query")
 
     def check_head(self) -> None:
@@ -278,6 +291,8 @@ class ChannelRequest(HotRequest):
 class FilterEventsRequest(HotRequest):
     """`GET /filters/ID[,ID…]/events`: what registered filters let through."""
 
+    ROUTES = (("GET", "/filters/{id}/events"),)
+
     __slots__ = ("_query",)
 
     def check_head(self) -> None:
@@ -297,6 +312,8 @@ class FilterEventsRequest(HotRequest):
 
 class MessagesRequest(HotRequest):
     """`POST /publish`: messages for streams; answers are plain text, as Subtub's."""
+
+    ROUTES = (("POST", "/publish"),)
 
     __slots__ = ()
 

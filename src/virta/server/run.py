@@ -69,6 +69,11 @@ def run(config: Config) -> None:
 
 async def serve(config: Config, listener: socket.socket) -> None:
     """Run one server on a bound socket, from opening the log to closing it."""
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if config.tls_cert else "http"
+    shown = f"[{host}]" if ":" in host else host
+    url = f"{scheme}://{shown}:{port}"
+    _greet(url, config.data_dir)
     service = Service(config)
     await service.start()
     members = {"service": service, "way": QuickWay(service)}
@@ -89,14 +94,11 @@ async def serve(config: Config, listener: socket.socket) -> None:
         backlog=BACKLOG,
     )
     server = _Server(settings, service)
-    host, port = listener.getsockname()[:2]
-    scheme = "https" if config.tls_cert else "http"
-    shown = f"[{host}]" if ":" in host else host
     try:
         with server.heeding_signals():  # before anybody can know that there is a server to stop
             service.logger.info(
                 "listening",
-                url=f"{scheme}://{shown}:{port}",
+                url=url,
                 log=str(config.log_path),
                 durability=config.durability,
                 next_offset=service.log.next_offset,
@@ -106,6 +108,15 @@ async def serve(config: Config, listener: socket.socket) -> None:
     finally:
         await service.stop()
         service.logger.info("stopped")
+
+
+def _greet(url: str, data_dir: str) -> None:
+    """Tell a person the address before any log line; what a program reads stays as it is."""
+    if sys.stdout.isatty():
+        lines = LogLines(sys.stdout)
+        lines.write(f"Virta at {url} (Ctrl-C stops it)\n")
+        lines.write(f"Data in {os.path.abspath(data_dir)}\n")
+        lines.flush()
 
 
 class _Server(uvicorn.Server):

@@ -29,6 +29,7 @@ class Setting:
     maximum: int | None = None
     choices: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()  # further names, as flag, variable and file key
+    also: tuple[str, ...] = ()  # further flags that are neither variables nor file keys
     variables: tuple[str, ...] = ()  # variables of other products, spelled whole
     thorium: bool = False  # also read from THORIUM_…
     optional: bool = False  # the word `none` switches it off
@@ -37,7 +38,8 @@ class Setting:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        return tuple("--" + name.replace("_", "-") for name in (self.name, *self.aliases))
+        names = (self.name, *self.aliases, *self.also)
+        return tuple("--" + name.replace("_", "-") for name in names)
 
     @property
     def environment(self) -> tuple[str, ...]:
@@ -90,6 +92,8 @@ SETTINGS: tuple[Setting, ...] = (
         65535,
         "TCP port of HTTP and WebSocket; 0 takes a free one.",
         thorium=True,
+        # No variable: Kubernetes sets VIRTA_PORT, to an address, beside a service called virta.
+        also=("port",),
         variables=("SUBTUB_BIND_PORT",),
     ),
     _number(

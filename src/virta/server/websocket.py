@@ -90,8 +90,9 @@ def check_subscribe(query: bytes) -> tuple[list[Segments], int, bool]:
         raise RequestError(400, "no-streams", "No streams requested")
     try:
         streams = [parse_stream_id(text) for text in asked]
-    except StreamIdError:
-        raise RequestError(400, "malformed-stream-id", "Malformed stream id") from None
+    except StreamIdError as error:
+        text = f"Malformed stream id: {error.message}"
+        raise RequestError(400, "malformed-stream-id", text) from None
     return streams, int(queued), values.get("drops") == ["1"]
 
 
