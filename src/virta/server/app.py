@@ -25,6 +25,7 @@ from virta.filters.tree import conditions
 from virta.journal.http import BODY_BYTES_MAX, Handler
 from virta.server import responses
 from virta.server.asyncapi import asyncapi
+from virta.server.channels_api import ChannelsApi
 from virta.server.exchange import GONE
 from virta.server.filters_api import FiltersApi
 from virta.server.metrics import CONTENT_TYPE, Metrics
@@ -75,6 +76,7 @@ def build_app(service: Service) -> ASGIApp:
         Route("/subscribe", endpoints.subscribe, methods=SUBSCRIBE_METHODS),
         Route("/openapi.json", endpoints.openapi, methods=["GET"]),
         Route("/asyncapi.json", endpoints.asyncapi, methods=["GET"]),
+        *ChannelsApi(service).routes(),
         *FiltersApi(service).routes(),
         *SubscriptionsApi(service).routes(),
         *PipelinesApi(service).routes(),
