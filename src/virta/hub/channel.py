@@ -137,6 +137,7 @@ class Channel:
     def __init__(self, name: str, tag: bytes) -> None:
         self.name = name
         self._tag = tag  # of the log, for positions
+        self.subscribers = 0
         self._entries: dict[tuple[str, str], Entry] = {}
         self._everything: Entry | None = None
         self._indexes: dict[str, _Index] = {}
@@ -160,6 +161,7 @@ class Channel:
             else:
                 self._indexes.setdefault(root, _Index()).add(entry)
         entry.add(subscription)
+        self.subscribers += 1
 
     def remove(self, subscription: Subscription) -> bool:
         """Take a subscription out; False when it was not in."""
@@ -168,6 +170,7 @@ class Channel:
         entry = self._entries.get(key)
         if entry is None or not entry.remove(subscription):
             return False
+        self.subscribers -= 1
         if not entry:
             del self._entries[key]
             if entry is self._everything:

@@ -135,6 +135,10 @@ class Hub:
         found = self._channels.get(channel)
         return found.filters() if found is not None else []
 
+    def subscribers(self) -> dict[str, int]:
+        """Return how many subscriptions each channel has; channels without any are left out."""
+        return {name: channel.subscribers for name, channel in self._channels.items()}
+
     @property
     def subscription_count(self) -> int:
         return len(self._subscriptions)

@@ -14,11 +14,13 @@ from __future__ import annotations
 from virta.log.aio import AsyncConsumer, AsyncLog, AsyncReader, open_async
 from virta.log.compaction import CompactionReport
 from virta.log.groups import Consumer, ConsumerInfo
-from virta.log.handle import Log, SegmentInfo
+from virta.log.handle import Log
 from virta.log.opening import open_log as open  # noqa: A004
 from virta.log.reader import Reader
 from virta.log.record import Appended, Name, Record
 from virta.log.retention import Pin, RetentionReport
+from virta.log.seek import SegmentInfo
+from virta.log.topics import TopicInfo
 from virta.log.verify import Problem, RepairReport, VerifyReport
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "RepairReport",
     "RetentionReport",
     "SegmentInfo",
+    "TopicInfo",
     "VerifyReport",
     "open",
     "open_async",

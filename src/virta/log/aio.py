@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
     from virta.log.groups import Consumer, ConsumerInfo
-    from virta.log.handle import Log, SegmentInfo
+    from virta.log.handle import Log
     from virta.log.reader import Reader
     from virta.log.record import Appended, Record
+    from virta.log.seek import SegmentInfo
+    from virta.log.topics import TopicInfo
 
 
 async def open_async(path: str | os.PathLike[str], **options: Any) -> AsyncLog:
@@ -56,6 +58,10 @@ class AsyncLog:
 
     async def flush(self) -> None:
         await asyncio.to_thread(self.sync.flush)
+
+    async def topics(self, **options: Any) -> list[TopicInfo]:
+        """See `Log.topics`."""
+        return await asyncio.to_thread(self.sync.topics, **options)
 
     async def segments(self) -> list[SegmentInfo]:
         return await asyncio.to_thread(self.sync.segments)

@@ -51,8 +51,9 @@ if TYPE_CHECKING:
     from io import BufferedWriter
     from pathlib import Path
 
-    from virta.log.handle import Log, SegmentInfo
+    from virta.log.handle import Log
     from virta.log.record import Record
+    from virta.log.seek import SegmentInfo
 
 
 class CompactionReport(NamedTuple):

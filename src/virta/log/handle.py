@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from virta.errors import LogClosedError, LogLimitError, LogReadOnlyError, LogSyncError
 from virta.log import compaction, groups, kernel, retention, seek
@@ -26,8 +26,15 @@ from virta.log.arguments import (
 from virta.log.codec import Encoded
 from virta.log.directory import Meta, boot_id, open_locks, segment_bases
 from virta.log.kernel import Snapshot
-from virta.log.limits import BATCH_BYTES_MAX, LEASE_S_DEFAULT, PARTITIONS_DEFAULT, POLL_S
+from virta.log.limits import (
+    BATCH_BYTES_MAX,
+    LEASE_S_DEFAULT,
+    PARTITIONS_DEFAULT,
+    POLL_S,
+    TOPICS_MAX,
+)
 from virta.log.reader import FOREVER, Reader, Source
+from virta.log.topics import TopicCounts, TopicInfo
 from virta.log.verify import Problem, RepairReport, VerifyReport, repair_log, verify_log
 from virta.log.writer import DURABILITIES, Writer
 
@@ -44,19 +51,6 @@ if TYPE_CHECKING:
     Topics = str | bytes | Iterable[str | bytes] | None
 
 _handles: weakref.WeakSet[Log] = weakref.WeakSet()
-
-
-class SegmentInfo(NamedTuple):
-    """One segment as `log.segments()` reports it; `next` is the offset after its last."""
-
-    path: str
-    base: int
-    next: int
-    bytes: int
-    created: int
-    last_time: int
-    sealed: bool
-    compacted: bool
 
 
 class Log:
@@ -84,6 +78,7 @@ class Log:
         self._writer: Writer | None = None
         self._closed = self._forked = False
         self._connecting = threading.Lock()
+        self._topics = TopicCounts()
         self._connect()
         _handles.add(self)
 
@@ -269,6 +264,18 @@ class Log:
 
     # --- looking ---
 
+    def topics(
+        self, *, after: str | bytes | None = None, limit: int = TOPICS_MAX
+    ) -> list[TopicInfo]:
+        """
+        Count the records of each topic: up to `limit` topics in order of their names, from behind `after`.
+
+        Every sealed segment is read once per handle and remembered; later calls read what is new. Ask again
+        with `after` set to the last name when there are as many as `limit`.
+        """
+        self._open_or_raise()
+        return self._topics.find(self, after, limit)
+
     @property
     def first_offset(self) -> int:
         self._open_or_raise()
@@ -307,9 +314,9 @@ class Log:
         self._open_or_raise()
         return seek.total_bytes(self)
 
-    def segments(self) -> list[SegmentInfo]:
+    def segments(self) -> list[seek.SegmentInfo]:
         self._open_or_raise()
-        return [SegmentInfo(*row) for row in seek.describe(self)]
+        return seek.describe(self)
 
     def consumers(self) -> list[groups.ConsumerInfo]:
         self._open_or_raise()
@@ -483,6 +490,7 @@ class Log:
                 self._core.abandon()
             self._core = self._writer = None
             self._connecting = threading.Lock()
+            self._topics = TopicCounts()
             self._forked = True
 
 

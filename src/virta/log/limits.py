@@ -37,6 +37,11 @@ READ_RECORDS_MAX: Final = 16_384
 # A GAP record's count is a four-byte varlong.
 GAP_MAX: Final = (1 << 28) - 1
 
+# Topics in one answer of `log.topics()`; more are asked for in pages.
+TOPICS_MAX: Final = 10_000
+# Counts of topics remembered, over all segments of a handle: some 40 MiB. Segments beyond are read again each time.
+TOPIC_COUNTS_MAX: Final = 100_000
+
 LOCK_TIMEOUT_S: Final = 10.0
 # A probe of the disk writes no more than this, however large the append was that failed.
 PROBE_BYTES_MAX: Final = 1024 * 1024

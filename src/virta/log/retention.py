@@ -31,7 +31,8 @@ from virta.log.segment import now_us
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from virta.log.handle import Log, SegmentInfo
+    from virta.log.handle import Log
+    from virta.log.seek import SegmentInfo
 
 
 _pins: weakref.WeakSet[Pin] = weakref.WeakSet()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from virta.errors import ConsumerError, LogCorruptionError, LogTypeError
 from virta.log import groups
@@ -20,7 +20,18 @@ if TYPE_CHECKING:
 
     from virta.log.handle import Log
 
-Row = tuple[str, int, int, int, int, int, bool, bool]
+
+class SegmentInfo(NamedTuple):
+    """One segment as `log.segments()` reports it; `next` is the offset after its last."""
+
+    path: str
+    base: int
+    next: int
+    bytes: int
+    created: int
+    last_time: int
+    sealed: bool
+    compacted: bool
 
 
 def resolve(log: Log, start: object) -> int:
@@ -118,9 +129,9 @@ def total_bytes(log: Log) -> int:
 
 
 @in_words("looking at the segments of")
-def describe(log: Log) -> list[Row]:
-    """(path, base, next, bytes, created, last time, sealed, compacted) of every segment."""
-    rows: list[Row] = []
+def describe(log: Log) -> list[SegmentInfo]:
+    """What is known of every segment."""
+    rows: list[SegmentInfo] = []
     bases = segment_bases(log.path)
     for number, base in enumerate(bases):
         try:
@@ -144,5 +155,7 @@ def describe(log: Log) -> list[Row]:
                     following = min(following, max(log.next_offset, base))
             compacted = bool(header.flags & FLAG_COMPACTED)
             path = str(segment.path)
-        rows.append((path, base, following, size, header.created, last_time, sealed, compacted))
+        rows.append(
+            SegmentInfo(path, base, following, size, header.created, last_time, sealed, compacted)
+        )
     return rows

@@ -28,6 +28,7 @@ from virta.journal.http import BODY_BYTES_MAX, Handler
 from virta.journal.http import STATUS as JOURNAL_STATUS
 from virta.server import responses
 from virta.server.asyncapi import asyncapi
+from virta.server.channels_api import ChannelsApi
 from virta.server.exchange import CORS, GONE
 from virta.server.filters_api import FiltersApi
 from virta.server.metrics import CONTENT_TYPE, Metrics
@@ -81,6 +82,7 @@ def build_app(service: Service) -> ASGIApp:
         Route("/openapi.json", endpoints.openapi, methods=["GET"]),
         Route("/asyncapi.json", endpoints.asyncapi, methods=["GET"]),
         Route(f"{problems.PATH}{{code}}", endpoints.problem, methods=["GET"]),
+        *ChannelsApi(service).routes(),
         *FiltersApi(service).routes(),
         *SubscriptionsApi(service).routes(),
         *PipelinesApi(service).routes(),

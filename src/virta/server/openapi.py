@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from virta import __version__
 from virta.server import openapi_journal
+from virta.server.channels_api import PAGE_MAX
 from virta.server.pipelines import ORDERS
 from virta.server.schemas import CHANNEL_NAME, HEX_ID, SCHEMAS, Schema, ref
 
@@ -148,6 +149,21 @@ def _consume(operation: str, parameters: list[Schema]) -> Schema:
 def _channels() -> dict[str, Schema]:
     start = parameter("start", "path", {"type": "string"}, START)
     return {
+        "/channels": {
+            "get": {
+                "operationId": "listChannels",
+                "summary": "Channels in order of their names, with what the log holds of each.",
+                "parameters": [
+                    parameter("limit", "query", {"type": "integer", "minimum": 1, "maximum": PAGE_MAX}, "Channels in one answer.", required=False),
+                    parameter("after", "query", {"type": "string"}, "The `next` of the page before.", required=False),
+                ],
+                "responses": COMMON
+                | {
+                    "200": answer("One page of them.", ref("ChannelPage")),
+                    "503": refusal("The log is still being counted; see `Retry-After`."),
+                },
+            }
+        },
         "/channels/{name}": {
             "post": _publish("publish"),
             "put": _publish("publishByPut"),

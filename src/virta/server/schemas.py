@@ -107,6 +107,28 @@ SCHEMAS: dict[str, Schema] = {
             "source": {"type": "string"},
         },
     },
+    "ChannelPage": {
+        "type": "object",
+        "required": ["channels", "next"],
+        "properties": {
+            "channels": {"type": "array", "items": ref("Channel")},
+            "next": {"type": ["string", "null"], "description": "`after` of the next page."},
+        },
+    },
+    "Channel": {
+        "type": "object",
+        "required": ["name", "records", "bytes", "subscribers"],
+        "properties": {
+            "name": {"type": "string"},
+            "records": {"type": "integer"},
+            "bytes": {"type": "integer", "description": "Of keys and values."},
+            "firstOffset": {"type": ["integer", "null"]},
+            "firstTime": {"type": ["string", "null"]},
+            "lastOffset": {"type": ["integer", "null"]},
+            "lastTime": {"type": ["string", "null"]},
+            "subscribers": {"type": "integer"},
+        },
+    },
     "Pipeline": {
         "type": "object",
         "required": ["pipeline", "state", "queries"],
