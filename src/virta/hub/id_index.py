@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from virta.log import Log
-    from virta.log.handle import SegmentInfo
+    from virta.log.seek import SegmentInfo
 
 # What one search may read of the log that no search has read before: each is about a second or two of
 # one core.
