@@ -11,6 +11,7 @@ asked about an event's data, those of the other dialects about the event.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from dataclasses import dataclass
@@ -243,7 +244,9 @@ class Registry:
 def _keep_private(path: Path) -> None:
     """Let only the owner read the registry: its directory, and the files it has."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.chmod(0o700)
-    for file in path.iterdir():
-        if file.is_file():
-            file.chmod(0o600)
+    # Where another user owns the directory, that user decides.
+    with contextlib.suppress(PermissionError):
+        path.chmod(0o700)
+        for file in path.iterdir():
+            if file.is_file():
+                file.chmod(0o600)

@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 ANY = "*"
 # Entries of --allow-host.
 HOSTS_MAX = 100
-# Host headers that were found right, so that a repeat costs one lookup.
+# Host headers that were found right, so that a repeat costs one lookup, and how long one may be.
 VERDICTS_MAX = 1024
+VERDICT_BYTES_MAX = 255 + len(":65535")
 
 _NAME = re.compile(r"[a-z0-9_](?:[a-z0-9_.-]{0,252}[a-z0-9_])?")
-_AUTHORITY = re.compile(r"(\[[0-9a-f:.%a-z]+\]|[^\[\]:]*)(?::[0-9]*)?")
+_AUTHORITY = re.compile(r"(\[[0-9a-f:.%a-z]+\]|[^\[\]:]*)(?::[0-9]{0,5})?")
 
 
 def read_host(text: str) -> str | None:
@@ -110,7 +111,8 @@ class Hosts:
         if name is not None and (name in self._names or is_loopback_name(name)):
             if len(self._right) >= VERDICTS_MAX:
                 self._right.clear()
-            self._right.add(authority)
+            if len(authority) <= VERDICT_BYTES_MAX:
+                self._right.add(authority)
             return
         # Depends on the connection, so it is not remembered.
         if self._wildcard and name is not None and local is not None and name == _normal(local):

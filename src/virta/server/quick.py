@@ -12,8 +12,12 @@ The head of a binary event holds its attributes, so none comes twice. What repea
 such heads are known without the values of their attributes, which are read for each.
 
 Invariant: what is known of a head is what the parser and the checks would say again, since they are
-functions of its bytes and of settings that do not change. Everything else (pipelines, large bodies in
-pieces, other routes and modes) takes the long way, which gives the same answers.
+functions of its bytes and of settings that do not change. (On a wildcard address a Host may have been
+right because the connection arrived there; it is an address of this server on every other connection,
+too. Answers to web pages differ, so heads with an `Origin` are not remembered.)
+
+Everything else (pipelines, large bodies in pieces, other routes and modes) takes the long way, which
+gives the same answers.
 """
 
 from __future__ import annotations

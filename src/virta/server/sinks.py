@@ -20,7 +20,6 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import Enum, auto
 from functools import cache
-from http.cookiejar import DefaultCookiePolicy
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -42,6 +41,8 @@ FAILURES = (OSError, httpx.HTTPError, httpx.InvalidURL, UnicodeError)
 # What using a connection that the sink has just closed looks like.
 CLOSED = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 USER_AGENT = "virta"
+# One deadline is around the whole exchange.
+NO_TIMEOUTS: dict[str, float | None] = dict.fromkeys(("connect", "read", "write", "pool"))
 
 
 class Verdict(Enum):
@@ -83,24 +84,28 @@ class Sink:
         method: str,
         resolver: Resolver,
     ) -> None:
-        self._url = read_sink(url)
-        self.host = self._url.host
+        self._url = self._at_url = read_sink(url)
+        self.host = self._url.raw_host.decode("ascii")
         ours = {"webhook-request-origin", "content-type", "content-length"}
-        self._headers = {name: v for name, v in headers.items() if name.lower() not in ours}
+        self._headers = {
+            "Host": self._url.netloc.decode("ascii"),
+            "User-Agent": USER_AGENT,
+            "WebHook-Request-Origin": origin,
+        } | {name: v for name, v in headers.items() if name.lower() not in ours}
         self._deadline_s = deadline_s
         self._origin = origin
         self._method = method
         self._resolver = resolver
-        self._client: httpx.AsyncClient | None = None
+        self._transport: httpx.AsyncHTTPTransport | None = None
         self._kept_until = 0.0  # when a connection that has answered is too old to be used again
         self._addresses: list[str] = []
         self._resolved_at = 0.0
 
     async def close(self) -> None:
         """Close the connection."""
-        client, self._client, self._kept_until = self._client, None, 0.0
-        if client is not None:
-            await client.aclose()
+        transport, self._transport, self._kept_until = self._transport, None, 0.0
+        if transport is not None:
+            await transport.aclose()
 
     async def validate(self, callback: str | None) -> Permission:
         """Ask whether this server may send, now or by a later call of `callback` (§4)."""
@@ -148,7 +153,7 @@ class Sink:
         self, method: str, body: bytes, headers: dict[str, str]
     ) -> tuple[int, httpx.Headers]:
         """Send a request and read its whole answer before the deadline; else the connection is closed."""
-        sent = self._headers | headers | {"WebHook-Request-Origin": self._origin}
+        sent = self._headers | headers
         whole = False
         try:
             async with asyncio.timeout(self._deadline_s):
@@ -195,24 +200,28 @@ class Sink:
         self, address: str, method: str, body: bytes, headers: dict[str, str]
     ) -> tuple[int, httpx.Headers, bool]:
         """Ask at one address; the last value tells whether the connection can be used again."""
-        if self._client is None:
-            self._client = _new_client()
-        request = self._client.build_request(
+        if self._transport is None:
+            self._transport = _new_transport()
+        if self._at_url.host != address:
+            self._at_url = self._url.copy_with(host=address)
+        request = httpx.Request(
             method,
-            self._url.copy_with(host=address),
+            self._at_url,
             content=body,
-            headers=headers | {"Host": self._url.netloc.decode("ascii")},
-            extensions={"sni_hostname": self.host},
+            headers=headers,
+            extensions={"sni_hostname": self.host, "timeout": NO_TIMEOUTS},
         )
-        response = await self._client.send(request, stream=True)
+        response = await self._transport.handle_async_request(request)
+        stream = response.stream
+        assert isinstance(stream, httpx.AsyncByteStream)
         try:
             size = 0
-            async for piece in response.aiter_raw():
+            async for piece in stream:
                 size += len(piece)
                 if size > ANSWER_BYTES_MAX:
                     return response.status_code, response.headers, False
         finally:
-            await response.aclose()
+            await stream.aclose()
         return response.status_code, response.headers, True
 
 
@@ -242,20 +251,10 @@ def _tls() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def _new_client() -> httpx.AsyncClient:
-    """One connection, without what the environment or a sink's answers could add to it."""
-    client = httpx.AsyncClient(
-        verify=_tls(),
-        timeout=None,  # noqa: S113 - one deadline is around the whole exchange
-        limits=httpx.Limits(
-            max_connections=1, max_keepalive_connections=1, keepalive_expiry=KEPT_S
-        ),
-        trust_env=False,
-        follow_redirects=False,
-        headers={"User-Agent": USER_AGENT, "Accept-Encoding": "identity"},
-    )
-    client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))
-    return client
+def _new_transport() -> httpx.AsyncHTTPTransport:
+    """One connection. A transport alone follows no redirects and keeps no cookies."""
+    limits = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=KEPT_S)
+    return httpx.AsyncHTTPTransport(verify=_tls(), trust_env=False, limits=limits)
 
 
 def _wait_s(retry_after: str) -> float:
