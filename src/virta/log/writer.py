@@ -24,7 +24,7 @@ from virta.errors import (
 )
 from virta.log import kernel
 from virta.log.codec import FLAG_SEAL, PRODUCER_ANONYMOUS, Status
-from virta.log.directory import segment_bases, segment_name, sync_directory
+from virta.log.directory import CONTROL, segment_bases, segment_name, sync_directory
 from virta.log.disk import disk_error
 from virta.log.index import Producers, index_sealed, load_index, remember
 from virta.log.interval import IntervalSync
@@ -32,7 +32,7 @@ from virta.log.kernel import FOREIGN, Snapshot
 from virta.log.limits import BATCH_HEADER_BYTES, SEGMENT_HEADER_BYTES
 from virta.log.plain import SETTLE_FSYNC, SETTLE_GROUP, SETTLE_NOT
 from virta.log.record import Appended
-from virta.log.recovery import LOST_MAX, Recovered, recover, seal_record
+from virta.log.recovery import LOST_MAX, Recovered, logger, recover, seal_record
 from virta.log.segment import (
     NO_SEGMENT,
     Position,
@@ -84,6 +84,7 @@ class Writer:
         self._segment: Segment | None = None
         self._poison: str | None = None
         self._unindexed = False
+        self._faults = 0
         self._producers: Producers = {}
         self._producers_at: tuple[int, Position] | None = None
         self._interval: IntervalSync | None = None
@@ -195,6 +196,8 @@ class Writer:
             got = self._core.lock(self._lock_timeout)
         except ValueError as exc:
             raise LogClosedError(f"the log at {self.directory} is closed") from exc
+        except OSError as exc:
+            raise disk_error(exc, f"locking {self.directory}") from exc
         if not got:
             holder = self.snapshot().holder
             raise LogLockTimeoutError(
@@ -295,6 +298,12 @@ class Writer:
     def _find_active(self, *, distrust: bool) -> None:
         bases = segment_bases(self.directory)
         snapshot = self.snapshot()
+        if self._core.faults() > self._faults:
+            self._faults = self._core.faults()
+            logger.warning(
+                "log_control_truncated %s was truncated by another process; it is made again from the segments",
+                self.directory / CONTROL,
+            )
         page = snapshot.state != FOREIGN
         if not bases:
             first = snapshot.next if page else 0  # no offset twice, even if all files are gone
