@@ -112,5 +112,22 @@ def test_readers_need_no_write_lock(tmp_path):
             assert in_time(lambda: len(list(looker.read()))) == 50
             with virta.open(path, read_only=True) as fresh:
                 assert in_time(lambda: len(list(fresh.read()))) == 50
+            with virta.open(path, lock_timeout=0.05) as fresh, fresh.consumer("d") as another:
+                assert in_time(lambda: len(list(another))) == 50
+                with pytest.raises(errors.LogLockTimeoutError):
+                    fresh.append("t", "k", b"")
         consumer.close()
         assert log.append("t", "k", b"") == 50
+
+
+def test_a_log_that_needs_recovery_is_not_opened_without_the_lock(tmp_path):
+    """Without a control page nobody knows whether its end is sound: a writable handle waits, then says who has it."""
+    path = tmp_path / "log"
+    with virta.open(path) as log:
+        log.append("t", "k", b"")
+    (path / "control").unlink()
+    with (
+        stopped_holder(path / "writer.lock"),
+        pytest.raises(errors.LogLockTimeoutError, match=r"was not free for 0\.05 s"),
+    ):
+        virta.open(path, lock_timeout=0.05)

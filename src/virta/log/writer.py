@@ -26,10 +26,15 @@ from virta.log import kernel
 from virta.log.codec import FLAG_SEAL, PRODUCER_ANONYMOUS, Status
 from virta.log.directory import CONTROL, segment_bases, segment_name, sync_directory
 from virta.log.disk import disk_error
-from virta.log.index import Producers, index_sealed, load_index, remember
+from virta.log.index import Producers, index_sealed, load_producers, remember
 from virta.log.interval import IntervalSync
 from virta.log.kernel import FOREIGN, Snapshot
-from virta.log.limits import BATCH_HEADER_BYTES, SEGMENT_HEADER_BYTES
+from virta.log.limits import (
+    BATCH_HEADER_BYTES,
+    CLOCK_AHEAD_S,
+    OPEN_LOCK_TIMEOUT_S,
+    SEGMENT_HEADER_BYTES,
+)
 from virta.log.plain import SETTLE_FSYNC, SETTLE_GROUP, SETTLE_NOT
 from virta.log.record import Appended
 from virta.log.recovery import LOST_MAX, Recovered, logger, recover, seal_record
@@ -40,6 +45,7 @@ from virta.log.segment import (
     SegmentHeader,
     Walk,
     create_segment,
+    describe_ahead,
     new_salt,
     now_us,
     rewrite_header,
@@ -93,9 +99,27 @@ class Writer:
             0  # what our own appends have waited for; a leader that stands still tells it later
         )
         self._closed = False
-        # Damage is said again by every append; repair needs a handle.
-        with suppress(LogCorruptionError), self.locked():
-            self._attach()
+        self._warned = False
+        self._open()
+
+    def _open(self) -> None:
+        """Attach, unless a process that stands still has the lock: who only reads can do without."""
+        current = self.snapshot().current
+        timeout = min(self._lock_timeout, OPEN_LOCK_TIMEOUT_S) if current else self._lock_timeout
+        try:
+            # Damage is said again by every append; repair needs a handle.
+            with suppress(LogCorruptionError), self.locked(timeout):
+                self._attach()
+        except LogLockTimeoutError:
+            if not current:
+                raise  # it may need recovery before anybody can read it
+        self._check_clock(self.snapshot().last_time)
+
+    def _check_clock(self, last_time: int) -> None:
+        """Warn once of a newest record from the future: every append gets its time until then."""
+        if last_time > now_us() + CLOCK_AHEAD_S * 1e6 and not self._warned:
+            self._warned = True
+            logger.warning("log_clock_ahead %s: %s", self.directory, describe_ahead(last_time))
 
     # --- appending ---
 
@@ -190,10 +214,11 @@ class Writer:
         return result
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, timeout: float | None = None) -> Iterator[None]:
         """Hold the write lock."""
+        timeout = self._lock_timeout if timeout is None else timeout
         try:
-            got = self._core.lock(self._lock_timeout)
+            got = self._core.lock(timeout)
         except ValueError as exc:
             raise LogClosedError(f"the log at {self.directory} is closed") from exc
         except OSError as exc:
@@ -201,7 +226,7 @@ class Writer:
         if not got:
             holder = self.snapshot().holder
             raise LogLockTimeoutError(
-                f"the write lock of {self.directory} was not free for {self._lock_timeout:g} s"
+                f"the write lock of {self.directory} was not free for {timeout:g} s"
                 + (f"; process {holder} holds it" if holder else "")
             )
         try:
@@ -392,6 +417,7 @@ class Writer:
         except OSError as exc:
             raise self._write_error(exc, SEGMENT_HEADER_BYTES) from exc
         self._unindexed = True
+        self._check_clock(last_time)
 
     def _roll(self, epoch: int | None = None) -> None:
         """Seal the active segment, make it durable, begin the next."""
@@ -430,7 +456,7 @@ class Writer:
         bases = segment_bases(self.directory)
         if self._producers_at is None or self._producers_at[0] != bases[-1]:
             # Sealed since, perhaps even compacted: batches may be gone whose news only the index has kept.
-            self._producers_at = self._load_producers(bases)
+            self._producers_at = load_producers(self.directory, bases, self._producers)
         base, at = self._producers_at
         for number in [b for b in bases if b >= base]:
             # It may be gone: retention does not wait for us.
@@ -444,24 +470,6 @@ class Writer:
                         if batch.producer > PRODUCER_ANONYMOUS:
                             remember(self._producers, batch.producer, batch.sequence, batch.base)
                 self._producers_at = (number, walk.end.at)
-
-    def _load_producers(self, bases: list[int]) -> tuple[int, Position]:
-        """Start from the newest index that fits; its table covers everything before it."""
-        for number, base in reversed(list(enumerate(bases[:-1]))):
-            with suppress(FileNotFoundError):
-                with Segment(self.directory, base) as segment:
-                    index = load_index(self.directory, base, segment.header.salt)
-                if index is not None:
-                    for producer, (sequence, offset) in index.producers.items():
-                        if sequence >= self._producers.get(producer, (0, 0))[0]:
-                            remember(self._producers, producer, sequence, offset)
-                    bases = bases[number + 1 :]
-                    break
-        for base in bases[:-1]:
-            with suppress(FileNotFoundError), Segment(self.directory, base) as segment:
-                return base, segment.start()
-        with Segment(self.directory, bases[-1]) as segment:
-            return segment.base, segment.start()
 
     def _poisoned(self, exc: OSError) -> LogSyncError:
         self._poison = (
