@@ -21,6 +21,7 @@
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #endif
+#include "guard.h"
 #include "log_batch.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -80,7 +81,10 @@ typedef struct {
     int writable, closed;
     int users; /* calls that are inside with the GIL released, and who holds the lock; the last one out takes the page down */
     int failed; /* errno of a failed fdatasync: the kernel tells it once per descriptor, so we must remember */
+    _Atomic int stuck; /* who holds sync.lock did not get on for all our patience: do not wait for it again */
+    uint64_t own_base, own_pos; /* what we have synced beside it; guarded by sync_mutex */
     Control *control;
+    Guard *guard; /* of the control page */
     pthread_mutex_t write_mutex, sync_mutex;
 } Kernel;
 
@@ -264,7 +268,15 @@ static int kernel_init(Kernel *k, PyObject *args, PyObject *kwargs)
     if (k->control) { PyErr_SetString(PyExc_ValueError, "kernel is open already"); return -1; }
     void *page = mmap(NULL, CONTROL_BYTES, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, control_fd, 0);
     if (page == MAP_FAILED) { PyErr_SetFromErrno(PyExc_OSError); return -1; }
+    k->guard = guard_add(page, CONTROL_BYTES, control_fd, writable);
+    if (!k->guard) {
+        PyErr_SetFromErrno(PyExc_OSError);
+        munmap(page, CONTROL_BYTES);
+        return -1;
+    }
     k->control = page;
+    k->stuck = 0;
+    k->own_base = k->own_pos = 0;
     k->lock_fd = lock_fd;
     k->sync_fd = sync_fd;
     k->segment_fd = -1;
@@ -282,6 +294,8 @@ static int kernel_init(Kernel *k, PyObject *args, PyObject *kwargs)
 static void kernel_release(Kernel *k)
 {
     if (!k->control) return;
+    guard_remove(k->guard);
+    k->guard = NULL;
     munmap(k->control, CONTROL_BYTES);
     k->control = NULL;
     if (k->lock_fd >= 0) close(k->lock_fd);
@@ -321,6 +335,8 @@ static int kernel_enter(Kernel *k, int write)
 {
     if (k->closed || !k->control) { PyErr_SetString(PyExc_ValueError, "kernel is closed"); return -1; }
     if (write && !k->writable) { PyErr_SetString(PyExc_ValueError, "kernel is read-only"); return -1; }
+    /* A page of our own in place of the file's: good enough to read nothing from, never to publish in. */
+    if (guard_restore(k->guard) < 0 && write) { PyErr_SetFromErrnoWithFilename(PyExc_OSError, "control"); return -1; }
     k->users++;
     return 0;
 }
@@ -378,6 +394,13 @@ static PyObject *kernel_unlock(Kernel *k, PyObject *unused)
     Py_RETURN_NONE;
 }
 
+/* Take the magic from a page that was cut, and give the file its size back; if that fails the next one tries again. */
+static void control_clear(Kernel *k)
+{
+    const uint8_t none[8] = {0};
+    if (pwrite(k->guard->fd, none, sizeof none, 0) < 0 || ftruncate(k->guard->fd, CONTROL_BYTES) < 0) return;
+}
+
 static PyObject *kernel_snapshot(Kernel *k, PyObject *unused)
 {
     (void)unused;
@@ -386,6 +409,11 @@ static PyObject *kernel_snapshot(Kernel *k, PyObject *unused)
     memset(&c, 0, sizeof c);
     int valid = control_copy(k, &c);
     durable_copy(k, &c);
+    if (guard_is_short(k->guard)) {
+        valid = FOREIGN; /* truncated: what is left of it means nothing, to anybody */
+        atomic_fetch_add(&k->guard->faults, 1);
+        if (k->writable) control_clear(k);
+    }
     unsigned int holder = k->control->holder_pid, writing = atomic_load(&k->control->writing);
     kernel_leave(k);
     return Py_BuildValue("(iKKKIKKKKKIKI)", valid, c.active_base, c.end_pos, c.next_offset, c.last_crc, c.last_time,
@@ -397,6 +425,8 @@ static PyObject *kernel_publish(Kernel *k, PyObject *args)
     unsigned long long base, end, next, time, last_pos;
     unsigned int crc;
     if (!PyArg_ParseTuple(args, "KKKIKK", &base, &end, &next, &crc, &time, &last_pos) || kernel_enter(k, 1) < 0) return NULL;
+    /* First: making a file longer clears what was stored behind its end. If it fails, others find no page. */
+    if (guard_is_short(k->guard) && ftruncate(k->guard->fd, CONTROL_BYTES) < 0) { /* as said */ }
     control_publish(k, base, end, next, crc, time, last_pos, end);
     kernel_leave(k);
     Py_RETURN_NONE;
@@ -409,7 +439,8 @@ static PyObject *kernel_publish_durable(Kernel *k, PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     pthread_mutex_lock(&k->sync_mutex);
     /* Not beside a leader: of two who write at once each would leave its half, and nobody could tell. */
-    int rc = file_lock(k->sync_fd, monotonic_ns() + LEADER_PATIENCE_NS);
+    int rc = file_lock(k->sync_fd, monotonic_ns() + (atomic_load(&k->stuck) ? 0 : LEADER_PATIENCE_NS));
+    atomic_store(&k->stuck, rc != 0);
     /* One that stands still does so in its fdatasync; if it stands between two words, let it have the last. */
     if (rc == 0 || !(atomic_load(&k->control->durable_seq) & 1)) durable_publish(k, base, pos, offset);
     if (rc == 0) flock(k->sync_fd, LOCK_UN);
@@ -482,6 +513,7 @@ static int append_locked(Kernel *k, Append *a)
     Control c;
     if (control_copy(k, &c) != CURRENT || c.active_base != k->segment_base || k->segment_fd < 0) return ATTENTION;
     uint64_t size = file_size(&c);
+    if (!c.last_batch_pos && c.end_pos > SEGMENT_HEADER_BYTES) return ATTENTION; /* a page that was cut in the middle */
     if (atomic_load_explicit(&k->control->writing, memory_order_relaxed)) return ATTENTION;
     if (!file_is(k->segment_fd, size)) return ATTENTION;
     if (c.end_pos + a->size > a->limit && c.end_pos > SEGMENT_HEADER_BYTES) return ROLL;
@@ -532,6 +564,8 @@ static int sync_segment(Kernel *k, int publish)
     if (control_copy(k, &copy) != CURRENT || copy.active_base != k->segment_base || k->segment_fd < 0) return ATTENTION;
     if (k->failed) { errno = k->failed; return -1; }
     if (fdatasync(k->segment_fd) < 0) { k->failed = errno; return -1; }
+    k->own_base = copy.active_base;
+    k->own_pos = copy.end_pos;
     /* Who rolled over or recovered meanwhile has said, or is about to say, what is durable now. */
     publish = publish && control_copy(k, &now) == CURRENT && now.active_base == copy.active_base && now.end_pos >= copy.end_pos;
     if (publish) durable_publish(k, copy.active_base, copy.end_pos, copy.next_offset);
@@ -583,10 +617,18 @@ static int sync_until(Kernel *k, uint64_t base, uint64_t pos, int group)
         uint32_t seen = atomic_load(&c->durable_word);
         durable_copy(k, &copy);
         if (group && position_reached(&copy, base, pos)) return 0;
-        if (sync_lead(k, group, &rc)) return rc;
-        if (!group || monotonic_ns() > patience) {
+        if (sync_lead(k, group, &rc)) {
+            atomic_store(&k->stuck, 0);
+            return rc;
+        }
+        int stuck = atomic_load(&k->stuck) || monotonic_ns() > patience;
+        if (!group || stuck) {
+            /* It may be stopped, for hours: wait for it once, and from then on only when the lock was free again. An
+             * fdatasync needs no lock to be right; only saying so in the page does. */
+            if (group) atomic_store(&k->stuck, 1);
             pthread_mutex_lock(&k->sync_mutex); /* keeps attach from closing the descriptor meanwhile */
-            rc = sync_segment(k, 0);
+            int done = group && (k->own_base > base || (k->own_base == base && k->own_pos >= pos));
+            rc = done ? 0 : sync_segment(k, 0);
             int saved = errno;
             pthread_mutex_unlock(&k->sync_mutex);
             errno = saved;
@@ -722,11 +764,19 @@ static PyObject *kernel_wait(Kernel *k, PyObject *args)
     return PyLong_FromUnsignedLong(seen);
 }
 
+/* faults() -> how often the control page was found truncated */
+static PyObject *kernel_faults(Kernel *k, PyObject *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLong(k->guard ? atomic_load(&k->guard->faults) : 0);
+}
+
 static PyMethodDef kernel_methods[] = {
     {"abandon", (PyCFunction)kernel_abandon, METH_NOARGS, NULL},
     {"append", (PyCFunction)(void (*)(void))kernel_append, METH_FASTCALL, NULL},
     {"attach", (PyCFunction)kernel_attach, METH_VARARGS, NULL},
     {"close", (PyCFunction)kernel_close, METH_NOARGS, NULL},
+    {"faults", (PyCFunction)kernel_faults, METH_NOARGS, NULL},
     {"lock", (PyCFunction)kernel_lock, METH_VARARGS, NULL},
     {"notified", (PyCFunction)kernel_notified, METH_NOARGS, NULL},
     {"publish", (PyCFunction)kernel_publish, METH_VARARGS, NULL},
@@ -817,10 +867,49 @@ static PyObject *native_set_types(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* guard(map, fd) -> handle: keep SIGBUS away from a writable map of a file that others may truncate. */
+static PyObject *native_guard(PyObject *self, PyObject *args)
+{
+    (void)self;
+    Py_buffer buf;
+    int fd;
+    if (!PyArg_ParseTuple(args, "w*i", &buf, &fd)) return NULL;
+    Guard *g = guard_add(buf.buf, (size_t)buf.len, fd, 1);
+    PyBuffer_Release(&buf);
+    return g ? PyLong_FromLong((long)(g - guards)) : PyErr_SetFromErrno(PyExc_OSError);
+}
+
+static Guard *guard_of(PyObject *handle)
+{
+    long i = PyLong_AsLong(handle);
+    if (!PyErr_Occurred() && i >= 0 && i < GUARDS_MAX && atomic_load(&guards[i].used)) return &guards[i];
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "not a guard");
+    return NULL;
+}
+
+static PyObject *native_unguard(PyObject *self, PyObject *handle)
+{
+    (void)self;
+    Guard *g = guard_of(handle);
+    if (!g) return NULL;
+    guard_remove(g);
+    Py_RETURN_NONE;
+}
+
+static PyObject *native_guard_faults(PyObject *self, PyObject *handle)
+{
+    (void)self;
+    Guard *g = guard_of(handle);
+    return g ? PyLong_FromUnsignedLong(atomic_load(&g->faults)) : NULL;
+}
+
 static PyMethodDef module_methods[] = {
     {"crc8", native_crc8, METH_VARARGS, "crc8(data, crc=0) -> int"},
     {"crc32c", native_crc32c, METH_VARARGS, "crc32c(data, crc=0) -> int"},
     {"encode", native_encode, METH_O, "encode(records) -> bytearray"},
+    {"guard", native_guard, METH_VARARGS, "guard(map, fd) -> handle"},
+    {"guard_faults", native_guard_faults, METH_O, "guard_faults(handle) -> int"},
+    {"unguard", native_unguard, METH_O, "unguard(handle), before the map is closed"},
     {"read", native_read, METH_VARARGS, "read(...) -> (records, pos, prev, next, status, detail)"},
     {"set_types", native_set_types, METH_VARARGS, "set_types(Record, Name)"},
     {"walk", native_walk, METH_VARARGS, "walk(...) -> (batches, pos, prev, next, status, detail)"},

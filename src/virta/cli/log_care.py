@@ -9,6 +9,7 @@ import click
 import virta
 from virta.cli.report import EXIT_PROBLEMS, json_option, print_report, progress, table
 from virta.cli.units import DURATION, SIZE, show_count, show_size, show_time
+from virta.log.limits import CLOCK_AHEAD_S
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -30,6 +31,7 @@ def inspect(path: str, *, as_json: bool) -> None:
         f"offsets    {members['first_offset']} to {members['next_offset']}",
         f"durable    to {members['durable_offset']}",
         f"size       {show_size(members['bytes'])} in {show_count(len(segments), 'segment')}",
+        *_clock_notice(members["clock_ahead_s"]),
         "",
         *table(
             ("segment", "state", "created", "last record", "first", "next", "size"),
@@ -64,6 +66,7 @@ def _describe(source: Log) -> dict[str, Any]:
         "next_offset": source.next_offset,
         "durable_offset": source.durable_offset,
         "bytes": source.bytes,
+        "clock_ahead_s": round(source.clock_ahead, 3),
         "segments": [
             {
                 "name": str(s.path).rpartition("/")[2],
@@ -91,6 +94,14 @@ def _describe(source: Log) -> dict[str, Any]:
             for c in source.consumers()
         ],
     }
+
+
+def _clock_notice(ahead: float) -> list[str]:
+    """A line when the newest record is so far in the future that somebody's clock was wrong."""
+    if ahead < CLOCK_AHEAD_S:
+        return []
+    said = f"the newest record is {ahead:.0f} s ahead of this machine's clock: a clock was wrong;"
+    return [f"clock      {said} times stand still until then (docs/log.md, Wrong clocks)"]
 
 
 def _problems(problems: list[Any]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -123,11 +134,13 @@ def verify(ctx: click.Context, path: str, *, as_json: bool) -> None:
         progress("verify", quiet=as_json) as bar,
     ):
         report = source.verify(progress=bar)
+        ahead = round(source.clock_ahead, 3)
     problems, lines = _problems(report.problems)
     members = {
         "segments": report.segments, "batches": report.batches, "records": report.records,
-        "bytes": report.bytes, "problems": problems,
+        "bytes": report.bytes, "clock_ahead_s": ahead, "problems": problems,
     }  # fmt: skip
+    lines += _clock_notice(ahead)
     verdict = show_count(len(problems), "damaged place") if problems else "no damage"
     lines.append(
         f"{verdict} in {show_count(report.segments, 'segment')}:"

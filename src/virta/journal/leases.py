@@ -16,6 +16,9 @@ A reserve costs a store into memory, neither a record in the log nor a system ca
 `kill -9` because the kernel has the page. Nobody waits for the disk: a power cut may forget the marks
 of the last half minute, and those jobs are then visible early.
 
+A map of a file that another process truncates would end the daemon (SIGBUS). So it is guarded; where the
+native half is not built, the table is in memory and in the file, by `pwrite`.
+
 Invariants: a slot counts only if its CRC fits and the job it names is in the log with as many attempts
 behind it; so a slot of an attempt whose end the log knows marks nothing. A slot is freed only after the
 log knows that the attempt ended: an acknowledgement that nobody was told of did not happen.
@@ -32,6 +35,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from virta import files
 from virta.journal.kernel import native
+from virta.log import kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -63,7 +67,9 @@ class Leases:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._map: mmap.mmap | None = None
+        self._map: mmap.mmap | bytearray | None = None
+        self._guard: int | None = None
+        self._faults = 0
         self._descriptor = -1
         self._slots = 0
         self._free: list[int] = []
@@ -95,7 +101,7 @@ class Leases:
         temporary = self._path.with_suffix(".tmp")
         self._descriptor = files.open_file(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         self._map = self._mapped()
-        self._map[: len(MAGIC)] = MAGIC
+        self._store(0, MAGIC)
         self.note_clock(self.clock)  # until what depends on it is on disk
         self._free = list(range(self._slots - 1, 0, -1))
         for job in working:
@@ -110,16 +116,14 @@ class Leases:
             if not self._free and not self._grow():
                 return
             slot = job.slot = self._free.pop()
-        assert self._map is not None
         body = _SLOT.pack(job.id, job.lease, job.worked_until, job.attempts)
-        at = slot * SLOT_BYTES
-        self._map[at : at + SLOT_BYTES] = body + _SUM.pack(zlib.crc32(body))
+        self._store(slot * SLOT_BYTES, body + _SUM.pack(zlib.crc32(body)))
 
     def note_clock(self, now: int) -> None:
         """Keep what the clock says, so that the next process knows if it went back."""
         if self._map is not None:
             body = now.to_bytes(8, "little")
-            self._map[CLOCK_AT : CLOCK_AT + _CLOCK.size] = body + _SUM.pack(zlib.crc32(body))
+            self._store(CLOCK_AT, body + _SUM.pack(zlib.crc32(body)))
 
     def drop(self, job: Job) -> None:
         """Nobody works on it any more; the slot is kept until the log knows, too."""
@@ -136,6 +140,7 @@ class Leases:
         leaving, self.leaving = self.leaving, []
         if self._map is None:
             return
+        self._check_file()
         if native is not None:
             native.free_slots(self._map, self._free, leaving)
             return
@@ -143,36 +148,73 @@ class Leases:
             slot = job.slot
             if slot and not job.lease:
                 job.slot = 0
-                at = slot * SLOT_BYTES
-                self._map[at : at + 8] = _FREE
+                self._store(slot * SLOT_BYTES, _FREE)
                 self._free.append(slot)
 
     def close(self) -> None:
         if self._map is not None:
-            self._map.close()
+            self._unmap()
             os.close(self._descriptor)
-            self._map = None
+
+    def _store(self, at: int, data: bytes) -> None:
+        assert self._map is not None
+        self._map[at : at + len(data)] = data
+        if isinstance(self._map, bytearray):
+            os.pwrite(self._descriptor, data, at)
+
+    def _check_file(self) -> None:
+        """Warn when the file was truncated; what was in the map is lost, what was in memory is not."""
+        if isinstance(self._map, bytearray):
+            if os.fstat(self._descriptor).st_size < len(self._map):
+                log.warning(
+                    "journal_leases_truncated %s by another process; written again", self._path
+                )
+                os.pwrite(self._descriptor, self._map, 0)
+            return
+        faults = kernel.guard_faults(self._guard) if self._guard is not None else 0
+        if faults > self._faults:
+            self._faults = faults
+            log.warning(
+                "journal_leases_truncated %s by another process; jobs worked on now may be handed out again"
+                " if this daemon is killed before they end",
+                self._path,
+            )
+            self._store(0, MAGIC)
 
     def _grow(self) -> bool:
         """Twice the slots; False if the disk has no room, then a crash forgets the marks beyond."""
-        before, old = self._slots, self._map
+        before = self._slots
         self._slots *= 2
         try:
-            self._map = self._mapped()
+            os.posix_fallocate(self._descriptor, 0, self._slots * SLOT_BYTES)
         except OSError as error:
             self._slots = before
             log.warning("journal_leases_full slots=%d %s", before, error)
             return False
-        if old is not None:
-            old.close()
+        self._unmap()
+        self._map = self._mapped()
         self._free = list(range(self._slots - 1, before - 1, -1))
         return True
 
-    def _mapped(self) -> mmap.mmap:
-        """The file in its new size; space is claimed first, as a hole on a full disk would kill us."""
+    def _mapped(self) -> mmap.mmap | bytearray:
+        """The file in its new size; space is claimed first, as a hole on a full disk would fail later."""
         size = self._slots * SLOT_BYTES
         os.posix_fallocate(self._descriptor, 0, size)
-        return mmap.mmap(self._descriptor, size)
+        if kernel.guard is None and native is None:
+            return bytearray(os.pread(self._descriptor, size, 0))
+        mapped = mmap.mmap(self._descriptor, size)
+        if kernel.guard is not None:
+            self._guard = kernel.guard(mapped, self._descriptor)
+            self._faults = 0
+        return mapped
+
+    def _unmap(self) -> None:
+        if self._guard is not None:
+            kernel.unguard(self._guard)
+            self._guard = None
+        if isinstance(self._map, mmap.mmap):
+            self._map.close()
+        self._map = None
 
 
 def _clock_of(data: bytes) -> int:

@@ -16,7 +16,7 @@ import fcntl
 import json
 import os
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -205,8 +205,13 @@ def open_locks(directory: Path) -> tuple[int, int, int]:
         fds.extend(files.open_file(directory / name, flags) for name in (WRITER_LOCK, SYNC_LOCK))
         control = files.open_file(directory / CONTROL, flags)
         fds.append(control)
-        if os.fstat(control).st_size < CONTROL_BYTES:
+        size = os.fstat(control).st_size
+        if size < CONTROL_BYTES:
+            if size:
+                os.pwrite(control, bytes(8), 0)  # what is left of a truncated page means nothing
             os.ftruncate(control, CONTROL_BYTES)
+            with suppress(OSError):  # so that a full disk has room for this page at least
+                os.posix_fallocate(control, 0, CONTROL_BYTES)
     except OSError as exc:
         for fd in fds:
             os.close(fd)

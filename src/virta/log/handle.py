@@ -309,6 +309,12 @@ class Log:
             return segment.header.epoch
 
     @property
+    def clock_ahead(self) -> float:
+        """Seconds by which the newest record is ahead of this machine's clock; 0.0 when it is not."""
+        self._open_or_raise()
+        return seek.clock_ahead(self)
+
+    @property
     def bytes(self) -> int:
         """Size of all segments, without what is only kept free for the next records."""
         self._open_or_raise()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from virta.errors import LogError
@@ -166,3 +167,22 @@ def load_index(directory: Path, base: int, salt: int) -> Index | None:
     entries = [Entry(*row) for row in _ENTRY.iter_unpack(rest[_REST.size : split])]
     table = {p: (seq, at) for p, at, seq, _ in _PRODUCER.iter_unpack(rest[split:])}
     return Index(base, salt, following, last_time, entries, table)
+
+
+def load_producers(directory: Path, bases: list[int], producers: Producers) -> tuple[int, Position]:
+    """Start from the newest index that fits; its table covers everything before it."""
+    for number, base in reversed(list(enumerate(bases[:-1]))):
+        with suppress(FileNotFoundError):
+            with Segment(directory, base) as segment:
+                index = load_index(directory, base, segment.header.salt)
+            if index is not None:
+                for producer, (sequence, offset) in index.producers.items():
+                    if sequence >= producers.get(producer, (0, 0))[0]:
+                        remember(producers, producer, sequence, offset)
+                bases = bases[number + 1 :]
+                break
+    for base in bases[:-1]:
+        with suppress(FileNotFoundError), Segment(directory, base) as segment:
+            return base, segment.start()
+    with Segment(directory, bases[-1]) as segment:
+        return segment.base, segment.start()

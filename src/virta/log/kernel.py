@@ -33,12 +33,18 @@ read: Callable[..., codec.Read]
 crc8: Callable[..., int]
 crc32c: Callable[..., int]
 Kernel: Any
+# Keep SIGBUS away from a writable map of a file that another process may truncate: guard(map, fd) -> handle,
+# unguard(handle) before the map is closed, guard_faults(handle). None without the native half: do not map then.
+guard: Callable[..., int] | None = None
+unguard: Callable[[int], None]
+guard_faults: Callable[[int], int]
 
 if _native is not None:
     _native.set_types(Record, Name)
     encode, walk, read = _native.encode, _native.walk, _native.read
     crc8, crc32c = _native.crc8, _native.crc32c
     Kernel = _native.Kernel
+    guard, unguard, guard_faults = _native.guard, _native.unguard, _native.guard_faults
 else:
     encode, walk, read = codec.encode, codec.walk, codec.read
     crc8, crc32c = codec.crc8, codec.crc32c

@@ -45,6 +45,10 @@ TOPIC_COUNTS_MAX: Final = 100_000
 LOCK_TIMEOUT_S: Final = 10.0
 # A probe of the disk writes no more than this, however large the append was that failed.
 PROBE_BYTES_MAX: Final = 1024 * 1024
+# Opening waits this long for the write lock when the log needs no recovery: who only reads needs no lock.
+OPEN_LOCK_TIMEOUT_S: Final = 1.0
+# A newest record this far in the future is worth a warning; clocks that are looked after differ by less.
+CLOCK_AHEAD_S: Final = 60.0
 SYNC_INTERVAL_S: Final = 0.05
 # Without a wake-up (another kernel, a read-only directory) a follower looks this often.
 POLL_S: Final = 0.1

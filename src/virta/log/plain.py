@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import mmap
 import os
 import struct
 import threading
@@ -59,8 +58,9 @@ class Kernel:
         self._sync_fd = sync_fd
         self._boot_id = boot_id
         self._writable = writable
-        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        self._page = mmap.mmap(control_fd, CONTROL_BYTES, access=access)
+        # Not mapped: an access to a mapped file that another process truncates would end this one (SIGBUS).
+        self._control_fd = os.dup(control_fd)
+        self._faults = 0
         self._write_mutex = threading.Lock()
         self._sync_mutex = threading.Lock()
         self._segment_fd = -1
@@ -68,6 +68,8 @@ class Kernel:
         self._salt = 0
         self._closed = False
         self._failed = 0
+        self._stuck = False  # see native/log.c, as the next
+        self._own = (0, 0)
         self._headroom = HEADROOM_MIN
         self._extended = False
 
@@ -82,10 +84,9 @@ class Kernel:
         if self._closed:
             return
         self._closed = True
-        for fd in (self._lock_fd, self._sync_fd, self._segment_fd):
+        for fd in (self._lock_fd, self._sync_fd, self._segment_fd, self._control_fd):
             if fd >= 0:
                 os.close(fd)
-        self._page.close()
 
     def attach(self, segment_fd: int, base: int, salt: int) -> None:
         with self._sync_mutex:
@@ -109,7 +110,7 @@ class Kernel:
         try:
             got = _file_lock(self._lock_fd, deadline)
             if got:
-                self._put32(_HOLDER, os.getpid())
+                self._name_holder(os.getpid())
         except BaseException:  # interrupted: nobody would give the lock back
             got = False
             raise
@@ -121,7 +122,7 @@ class Kernel:
 
     def unlock(self) -> None:
         try:
-            self._put32(_HOLDER, 0)
+            self._name_holder(0)
             fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
         finally:
             self._write_mutex.release()
@@ -160,12 +161,15 @@ class Kernel:
         last_pos: int,
         extent: int = 0,
     ) -> None:
+        if os.fstat(self._control_fd).st_size < CONTROL_BYTES:
+            # Truncated. First: making a file longer clears what was stored behind its end.
+            os.ftruncate(self._control_fd, CONTROL_BYTES)
         seq = self._get32(_SEQ) | 1
         self._put32(_SEQ, seq)
         head = struct.pack("<8sQQQQI", CONTROL_MAGIC, self._boot_id, base, end, following, crc)
-        self._page[0:44] = head
-        self._page[48:64] = struct.pack("<QQ", last_time, last_pos)
-        self._page[_EXTENT : _EXTENT + 8] = max(end, extent).to_bytes(8, "little")
+        self._put(0, head)
+        self._put(48, struct.pack("<QQ", last_time, last_pos))
+        self._put(_EXTENT, max(end, extent).to_bytes(8, "little"))
         self._put32(_SEQ, seq + 1)
         self._put32(_WRITING, 0)
         self._put32(_NOTIFY, self._get32(_NOTIFY) + 1)
@@ -174,7 +178,9 @@ class Kernel:
         with self._sync_mutex:
             self._check()
             # Not beside a leader: see native/log.c.
-            alone = _file_lock(self._sync_fd, time.monotonic() + _LEADER_PATIENCE_S)
+            patience = 0.0 if self._stuck else _LEADER_PATIENCE_S
+            alone = _file_lock(self._sync_fd, time.monotonic() + patience)
+            self._stuck = not alone
             try:
                 if alone or not self._get32(_DURABLE_SEQ) & 1:
                     self._publish_durable(base, pos, offset)
@@ -185,7 +191,7 @@ class Kernel:
     def _publish_durable(self, base: int, pos: int, offset: int) -> None:
         seq = self._get32(_DURABLE_SEQ) | 1
         self._put32(_DURABLE_SEQ, seq)
-        self._page[_DURABLE_AT : _DURABLE_AT + 24] = _DURABLE.pack(offset, pos, base)
+        self._put(_DURABLE_AT, _DURABLE.pack(offset, pos, base))
         self._put32(_DURABLE_SEQ, seq + 1)
         self._put32(_DURABLE_WORD, self._get32(_DURABLE_WORD) + 1)
         self._put32(_NOTIFY, self._get32(_NOTIFY) + 1)
@@ -221,9 +227,11 @@ class Kernel:
             return TIMEOUT, 0, 0, 0, 0, 0
         try:
             valid, fields = self._committed()
-            _, _, base, end, following, prev, _, last_time, _, extent = fields
+            _, _, base, end, following, prev, _, last_time, last_pos, extent = fields
             if valid != CURRENT or base != self._segment_base or self._segment_fd < 0:
                 return ATTENTION, 0, 0, 0, 0, 0
+            if not last_pos and end > SEGMENT_HEADER_BYTES:
+                return ATTENTION, 0, 0, 0, 0, 0  # a page that was cut in the middle
             size = max(end, extent)
             stat = os.fstat(self._segment_fd)
             if self._get32(_WRITING) or stat.st_nlink == 0 or stat.st_size != size:
@@ -333,9 +341,15 @@ class Kernel:
                 try:
                     fcntl.flock(self._sync_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    if not group or time.monotonic() > patience:
+                    stuck = self._stuck or time.monotonic() > patience
+                    if group and stuck:
+                        self._stuck = True
+                        if self._own >= (base, pos):
+                            return True
+                    if not group or stuck:
                         return self._sync_segment(publish=False)
                 else:
+                    self._stuck = False
                     try:
                         return self._sync_segment(publish=True)
                     finally:
@@ -354,6 +368,7 @@ class Kernel:
         except OSError as exc:
             self._failed = exc.errno or errno.EIO  # the system tells it once: see native/log.c
             raise
+        self._own = (base, end)
         _, now = self._committed()
         if (
             publish and now[2] == base and now[3] >= end
@@ -367,18 +382,44 @@ class Kernel:
         if self._closed:
             raise ValueError("kernel is closed")
 
+    def faults(self) -> int:
+        """How often the control page was found truncated."""
+        return self._faults
+
+    def _get(self, at: int, size: int) -> bytes:
+        data = os.pread(self._control_fd, size, at)
+        if len(data) < size:
+            self._faults += 1
+            data = data.ljust(size, b"\0")
+        return data
+
+    def _put(self, at: int, data: bytes) -> None:
+        write_whole(self._control_fd, data, at)
+
+    def _name_holder(self, pid: int) -> None:
+        with suppress(OSError):  # it is for people
+            self._put32(_HOLDER, pid)
+
     def _get32(self, at: int) -> int:
-        return int.from_bytes(self._page[at : at + 4], "little")
+        return int.from_bytes(self._get(at, 4), "little")
 
     def _put32(self, at: int, value: int) -> None:
-        self._page[at : at + 4] = (value & 0xFFFFFFFF).to_bytes(4, "little")
+        self._put(at, (value & 0xFFFFFFFF).to_bytes(4, "little"))
 
     def _committed(self) -> tuple[int, Committed]:
         fields: Committed = (*_PAGE.unpack(bytes(_PAGE.size)), 0)
         for _ in range(_SEQLOCK_TRIES):
             before = self._get32(_SEQ)
-            extent = int.from_bytes(self._page[_EXTENT : _EXTENT + 8], "little")
-            fields = (*_PAGE.unpack(self._page[: _PAGE.size]), extent)
+            page = os.pread(self._control_fd, CONTROL_BYTES, 0)
+            if len(page) < CONTROL_BYTES:
+                # Truncated: what is left of it means nothing, to anybody.
+                self._faults += 1
+                if self._writable:
+                    self._put(0, bytes(8))
+                    os.ftruncate(self._control_fd, CONTROL_BYTES)
+                return FOREIGN, fields
+            extent = int.from_bytes(page[_EXTENT : _EXTENT + 8], "little")
+            fields = (*_PAGE.unpack(page[: _PAGE.size]), extent)
             if not before & 1 and self._get32(_SEQ) == before:
                 if fields[0] != CONTROL_MAGIC:
                     return FOREIGN, fields
@@ -389,7 +430,7 @@ class Kernel:
     def _durable(self) -> tuple[int, int, int]:
         for _ in range(_SEQLOCK_TRIES):
             before = self._get32(_DURABLE_SEQ)
-            offset, pos, base = _DURABLE.unpack(self._page[_DURABLE_AT : _DURABLE_AT + 24])
+            offset, pos, base = _DURABLE.unpack(self._get(_DURABLE_AT, _DURABLE.size))
             if not before & 1 and self._get32(_DURABLE_SEQ) == before:
                 return offset, pos, base
             time.sleep(0)

@@ -294,7 +294,15 @@ class Positions:
         return HEADER_BYTES + self.partitions * 2 * SLOT_BYTES
 
     def _data(self) -> bytes:
-        return os.pread(self.fd, self.partitions * 2 * SLOT_BYTES, HEADER_BYTES)
+        size = self.partitions * 2 * SLOT_BYTES
+        data = os.pread(self.fd, size, HEADER_BYTES)
+        if len(data) < size:
+            raise ConsumerError(
+                f"{self.path} holds {len(data)} bytes of positions where {size} should be: another process"
+                " truncated it; remove it to start over",
+                code="consumer_damaged",
+            )
+        return data
 
     def _slots(self, data: bytes) -> list[Slot]:
         return [self._newest(data, p)[0] for p in range(self.partitions)]

@@ -13,7 +13,7 @@ from virta.log.directory import segment_bases, segment_name
 from virta.log.disk import in_words
 from virta.log.index import load_index
 from virta.log.record import timestamp_of
-from virta.log.segment import FLAG_COMPACTED, Segment, Walk
+from virta.log.segment import FLAG_COMPACTED, Segment, Walk, now_us
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,6 +106,17 @@ def last_segment(directory: Path) -> Segment | None:
             if bases[-1:] == known[-1:]:
                 raise
     return None
+
+
+def clock_ahead(log: Log) -> float:
+    """Seconds by which the newest record's time is ahead of this machine's clock, 0.0 when it is not."""
+    snapshot = log.source.snapshot()
+    if snapshot is not None and snapshot.current:
+        last_time = snapshot.last_time
+    else:
+        rows = describe(log)
+        last_time = rows[-1][5] if rows else 0
+    return max(last_time - now_us(), 0) / 1e6
 
 
 def total_bytes(log: Log) -> int:

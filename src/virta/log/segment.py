@@ -12,6 +12,7 @@ import os
 import secrets
 import struct
 import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from virta import files
@@ -277,3 +278,15 @@ def create_segment(directory: Path, header: SegmentHeader) -> None:
 
 def now_us() -> int:
     return time.time_ns() // 1000
+
+
+def describe_ahead(last_time: int) -> str:
+    """Say that the newest record is from the future, and what follows from it."""
+    stamped, now = (
+        f"{datetime.fromtimestamp(us // 1_000_000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        for us in (last_time, now_us())
+    )
+    return (
+        f"the newest record is stamped {stamped}, but this machine's clock says {now}; one of the two clocks was"
+        " wrong. Times never go back, so all records get that time until then (docs/log.md, Wrong clocks)"
+    )

@@ -24,15 +24,20 @@ from virta.errors import (
 )
 from virta.log import kernel
 from virta.log.codec import FLAG_SEAL, PRODUCER_ANONYMOUS, Status
-from virta.log.directory import segment_bases, segment_name, sync_directory
+from virta.log.directory import CONTROL, segment_bases, segment_name, sync_directory
 from virta.log.disk import disk_error
-from virta.log.index import Producers, index_sealed, load_index, remember
+from virta.log.index import Producers, index_sealed, load_producers, remember
 from virta.log.interval import IntervalSync
 from virta.log.kernel import FOREIGN, Snapshot
-from virta.log.limits import BATCH_HEADER_BYTES, SEGMENT_HEADER_BYTES
+from virta.log.limits import (
+    BATCH_HEADER_BYTES,
+    CLOCK_AHEAD_S,
+    OPEN_LOCK_TIMEOUT_S,
+    SEGMENT_HEADER_BYTES,
+)
 from virta.log.plain import SETTLE_FSYNC, SETTLE_GROUP, SETTLE_NOT
 from virta.log.record import Appended
-from virta.log.recovery import LOST_MAX, Recovered, recover, seal_record
+from virta.log.recovery import LOST_MAX, Recovered, logger, recover, seal_record
 from virta.log.segment import (
     NO_SEGMENT,
     Position,
@@ -40,6 +45,7 @@ from virta.log.segment import (
     SegmentHeader,
     Walk,
     create_segment,
+    describe_ahead,
     new_salt,
     now_us,
     rewrite_header,
@@ -84,6 +90,7 @@ class Writer:
         self._segment: Segment | None = None  # its header; the kernel has the descriptor
         self._poison: str | None = None
         self._unindexed = False
+        self._faults = 0
         self._producers: Producers = {}
         self._producers_at: tuple[int, Position] | None = None
         self._interval: IntervalSync | None = None
@@ -91,9 +98,27 @@ class Writer:
         # What our own appends have waited for; a leader that stands still tells it later.
         self.synced_next = 0
         self._closed = False
-        # Damage is said again by every append; repair needs a handle.
-        with suppress(LogCorruptionError), self.locked():
-            self._attach()
+        self._warned = False
+        self._open()
+
+    def _open(self) -> None:
+        """Attach, unless a process that stands still has the lock: who only reads can do without."""
+        current = self.snapshot().current
+        timeout = min(self._lock_timeout, OPEN_LOCK_TIMEOUT_S) if current else self._lock_timeout
+        try:
+            # Damage is said again by every append; repair needs a handle.
+            with suppress(LogCorruptionError), self.locked(timeout):
+                self._attach()
+        except LogLockTimeoutError:
+            if not current:
+                raise  # it may need recovery before anybody can read it
+        self._check_clock(self.snapshot().last_time)
+
+    def _check_clock(self, last_time: int) -> None:
+        """Warn once of a newest record from the future: every append gets its time until then."""
+        if last_time > now_us() + CLOCK_AHEAD_S * 1e6 and not self._warned:
+            self._warned = True
+            logger.warning("log_clock_ahead %s: %s", self.directory, describe_ahead(last_time))
 
     # --- appending ---
 
@@ -211,6 +236,8 @@ class Writer:
             got = self._core.lock(patience)
         except ValueError as exc:
             raise LogClosedError(f"the log at {self.directory} is closed") from exc
+        except OSError as exc:
+            raise disk_error(exc, f"locking {self.directory}") from exc
         if not got:
             raise self._lock_kept(patience)
         try:
@@ -314,6 +341,12 @@ class Writer:
     def _find_active(self, *, distrust: bool) -> None:
         bases = segment_bases(self.directory)
         snapshot = self.snapshot()
+        if self._core.faults() > self._faults:
+            self._faults = self._core.faults()
+            logger.warning(
+                "log_control_truncated %s was truncated by another process; it is made again from the segments",
+                self.directory / CONTROL,
+            )
         page = snapshot.state != FOREIGN
         if not bases:
             first = snapshot.next if page else 0  # no offset twice, even if all files are gone
@@ -408,6 +441,7 @@ class Writer:
         except OSError as exc:
             raise self._write_error(exc, SEGMENT_HEADER_BYTES) from exc
         self._unindexed = True
+        self._check_clock(last_time)
 
     def _roll(self, epoch: int | None = None) -> None:
         """Seal the active segment, make it durable, begin the next."""
@@ -446,7 +480,7 @@ class Writer:
         bases = segment_bases(self.directory)
         if self._producers_at is None or self._producers_at[0] != bases[-1]:
             # Sealed since, perhaps even compacted: batches may be gone whose news only the index has kept.
-            self._producers_at = self._load_producers(bases)
+            self._producers_at = load_producers(self.directory, bases, self._producers)
         base, at = self._producers_at
         for number in [b for b in bases if b >= base]:
             # It may be gone: retention does not wait for us.
@@ -460,24 +494,6 @@ class Writer:
                         if batch.producer > PRODUCER_ANONYMOUS:
                             remember(self._producers, batch.producer, batch.sequence, batch.base)
                 self._producers_at = (number, walk.end.at)
-
-    def _load_producers(self, bases: list[int]) -> tuple[int, Position]:
-        """Start from the newest index that fits; its table covers everything before it."""
-        for number, base in reversed(list(enumerate(bases[:-1]))):
-            with suppress(FileNotFoundError):
-                with Segment(self.directory, base) as segment:
-                    index = load_index(self.directory, base, segment.header.salt)
-                if index is not None:
-                    for producer, (sequence, offset) in index.producers.items():
-                        if sequence >= self._producers.get(producer, (0, 0))[0]:
-                            remember(self._producers, producer, sequence, offset)
-                    bases = bases[number + 1 :]
-                    break
-        for base in bases[:-1]:
-            with suppress(FileNotFoundError), Segment(self.directory, base) as segment:
-                return base, segment.start()
-        with Segment(self.directory, bases[-1]) as segment:
-            return segment.base, segment.start()
 
     def _poisoned(self, exc: OSError) -> LogSyncError:
         self._poison = (

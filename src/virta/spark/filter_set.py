@@ -34,7 +34,7 @@ from virta.event import document_of as event_document
 from virta.event.records import read_event
 from virta.filters.tree import Condition, Flat, Node, conditions
 from virta.match import Compiled, Matcher, compile_filter
-from virta.match.image import SHARED_WRITE, Programs, heap_matcher, is_ours, shared_matcher
+from virta.match.image import SHARED_WRITE, Programs, heap_matcher, shared_matcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -278,10 +278,9 @@ def opened_set(path: str, fetch: Callable[[], Any] | None = None) -> FilterSet:
 
 def open_file(path: Path, digest: str) -> FilterSet:
     try:
-        # Parts are unpickled, and the directory may be one that others write to: what could change after the
-        # look at its digest is copied first.
-        ours = is_ours(path) and is_ours(path.parent)
-        source = pa.memory_map(str(path)) if ours else pa.BufferReader(path.read_bytes())
+        # Parts are unpickled, and the directory may be one that others write to: what could change after its
+        # digest was checked is copied first. Not mapped: a file that is truncated then would end the worker.
+        source = pa.BufferReader(path.read_bytes())
     except OSError as exc:
         raise MatchError(f"the filter set {path} cannot be read: {exc}") from exc
     touch(path)
@@ -291,6 +290,8 @@ def open_file(path: Path, digest: str) -> FilterSet:
     rest = table.schema.metadata
     names = column_of(table, "names")
     ids = bool(rest[b"ids"])
+    # A copy: a slice would keep the whole file in memory.
+    names = names.take(pa.array(range(len(names)), pa.int64()))
     if Matcher().engine == "plain":
         return FilterSet(plain_matcher(rest[b"plain"], len(names)), names, sees_ids=ids)
     programs = Programs(
