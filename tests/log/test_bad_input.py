@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import uuid
 
 import pytest
 
@@ -182,6 +183,41 @@ def test_a_newer_format_is_refused(log):
     meta.write_text("{}")
     with pytest.raises(errors.LogFormatError, match="META"):
         virta.open(log.path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(
+            f'"segment_bytes": {n}'
+            for n in ("1e999", "-1e999", "NaN", "-5", "0", "true", "1.5", '"4096"')
+        ),
+        *(
+            f'"segment_bytes": {n}'
+            for n in ("1" + "0" * 30, "9" * 5000, "null", "[]", "[" * 60_000)
+        ),
+        *(f'"format": {n}' for n in ("1e999", "NaN", "true", "1.0", "[]", "{}")),
+        *(f'"stream": {n}' for n in ("5", "null", "[[]]", "1e999")),
+        *(f'"features": {n}' for n in ("5", "1e999", "true")),
+    ],
+    ids=lambda change: change[:30],
+)
+def test_absurd_numbers_in_meta_are_refused_in_words(log, change):
+    """OverflowError, RecursionError and log directories that opened and could not be written, before."""
+    log.close()
+    meta = log.path / "META"
+    content = json.dumps({"format": 1, "stream": str(uuid.uuid4()), "segment_bytes": 4096})
+    meta.write_text(f"{content[:-1]}, {change}}}")  # the last of two wins
+    with pytest.raises(errors.LogFormatError, match="META"):
+        virta.open(log.path)
+
+
+@pytest.mark.parametrize("text", [b'{"offset": 1e999}', b'{"offset": -1}', b"[" * 4096, b"5", b"x"])
+def test_a_pin_that_says_nothing_keeps_everything(text):
+    """A damaged file of a living process must neither stop retention with a traceback nor lose records."""
+    from virta.log.retention import _pinned_offset
+
+    assert _pinned_offset(text) == 0
 
 
 def test_a_segment_of_a_newer_version_is_refused(log):

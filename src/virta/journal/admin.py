@@ -56,6 +56,7 @@ CRONS_MAX = 10_000
 LOOKING = frozenset({"stats", "list", "show", "export"})
 LIMIT_MAX = 1 << 53
 DELAY_S_MAX = 3650 * 86_400
+NESTED = "the JSON is nested too deeply, at most about 1,000 levels"
 Setting = TypeVar("Setting", Settings, Cron)
 
 
@@ -251,6 +252,8 @@ class Admin:
             command = msgspec.json.decode(request.value.data, type=Command)
         except msgspec.DecodeError as error:
             raise RefusedError("bad-settings", str(error)[:200]) from error
+        except RecursionError as error:
+            raise RefusedError("bad-settings", NESTED) from error
         action = getattr(self, f"_do_{command.do}", None)
         if action is None:
             raise RefusedError("unknown-function", f"there is no command {command.do[:40]!r}")
@@ -384,6 +387,8 @@ def _decoded(value: Value, kind: type[Setting]) -> Setting:
         return msgspec.json.decode(value.data, type=kind)
     except msgspec.DecodeError as error:
         raise RefusedError("bad-settings", str(error)[:200]) from error
+    except RecursionError as error:
+        raise RefusedError("bad-settings", NESTED) from error
 
 
 def _named(places: list[Any], domain: str) -> Any:

@@ -106,6 +106,8 @@ def seconds(name: str, value: float | None) -> float | None:
 def from_json(plain: Any) -> Value:
     """Plain JSON values by their type, `{"base64": …}` as bytes, anything else as its JSON text."""
     if isinstance(plain, dict) and plain.keys() == {"base64"}:
+        if not isinstance(plain["base64"], str):
+            raise RefusedError("bad-request", f"base64 {plain['base64']!r:.60} is not text")
         return Value(Type.BUFFER, base64.b64decode(plain["base64"], validate=True))
     if isinstance(plain, dict | list):
         return Value(Type.STRING, msgspec.json.encode(plain))

@@ -37,6 +37,7 @@ from virta.journal.messages import (
     Type,
     Value,
 )
+from virta.journal.rules import STAMP_US_MAX
 from virta.journal.shelf import OVER_BYTES_MAX
 from virta.journal.wire import encode_request
 
@@ -55,6 +56,7 @@ COPIED_PAYLOAD_BYTES_MAX = 8 * 1024 * 1024 - 256 * 1024
 _MARK = struct.Struct(">QQ")  # when it was made, until when
 _Time = Annotated[int, Meta(ge=0)]
 _Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+_Stamp = Annotated[int, Meta(ge=0, le=STAMP_US_MAX)]
 
 
 class JobState(Struct, array_like=True, frozen=True):
@@ -64,7 +66,7 @@ class JobState(Struct, array_like=True, frozen=True):
     id: _Id
     priority: Annotated[int, Meta(ge=0, le=255)]
     start: _Time
-    timestamp: _Time
+    timestamp: _Stamp
     created: _Time
     payload_type: Annotated[int, Meta(ge=-1, le=5)]
     payload: bytes
@@ -73,9 +75,9 @@ class JobState(Struct, array_like=True, frozen=True):
     dead: bool
     worked_until: _Time
     lease: _Id
-    revision: _Time
+    revision: _Stamp
     persist: bool
-    covered: Annotated[dict[_Time, _Time], Meta(max_length=COVERED_MAX)] | None = None
+    covered: Annotated[dict[_Stamp, _Stamp], Meta(max_length=COVERED_MAX)] | None = None
 
 
 class JobCopy(Struct, array_like=True, frozen=True):
@@ -141,6 +143,7 @@ class Copies:
         if len(request.key2) != _MARK.size:
             raise RefusedError("bad-query", f"a mark of {len(request.key2)} bytes, not 16")
         marked_at, until = _MARK.unpack(request.key2)
+        marked_at = min(marked_at, STAMP_US_MAX)
         entry = self._engine.store.stored(request.key)
         if (
             entry is not None

@@ -20,7 +20,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from virta.journal import bodies, commands, problems
-from virta.journal.admin import CRON_PREFIX, DOMAIN_PREFIX
+from virta.journal.admin import CRON_PREFIX, DOMAIN_PREFIX, NESTED
 from virta.journal.bodies import shown, shown_name
 from virta.journal.commands import Command, Found, Next
 from virta.journal.messages import RefusedError, Type, Value, system_clock
@@ -107,6 +107,8 @@ class Handler:
             return _problem(refused, path)
         except (ValueError, msgspec.ValidationError, msgspec.DecodeError) as error:
             return _problem(RefusedError("bad-request", str(error)[:300]), path)
+        except RecursionError:
+            return _problem(RefusedError("bad-request", NESTED), path)
 
     async def _route(
         self, method: str, path: str, arguments: dict[str, str], body: bytes, content_type: str

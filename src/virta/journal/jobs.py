@@ -23,6 +23,7 @@ from virta.journal.domain import (
 )
 from virta.journal.lattice import bounded, covering, join, order
 from virta.journal.messages import RefusedError, Value
+from virta.journal.rules import TIME_US_MAX
 from virta.journal.table import JobTable
 
 PRIORITY_MAX = 255
@@ -299,7 +300,7 @@ class Jobs(JobTable):
     def shift(self, step: int, now: int) -> None:
         """The clock was set by `step` µs: see `clocks` for what moves with it."""
         for job in list(self._working.values()):
-            job.worked_until = max(job.worked_until + step, 1)
+            job.worked_until = min(max(job.worked_until + step, 1), TIME_US_MAX)
             job.domain.move(job, WORKING)
             self.schedule.arm(job.domain, job.worked_until)
             if job.slot and self.leases is not None:

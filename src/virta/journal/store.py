@@ -342,10 +342,10 @@ class Store(Shelf):
                 entry.accessed = max(entry.accessed + step, 1)
                 continue
             if entry.worked_until:
-                entry.worked_until = max(entry.worked_until + step, 1)
+                entry.worked_until = min(max(entry.worked_until + step, 1), TIME_US_MAX)
                 self._marked[entry] = None
             if entry.ttl and entry.expires:
-                self._set_expiry(entry, max(entry.expires + step, 1))
+                self._set_expiry(entry, min(max(entry.expires + step, 1), TIME_US_MAX))
                 self._marked[entry] = None
         self._tombstones = deque((when + step, entry) for when, entry in self._tombstones)
 

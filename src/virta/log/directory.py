@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from virta import files
 from virta.errors import LogFormatError, LogNotFoundError, LogReadOnlyError
+from virta.log.limits import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FORMAT: Final = 1
 META: Final = "META"
+META_BYTES_MAX: Final = 64 * 1024  # ours has 200
 CONTROL: Final = "control"
 WRITER_LOCK, SYNC_LOCK, MAINT_LOCK = "writer.lock", "sync.lock", "maint.lock"
 GROUPS, PINS, QUARANTINE = "groups", "pins", "quarantine"
@@ -75,13 +77,15 @@ def read_meta(directory: Path) -> Meta:
     except (FileNotFoundError, NotADirectoryError):
         raise LogNotFoundError(f"no log at {directory}: there is no META file in it") from None
     try:
-        meta: dict[str, Any] = json.loads(text)
+        meta: dict[str, Any] = json.loads(text[:META_BYTES_MAX])
         version = meta["format"]
         stream = uuid.UUID(meta["stream"])
-        segment_bytes = int(meta["segment_bytes"])
-        features = meta.get("features", [])
-    except (ValueError, KeyError, TypeError) as exc:
-        raise LogFormatError(f"{path} is not a log's META file: {exc!r}") from exc
+        segment_bytes = meta["segment_bytes"]
+        features = list(meta.get("features", []))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        raise LogFormatError(f"{path} is not a log's META file: {str(exc)[:200]!r}") from exc
+    if type(version) is not int:
+        raise LogFormatError(f"{path}: format {_shown(version)} is not a whole number")
     if version != FORMAT:
         raise LogFormatError(
             f"{directory} has log format {version!r}; this Virta reads format {FORMAT}: upgrade Virta",
@@ -92,7 +96,19 @@ def read_meta(directory: Path) -> Meta:
             f"{directory} uses features this Virta does not know: {', '.join(map(str, features))}",
             code="log_format_newer",
         )
+    if (
+        type(segment_bytes) is not int
+        or not SEGMENT_BYTES_MIN <= segment_bytes <= SEGMENT_BYTES_MAX
+    ):
+        raise LogFormatError(
+            f"{path}: segment_bytes {_shown(segment_bytes)} is not a whole number from "
+            f"{SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}"
+        )
     return Meta(stream, segment_bytes)
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:60]
 
 
 def write_meta(directory: Path, segment_bytes: int) -> Meta:

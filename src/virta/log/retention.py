@@ -97,7 +97,7 @@ def lowest_pin(directory: Path) -> int | None:
         except BlockingIOError:
             # Held. A pin that is just being written has no offset yet: take it for zero.
             text = os.pread(fd, 4096, 0)
-            offset = int(json.loads(text)["offset"]) if text else 0
+            offset = _pinned_offset(text)
             lowest = offset if lowest is None else min(lowest, offset)
         else:
             if os.fstat(fd).st_size:
@@ -105,6 +105,15 @@ def lowest_pin(directory: Path) -> int | None:
         finally:
             os.close(fd)
     return lowest
+
+
+def _pinned_offset(text: bytes) -> int:
+    """Return a pin's offset; one that cannot be read, or says what no offset is, keeps everything."""
+    try:
+        offset = json.loads(text)["offset"] if text else 0
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return 0
+    return offset if type(offset) is int and offset >= 0 else 0
 
 
 @in_words("removing segments of")
