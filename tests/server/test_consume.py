@@ -35,13 +35,15 @@ def test_frames_byte_for_byte(server):
     assert consumer.headers["access-control-allow-origin"] == "*"
     assert "ce-id" not in consumer.headers
     assert re.fullmatch(
-        rb'event: connect\ndata: {"timestamp":"' + STAMP.encode() + rb'","clientID":"\d+-\d+"}\n\n',
+        rb'event: connect\nid: [0-9a-f]{12}\.\d+\ndata: {"timestamp":"'
+        + STAMP.encode()
+        + rb'","clientID":"\d+-\d+"}\n\n',
         connect.raw,
     )
     assert re.fullmatch(
         rb': {"timestamp":"'
         + STAMP.encode()
-        + rb'"}\nevent: data\nid: %2F%2Fsome\+where\+some-id\n'
+        + rb'","offset":\d+}\nevent: data\nid: %2F%2Fsome%20where\+some-id\n'
         rb'data: {"source":"//some where","id":"some-id","data":{"x":1}}\n\n',
         data.raw,
     )
@@ -49,10 +51,10 @@ def test_frames_byte_for_byte(server):
 
 @pytest.mark.parametrize(
     ("id_", "line"),
-    [("a+b", "a%2Bb"), ("ü~", "%C3%BC%7E"), ("a.b-c*d_e", "a.b-c*d_e"), ("a/b c", "a%2Fb+c")],
+    [("a+b", "a%2Bb"), ("ü~", "%C3%BC%7E"), ("a.b-c*d_e", "a.b-c*d_e"), ("a/b c", "a%2Fb%20c")],
 )
 def test_id_is_form_encoded(server, id_, line):
-    """The id line is source, blank and id, form-encoded as Java does it."""
+    """The id line is source, `+` and id, form-encoded as Java does it, but for blanks."""
 
     async def scenario():
         consumer = await Consumer.open(server.port, "/channels/ids")

@@ -15,7 +15,7 @@ from test_quick import Talk
 import virta
 
 # What differs between any two answers: when they were given, their number, how long things took.
-ITS_OWN = re.compile(rb"(ce-time|ce-id|Thorium-[A-Za-z-]+-Time): [^\r]*")
+ITS_OWN = re.compile(rb"(ce-time|ce-id|Virta-Offset|Thorium-[A-Za-z-]+-Time): [^\r]*")
 TEXTS = st.sampled_from(["a", "b", "ü", "\ud800", "x\ny", ""]) | st.text(max_size=6)
 VALUES = TEXTS | st.sampled_from([None, 7, -0.5, True, [], {}])
 EVENTS = st.fixed_dictionaries(

@@ -64,14 +64,14 @@ class Entry:
             del self.subscriptions[subscription.encoding]
         return True
 
-    def flush(self, now: float) -> int:
+    def flush(self, now: float, tag: bytes) -> int:
         """Send what was hit to every subscription; the bytes are made once per encoding."""
         hits, self.hits = self.hits, []
         count = len(hits)
         sent = 0
         # Copies, since a send may end a subscription and so change the groups.
         for encoding, subscriptions in tuple(self.subscriptions.items()):
-            payload = ENCODERS[encoding](hits)
+            payload = ENCODERS[encoding](hits, tag)
             sent += count * len(subscriptions)
             for subscription in tuple(subscriptions):
                 try:
@@ -134,8 +134,9 @@ class _Index:
 class Channel:
     """The subscriptions of one channel."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, tag: bytes) -> None:
         self.name = name
+        self._tag = tag  # of the log, for positions
         self._entries: dict[tuple[str, str], Entry] = {}
         self._everything: Entry | None = None
         self._indexes: dict[str, _Index] = {}
@@ -195,7 +196,7 @@ class Channel:
                     if not entry.hits:
                         hit.append(entry)
                     entry.hits.append(delivery)
-        return sum([entry.flush(now) for entry in hit])
+        return sum([entry.flush(now, self._tag) for entry in hit])
 
     def deliver_parcel(self, parcel: Parcel, timestamp: int, now: float) -> int:
         """The same for a parcel, of which only the events that somebody asked for are looked at."""
@@ -208,8 +209,9 @@ class Channel:
             return 0
         values = parcel.values()
         places = dict.fromkeys([place for place, _ in hits])
-        picked = parcel.pick([values[place] for place in places], timestamp)
+        picked = parcel.pick(values, places, timestamp)
         deliveries = dict(zip(places, picked, strict=True))
         for place, entry in hits:
             entry.hits.append(deliveries[place])
-        return sum([entry.flush(now) for entry in dict.fromkeys([entry for _, entry in hits])])
+        entries = dict.fromkeys([entry for _, entry in hits])
+        return sum([entry.flush(now, self._tag) for entry in entries])

@@ -13,13 +13,22 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from virta.hub.frames import chunk, event_frame, timestamp_text, websocket_text
+from virta.hub.frames import (
+    chunk,
+    event_frame,
+    position_frame,
+    timestamp_text,
+    websocket_text,
+    with_member,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 RECORD_TYPE = "virta.record"
 RECORD_SOURCE = "/log/"
+# The CloudEvents extension attribute that carries a position over a WebSocket.
+POSITION_ATTRIBUTE = "virtaposition"
 
 
 class RecordLike(Protocol):
@@ -70,13 +79,27 @@ class Delivery(msgspec.Struct, gc=False):
     timestamp: int = 0
     key: bytes = b""
     made: bytes | None = None
+    made_positioned: bytes | None = None
 
     @property
     def frame(self) -> bytes:
         """The event as a server-sent event."""
         if self.made is None:
-            self.made = event_frame(self.source, self.id, self.value, self.timestamp)
+            self.made = event_frame(self.source, self.id, self.value, self.timestamp, self.offset)
         return self.made
+
+    def positioned_frame(self, tag: bytes) -> bytes:
+        """Return the event as a server-sent event with its position as id."""
+        if self.made_positioned is None:
+            self.made_positioned = position_frame(tag, self.value, self.timestamp, self.offset)
+        return self.made_positioned
+
+    def positioned_text(self, tag: bytes) -> bytes:
+        """Return the event as a WebSocket message with its position as an attribute."""
+        if self.offset < 0:
+            return websocket_text(self.value)
+        position = f"{tag.decode()}.{self.offset + 1}"
+        return websocket_text(with_member(self.value, POSITION_ATTRIBUTE, position))
 
     def document(self) -> bytes:
         """
@@ -100,14 +123,29 @@ def from_record(record: RecordLike) -> Delivery:
     """Read a log record as an event, wrapping what is none."""
     channel = record.topic.decode("utf-8", "replace")
     value = bytes(record.value)
+    pair = _source_and_id(value)
+    if pair is None:
+        return _wrapped(record, channel, value)
+    return Delivery(channel, *pair, one_line(value), record.offset, record.timestamp)
+
+
+def identity(record: RecordLike) -> tuple[str, str, str]:
+    """Return the channel, source and id that `from_record` would give the event."""
+    channel = record.topic.decode("utf-8", "replace")
+    pair = _source_and_id(record.value)
+    if pair is None:
+        return channel, RECORD_SOURCE + channel, str(record.offset)
+    return channel, *pair
+
+
+def _source_and_id(value: bytes) -> tuple[str, str] | None:
+    """Read what identifies an event; None when the value is no event."""
     try:
         head = decode_head(value)
-        source, id_ = head.source, head.id
-        if isinstance(source, str) and isinstance(id_, str):
-            return Delivery(channel, source, id_, one_line(value), record.offset, record.timestamp)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        pass
-    return _wrapped(record, channel, value)
+        return None
+    source, id_ = head.source, head.id
+    return (source, id_) if isinstance(source, str) and isinstance(id_, str) else None
 
 
 def one_line(value: bytes) -> bytes:
@@ -139,20 +177,43 @@ def _wrapped(record: RecordLike, channel: str, value: bytes) -> Delivery:
     )
 
 
-def _chunked(deliveries: Sequence[Delivery]) -> bytes:
+def _chunked(deliveries: Sequence[Delivery], tag: bytes) -> bytes:  # noqa: ARG001
     if len(deliveries) == 1:
         return chunk(deliveries[0].frame)
     return chunk(b"".join([delivery.frame for delivery in deliveries]))
 
 
-def _plain(deliveries: Sequence[Delivery]) -> bytes:
+def _plain(deliveries: Sequence[Delivery], tag: bytes) -> bytes:  # noqa: ARG001
     return b"".join([delivery.frame for delivery in deliveries])
 
 
-def _texts(deliveries: Sequence[Delivery]) -> bytes:
+def _texts(deliveries: Sequence[Delivery], tag: bytes) -> bytes:  # noqa: ARG001
     return b"".join([websocket_text(delivery.value) for delivery in deliveries])
 
 
-# How a hearer wants its bytes; indexes into ENCODERS.
+def _chunked_positions(deliveries: Sequence[Delivery], tag: bytes) -> bytes:
+    return chunk(_plain_positions(deliveries, tag))
+
+
+def _plain_positions(deliveries: Sequence[Delivery], tag: bytes) -> bytes:
+    return b"".join([delivery.positioned_frame(tag) for delivery in deliveries])
+
+
+def _text_positions(deliveries: Sequence[Delivery], tag: bytes) -> bytes:
+    return b"".join([delivery.positioned_text(tag) for delivery in deliveries])
+
+
+# How a hearer wants its bytes; indexes into ENCODERS. The second three carry positions.
 SSE_CHUNKED, SSE_PLAIN, WEBSOCKET = range(3)
-ENCODERS: tuple[Callable[[Sequence[Delivery]], bytes], ...] = (_chunked, _plain, _texts)
+SSE_CHUNKED_POSITIONS, SSE_PLAIN_POSITIONS, WEBSOCKET_POSITIONS = range(3, 6)
+CHUNKED = frozenset({SSE_CHUNKED, SSE_CHUNKED_POSITIONS})
+SOCKETS = frozenset({WEBSOCKET, WEBSOCKET_POSITIONS})
+# Each takes events and the log's tag.
+ENCODERS: tuple[Callable[[Sequence[Delivery], bytes], bytes], ...] = (
+    _chunked,
+    _plain,
+    _texts,
+    _chunked_positions,
+    _plain_positions,
+    _text_positions,
+)

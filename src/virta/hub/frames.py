@@ -1,12 +1,14 @@
 """
 The bytes a hearer gets: server-sent events and WebSocket text, each made once and shared.
 
-Frame of an event, as Thorium sends it (the comment is part of the frame):
+Frame of an event, as Thorium sends it (the comment is part of the frame; the offset in it is ours):
 
-    : {"timestamp":"2024-01-03T00:35:27.123456Z"}
+    : {"timestamp":"2024-01-03T00:35:27.123456Z","offset":4711}
     event: data
     id: %2F%2Fsomewhere+some-id
     data: {"source":"//somewhere",…}
+
+For consumers that ask for positions the `id` is one (`virta.hub.positions`).
 
 Everything here is a pure function of its arguments.
 """
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from functools import lru_cache
-from urllib.parse import quote_plus
+from urllib.parse import quote
 
 import msgspec
 
@@ -27,11 +29,17 @@ LAST_CHUNK = b"0\r\n\r\n"
 OPCODE_TEXT_FINAL = 0x81
 
 _json = msgspec.json.Encoder()
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def form_encode(text: str) -> str:
-    """Encode as an HTML form does in Java: only letters, digits and `.-*_` stay."""
-    return quote_plus(text, safe="*", errors="replace").replace("~", "%7E")
+    """
+    Encode as an HTML form does in Java: only letters, digits and `.-*_` stay.
+
+    But a blank becomes `%20`: the `+` between a source and an id is the only one, so no two events
+    have one id.
+    """
+    return quote(text, safe="*", errors="replace").replace("~", "%7E")
 
 
 @lru_cache(SOURCE_CACHE_MAX)
@@ -59,20 +67,64 @@ def _second_text(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
-def event_frame(source: str, id_: str, value: bytes, timestamp: int) -> bytes:
-    """One event; `value` is its JSON on one line, its id source, blank and id, form-encoded."""
-    return b': {"timestamp":"%b"}\nevent: data\nid: %b+%b\ndata: %b\n\n' % (
+def event_frame(source: str, id_: str, value: bytes, timestamp: int, offset: int) -> bytes:
+    """
+    Make the frame of one event; `value` is its JSON on one line, its id source, `+` and id, encoded.
+
+    An event that is in no log has the offset -1.
+    """
+    if offset < 0:
+        return b': {"timestamp":"%b"}\nevent: data\nid: %b+%b\ndata: %b\n\n' % (
+            _timestamp_bytes(timestamp),
+            _encode_source(source),
+            _encode_id(id_),
+            value,
+        )
+    return b': {"timestamp":"%b","offset":%d}\nevent: data\nid: %b+%b\ndata: %b\n\n' % (
         _timestamp_bytes(timestamp),
+        offset,
         _encode_source(source),
         _encode_id(id_),
         value,
     )
 
 
-def named_frame(name: str, data: object, *, retry_ms: int | None = None) -> bytes:
-    """One of our own events: connect, ping, gap, overflow, drain."""
+def position_frame(tag: bytes, value: bytes, timestamp: int, offset: int) -> bytes:
+    """Make the same frame with the position behind the event as its id; -1 has none."""
+    if offset < 0:
+        return b': {"timestamp":"%b"}\nevent: data\ndata: %b\n\n' % (
+            _timestamp_bytes(timestamp),
+            value,
+        )
+    return b': {"timestamp":"%b","offset":%d}\nevent: data\nid: %b.%d\ndata: %b\n\n' % (
+        _timestamp_bytes(timestamp),
+        offset,
+        tag,
+        offset + 1,
+        value,
+    )
+
+
+def named_frame(
+    name: str, data: object, *, id_: str | None = None, retry_ms: int | None = None
+) -> bytes:
+    """Make one of our own frames: connect, ping, gap, overflow, disconnect."""
     retry = b"" if retry_ms is None else b"retry: %d\n" % retry_ms
-    return b"%bevent: %b\ndata: %b\n\n" % (retry, name.encode(), _json.encode(data))
+    id_line = b"" if id_ is None else b"id: %b\n" % id_.encode()
+    return b"%bevent: %b\n%bdata: %b\n\n" % (
+        retry,
+        name.encode(),
+        id_line,
+        _json.encode(data),
+    )
+
+
+def with_member(value: bytes, name: str, text: str) -> bytes:
+    """Add a member with a plain text to a JSON object that has members, in place of one of that name."""
+    if b'"%b"' % name.encode() in value or not value.endswith(b"}"):
+        members = _decode_members(value)
+        return _json.encode(members | {name: text})
+    return b'%b,"%b":"%b"}' % (value[:-1], name.encode(), text.encode())
 
 
 def chunk(body: bytes) -> bytes:

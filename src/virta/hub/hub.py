@@ -21,7 +21,8 @@ import msgspec
 from virta.errors import HubError
 from virta.hub.channel import Channel
 from virta.hub.delivery import Delivery
-from virta.hub.frames import timestamp_text, websocket_text
+from virta.hub.frames import timestamp_text
+from virta.hub.positions import Position, tag_of
 from virta.hub.topics import META, STREAMS
 from virta.streams import StreamIndex
 
@@ -52,8 +53,11 @@ class Hub:
         position: int = 0,
         source_name: str = "//name.djsweet.thorium",
         clock_us: Callable[[], int] = now_microseconds,
+        tag: str = "",
     ) -> None:
         self.position = position
+        self.tag = tag or tag_of("")  # of the log
+        self._tag = self.tag.encode()
         self.instance_id = base64.b64encode(os.urandom(15)).decode()
         self.delivered = 0  # copies handed to subscriptions and streams
         self.dropped = 0  # copies lost by consumers that are gone
@@ -85,7 +89,8 @@ class Hub:
             )
         channel = self._channels.get(subscription.channel)
         if channel is None:
-            channel = self._channels[subscription.channel] = Channel(subscription.channel)
+            channel = Channel(subscription.channel, self._tag)
+            self._channels[subscription.channel] = channel
         channel.add(subscription)
         self._subscriptions.add(subscription)
         self.conjunctions += subscription.query.count(";") + 1
@@ -110,6 +115,7 @@ class Hub:
         self._stream_consumers.add(consumer)
 
     def detach_streams(self, consumer: StreamConsumer) -> None:
+        consumer.closed = True
         if consumer not in self._stream_consumers:
             return
         self._stream_consumers.discard(consumer)
@@ -146,6 +152,10 @@ class Hub:
         )
 
     # The position.
+
+    def position_text(self, offset: int) -> str:
+        """Return the position of a consumer that was sent everything below this offset."""
+        return Position(self.tag, offset).text
 
     def advance(self, position: int) -> None:
         """Everything before this offset is (about to be) delivered."""
@@ -235,22 +245,28 @@ class Hub:
         for message in messages:
             hearers = self._streams.route(tuple(message.id.split(":")))
             if hearers:
-                frame = websocket_text(message.value)
+                frames: dict[bool, bytes] = {}
                 for hearer in hearers:
+                    frame = frames.get(hearer.positions)
+                    if frame is None:
+                        frame = frames[hearer.positions] = hearer.frame(message, self._tag)
                     copies.setdefault(hearer, []).append(frame)
                 self.delivered += len(hearers)
-        for hearer, frames in copies.items():
-            hearer.offer(frames)
+        for hearer, own in copies.items():
+            hearer.offer(own)
 
     def _deliver_one_stream(
         self, messages: list[Delivery], hearers: Sequence[StreamConsumer]
     ) -> None:
-        """Everyone hears the same bytes once: they are put together once."""
-        frames = [websocket_text(message.value) for message in messages]
-        payload = b"".join(frames)
-        self.delivered += len(frames) * len(hearers)
+        """Everyone hears the same bytes once: they are put together once, with positions or without."""
+        self.delivered += len(messages) * len(hearers)
+        made: dict[bool, tuple[list[bytes], bytes]] = {}
         for hearer in hearers:
+            both = made.get(hearer.positions)
+            if both is None:
+                frames = [hearer.frame(message, self._tag) for message in messages]
+                both = made[hearer.positions] = (frames, b"".join(frames))
             if hearer.blocked:
-                hearer.offer(frames)
+                hearer.offer(both[0])
             else:
-                hearer.put(payload)
+                hearer.put(both[1])

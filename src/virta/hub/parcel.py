@@ -15,7 +15,7 @@ from virta.hub.delivery import Delivery, decode_head
 from virta.hub.kernel import split
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 # Fewer events are better off one by one: what came together with them is then sent together.
 PARCEL_EVENTS_MIN = 16
@@ -24,7 +24,7 @@ PARCEL_EVENTS_MIN = 16
 class Parcel:
     """Events that go one way together."""
 
-    __slots__ = ("channel", "count", "digests", "lines", "records")
+    __slots__ = ("channel", "count", "digests", "lines", "offset", "records", "repeated")
 
     def __init__(
         self, channel: str, count: int, records: bytes, lines: bytes, digests: bytes
@@ -34,6 +34,9 @@ class Parcel:
         self.records = records
         self.lines = lines
         self.digests = digests
+        self.offset = -1  # of its first event, known once it is in the log as a whole
+        # Its events one by one, when some of them were taken before.
+        self.repeated: list[Delivery] | None = None
 
     def __len__(self) -> int:
         return self.count
@@ -49,13 +52,18 @@ class Parcel:
 
     def deliveries(self, timestamp: int = 0) -> list[Delivery]:
         """The events, one by one."""
-        return list(self.pick(self.values(), timestamp))
+        return list(self.pick(self.values(), range(self.count), timestamp))
 
-    def pick(self, values: Iterable[bytes], timestamp: int) -> Iterable[Delivery]:
-        """Some of the events, given their bytes."""
-        for value in values:
+    def pick(
+        self, values: Sequence[bytes], places: Iterable[int], timestamp: int
+    ) -> Iterable[Delivery]:
+        """Yield the events at these places, given the bytes of all."""
+        first = self.offset
+        for place in places:
+            value = values[place]
             head = decode_head(value)
-            yield Delivery(self.channel, head.source, head.id, value, -1, timestamp)
+            offset = first + place if first >= 0 else -1
+            yield Delivery(self.channel, head.source, head.id, value, offset, timestamp)
 
 
 def pack(

@@ -187,7 +187,8 @@ class Publisher:
             elif self._idempotency.claim_all(part.digests):
                 gathering.add_parcel(part)
             else:  # repeats, which are taken out one by one
-                self._gather(gathering, part.deliveries())
+                part.repeated = part.deliveries()
+                self._gather(gathering, part.repeated)
         gathering.bytes += size
         gathering.answers.append((answer, number))
         self.outstanding += number
@@ -206,6 +207,26 @@ class Publisher:
             drafts, marks = [d for d, _ in kept], [m for _, m in kept]
         if drafts:
             gathering.add(drafts, marks)
+
+    def place(self, part: Delivery | Part) -> tuple[int | None, bool]:
+        """
+        Return where a publication that was answered stands in the log, and whether it is a repeat.
+
+        That is the offset of the first event that it wrote. When it wrote none, it is that of the
+        event that its first one repeats, None if that is no longer known.
+        """
+        if isinstance(part, Parcel):
+            if part.offset >= 0:
+                return part.offset, False
+            part = part.repeated or ()
+        events = (part,) if isinstance(part, Delivery) else part
+        for event in events:
+            if event.offset >= 0:
+                return event.offset, False
+        if not events:  # an empty batch
+            return None, False
+        first = events[0]
+        return self._idempotency.offset(key_of(first.channel, first.source, first.id)), True
 
     def write(self) -> None:
         """Write what was taken, unless a write is under way: that one's end begins the next."""
@@ -303,6 +324,11 @@ class Publisher:
         offset = first
         for part in gathering.parts:
             self._settle(part, offset)
+            if isinstance(part, Parcel):
+                part.offset = offset
+            else:
+                for at, draft in enumerate(part.drafts, offset):
+                    draft.offset = at
             offset += len(part)
         self.published += gathering.count
         self._hub.advance(offset)

@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
-from urllib.parse import unquote_plus
 
 import msgspec
 
@@ -22,20 +22,26 @@ from virta.errors import EventError, LogError, LogGapError
 from virta.filters.tree import Everything
 from virta.hub.channel import DOCUMENT, root_of
 from virta.hub.delivery import ENCODERS, Delivery, from_record
+from virta.hub.id_index import Found, IdIndex
 from virta.hub.idempotency import key_of
-from virta.hub.topics import META
+from virta.hub.positions import NOWHERE, EventId, Place, Position
+from virta.hub.publisher import read_delivery
+from virta.hub.stream_consumer import StreamConsumer
+from virta.hub.topics import META, STREAMS
 from virta.match.events import parse_event
+from virta.streams import streams_match
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from concurrent.futures import Executor
-    from datetime import datetime
 
     from virta.filters import Filter
     from virta.hub.hub import Hub
     from virta.hub.idempotency import Idempotency
     from virta.hub.subscription import Subscription
     from virta.log import Log, Reader, Record
+    from virta.log.recovery import Problem
+    from virta.streams import Segments
 
 logger = logging.getLogger("virta.hub")
 
@@ -46,18 +52,22 @@ PIECE_BYTES_MAX = 256 * 1024
 PIECE_RECORDS_MAX = 8192
 # A reader of the log has a buffer of a mebibyte: so many read at once, the others wait their turn.
 REPLAYS_MAX = 32
-# How far back an id that the table has forgotten is looked for.
-SEARCH_BYTES_MAX = 4 * 1024 * 1024 * 1024
-# An id has blanks only when its source or id has; more than this is nobody's honest id.
-SPLITS_MAX = 16
+# Searches for a source and id that wait or run (one runs at a time); the next one gets a gap instead.
+SEARCHES_MAX = 1024
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where to begin: an offset, and what has to be said first when something is missing."""
+    """
+    Where to begin: an offset, and what has to be said first when something is missing.
+
+    `again` is the position that leads to the same gap: who is cut off before it was told of the gap
+    comes back with that.
+    """
 
     offset: int
     gap: dict[str, object] | None = None
+    again: str = NOWHERE
 
 
 class Piece:
@@ -82,90 +92,137 @@ class Replayer:
         self._idempotency = idempotency
         self._executor = executor
         self._turn = asyncio.Semaphore(REPLAYS_MAX)
+        self._index = IdIndex(log)
+        self._search_turn = asyncio.Semaphore(1)
+        self._searches: set[asyncio.Task[Found]] = set()
         self.running = 0
 
-    async def find(self, channel: str, last_event_id: str) -> Start:
-        """Where a consumer that last saw this id has to continue."""
-        pairs = _split_id(last_event_id)
-        position = self._hub.position  # what comes during the search is not missed with the rest
-        for source, id_ in pairs:
-            offset = self._idempotency.offset(key_of(channel, source, id_))
-            if offset is not None:
-                return Start(offset + 1)
+    @property
+    def searched_bytes(self) -> int:
+        """Bytes of the log that were read to find events by source and id."""
+        return self._index.bytes_read
+
+    async def find(self, channel: str, place: Place) -> Start:
+        """
+        Return where a consumer of the channel has to continue.
+
+        Raises:
+            LogError: the log cannot be read.
+        """
+        if channel == META and isinstance(place, Position | EventId):
+            return self._lost({"reason": "no-history"})
+        if isinstance(place, EventId):
+            return await self._behind(channel, place)
+        if not isinstance(place, datetime):
+            return self.at(place)
+        # What comes while a time is looked for is new, also when that time lies ahead.
+        position = self._hub.position
         loop = asyncio.get_running_loop()
-        found = None
-        if channel != META and pairs:
-            try:
-                found = await loop.run_in_executor(
-                    self._executor, search, self._log, channel, set(pairs)
-                )
-            except LogError as error:
-                logger.warning("search_failed code=%s: %s", error.code, error.message)
-        if found is not None:
-            return Start(found + 1)
-        gap: dict[str, object] = {
-            "reason": "unknown-id",
-            "lastEventID": last_event_id,
-            "earliest": self._log.first_offset,
-            "resumedAt": position,
-        }
+        found = await loop.run_in_executor(self._executor, self.at, place)
+        return Start(min(found.offset, position), found.gap)
+
+    async def _behind(self, channel: str, seen: EventId) -> Start:
+        """Return the place behind an event, the oldest one when the id occurs several times."""
+        position = self._hub.position  # what comes during the search is not missed with the rest
+        named: dict[str, object] = {"lastEventID": seen.text}
+        pairs = seen.pairs()
+        if not pairs:
+            return self._lost({"reason": "unknown-id"} | named)
+        if len(self._searches) >= SEARCHES_MAX:
+            return self._lost({"reason": "search-limit", "searchedFrom": position} | named)
+        search = asyncio.ensure_future(self._search(channel, pairs, position))
+        self._searches.add(search)
+        search.add_done_callback(self._searches.discard)
+        try:
+            # A consumer that leaves does not end its search: the thread would still be busy with it.
+            found = await asyncio.shield(search)
+        except LogError as error:
+            logger.warning("search_failed code=%s: %s", error.code, error.message)
+            return self._lost({"reason": "search-failed"} | named, position)
+        cut = found.searched_from > self._log.first_offset
+        if found.offset is None:
+            reason = "search-limit" if cut else "unknown-id"
+            more = {"searchedFrom": found.searched_from} if cut else {}
+            return self._lost({"reason": reason} | named | more, position)
+        if cut:
+            # An older event with the same id may stand where nobody searched.
+            gap = {"reason": "search-limit"} | named | {"searchedFrom": found.searched_from}
+            return Start(found.offset + 1, gap | {"resumedAt": found.offset + 1})
+        return Start(found.offset + 1)
+
+    async def _search(self, channel: str, pairs: list[tuple[str, str]], end: int) -> Found:
+        loop = asyncio.get_running_loop()
+        async with self._search_turn:
+            return await loop.run_in_executor(self._executor, self._index.find, channel, pairs, end)
+
+    def _lost(self, gap: dict[str, object], position: int | None = None) -> Start:
+        """Return the present end, for a consumer whose place is not known."""
+        if position is None:
+            position = self._hub.position
+        gap |= {"earliest": self._log.first_offset, "resumedAt": position}
         return Start(position, gap)
 
-    def at(self, moment: str | int | datetime) -> Start:
-        """Where `earliest`, `latest`, an offset or a time is; blocking only for a time."""
-        if moment == "latest":
+    def at(self, place: Place) -> Start:
+        """Return where a place is that needs no search; blocking only for a time."""
+        assert not isinstance(place, EventId)
+        if place == "latest":
             return Start(self._hub.position)
-        first = self._log.first_offset
-        if moment == "earliest":
-            return Start(first)
-        if isinstance(moment, int):
-            if moment < first:
-                return Start(first, _trimmed(moment, first))
-            position = self._hub.position
-            if moment <= max(position, self._log.next_offset):
-                return Start(min(moment, position))
+        if place == "earliest":
+            return Start(self._log.first_offset)
+        if isinstance(place, Position):
+            return self._at_position(place)
+        if isinstance(place, int):
             # Whoever knows an offset that this log has not reached knows another log.
-            gap: dict[str, object] = {
-                "reason": "unknown-offset",
-                "from": moment,
-                "earliest": first,
-                "resumedAt": position,
-            }
-            return Start(position, gap)
-        assert not isinstance(moment, str)
-        reader = self._log.read(start=moment)
-        try:
+            return self._at_offset(place, {"reason": "unknown-offset", "from": place})
+        assert not isinstance(place, str)
+        with self._log.read(start=place) as reader:
             return Start(reader.position)
-        finally:
-            reader.close()
+
+    def _at_position(self, place: Position) -> Start:
+        unknown: dict[str, object] = {"reason": "unknown-position", "lastEventID": place.text}
+        if place.tag != self._hub.tag:
+            return self._lost(unknown)
+        return self._at_offset(place.offset, unknown)
+
+    def _at_offset(self, offset: int, unknown: dict[str, object]) -> Start:
+        first, position = self._log.first_offset, self._hub.position
+        if offset < first:
+            return Start(first, _trimmed(offset, first), self._hub.position_text(offset))
+        if offset <= max(position, self._log.next_offset):
+            return Start(min(offset, position))
+        return self._lost(unknown)
 
     async def run(
         self,
-        subscription: Subscription,
+        consumer: Subscription | StreamConsumer,
         start: Start,
         *,
         drained: Callable[[], asyncio.Future[None] | None],
-        tell_gap: Callable[[dict[str, object]], None],
+        tell_gap: Callable[[dict[str, object], int], None],
     ) -> None:
         """
-        Send history from `start`, then attach the subscription.
+        Send history from `start`, then attach the consumer.
 
         Args:
             drained: gives what to wait for before more may be written, or None.
-            tell_gap: says that offsets are missing.
+            tell_gap: says that offsets are missing, and up to which offset everything else was sent.
         """
-        position = start.offset
+        way: _StreamWay | _ChannelWay
+        if isinstance(consumer, StreamConsumer):
+            way = _StreamWay(self._hub, consumer)
+        else:
+            way = _ChannelWay(self._hub, consumer, self._first)
+        position = consumer.reached = start.offset
         self.running += 1
         try:
-            while not subscription.closed:
+            while not consumer.closed:
                 end = self._hub.position
                 if position >= end:
-                    self._hub.attach(subscription)
+                    way.attach()
+                    consumer.reached = None
                     return
                 async with self._turn:
-                    position, wait = await self._round(
-                        subscription, position, end, drained, tell_gap
-                    )
+                    position, wait = await self._round(way, position, end, drained, tell_gap)
                 if wait is not None:
                     await wait  # without a turn: who does not read keeps nobody from reading
         finally:
@@ -173,47 +230,47 @@ class Replayer:
 
     async def _round(
         self,
-        subscription: Subscription,
+        way: _ChannelWay | _StreamWay,
         position: int,
         end: int,
         drained: Callable[[], asyncio.Future[None] | None],
-        tell_gap: Callable[[dict[str, object]], None],
+        tell_gap: Callable[[dict[str, object], int], None],
     ) -> tuple[int, asyncio.Future[None] | None]:
         """
         Send what stands between two offsets, until the consumer is full.
 
         Gives the offset to go on from, and what to wait for before.
         """
-        loop = asyncio.get_running_loop()
-        reader = self._log.read(
-            topics=[subscription.channel], start=position, end=end, on_corruption="skip"
-        )
+        consumer = way.consumer
+        reader = self._log.read(topics=[way.topic], start=position, end=end, on_corruption="skip")
+        damage = 0
         try:
-            async for piece in self._pieces(loop, reader, subscription):
-                if piece.gap is not None:
-                    tell_gap(_trimmed(position, piece.gap.next))
-                    return piece.gap.next, None
+            async for piece in self._pieces(reader, way):
+                for problem in reader.problems[damage:]:
+                    # Somewhere in this piece: told before it, and again to who comes back.
+                    tell_gap(_damaged(problem, end), position)
+                damage = len(reader.problems)
                 if piece.deliveries:
-                    payload = ENCODERS[subscription.encoding](piece.deliveries)
-                    subscription.send(payload, len(piece.deliveries))
-                if subscription.closed:
+                    way.send(piece.deliveries)
+                if piece.gap is not None:
+                    consumer.reached = position = piece.gap.next
+                    tell_gap(_trimmed(piece.gap.first, position), position)
+                    return position, drained()
+                consumer.reached = position = end if piece.finished else piece.next
+                if consumer.closed:
                     break
                 wait = drained()
-                if wait is not None and not piece.finished:
-                    return piece.next, wait
+                if wait is not None:
+                    return position, wait
             return end, drained()
         finally:
             reader.close()
 
-    async def _pieces(
-        self, loop: asyncio.AbstractEventLoop, reader: Reader, subscription: Subscription
-    ) -> AsyncIterator[Piece]:
+    async def _pieces(self, reader: Reader, way: _ChannelWay | _StreamWay) -> AsyncIterator[Piece]:
+        loop = asyncio.get_running_loop()
         finished = False
         while not finished:
-            piece = await loop.run_in_executor(
-                self._executor, read_piece, reader, subscription.filter
-            )
-            piece.deliveries = [d for d in piece.deliveries if self._first(d)]
+            piece = await loop.run_in_executor(self._executor, way.read, reader)
             finished = piece.finished or piece.gap is not None
             yield piece
 
@@ -224,47 +281,57 @@ class Replayer:
         return known is None or known >= delivery.offset
 
 
-def search(log: Log, channel: str, pairs: set[tuple[str, str]]) -> int | None:
-    """Find the offset of an event by its source and id, newest segment first."""
-    needles = [id_.encode() for _, id_ in pairs if id_.isascii() and id_.isalnum()]
-    plain = len(needles) == len(pairs)
-    searched = 0
-    for segment in reversed(log.segments()):
-        searched += segment.bytes
-        if searched > SEARCH_BYTES_MAX and searched > segment.bytes:
-            return None
-        found = None
-        reader = log.read(
-            topics=[channel],
-            start=segment.base,
-            end=segment.next,
-            on_gap="skip",
-            on_corruption="skip",
-        )
-        try:
-            for record in reader:
-                # A plain id stands in the text as it is: most records are ruled out undecoded.
-                if plain and not any(needle in record.value for needle in needles):
-                    continue
-                delivery = from_record(record)
-                if (delivery.source, delivery.id) in pairs:
-                    found = record.offset
-        finally:
-            reader.close()
-        if found is not None:
-            return found
-    return None
+class _ChannelWay:
+    """How history reaches a subscription on a channel."""
+
+    def __init__(
+        self, hub: Hub, subscription: Subscription, is_first: Callable[[Delivery], bool]
+    ) -> None:
+        self.consumer = subscription
+        self.topic = subscription.channel
+        self._hub = hub
+        self._tag = hub.tag.encode()
+        self._is_first = is_first
+
+    def read(self, reader: Reader) -> Piece:
+        """Read a piece; runs in a thread."""
+        return read_piece(reader, self.consumer.filter)
+
+    def send(self, deliveries: list[Delivery]) -> None:
+        """Send the events of a piece, without those that live consumers did not get either."""
+        chosen = [delivery for delivery in deliveries if self._is_first(delivery)]
+        if chosen:
+            payload = ENCODERS[self.consumer.encoding](chosen, self._tag)
+            self.consumer.send(payload, len(chosen))
+
+    def attach(self) -> None:
+        self._hub.attach(self.consumer)
 
 
-def _split_id(last_event_id: str) -> list[tuple[str, str]]:
-    """Every (source, id) that an SSE id can stand for."""
-    text = unquote_plus(last_event_id)
-    pairs: list[tuple[str, str]] = []
-    at = text.find(" ")
-    while at >= 0 and len(pairs) < SPLITS_MAX:
-        pairs.append((text[:at], text[at + 1 :]))
-        at = text.find(" ", at + 1)
-    return pairs
+class _StreamWay:
+    """How history reaches a consumer of streams."""
+
+    topic = STREAMS
+
+    def __init__(self, hub: Hub, consumer: StreamConsumer) -> None:
+        self.consumer = consumer
+        self._hub = hub
+        self._tag = hub.tag.encode()
+
+    def read(self, reader: Reader) -> Piece:
+        """Read a piece; runs in a thread."""
+        return _read_messages(reader, self.consumer.streams)
+
+    def send(self, deliveries: list[Delivery]) -> None:
+        self.consumer.offer([self.consumer.frame(d, self._tag) for d in deliveries])
+
+    def attach(self) -> None:
+        self._hub.attach_streams(self.consumer)
+
+
+def _damaged(problem: Problem, end: int) -> dict[str, object]:
+    resumed = end if problem.offset_to is None else problem.offset_to
+    return {"reason": "damaged", "from": problem.offset_from, "resumedAt": resumed}
 
 
 def _trimmed(first: int, next_: int) -> dict[str, object]:
@@ -272,10 +339,33 @@ def _trimmed(first: int, next_: int) -> dict[str, object]:
 
 
 def read_piece(reader: Iterator[Record], filter_: Filter) -> Piece:
-    """Read until the piece is full; runs in a thread."""
-    piece = Piece()
+    """Read events until the piece is full; runs in a thread."""
     everything = isinstance(filter_.tree, Everything)
     by_document = root_of(filter_) == DOCUMENT
+
+    def copies(record: Record) -> list[Delivery]:
+        delivery = from_record(record)
+        subject = delivery.document() if by_document else delivery.value
+        return [delivery] if everything or _matches(filter_, subject) else []
+
+    return _read_piece(reader, copies)
+
+
+def _read_messages(reader: Iterator[Record], streams: list[Segments]) -> Piece:
+    """Read stream messages until the piece is full, each once for every stream it matches."""
+
+    def copies(record: Record) -> list[Delivery]:
+        message = read_delivery(record)
+        if message is None:
+            return []
+        segments = tuple(message.id.split(":"))
+        return [message for stream in streams if streams_match(segments, stream)]
+
+    return _read_piece(reader, copies)
+
+
+def _read_piece(reader: Iterator[Record], copies: Callable[[Record], list[Delivery]]) -> Piece:
+    piece = Piece()
     for _ in range(PIECE_RECORDS_MAX):
         try:
             record = next(reader)
@@ -286,11 +376,10 @@ def read_piece(reader: Iterator[Record], filter_: Filter) -> Piece:
             piece.gap = gap
             break
         piece.next = record.offset + 1
-        delivery = from_record(record)
-        subject = delivery.document() if by_document else delivery.value
-        if everything or _matches(filter_, subject):
-            piece.deliveries.append(delivery)
-            piece.bytes += len(delivery.value)
+        found = copies(record)
+        if found:
+            piece.deliveries += found
+            piece.bytes += len(found[0].value) * len(found)
             if len(piece.deliveries) >= PIECE_EVENTS_MAX or piece.bytes >= PIECE_BYTES_MAX:
                 break
     return piece

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from virta.hub.frames import websocket_text
+from virta.hub.frames import websocket_text, with_member
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from virta.hub.delivery import Delivery
     from virta.hub.subscription import Sink
     from virta.streams import Segments
 
@@ -27,16 +28,25 @@ class StreamConsumer:
     __slots__ = (
         "_queue",
         "blocked",
+        "closed",
         "dropped",
         "dropped_told",
+        "positions",
         "put",
+        "reached",
         "sink",
         "streams",
         "tell_drops",
     )
 
     def __init__(
-        self, sink: Sink, streams: list[Segments], max_queued: int, *, tell_drops: bool = False
+        self,
+        sink: Sink,
+        streams: list[Segments],
+        max_queued: int,
+        *,
+        tell_drops: bool = False,
+        positions: bool = False,
     ) -> None:
         assert QUEUED_MIN <= max_queued <= QUEUED_MAX
         # Equal in canonical form counts once.
@@ -45,10 +55,21 @@ class StreamConsumer:
         # Where frames go while nothing is in the way; a sink may name something quicker.
         self.put: Callable[[bytes], object] = sink.write
         self.blocked = False
+        self.closed = False
+        self.positions = positions
+        # While history is sent: everything below this offset was. None: the hub's position counts.
+        self.reached: int | None = None
         self.dropped = 0
         self.dropped_told = 0
         self.tell_drops = tell_drops
         self._queue: deque[bytes] = deque(maxlen=max_queued)
+
+    def frame(self, message: Delivery, tag: bytes) -> bytes:
+        """Return a message as this consumer gets it: with its position if those were asked for."""
+        if not self.positions:
+            return websocket_text(message.value)
+        position = f"{tag.decode()}.{message.offset + 1}"
+        return websocket_text(with_member(message.value, "position", position))
 
     def offer(self, frames: list[bytes]) -> None:
         """Take copies of messages, in order."""

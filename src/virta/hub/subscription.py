@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from virta.hub.delivery import SSE_CHUNKED, WEBSOCKET
+from virta.hub.delivery import CHUNKED, SOCKETS, SSE_CHUNKED
 from virta.hub.frames import chunk, named_frame
 
 if TYPE_CHECKING:
@@ -65,7 +65,9 @@ class Subscription:
         "policy",
         "put",
         "query",
+        "reached",
         "sink",
+        "tell_overflow",
         "written_at",
     )
 
@@ -93,6 +95,10 @@ class Subscription:
         self.closed = False
         self.dropped = 0
         self.dropped_told = 0
+        # While history is sent: everything below this offset was. None: the hub's position counts.
+        self.reached: int | None = None
+        # How a transport says that events were dropped, where a frame of ours is not its way.
+        self.tell_overflow: Callable[[dict[str, object]], None] | None = None
         self.backlog_bytes = 0
         self.blocked_since: float | None = None
         # Made when first needed: an empty queue costs more than everything else here.
@@ -162,7 +168,12 @@ class Subscription:
     def _tell_dropped(self) -> None:
         lost = self.dropped - self.dropped_told
         self.dropped_told = self.dropped
-        if self.encoding == WEBSOCKET:
+        data: dict[str, object] = {"dropped": lost, "total": self.dropped}
+        if self.tell_overflow is not None:
+            self.tell_overflow(data)
+            return
+        if self.encoding in SOCKETS:
             return  # a CloudEvents socket carries events only; /metrics has the count
-        frame = named_frame("overflow", {"dropped": lost, "total": self.dropped})
-        self.sink.write(chunk(frame) if self.encoding == SSE_CHUNKED else frame)
+        # No id: who comes back with the last one it has gets what was dropped here.
+        frame = named_frame("overflow", data)
+        self.sink.write(chunk(frame) if self.encoding in CHUNKED else frame)

@@ -15,10 +15,15 @@ def asyncapi(host: str, *, secure: bool = False) -> Schema:
         secure: the server speaks TLS.
     """
     end = "s" if secure else ""
-    message = {"payload": {"$ref": "#/components/schemas/Message"}}
+    message = {
+        "payload": {"$ref": "#/components/schemas/Message"},
+        "description": "With `$positions=1`, `position` says where to continue behind it.",
+    }
     event = {
         "contentType": "application/cloudevents+json",
         "payload": {"$ref": "#/components/schemas/Event"},
+        "description": "With `$positions=1`, a WebSocket's events have the attribute `virtaposition` "
+        "and the `id` of server-sent events is a position: come back with `$last-event-id`.",
     }
     channels = {
         "channel": {

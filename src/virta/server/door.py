@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote_plus
 
 from virta.errors import ConfigError, RequestError
+from virta.server.options import take_parameters
 
 if TYPE_CHECKING:
     from virta.server.origins import Origins
@@ -126,26 +127,11 @@ class Door:
 
 
 def _take_token(query: bytes) -> tuple[bytes | None, bytes]:
-    """
-    The first token in a query, and the query without any.
-
-    A part between semicolons that held nothing else goes as a whole: left empty, it would be a
-    query that everything satisfies.
-    """
+    """The first token in a query, and the query without any."""
     if _IN_QUERY not in query:
         return None, query
-    tokens: list[bytes] = []
-    parts = []
-    for part in query.split(b";"):
-        kept = []
-        for piece in part.split(b"&"):
-            if piece.startswith(_IN_QUERY):
-                tokens.append(piece.removeprefix(_IN_QUERY))
-            else:
-                kept.append(piece)
-        if kept:
-            parts.append(b"&".join(kept))
-    return (tokens[0] if tokens else None), b";".join(parts)
+    tokens, rest = take_parameters(query, lambda piece: piece.startswith(_IN_QUERY))
+    return (tokens[0].removeprefix(_IN_QUERY) if tokens else None), rest
 
 
 def _unauthorized(message: str) -> RequestError:

@@ -116,6 +116,11 @@ class Metrics:
             ("virta_deliveries", "Copies handed to consumers", hub.delivered),
             ("virta_deliveries_dropped", "Copies slow consumers lost", hub.dropped_total),
             ("virta_slow_disconnects", "Consumers ended for slowness", hub.slow_disconnects),
+            (
+                "virta_searched_bytes",
+                "Bytes of the log read to find events by source and id",
+                service.replayer.searched_bytes,
+            ),
         ):
             yield CounterMetricFamily(name, text, value=value)
         refusals = CounterMetricFamily("virta_refusals", "Refused requests", labels=["status"])

@@ -63,13 +63,49 @@ LAST_ID = parameter(
     "Last-Event-ID",
     "header",
     {"type": "string"},
-    "Continue behind this event.",
+    "Continue behind this: a position, an offset, or an event's source and id as a frame has them.",
     required=False,
 )
+LAST_ID_OPTION = parameter(
+    "$last-event-id",
+    "query",
+    {"type": "string"},
+    "The same as `Last-Event-ID`, for who cannot set headers.",
+    required=False,
+)
+POSITIONS = parameter(
+    "Virta-Positions",
+    "header",
+    {"type": "string", "enum": ["0", "1"]},
+    "1: the id of every frame is a position.",
+    required=False,
+)
+POSITIONS_OPTION = parameter(
+    "$positions",
+    "query",
+    {"type": "string", "enum": ["0", "1"]},
+    "The same as `Virta-Positions`.",
+    required=False,
+)
+START = "earliest, latest, an offset, a time, a position or the id of a frame."
+FROM = parameter("from", "query", {"type": "string"}, START, required=False)
+RESUME = [LAST_ID, LAST_ID_OPTION, POSITIONS, POSITIONS_OPTION]
 NAME = {"type": "string", "minLength": 1, "maxLength": 256, "pattern": "^[^/]+$"}
 INDEX = parameter("index", "path", NAME, "The index.")
 COLLECTION = parameter("collection", "path", NAME, "The collection.")
 FILTER_ID = parameter("id", "path", {"type": "string", "pattern": HEX_ID}, "A filter's id.")
+
+
+PLACED = {
+    "Virta-Offset": {
+        "schema": {"type": "integer", "minimum": 0},
+        "description": "The offset of the first event that was written, or of the original of a repeat.",
+    },
+    "Virta-Duplicate": {
+        "schema": {"enum": ["true"]},
+        "description": "Everything was a repeat.",
+    },
+}
 
 
 def _publish(operation: str) -> Schema:
@@ -86,7 +122,8 @@ def _publish(operation: str) -> Schema:
         | {
             "202": answer(
                 "The events are in the log, as durable as `Virta-Durability` says.", ref("Accepted")
-            ),
+            )
+            | {"headers": PLACED},
             "408": refusal("The body took too long."),
             "413": refusal("The body, the batch, or an event's identity is too large."),
             "429": refusal("Too many events are on their way; see `Retry-After`."),
@@ -106,15 +143,15 @@ def _consume(operation: str, parameters: list[Schema]) -> Schema:
 
 
 def _channels() -> dict[str, Schema]:
-    start = parameter("start", "path", {"type": "string"}, "earliest, latest, an offset or a time.")
+    start = parameter("start", "path", {"type": "string"}, START)
     return {
         "/channels/{name}": {
             "post": _publish("publish"),
             "put": _publish("publishByPut"),
-            "get": _consume("consume", [CHANNEL, QUERY, LAST_ID]),
+            "get": _consume("consume", [CHANNEL, QUERY, *RESUME]),
         },
         "/channels/{name}/from/{start}": {
-            "get": _consume("consumeFrom", [CHANNEL, start, QUERY, LAST_ID])
+            "get": _consume("consumeFrom", [CHANNEL, start, QUERY, *RESUME])
         },
         "/publish": {
             "post": {
@@ -228,7 +265,7 @@ def _one_filter() -> dict[str, Schema]:
                 },
             },
         },
-        "/filters/{id}/events": {"get": _consume("filterEvents", [FILTER_ID, LAST_ID])},
+        "/filters/{id}/events": {"get": _consume("filterEvents", [FILTER_ID, FROM, *RESUME])},
     }
 
 

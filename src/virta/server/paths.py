@@ -13,26 +13,25 @@ from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from virta.errors import RequestError
+from virta.hub.positions import EventId, Place, parse_offset, parse_position
 from virta.hub.topics import META, is_reserved
 
 CHANNELS = b"/channels/"
 FROM = b"/from/"
 # The log's limit on topics.
 CHANNEL_BYTES_MAX = 1024
-OFFSET_DIGITS_MAX = 19
 
 _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt]")
 _LEAP_SECOND = re.compile(r":59:60(?:\.[0-9]+)?(?=Z|[+-]|$)")
 _FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
-
-Moment = str | int | datetime
 
 
 class ChannelPath(NamedTuple):
     """A channel and, for `/from/…`, where to start."""
 
     channel: str
-    start: Moment | None
+    start: Place | None
     reserved: bool  # only the server writes to it
 
 
@@ -44,7 +43,7 @@ def parse_channel_path(path: bytes) -> ChannelPath:
         RequestError: 400 `invalid-channel` or `invalid-start`.
     """
     raw = path[len(CHANNELS) :]
-    start: Moment | None = None
+    start: Place | None = None
     name, separator, moment = raw.partition(FROM)
     if separator and moment and b"/" not in name:
         raw = name
@@ -86,19 +85,30 @@ def check_escapes(raw: bytes, *, code: str, **members: object) -> None:
         raise RequestError(400, code, f"{text!r} has a % without two hex digits", **members)
 
 
-def parse_start(text: str) -> Moment:
-    """Read `earliest`, `latest`, an offset or an RFC 3339 time."""
+def parse_start(text: str) -> Place:
+    """
+    Read `earliest`, `latest`, an offset, an RFC 3339 time, a position, or an event's source and id.
+
+    The last two continue behind what was seen, the others begin with the record they name.
+    """
     if text in {"earliest", "latest"}:
         return text
-    if text.isascii() and text.isdigit() and len(text) <= OFFSET_DIGITS_MAX:
-        return int(text)
+    offset = parse_offset(text)
+    if offset is not None:
+        return offset
+    position = parse_position(text)
+    if position is not None:
+        return position
     try:
         return _moment(text)
     except ValueError:
+        if ("+" in text or " " in text) and not _DATE.match(text):
+            return EventId(text)
         raise RequestError(
             400,
             "invalid-start",
-            f"{text!r} is no start: write earliest, latest, an offset or an RFC 3339 time",
+            f"{text!r} is no start: write earliest, latest, an offset, an RFC 3339 time, a position "
+            "or the id of a frame",
         ) from None
 
 

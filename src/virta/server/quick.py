@@ -63,6 +63,8 @@ RUN_BYTES_MAX = 8 * 1024 * 1024
 # Milliseconds in which a body was read and its JSON parsed.
 Times = tuple[int, int]
 NO_TIMES = (0, 0)
+# Who waits for an answer, its times, and what it sent.
+Waiting = tuple["QuickLane", Times, "Delivery | Parcel | list[Delivery]"]
 
 
 class KnownHead(NamedTuple):
@@ -137,7 +139,7 @@ class QuickWay:
         size = number = 0
         drafts: list[Delivery] = []
         parts: list[Part] = [drafts]
-        waiting: list[tuple[QuickLane, Times]] = []
+        waiting: list[Waiting] = []
         began = perf_counter()
         for protocol, known, data, since in arrived:
             structured = known.mode is STRUCTURED
@@ -147,7 +149,7 @@ class QuickWay:
                 room -= 1
                 number += 1
                 drafts.append(draft)
-                waiting.append((protocol, _since(since, began) if since else NO_TIMES))
+                waiting.append((protocol, _since(since, began) if since else NO_TIMES, draft))
                 continue
             read_ms = _since(since, began)[0] if since else 0
             part, parse_ms = self._read(protocol, known, data, draft, read_ms)
@@ -172,7 +174,7 @@ class QuickWay:
                 parts += [part, drafts]
             else:
                 drafts += part
-            waiting.append((protocol, (read_ms, parse_ms)))
+            waiting.append((protocol, (read_ms, parse_ms), part))
         service.translation_seconds += perf_counter() - began
         if waiting:
             publisher.take(parts, _Answers(service, waiting))
@@ -225,7 +227,7 @@ class _Answers:
 
     __slots__ = ("_service", "_since", "_waiting")
 
-    def __init__(self, service: Service, waiting: list[tuple[QuickLane, Times]]) -> None:
+    def __init__(self, service: Service, waiting: list[Waiting]) -> None:
         self._service = service
         self._waiting = waiting
         self._since = perf_counter()
@@ -233,7 +235,7 @@ class _Answers:
     def __call__(self, error: LogError | None) -> None:
         if error is not None:
             refusal = log_refusal(error)
-            for protocol, times in self._waiting:
+            for protocol, times, _ in self._waiting:
                 _refuse(protocol, refusal, responses.timings(*times))
             return
         service = self._service
@@ -242,11 +244,16 @@ class _Answers:
         head = responder.accepted_head()
         tails: dict[Times, bytes] = {}
         first = responder.numbers(len(self._waiting))
-        for number, (protocol, times) in enumerate(self._waiting, first):
+        for number, (protocol, times, part) in enumerate(self._waiting, first):
             tail = tails.get(times)
             if tail is None:
                 tail = tails[times] = responder.accepted_tail(*times, encode_ms)
-            response = b"%b%08x%b" % (head, number & 0xFFFFFFFF, tail)
+            if not isinstance(part, list) and part.offset >= 0:
+                place = b"\r\nVirta-Offset: %d" % part.offset
+            else:
+                offset, repeat = service.publisher.place(part)
+                place = responses.placed(offset, repeat=repeat)
+            response = b"%b%08x%b%b" % (head, number & 0xFFFFFFFF, place, tail)
             quick = protocol.quick
             if quick is True and not service.draining:
                 protocol.quick = None

@@ -69,6 +69,7 @@ class HotRequest(Exchange):
         "_chunks",
         "_keep",
         "_parse_ms",
+        "_part",
         "_read_ms",
         "_size",
         "_started",
@@ -90,6 +91,7 @@ class HotRequest(Exchange):
         self._size = 0
         self._started = perf_counter()
         self._read_ms = self._parse_ms = -1  # not known yet
+        self._part: Part = ()
         protocol.exchanges.add(self)
 
     def on_head(self) -> None:
@@ -165,6 +167,7 @@ class HotRequest(Exchange):
         if service.publisher.full:
             raise service.overloaded(len(part))
         self._started = perf_counter()
+        self._part = part
         service.publisher.submit(part, self.published)
 
     def published(self, error: LogError | None) -> None:
@@ -181,8 +184,10 @@ class HotRequest(Exchange):
 
     def success(self) -> bytes:
         encode_ms = int((perf_counter() - self._started) * 1000)
-        responder = self.protocol.service.responder
-        return responder.accepted(self._read_ms, self._parse_ms, encode_ms)
+        service = self.protocol.service
+        offset, repeat = service.publisher.place(self._part)
+        place = responses.placed(offset, repeat=repeat)
+        return service.responder.accepted(self._read_ms, self._parse_ms, encode_ms, place)
 
     def _too_large(self) -> RequestError:
         limit = self.protocol.service.body_bytes_max

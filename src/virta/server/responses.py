@@ -51,7 +51,7 @@ def empty(status: int, *, close: bool = True) -> bytes:
 
 def preflight(requested_headers: bytes, *, close: bool) -> bytes:
     """Answer OPTIONS: everything the server offers may be asked for from anywhere."""
-    allowed = requested_headers or b"Authorization, Content-Type, Last-Event-ID"
+    allowed = requested_headers or b"Authorization, Content-Type, Last-Event-ID, Virta-Positions"
     return (
         b"%b%b%bAccess-Control-Allow-Methods: %b\r\nAccess-Control-Allow-Headers: %b\r\nAccess-Control-Max-Age: %d\r\n\r\n"
         % (
@@ -89,6 +89,12 @@ def timings(read_ms: int, parse_ms: int = -1) -> bytes:
     return more if parse_ms < 0 else b"%bThorium-JSON-Parse-Time: %d ms\r\n" % (more, parse_ms)
 
 
+def placed(offset: int | None, *, repeat: bool) -> bytes:
+    """Make the headers that say where a publication stands, each behind a line end."""
+    line = b"" if offset is None else b"\r\nVirta-Offset: %d" % offset
+    return line + b"\r\nVirta-Duplicate: true" if repeat else line
+
+
 class Responder:
     """Makes JSON responses; knows the server's name and counts its answers."""
 
@@ -110,11 +116,11 @@ class Responder:
             + f"Virta-Durability: {durability}\r\nContent-Length: {len(ACCEPTED_BODY)}\r\n".encode()
         )
 
-    def accepted(self, read_ms: int, parse_ms: int, encode_ms: int) -> bytes:
-        """The 202 of a publication."""
+    def accepted(self, read_ms: int, parse_ms: int, encode_ms: int, place: bytes) -> bytes:
+        """The 202 of a publication; `place` is what `placed` gave."""
         number = self.numbers(1)
         tail = self.accepted_tail(read_ms, parse_ms, encode_ms)
-        return b"%b%08x%b" % (self.accepted_head(), number & 0xFFFFFFFF, tail)
+        return b"%b%08x%b%b" % (self.accepted_head(), number & 0xFFFFFFFF, place, tail)
 
     def accepted_head(self) -> bytes:
         """A 202 up to the number of the answer, in 8 hexadecimal digits."""

@@ -26,6 +26,7 @@ from virta.errors import ConfigError, RequestError
 from virta.hub.hub import Hub
 from virta.hub.idempotency import Idempotency, key_of
 from virta.hub.keeper import Keeper
+from virta.hub.positions import tag_of
 from virta.hub.publisher import Publisher, read_delivery
 from virta.hub.registry import Registry
 from virta.hub.replay import Replayer
@@ -104,7 +105,7 @@ class Service:
             horizon_s=config.idempotency_expiration_ms / 1000,
         )
         self.registry = await asyncio.to_thread(Registry, Path(config.data_dir) / REGISTRY_NAME)
-        self.hub = Hub(source_name=config.source_name)
+        self.hub = Hub(source_name=config.source_name, tag=tag_of(self.log.id))
         self.keeper = Keeper(self.log, loop, self._arrived, durability=config.durability)
         self.hub.position = self.keeper.position
         await asyncio.to_thread(self._learn_tail, self.keeper.position)

@@ -3,6 +3,10 @@ A consumer over server-sent events: a connection that a GET has turned into a su
 
     begin ──► head, connect ──► [gap] ──► [replay] ──► attached: events as they come, pings in silence
 
+Every frame's `id` is a place from which the consumer can go on without losing anything: that of an
+event names the event or the position behind it, all others are positions up to which everything was
+written to this consumer. Frames that cannot say that (`overflow`, an end with events waiting) have none.
+
 The consumer's bytes come ready-made from the hub; here they only meet the transport. When it is full
 the subscription waits and its policy decides (`virta.hub.subscription`).
 """
@@ -17,26 +21,39 @@ from virta.errors import FilterError, HubError, LogError, RequestError
 from virta.filters import Filter
 from virta.filters.query_string import parse
 from virta.filters.tree import any_of
-from virta.hub.delivery import SSE_CHUNKED, SSE_PLAIN
+from virta.hub.delivery import (
+    SSE_CHUNKED,
+    SSE_CHUNKED_POSITIONS,
+    SSE_PLAIN,
+    SSE_PLAIN_POSITIONS,
+)
 from virta.hub.frames import LAST_CHUNK, chunk, named_frame, timestamp_text
 from virta.hub.hub import now_microseconds
-from virta.hub.replay import Start
 from virta.hub.subscription import DISCONNECT, DROP_OLDEST, SlowPolicy, Subscription
+from virta.server.options import read_options
 from virta.server.paths import parse_start
 from virta.server.responses import CLOSE, KEEP, SSE_HEAD
 
 if TYPE_CHECKING:
-    from virta.server.paths import Moment
+    from virta.hub.positions import Place
+    from virta.hub.replay import Start
     from virta.server.protocol import HotProtocol
     from virta.server.service import Service
 
 POLICY_HEADER = b"virta-slow-consumer"
 # What a client waits before it comes back to a server that drains.
 RETRY_MS = 2000
+# By whether the body is chunked and whether ids are positions.
+ENCODINGS = {
+    (True, False): SSE_CHUNKED,
+    (True, True): SSE_CHUNKED_POSITIONS,
+    (False, False): SSE_PLAIN,
+    (False, True): SSE_PLAIN_POSITIONS,
+}
 
 
 def open_stream(
-    protocol: HotProtocol, *, channel: str, start: Moment | None, query: bytes
+    protocol: HotProtocol, *, channel: str, start: Place | None, query: bytes
 ) -> SseConsumer:
     """
     Check everything a consumer asks for.
@@ -46,16 +63,16 @@ def open_stream(
     """
     service = protocol.service
     headers = dict(protocol.headers)
-    text = query.decode("latin-1")
+    options = read_options(query, headers)
+    text = options.query.decode("latin-1")
     filter_ = parse_query(text, service.config.max_query_terms)
-    last_event_id = headers.get(b"last-event-id", b"").decode("utf-8", "replace")
     return SseConsumer(
         protocol,
         channel,
         filter_,
         query=text,
-        start=start,
-        last_event_id=last_event_id,
+        start=start if options.seen is None else options.seen,
+        positions=options.positions,
         policy=read_policy(service, headers.get(POLICY_HEADER)),
         chunked=protocol.parser.get_http_version() == "1.1",
     )
@@ -83,15 +100,16 @@ def open_filter_stream(protocol: HotProtocol, ids: list[str], query: bytes) -> S
     if len(registered) > 1:
         filter_ = Filter(any_of([r.filter.tree for r in registered]), dialect=first.dialect)
     headers = dict(protocol.headers)
-    parameters = dict(parse_qsl(query.decode("latin-1")))
+    options = read_options(query, headers)
+    parameters = dict(parse_qsl(options.query.decode("latin-1")))
     start = parse_start(parameters["from"]) if "from" in parameters else None
     return SseConsumer(
         protocol,
         first.channel,
         filter_,
         query=",".join(ids),
-        start=start,
-        last_event_id=headers.get(b"last-event-id", b"").decode("utf-8", "replace"),
+        start=start if options.seen is None else options.seen,
+        positions=options.positions,
         policy=read_policy(service, headers.get(POLICY_HEADER)),
         chunked=protocol.parser.get_http_version() == "1.1",
         filter_ids=tuple(ids),
@@ -125,23 +143,6 @@ def read_policy(service: Service, asked: bytes | None) -> SlowPolicy:
     return SlowPolicy(action, held.bytes_max, held.seconds_max)
 
 
-async def find_start(
-    service: Service, channel: str, last_event_id: str, start: Moment | None
-) -> Start:
-    """Where a consumer begins; the id it saw last counts more than the start in its path."""
-    replayer = service.replayer
-    if last_event_id:
-        return await replayer.find(channel, last_event_id)
-    assert start is not None
-    if isinstance(start, str | int):
-        return replayer.at(start)
-    # What comes while a time is looked for is new, also when that time lies ahead.
-    position = service.hub.position
-    loop = asyncio.get_running_loop()
-    found = await loop.run_in_executor(service.executor, replayer.at, start)
-    return Start(min(found.offset, position), found.gap)
-
-
 class SseConsumer:
     """The sink of one subscription."""
 
@@ -149,7 +150,6 @@ class SseConsumer:
         "_announced",
         "_chunked",
         "_filter_ids",
-        "_last_event_id",
         "_protocol",
         "_replay",
         "_room",
@@ -165,8 +165,8 @@ class SseConsumer:
         filter_: Filter,
         *,
         query: str,
-        start: Moment | None,
-        last_event_id: str,
+        start: Place | None,
+        positions: bool,
         policy: SlowPolicy,
         chunked: bool,
         filter_ids: tuple[str, ...] = (),
@@ -174,7 +174,6 @@ class SseConsumer:
         self._protocol = protocol
         self._service = protocol.service
         self._start = start
-        self._last_event_id = last_event_id
         self._chunked = chunked
         self._room: asyncio.Future[None] | None = None
         self._replay: asyncio.Task[None] | None = None
@@ -186,7 +185,7 @@ class SseConsumer:
             filter_,
             self,
             query=query,
-            encoding=SSE_CHUNKED if chunked else SSE_PLAIN,
+            encoding=ENCODINGS[chunked, positions],
             policy=policy,
         )
         self.subscription.put = protocol.transport.write
@@ -196,25 +195,30 @@ class SseConsumer:
     def begin(self) -> None:
         """Write the head and `connect`, and start delivering."""
         service, subscription = self._service, self.subscription
-        live = self._start is None and not self._last_event_id
-        if live:
+        if self._start is None:
             service.hub.attach(subscription)
-        # Where a client that has heard nothing yet may come back to.
         place = b"Virta-Position: %d\r\n" % service.hub.position
         head, framing = SSE_HEAD, place + b"Transfer-Encoding: chunked\r\n\r\n"
         if not self._chunked:  # HTTP/1.0: the body ends where the connection does
             head, framing = SSE_HEAD.replace(KEEP, CLOSE), place + b"\r\n"
-        data = {"timestamp": timestamp_text(now_microseconds()), "clientID": subscription.id}
-        self.write(head + framing + self._framed(named_frame("connect", data)))
-        service.hub.announce(subscription, registered=True)
-        self._announced = True
         for id_ in self._filter_ids:
             service.filter_streams.setdefault(id_, set()).add(self)
-        if not live:
-            self._replay = asyncio.ensure_future(self._catch_up())
+        if self._start is None:
+            self._connect(head + framing, service.hub.position_text(service.hub.position))
+        else:  # `connect` says where, once that is found
+            self.write(head + framing)
+            self._replay = asyncio.ensure_future(self._catch_up(self._start))
         if any(service.registry.get(id_) is None for id_ in self._filter_ids):
             self.finish("filter-removed")  # while the request waited for its turn
         service.wheel.set(self._protocol, subscription.written_at + service.ping_s)
+
+    def _connect(self, head: bytes, position: str) -> None:
+        """Write `connect`, from which on the consumer loses nothing."""
+        subscription = self.subscription
+        data = {"timestamp": timestamp_text(now_microseconds()), "clientID": subscription.id}
+        self.write(head + self._framed(named_frame("connect", data, id_=position)))
+        self._service.hub.announce(subscription, registered=True)
+        self._announced = True
 
     def write(self, payload: bytes) -> None:
         """Take bytes from the hub."""
@@ -236,9 +240,10 @@ class SseConsumer:
         """Say why, and end the body properly: nothing may follow its last chunk."""
         if self.subscription.closed:
             return
+        position = self._position()
         self._service.hub.detach(self.subscription)
         data = {"timestamp": timestamp_text(now_microseconds()), "reason": reason}
-        frame = self._framed(named_frame("disconnect", data, retry_ms=retry_ms))
+        frame = self._framed(named_frame("disconnect", data, id_=position, retry_ms=retry_ms))
         self.write(frame + (LAST_CHUNK if self._chunked else b""))
         self._protocol.transport.close()
         # Who does not take the end has as long as it had for events.
@@ -279,12 +284,14 @@ class SseConsumer:
         if self.subscription.overdue(now):
             self.end(f"nothing was taken for {self.subscription.policy.seconds_max} s")
             return
+        if not self._announced:  # its start is still being looked for: `connect` comes first
+            self.subscription.written_at = now
         if (
             self.subscription.blocked_since is None
             and now - self.subscription.written_at >= self._service.ping_s
         ):
             data = {"timestamp": timestamp_text(now_microseconds())}
-            self.write(self._framed(named_frame("ping", data)))
+            self.write(self._framed(named_frame("ping", data, id_=self._position())))
         deadline = self.subscription.written_at + self._service.ping_s
         if self.subscription.blocked_since is not None:
             deadline = self.subscription.blocked_since + self.subscription.policy.seconds_max
@@ -292,14 +299,13 @@ class SseConsumer:
 
     # History.
 
-    async def _catch_up(self) -> None:
+    async def _catch_up(self, place: Place) -> None:
         replayer = self._service.replayer
         try:
-            start = await find_start(
-                self._service, self.subscription.channel, self._last_event_id, self._start
-            )
-            if start.gap is not None:
-                self._tell_gap(start.gap)
+            start = await replayer.find(self.subscription.channel, place)
+            if self.subscription.closed:
+                return
+            self._begin_at(start)
             await replayer.run(
                 self.subscription, start, drained=self._drained, tell_gap=self._tell_gap
             )
@@ -311,6 +317,25 @@ class SseConsumer:
             self._service.logger.exception("replay_failed")
             self.finish("internal-failure")
 
+    def _begin_at(self, start: Start) -> None:
+        """Write `connect`, and what is missing before the start."""
+        self.subscription.reached = start.offset
+        if start.gap is None:
+            self._connect(b"", self._service.hub.position_text(start.offset))
+        else:
+            # Who gets this far and no further has to be told of the gap the next time.
+            self._connect(b"", start.again)
+            self._tell_gap(start.gap, start.offset)
+
+    def _position(self) -> str | None:
+        """Return the position up to which everything was written; None while something waits."""
+        subscription = self.subscription
+        if subscription.blocked_since is not None or not self._announced:
+            return None
+        reached = subscription.reached
+        hub = self._service.hub
+        return hub.position_text(hub.position if reached is None else reached)
+
     def _drained(self) -> asyncio.Future[None] | None:
         if self.subscription.blocked_since is None:
             return None
@@ -318,9 +343,10 @@ class SseConsumer:
             self._room = self._protocol.loop.create_future()
         return self._room
 
-    def _tell_gap(self, gap: dict[str, object]) -> None:
+    def _tell_gap(self, gap: dict[str, object], offset: int) -> None:
         data = {"timestamp": timestamp_text(now_microseconds())} | gap
-        self.write(self._framed(named_frame("gap", data)))
+        position = self._service.hub.position_text(offset)
+        self.write(self._framed(named_frame("gap", data, id_=position)))
 
     def _framed(self, frame: bytes) -> bytes:
         return chunk(frame) if self._chunked else frame

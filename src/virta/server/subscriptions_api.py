@@ -8,7 +8,6 @@ The object is that of the Subscriptions API (version 1.0-wip): `sink`, `protocol
 
 from __future__ import annotations
 
-import asyncio
 import re
 import uuid
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -89,7 +88,7 @@ class SubscriptionsApi:
     async def _cursor(self, description: dict[str, Any]) -> int:
         start = parse_start(str(description["config"].get("from", "latest")))
         try:
-            found = await asyncio.to_thread(self._service.replayer.at, start)
+            found = await self._service.replayer.find(description["config"]["channel"], start)
         except LogError as error:
             raise RequestError(500, "internal-failure", error.message) from error
         return found.offset

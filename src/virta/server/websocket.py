@@ -5,13 +5,16 @@ The protocol itself is `websockets`' sans-I/O core; outgoing events are frames t
 everyone. A consumer is registered before the handshake is answered, so nothing published after a
 client has seen the 101 can pass it by. One that asks for history (`/from/…`, `Last-Event-ID`) gets it
 first; what is missing is told by an event of type `virta.gap`.
+
+A client that asks for positions gets one with every message, and messages of ours that carry nothing
+else: `virta.connect` first, `virta.ping` when the log has moved on without an event for this client.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_plus
 
 import msgspec
@@ -23,19 +26,22 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from virta.errors import FilterError, HubError, LogError, RequestError, StreamIdError
-from virta.hub.delivery import WEBSOCKET
+from virta.hub.delivery import POSITION_ATTRIBUTE, WEBSOCKET, WEBSOCKET_POSITIONS
 from virta.hub.frames import timestamp_text, websocket_text
 from virta.hub.hub import now_microseconds
 from virta.hub.stream_consumer import QUEUED_MAX, QUEUED_MIN, StreamConsumer
 from virta.hub.subscription import Subscription
+from virta.hub.topics import STREAMS
 from virta.server import responses
 from virta.server.intake import EVENT_BYTES_MAX, STRUCTURED, check_channel, read_events
+from virta.server.options import StreamOptions, read_options
 from virta.server.paths import CHANNELS, parse_channel_path
-from virta.server.sse import find_start, parse_query
+from virta.server.sse import parse_query
 from virta.streams import Segments, parse_stream_id
 
 if TYPE_CHECKING:
-    from virta.server.paths import Moment
+    from virta.hub.positions import Place
+    from virta.hub.replay import Start
     from virta.server.protocol import HotProtocol
 
 SUBSCRIBE = b"/subscribe"
@@ -45,7 +51,7 @@ PING = b"\x89\x00"
 SILENCE_S = 60.0
 # Subtub reads a sign and leading zeros; no honest number is longer.
 INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
-GAP_TYPE = "virta.gap"
+CONNECT, GAP, PING_TYPE, OVERFLOW = "connect", "gap", "ping", "overflow"
 # Bytes from one client in one turn of the loop; as small frames, some ten milliseconds of work.
 SLICE_BYTES = 8192
 REASON_BYTES_MAX = 123  # of a close frame, RFC 6455 §5.5
@@ -102,8 +108,9 @@ class WebSocket:
         self._streams: StreamConsumer | None = None
         self._subscription: Subscription | None = None
         self._channel: str | None = None
-        self._start: Moment | None = None
-        self._last_event_id = ""
+        self._start: Place | None = None
+        self._positions = False
+        self._told = -1  # the offset of the last position that was sent on its own
         self._replay: asyncio.Task[None] | None = None
         self._room: asyncio.Future[None] | None = None
         self._message = bytearray()
@@ -123,10 +130,7 @@ class WebSocket:
             self._service.door.origins.check(connection.headers, socket=True)
             query = self._service.door.admit(connection.headers, query)
             if path == SUBSCRIBE and self._method == b"GET":
-                streams, queued, tell = check_subscribe(query)
-                _check_handshake(dict(connection.headers))
-                self._streams = StreamConsumer(self, streams, queued, tell_drops=tell)
-                self._service.hub.attach_streams(self._streams)
+                self._open_streams(query)
             else:
                 self._open_channel(path, query)
         except RequestError as error:
@@ -139,11 +143,33 @@ class WebSocket:
             return
         self._answer(rest)
 
+    def _options(self, query: bytes) -> StreamOptions:
+        """Read what the client asks for; who says in the URL where it was gets positions, too."""
+        options = read_options(query, dict(self._connection.headers))
+        self._positions = options.positions or options.in_url
+        self._start = options.seen
+        return options
+
+    def _open_streams(self, query: bytes) -> None:
+        options = self._options(query)
+        streams, queued, tell = check_subscribe(options.query)
+        _check_handshake(dict(self._connection.headers))
+        self._streams = StreamConsumer(
+            self,
+            streams,
+            queued,
+            tell_drops=tell or self._positions,
+            positions=self._positions,
+        )
+        if self._start is None:
+            self._service.hub.attach_streams(self._streams)
+
     def _open_channel(self, path: bytes, query: bytes) -> None:
         if not path.startswith(CHANNELS):
             raise RequestError(404, "not-found", "Not found")
         place = parse_channel_path(path)
-        text = query.decode("latin-1")
+        options = self._options(query)
+        text = options.query.decode("latin-1")
         filter_ = parse_query(text, self._service.config.max_query_terms)
         headers = dict(self._connection.headers)
         offered = headers.get(b"sec-websocket-protocol", b"").decode("latin-1")
@@ -152,26 +178,23 @@ class WebSocket:
                 400, "missing-subprotocol", f"offer the subprotocol {CLOUDEVENTS}, got {offered!r}"
             )
         _check_handshake(headers)
-        self._start = place.start
-        self._last_event_id = headers.get(b"last-event-id", b"").decode("utf-8", "replace")
+        if self._start is None:
+            self._start = place.start
         subscription = Subscription(
             self._service.hub.new_client_id(),
             place.channel,
             filter_,
             self,
             query=text,
-            encoding=WEBSOCKET,
+            encoding=WEBSOCKET_POSITIONS if self._positions else WEBSOCKET,
             policy=self._service.slow_policy,
         )
-        if self._is_live:
+        if self._positions:
+            subscription.tell_overflow = self._tell_overflow
+        if self._start is None:
             self._service.hub.attach(subscription)
         self._channel, self._subscription = place.channel, subscription
         self._service.hub.announce(subscription, registered=True)
-
-    @property
-    def _is_live(self) -> bool:
-        """Nothing that was published before is asked for."""
-        return self._start is None and not self._last_event_id
 
     def _answer(self, rest: bytes) -> None:
         connection, protocol = self._connection, self._protocol
@@ -191,8 +214,11 @@ class WebSocket:
         if hearer is not None:
             hearer.put = connection.transport.write
         self._service.wheel.set(connection, connection.loop.time() + self._service.ping_s)
-        if self._subscription is not None and not self._is_live:
-            self._replay = asyncio.ensure_future(self._catch_up(self._subscription))
+        if self._start is not None:
+            self._replay = asyncio.ensure_future(self._catch_up(self._start))
+        elif self._positions:
+            position = self._service.hub.position
+            self._tell(CONNECT, {}, self._service.hub.position_text(position), position)
         if rest:
             self.data_received(rest)
 
@@ -275,6 +301,7 @@ class WebSocket:
             self._pinged_at = now
             if self._protocol.state is State.OPEN:
                 self._connection.transport.write(PING)
+                self._tell_position()
         deadline = self._pinged_at + ping_s
         if subscription is not None and subscription.blocked_since is not None:
             deadline = min(deadline, subscription.blocked_since + subscription.policy.seconds_max)
@@ -319,17 +346,18 @@ class WebSocket:
 
     # History.
 
-    async def _catch_up(self, subscription: Subscription) -> None:
+    async def _catch_up(self, place: Place) -> None:
         """Send what matched since, then go live; as for server-sent events."""
         service = self._service
+        hearer = self._streams or self._subscription
+        assert hearer is not None
         try:
-            start = await find_start(
-                service, subscription.channel, self._last_event_id, self._start
-            )
-            if start.gap is not None:
-                self._tell_gap(start.gap)
+            start = await service.replayer.find(self._channel or STREAMS, place)
+            if hearer.closed:
+                return
+            self._begin_at(start)
             await service.replayer.run(
-                subscription, start, drained=self._drained, tell_gap=self._tell_gap
+                hearer, start, drained=self._drained, tell_gap=self._tell_gap
             )
         except (LogError, HubError, FilterError) as error:
             service.logger.warning("replay_failed", code=error.code, reason=error.message)
@@ -339,25 +367,69 @@ class WebSocket:
             service.logger.exception("replay_failed")
             self._close(CloseCode.INTERNAL_ERROR, "internal-failure")
 
+    def _begin_at(self, start: Start) -> None:
+        """Say where the history begins, and what is missing before."""
+        if self._positions:
+            text = self._service.hub.position_text(start.offset)
+            # Who gets this far and no further has to be told of the gap the next time.
+            again = text if start.gap is None else start.again
+            self._tell(CONNECT, {}, again, start.offset)
+        if start.gap is not None:
+            self._tell_gap(start.gap, start.offset)
+
+    @property
+    def _blocked(self) -> bool:
+        if self._streams is not None:
+            return self._streams.blocked
+        return self._subscription is not None and self._subscription.blocked_since is not None
+
     def _drained(self) -> asyncio.Future[None] | None:
-        if self._subscription is None or self._subscription.blocked_since is None:
+        if not self._blocked:
             return None
         if self._room is None:
             self._room = self._connection.loop.create_future()
         return self._room
 
-    def _tell_gap(self, gap: dict[str, object]) -> None:
-        """A socket carries events and nothing else, so this is one."""
-        now = timestamp_text(now_microseconds())
-        event = {
-            "specversion": "1.0",
-            "id": f"{self._service.hub.instance_id} {now}",
-            "source": self._service.config.source_name,
-            "type": GAP_TYPE,
-            "time": now,
-            "data": gap,
-        }
-        self.write(websocket_text(msgspec.json.encode(event)))
+    def _tell_gap(self, gap: dict[str, object], offset: int) -> None:
+        self._tell(GAP, gap, self._service.hub.position_text(offset), offset)
+
+    def _tell_overflow(self, data: dict[str, object]) -> None:
+        """Events were dropped; without a position, so that who comes back gets them."""
+        self._tell(OVERFLOW, data)
+
+    def _tell_position(self) -> None:
+        """Say how far the client is, when that is further than the last time and nothing waits."""
+        hearer = self._streams or self._subscription
+        if not self._positions or hearer is None or self._blocked or self._told < 0:
+            return
+        hub = self._service.hub
+        offset = hub.position if hearer.reached is None else hearer.reached
+        if offset > self._told:
+            self._tell(PING_TYPE, {}, hub.position_text(offset), offset)
+
+    def _tell(
+        self, kind: str, data: dict[str, object], position: str | None = None, offset: int = -1
+    ) -> None:
+        """Send a message of ours: on a channel an event, since a socket there carries nothing else."""
+        self._told = max(self._told, offset)
+        message: dict[str, Any]
+        if self._streams is not None:
+            message = {kind: data}
+            if self._positions:
+                message["position"] = position
+        else:
+            now = timestamp_text(now_microseconds())
+            message = {
+                "specversion": "1.0",
+                "id": f"{self._service.hub.instance_id} {now}",
+                "source": self._service.config.source_name,
+                "type": f"virta.{kind}",
+                "time": now,
+                "data": data,
+            }
+            if self._positions and position is not None:
+                message[POSITION_ATTRIBUTE] = position
+        self.write(websocket_text(msgspec.json.encode(message)))
 
     # Frames from the client.
 

@@ -1,0 +1,192 @@
+"""
+Where events stand in the log, by channel, source and id.
+
+`Last-Event-ID` may name an event that was published long ago, or more than once. The index answers
+with the oldest offset. It is filled from the log when somebody asks, newest records first, and keeps
+8 bytes a record, so that each part of the log is read at most once, whatever is asked how often:
+
+    blocks, by offset:   [first … next) ─► sorted array of  hash of (channel, source, id) | offset - first
+                          44 bits of a keyed hash ─────────┘                     20 bits ─┘
+
+One search reads at most `SEARCH_BYTES_MAX` and `SEARCH_RECORDS_MAX` of the log, and the whole index
+holds at most `INDEX_RECORDS_MAX` records. What they leave out is reported, never ignored
+(`Found.searched_from`); a later search goes on where the limit of one search ended it.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from bisect import bisect_left
+from typing import TYPE_CHECKING, NamedTuple
+
+from virta.errors import LogError
+from virta.hub.delivery import from_record, identity
+from virta.hub.idempotency import key_of
+from virta.hub.topics import DEAD_LETTERS, RESERVED_PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from virta.log import Log
+    from virta.log.handle import SegmentInfo
+
+# What one search may read of the log that no search has read before: each is about a second or two of
+# one core.
+SEARCH_BYTES_MAX = 1024 * 1024 * 1024
+SEARCH_RECORDS_MAX = 1024 * 1024
+# Records in the index, 8 bytes each: 64 MiB. Beyond that the oldest are left out.
+INDEX_RECORDS_MAX = 8 * 1024 * 1024
+# The log is read in parts of about this size, so that a search stops close to its limit.
+PART_BYTES = 4 * 1024 * 1024
+# Small blocks are joined up to this many records: a search looks into every block.
+BLOCK_RECORDS_MIN = 16 * 1024
+
+SPAN_BITS = 20
+SPAN_MAX = (1 << SPAN_BITS) - 1
+HASH_MASK = (1 << 64) - 1 - SPAN_MAX
+
+_RESERVED = RESERVED_PREFIX.encode()
+_DEAD_LETTERS = DEAD_LETTERS.encode()
+
+
+class Found(NamedTuple):
+    """The oldest offset (None: not found) and from which offset on the log was searched."""
+
+    offset: int | None
+    searched_from: int
+
+
+class _Block:
+    """The records of a range of offsets."""
+
+    __slots__ = ("entries", "first", "next")
+
+    def __init__(self, first: int, next_: int, entries: array[int]) -> None:
+        self.first = first
+        self.next = next_
+        self.entries = entries
+
+    def offsets(self, hashed: int) -> Iterable[int]:
+        """Yield the offsets of records with this hash, oldest first."""
+        entries = self.entries
+        at = bisect_left(entries, hashed)
+        while at < len(entries) and entries[at] & HASH_MASK == hashed:
+            yield self.first + (entries[at] & SPAN_MAX)
+            at += 1
+
+
+class IdIndex:
+    """The index over one log; its methods block, and one thread at a time may call them."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._blocks: list[_Block] = []  # by offset; they do not overlap
+        self._records = 0
+        # Publishers choose ids: without a secret they could choose ids that collide.
+        self._secret = os.urandom(16).hex()
+        self.bytes_read = 0  # of records
+
+    def find(self, channel: str, pairs: Iterable[tuple[str, str]], end: int) -> Found:
+        """
+        Find the oldest event below `end` with one of these sources and ids.
+
+        Raises:
+            LogError: the log cannot be read.
+        """
+        searched_from = self._cover(end)
+        wanted = set(pairs)
+        hashes = [self._hash(channel, source, id_) for source, id_ in wanted]
+        for block in self._blocks:
+            candidates = [offset for hashed in hashes for offset in block.offsets(hashed)]
+            for offset in sorted(candidates):
+                if offset < end and self._is(offset, wanted):
+                    return Found(offset, searched_from)
+        return Found(None, searched_from)
+
+    def _is(self, offset: int, wanted: set[tuple[str, str]]) -> bool:
+        """Compare with the record itself; one that was removed meanwhile counts as the one."""
+        with self._log.read(start=offset, end=offset + 1, on_gap="skip") as reader:
+            for record in reader:
+                delivery = from_record(record)
+                return (delivery.source, delivery.id) in wanted
+        return True
+
+    def _cover(self, end: int) -> int:
+        """Read what is missing below `end`, newest first; return from where on nothing is missing."""
+        first = self._log.first_offset
+        self._drop_below(first)
+        segments: list[SegmentInfo] | None = None
+        bytes_max = self.bytes_read + SEARCH_BYTES_MAX
+        left = SEARCH_RECORDS_MAX
+        at, cursor = len(self._blocks), end
+        while cursor > first:
+            if at and self._blocks[at - 1].next >= cursor:
+                at -= 1
+                cursor = self._blocks[at].first
+                continue
+            if left <= 0 or self.bytes_read >= bytes_max:
+                break
+            if self._records >= INDEX_RECORDS_MAX:
+                if not at:
+                    break
+                self._records -= len(self._blocks.pop(0).entries)  # the newest count more
+                at -= 1
+                continue
+            floor = max(first, self._blocks[at - 1].next if at else 0)
+            if segments is None:
+                segments = self._log.segments()
+            start = max(floor, _part_start(segments, cursor))
+            at = self._insert(at, self._read(start, cursor))
+            left -= cursor - start
+            cursor = start
+        return cursor
+
+    def _insert(self, at: int, block: _Block) -> int:
+        """Put a block in its place, or into the one before it; return the place for older ones."""
+        self._records += len(block.entries)
+        if at:
+            before = self._blocks[at - 1]
+            small = len(before.entries) + len(block.entries) <= BLOCK_RECORDS_MIN
+            if before.next == block.first and small and block.next - before.first <= SPAN_MAX:
+                shift = block.first - before.first
+                entries = [*before.entries, *[entry + shift for entry in block.entries]]
+                before.entries = array("Q", sorted(entries))
+                before.next = block.next
+                return at
+        self._blocks.insert(at, block)
+        return at
+
+    def _read(self, start: int, stop: int) -> _Block:
+        entries: list[int] = []
+        with self._log.read(start=start, end=stop, on_gap="skip", on_corruption="skip") as reader:
+            for records in reader.batches():
+                self.bytes_read += sum([len(record.value) for record in records])
+                for record in records:
+                    topic = bytes(record.topic)
+                    if topic.startswith(_RESERVED) and topic != _DEAD_LETTERS:
+                        continue
+                    channel, source, id_ = identity(record)
+                    entries.append(self._hash(channel, source, id_) | record.offset - start)
+            # What is not visible yet is read by a later search.
+            next_ = max(start, min(stop, reader.position))
+        entries.sort()
+        return _Block(start, next_, array("Q", entries))
+
+    def _hash(self, channel: str, source: str, id_: str) -> int:
+        return hash(self._secret + key_of(channel, source, id_)) & HASH_MASK
+
+    def _drop_below(self, first: int) -> None:
+        """Forget what the log no longer has."""
+        while self._blocks and self._blocks[0].next <= first:
+            self._records -= len(self._blocks.pop(0).entries)
+
+
+def _part_start(segments: list[SegmentInfo], stop: int) -> int:
+    """Return where to start reading up to `stop`: about `PART_BYTES` before it, in the same segment."""
+    for info in reversed(segments):
+        if info.base < stop:
+            record_bytes = info.bytes / max(1, info.next - info.base)
+            number = min(SPAN_MAX, max(1, int(PART_BYTES / max(1.0, record_bytes))))
+            return max(info.base, stop - number)
+    raise LogError(f"no segment holds offset {stop - 1}", code="log_segment_missing")

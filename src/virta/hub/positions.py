@@ -1,0 +1,94 @@
+"""
+Positions: where a consumer continues, as a text that it can keep.
+
+    1f0c9be2a7d4.4711      TAG.OFFSET
+
+TAG is derived from the log's id, so a position of another log is recognised. OFFSET is that of the
+next record: everything below it was sent to this consumer or did not match. A consumer may also name
+an event that it saw, by source and id, in the form in which `data` frames carry them (`EventId`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from datetime import datetime
+from typing import NamedTuple
+from urllib.parse import unquote, unquote_plus
+
+TAG_DIGITS = 12
+# Offsets are 64-bit numbers.
+OFFSET_DIGITS_MAX = 19
+# A text has several blanks only when its source or id has; more than this is no sensible id.
+SPLITS_MAX = 16
+# Names no place in any log: who comes back with it is told of a gap.
+NOWHERE = "0" * TAG_DIGITS + ".0"
+
+_POSITION = re.compile(rf"([0-9a-f]{{{TAG_DIGITS}}})\.([0-9]{{1,{OFFSET_DIGITS_MAX}}})")
+
+
+class Position(NamedTuple):
+    """A place in the log that a tag names."""
+
+    tag: str
+    offset: int
+
+    @property
+    def text(self) -> str:
+        return f"{self.tag}.{self.offset}"
+
+
+class EventId(NamedTuple):
+    """An event that was seen: its source and id as one text."""
+
+    text: str
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """
+        Return every (source, id) that the text can stand for; none when it names no event.
+
+        Frames write a blank inside a part as `%20`, so their ids have one `+` and one meaning. Texts
+        with more come from older servers, and texts with blanks were decoded on the way: those have
+        one meaning for each place where the source can end.
+        """
+        if self.text.count("+") == 1 and " " not in self.text:
+            source, _, id_ = self.text.partition("+")
+            return [(unquote(source), unquote(id_))]
+        text = unquote_plus(self.text) if "+" in self.text else self.text
+        pairs: list[tuple[str, str]] = []
+        at = text.find(" ")
+        while at >= 0 and len(pairs) < SPLITS_MAX:
+            pairs.append((text[:at], text[at + 1 :]))
+            at = text.find(" ", at + 1)
+        return pairs
+
+
+# Where a consumer may start: "earliest", "latest", an offset, a time, a position, behind an event.
+Place = str | int | datetime | Position | EventId
+
+
+def tag_of(log_id: str) -> str:
+    """Return the tag of the log with this id."""
+    return hashlib.sha256(log_id.encode()).hexdigest()[:TAG_DIGITS]
+
+
+def parse_position(text: str) -> Position | None:
+    """Read a position; None when the text is none."""
+    found = _POSITION.fullmatch(text)
+    return Position(found[1], int(found[2])) if found else None
+
+
+def parse_offset(text: str) -> int | None:
+    """Read a plain offset; None when the text is none."""
+    if text.isascii() and text.isdigit() and len(text) <= OFFSET_DIGITS_MAX:
+        return int(text)
+    return None
+
+
+def parse_last_event_id(text: str) -> Place:
+    """Read what a consumer saw last: a position, an offset (that record was seen), or source and id."""
+    position = parse_position(text)
+    if position is not None:
+        return position
+    offset = parse_offset(text)
+    return EventId(text) if offset is None else offset + 1

@@ -1,0 +1,99 @@
+"""
+Options of a stream: parameters of its URL whose names begin with `$`, and the headers that mean the same.
+
+    /channels/orders?status=paid&$positions=1&$last-event-id=1f0c9be2a7d4.4711
+
+They are never terms of the query; a member of an event's data whose name begins with `$` is written
+as a path (`/$name=…`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote_plus
+
+from virta.errors import RequestError
+from virta.hub.positions import parse_last_event_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from virta.hub.positions import Place
+
+POSITIONS, LAST_EVENT_ID = "$positions", "$last-event-id"
+KNOWN = (POSITIONS, LAST_EVENT_ID)
+POSITIONS_HEADER, LAST_EVENT_ID_HEADER = b"virta-positions", b"last-event-id"
+SWITCH = {"1": True, "0": False}
+
+
+class StreamOptions(NamedTuple):
+    """What a consumer asks for beside its query."""
+
+    query: bytes  # without the options
+    seen: Place | None  # where to continue, by what it saw last
+    positions: bool  # every id is to be a position
+    in_url: bool  # the URL says what was seen last
+
+
+def read_options(query: bytes, headers: dict[bytes, bytes]) -> StreamOptions:
+    """
+    Take the options out of a query; the headers of the same meaning are read beside.
+
+    Of both ways to say what was seen last, the header counts: a browser repeats its URL and sends
+    the newer header by itself.
+
+    Raises:
+        RequestError: 400 for an unknown option, or a value that it cannot have.
+    """
+    given: dict[str, str] = {}
+    if b"$" in query or b"%24" in query:
+        taken, query = take_parameters(query, _is_option)
+        for piece in taken:
+            name, _, value = piece.decode("utf-8", "replace").partition("=")
+            name = unquote_plus(name)
+            if name not in KNOWN:
+                known = " and ".join(KNOWN)
+                raise RequestError(
+                    400,
+                    "unknown-option",
+                    f"{name!r} is no option: {known} are. For a member of the data of that name "
+                    f"write the path /{name}",
+                )
+            if name in given:
+                raise RequestError(400, "invalid-option", f"{name} is given twice")
+            given[name] = unquote_plus(value)
+    positions = _switch("Virta-Positions", headers.get(POSITIONS_HEADER, b"0").decode("latin-1"))
+    if POSITIONS in given:
+        positions = _switch(POSITIONS, given[POSITIONS])
+    seen = headers.get(LAST_EVENT_ID_HEADER, b"").decode("utf-8", "replace")
+    seen = seen or given.get(LAST_EVENT_ID, "")
+    place = parse_last_event_id(seen) if seen else None
+    return StreamOptions(query, place, positions, in_url=LAST_EVENT_ID in given)
+
+
+def take_parameters(query: bytes, is_taken: Callable[[bytes], bool]) -> tuple[list[bytes], bytes]:
+    """
+    Split a query into the parameters that are taken and the query without them.
+
+    A part between semicolons that held nothing else goes as a whole: left empty, it would be a
+    query that everything satisfies.
+    """
+    taken: list[bytes] = []
+    parts = []
+    for part in query.split(b";"):
+        kept: list[bytes] = []
+        for piece in part.split(b"&"):
+            (taken if is_taken(piece) else kept).append(piece)
+        if kept:
+            parts.append(b"&".join(kept))
+    return taken, b";".join(parts)
+
+
+def _is_option(piece: bytes) -> bool:
+    return piece.startswith((b"$", b"%24"))
+
+
+def _switch(name: str, value: str) -> bool:
+    if value not in SWITCH:
+        raise RequestError(400, "invalid-option", f"{name} is 1 or 0, got {value[:40]!r}")
+    return SWITCH[value]
