@@ -15,8 +15,10 @@ import pytest
 from server_harness import event, ids, lasting_port
 
 import virta
+from virta.client.wire import POSITION
 from virta.errors import ClientError
 from virta.event import Event
+from virta.hub.topics import STREAMS
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def test_publish_and_subscribe(client):
         found = [next(events)]
 
     assert found[0].event == made
-    assert found[0].id == "%2Fs+one"
+    assert POSITION.fullmatch(found[0].id)[1] == str(found[0].offset + 1)
 
 
 def test_start_and_resume(client):
@@ -49,6 +51,65 @@ def test_start_and_resume(client):
 
     with client.subscribe("c2", last_event_id=events.last_event_id, reconnect=False) as more:
         assert take(more, 2) == ["3", "4"]
+
+
+def test_offsets_and_duplicates(client, server):
+    """A publication tells where its event is, and that it was a repeat; so does what is received."""
+    batch = client.publish("where", event("a"), event("b"), event("c"))
+    single = client.publish("where", event("d"))
+    again = client.publish("where", event("b"))
+
+    assert (single.offset, single.duplicate) == (batch.offset + 3, False)
+    assert (again.offset, again.duplicate) == (batch.offset + 1, True)
+    assert again == again.durability == "none"
+    with client.subscribe("where", start="earliest") as events:
+        found = [next(events) for _ in range(4)]
+    assert [one.offset for one in found] == list(range(batch.offset, batch.offset + 4))
+    with client.subscribe("where", start=found[1].id) as events:
+        assert take(events, 2) == ["c", "d"]
+    with client.subscribe("where", start=found[1].offset) as events:
+        assert take(events, 2) == ["b", "c"]
+
+    async def scenario():
+        async with virta.AsyncClient(f"http://127.0.0.1:{server.port}") as other:
+            repeat = await other.publish("where", event("d"))
+            async with other.subscribe("where", last_event_id=found[2].id) as events:
+                return repeat.offset, repeat.duplicate, (await anext(events)).offset
+
+    assert asyncio.run(scenario()) == (single.offset, True, single.offset)
+
+
+def test_what_comes_while_a_server_restarts_is_heard(start):
+    """Also by a subscription that has not received anything yet, and by one of streams."""
+    flags = ["--durability", "group", "--server-port", lasting_port()]
+    server = start(*flags)
+
+    async def scenario(server):
+        async with (
+            virta.AsyncClient(f"http://127.0.0.1:{server.port}") as client,
+            client.subscribe("quiet", "x=1") as events,
+            client.subscribe_streams("a:") as messages,
+        ):
+            waiting = [asyncio.create_task(anext(one)) for one in (events, messages)]
+            await asyncio.to_thread(consumer_connected, server)
+            await until(lambda: events.last_event_id and messages.last_event_id)
+            await asyncio.to_thread(server.stop, signal.SIGKILL)
+            with virta.open(server.data_dir / "log") as log:
+                for n in (1, 2):
+                    log.append("quiet", "", event(str(n), {"x": n}))
+                    log.append(STREAMS, "", {"publish_to": "a:b", "payload": str(n)})
+            await asyncio.to_thread(start, *flags)
+            return [await asyncio.wait_for(task, 20) for task in waiting]
+
+    received, message = asyncio.run(scenario(server))
+    assert received.event.id == "1"
+    assert message == ("a:b", "1")
+
+
+async def until(holds):
+    async with asyncio.timeout(20):
+        while not holds():  # noqa: ASYNC110 - the condition is the client's, and has no event
+            await asyncio.sleep(0.001)
 
 
 def test_a_closed_subscription_keeps_no_connection(client):

@@ -83,6 +83,33 @@ def test_a_terminal_is_greeted_with_the_address(tmp_path):
     assert second == f"Data in {data}"
 
 
+def test_publish_says_when_it_was_a_repeat(server):
+    """A retry of a script is told from a first try; both succeed."""
+    url = f"http://127.0.0.1:{server.port}"
+    first, again = (
+        virta("publish", "twice", "--data", "1", "--id", "x", "--url", url) for _ in range(2)
+    )
+
+    assert (first.returncode, first.stderr) == (0, "1 accepted\n")
+    assert (again.returncode, again.stderr) == (0, "1 accepted: the server had it already\n")
+
+
+def test_publish_on_a_terminal_says_that_it_reads(server):
+    """Without a file or --data it waits for lines: nobody should wonder what for."""
+    master, slave = os.openpty()
+    command = [sys.executable, "-m", "virta", "publish", "typed"]
+    command += ["--url", f"http://127.0.0.1:{server.port}"]
+    with subprocess.Popen(command, stdin=slave, stderr=subprocess.PIPE) as publishing:
+        os.close(slave)
+        hint = publishing.stderr.readline()
+        os.write(master, b'{"a": 1}\n\x04')
+        said = publishing.stderr.read()
+    os.close(master)
+
+    assert hint == b"reading events from the terminal, one JSON a line; Ctrl-D ends\n"
+    assert (publishing.returncode, said) == (0, b"1 accepted\n")
+
+
 def test_subscribe_ends_when_nothing_comes(server):
     """All that is there is printed, and a pause ends it: exit code 0."""
     server.publish("pause", event("1"), event("2"))

@@ -64,14 +64,17 @@ def publish(
     def make(text: str | bytes, place: str) -> Any:
         return _event(text, place, type_, source)
 
-    accepted = 0
+    accepted, note = 0, ""
+    if data is None and file is None and sys.stdin.isatty():
+        click.echo("reading events from the terminal, one JSON a line; Ctrl-D ends", err=True)
     try:
         with Client(url, token=token) as client:
             if data is not None:
                 event = make(data, "--data")
                 if id_ is not None:
                     event = event.replace(id=id_)
-                client.publish(channel, event)
+                if client.publish(channel, event).duplicate:
+                    note = ": the server had it already"
                 accepted = 1
             else:
                 for batch in _batches(file or sys.stdin):
@@ -82,7 +85,7 @@ def publish(
     except (ClientError, EventError) as error:
         click.echo(f"error: {error.message}{_before(accepted)}", err=True)
         sys.exit(EXIT_FAILURE)
-    click.echo(f"{accepted} accepted", err=True)
+    click.echo(f"{accepted} accepted{note}", err=True)
 
 
 def _before(accepted: int) -> str:

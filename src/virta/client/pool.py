@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 # Requests that are on their way at once: enough to fill one group commit of the server after the other.
-CONNECTIONS_MAX = 32
-# Connections kept for the next requests; what a burst opened beyond that is closed.
-IDLE_MAX = 8
-# How long they are kept: far below the server's own idle timeout (180 s), so that it rarely closes one
+CONNECTIONS_MAX = 16
+# How long a connection is kept for the next request: far below the server's own idle timeout (180 s), so that it rarely closes one
 # at the moment it is used again.
 IDLE_S = 20.0
 # Time for TLS to say goodbye when the client is closed.
@@ -367,7 +365,7 @@ class Pool:
         self._open.discard(connection)
 
     def _give_back(self, connection: Connection) -> None:
-        if self._closed or not connection.usable or len(self._idle) >= IDLE_MAX:
+        if self._closed or not connection.usable:
             self._drop(connection)
             return
         connection.rest()

@@ -1,7 +1,7 @@
 """
 Subscriptions to streams, over WebSocket: blocking and for asyncio; both need the `websockets` package.
 
-Streams have no history: after a cut they are subscribed again, and what was sent meanwhile is missed.
+After a cut they are subscribed again, and continue behind the last message they gave.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import asyncio
 import contextlib
 import threading
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from virta.client.wire import Address, Cursor, check, is_final, unreachable
 from virta.errors import ClientError
@@ -44,6 +42,11 @@ class StreamSubscription:
         self._closed = threading.Event()
         self._socket: Socket | None = None
         self._messages = self._run()
+
+    @property
+    def last_event_id(self) -> str | None:
+        """Where a later subscription would continue."""
+        return self._cursor.last_event_id
 
     def __iter__(self) -> StreamSubscription:
         return self
@@ -85,7 +88,9 @@ class StreamSubscription:
                     return
                 try:
                     for text in socket:
-                        yield _message(text)
+                        message = self._cursor.take_message(text)
+                        if message is not None:
+                            yield message
                 except ConnectionClosed:
                     pass
             self._socket = None
@@ -97,10 +102,11 @@ class StreamSubscription:
         from websockets.exceptions import InvalidHandshake, InvalidStatus  # noqa: PLC0415
         from websockets.sync.client import connect  # noqa: PLC0415
 
+        path, headers = self._cursor.request()
         try:
             return connect(
-                self._address.websocket(self._cursor.request()[0]),
-                additional_headers=self._address.headers,
+                self._address.websocket(path),
+                additional_headers=self._address.headers | headers,
                 ssl=self._tls,
                 open_timeout=self._timeout,
                 max_size=None,
@@ -132,6 +138,11 @@ class AsyncStreamSubscription:
         self._closed = asyncio.Event()
         self._socket: AsyncSocket | None = None
 
+    @property
+    def last_event_id(self) -> str | None:
+        """Where a later subscription would continue."""
+        return self._cursor.last_event_id
+
     def __aiter__(self) -> AsyncStreamSubscription:
         return self
 
@@ -143,7 +154,9 @@ class AsyncStreamSubscription:
                 await self._connect()
                 continue
             try:
-                return _message(await self._socket.recv())
+                message = self._cursor.take_message(await self._socket.recv())
+                if message is not None:
+                    return message
             except ConnectionClosed:
                 self._socket = None
                 if not self._reconnect:
@@ -186,10 +199,11 @@ class AsyncStreamSubscription:
         from websockets.asyncio.client import connect  # noqa: PLC0415
         from websockets.exceptions import InvalidHandshake, InvalidStatus  # noqa: PLC0415
 
+        path, headers = self._cursor.request()
         try:
             return await connect(
-                self._address.websocket(self._cursor.request()[0]),
-                additional_headers=self._address.headers,
+                self._address.websocket(path),
+                additional_headers=self._address.headers | headers,
                 ssl=self._tls,
                 open_timeout=self._timeout,
                 max_size=None,
@@ -206,8 +220,3 @@ async def pause(closed: asyncio.Event, wait_s: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(wait_s):
             await closed.wait()
-
-
-def _message(text: str | bytes) -> tuple[str, str]:
-    message = msgspec.json.decode(text)
-    return message["publish_to"], message["payload"]

@@ -129,16 +129,21 @@ class Client:
         self.request("POST", "/publish", messages_body(messages), JSON)
 
     def subscribe_streams(
-        self, *streams: str, max_queued: int = 250, reconnect: bool = True
+        self,
+        *streams: str,
+        max_queued: int = 250,
+        last_event_id: str | None = None,
+        reconnect: bool = True,
+        on_gap: Callable[[dict[str, Any]], None] | None = None,
     ) -> StreamSubscription:
         """
         Hear messages as (stream id, text); needs the `websockets` package. Close it to end.
 
-        After a cut it subscribes again; streams have no history, so what was sent meanwhile is missed.
+        After a cut it subscribes again, and continues behind the last message it gave.
         """
         return StreamSubscription(
             self._address,
-            streams_cursor(streams, max_queued),
+            streams_cursor(streams, max_queued, last_event_id, on_gap),
             reconnect=reconnect,
             timeout=self._timeout,
             tls=self._tls,

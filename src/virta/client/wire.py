@@ -166,10 +166,15 @@ def streams_query(streams: Iterable[str], max_queued: int) -> str:
     return f"/subscribe?{urlencode(pairs)}"
 
 
-def streams_cursor(streams: Iterable[str], max_queued: int) -> Cursor:
-    """The memory of a subscription to streams, which only has to know how long to wait."""
+def streams_cursor(
+    streams: Iterable[str],
+    max_queued: int,
+    last_event_id: str | None,
+    on_gap: Callable[[dict[str, Any]], None] | None,
+) -> Cursor:
+    """Return the memory of a subscription to streams."""
     path = streams_query(streams, max_queued)
-    return Cursor(lambda _: path, None, None, None)
+    return Cursor(lambda _: path, None, last_event_id, on_gap)
 
 
 def messages_body(messages: Iterable[tuple[str, str]]) -> bytes:
@@ -281,6 +286,18 @@ class Cursor:
             return Received(event, frame.id, _offset(frame))
         if frame.event == "gap" and self._on_gap is not None:
             self._on_gap(frame.json())
+        return None
+
+    def take_message(self, text: str | bytes) -> tuple[str, str] | None:
+        """Note a message of a stream's socket; return (stream id, text) when it delivers one."""
+        message = msgspec.json.decode(text)
+        position = message.get("position")
+        if position is not None:
+            self.last_event_id = position
+        if "publish_to" in message:
+            return message["publish_to"], message["payload"]
+        if "gap" in message and self._on_gap is not None:
+            self._on_gap(message["gap"])
         return None
 
     def unanswered(self, error: Exception) -> None:

@@ -487,6 +487,6 @@ class AsyncClient(asyncio.Protocol):
 
 def _unreachable(host: str, port: int, error: OSError) -> JournalError:
     return JournalError(
-        f"no journal at {host}:{port} ({error.strerror or error}); is `virta journal serve` running?",
+        f"no journal at {host}:{port} ({error.strerror or error}); is `virta serve` or `virta journal serve` running?",
         code="disconnected",
     )
