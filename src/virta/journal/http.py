@@ -72,6 +72,9 @@ class MethodError(RefusedError):
         )
 
 
+TOO_DEEP = "the JSON is nested too deeply: 900 levels are always readable"
+
+
 class Handler:
     def __init__(self, node: Node, prefix: str = "/journal") -> None:
         self._node = node
@@ -107,6 +110,9 @@ class Handler:
             return _problem(refused, path)
         except (ValueError, msgspec.ValidationError, msgspec.DecodeError) as error:
             return _problem(RefusedError("bad-request", str(error)[:300]), path)
+        except RecursionError:
+            # How deep JSON can be read or written depends on how deep in calls that happens.
+            return _problem(RefusedError("bad-request", TOO_DEEP), path)
 
     async def _route(
         self, method: str, path: str, arguments: dict[str, str], body: bytes, content_type: str
