@@ -13,6 +13,8 @@ import uuid
 import pytest
 from server_harness import DEADLINE_S, Server
 
+# Of the network for measurements (RFC 2544), which no machine has.
+OURS, THEIRS = "198.18.77.1", "198.18.77.2"
 # Connects, asks for a stream, says when it is there, and stays.
 CONSUMER = """
 import socket, sys
@@ -20,7 +22,7 @@ made = socket.create_connection((sys.argv[1], int(sys.argv[2])))
 made.sendall(b"GET /channels/x HTTP/1.1\\r\\nHost: %b:%b\\r\\n\\r\\n" % (sys.argv[1].encode(), sys.argv[2].encode()))
 said = b""
 while b"connect" not in said:
-    said += made.recv(65536)
+    said += made.recv(65536) or sys.exit("closed")
 print("connected", flush=True)
 sys.stdin.read()
 """
@@ -73,11 +75,11 @@ def two_machines():
         pytest.skip(f"no network namespaces here: {error}")
     try:
         run("ip", "link", "add", ours, "type", "veth", "peer", "name", theirs, "netns", name)
-        run("ip", "address", "add", "192.0.2.1/30", "dev", ours)
+        run("ip", "address", "add", f"{OURS}/30", "dev", ours)
         run("ip", "link", "set", ours, "up")
-        run("ip", "-n", name, "address", "add", "192.0.2.2/30", "dev", theirs)
+        run("ip", "-n", name, "address", "add", f"{THEIRS}/30", "dev", theirs)
         run("ip", "-n", name, "link", "set", theirs, "up")
-        yield name, "192.0.2.1", lambda: run("ip", "-n", name, "link", "set", theirs, "down")
+        yield name, OURS, lambda: run("ip", "-n", name, "link", "set", theirs, "down")
     finally:
         subprocess.run(["ip", "link", "del", ours], check=False, capture_output=True)
         run("ip", "netns", "del", name)
