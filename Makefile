@@ -75,7 +75,7 @@ bench-server: setup
 	@$(PIP) install --group bench || echo "some peers are not installable: their rows are skipped"
 	$(BIN)/python bench/server_bench.py $(BENCH_ARGS)
 
-# Ten minutes of many idle consumers and a steady stream; SOAK_ARGS="--seconds 60" for less.
+# Half an hour of many idle consumers, a steady stream and connections that come and go; SOAK_ARGS="--seconds 60" for less.
 soak-server: setup
 	$(BIN)/python bench/server_soak.py $(SOAK_ARGS)
 

@@ -1,9 +1,11 @@
 """
-`make soak-server`: thousands of idle consumers and a steady stream of events, for as long as you like.
+`make soak-server`: thousands of idle consumers, a steady stream of events, and connections that come and go.
 
-Each consumer has a filter of its own and each event one hearer among them, so that an event that is
-lost, doubled or out of order is seen at once. Two more consumers hear everything and read nothing.
-The server's memory is sampled every second. Ends with 1 when something was lost or memory is not flat.
+Each consumer has a filter of its own and each event matches one of them, so that an event that is lost, doubled or out
+of order is seen at once. Two more consumers match everything and read nothing. Beside them connections of all kinds
+(`server_churn.py`) open and close at a steady rate. The server's memory and open descriptors are sampled every second.
+Ends with 1 when something was lost, a short connection got a wrong answer, or memory or descriptors are not flat after
+the warm-up.
 
 The clients are raw protocols on uvloop in a process of their own; how much of a core they use is
 reported, so that one can see that they were not the limit.
@@ -29,6 +31,8 @@ from pathlib import Path
 
 import uvloop
 
+from server_churn import Churn
+
 BATCH_TYPE = b"application/cloudevents-batch+json"
 MARK = b'"n":'
 CONNECTIONS = 4
@@ -39,6 +43,13 @@ STALL_S = 35.0
 LAST_S = 20.0
 # Allocators keep some of what they were given; a leak of one event per delivery would be far more.
 GROWTH_KIB_MAX = 16 * 1024
+# Descriptors move with the connections of the moment, and with the log's segments.
+GROWTH_DESCRIPTORS_MAX = 32
+# Tables and pools fill in this time; in a short run, in this share of it.
+WARM_UP_S, WARM_UP_SHARE = 300.0, 0.5
+# Samples of descriptors whose median is the level at one time: connections come and go in every second.
+LEVEL_SAMPLES = 9
+TAIL_SAMPLES = 2
 
 
 def event(number, key):
@@ -51,8 +62,9 @@ def event(number, key):
 class Soak:
     """What is known of the run: when each event was sent, and who has heard what."""
 
-    def __init__(self, consumers):
+    def __init__(self, consumers, port):
         self.consumers = consumers
+        self.host = b"127.0.0.1:%d" % port
         self.sent_at = array("d")
         self.latencies = array("d")
         self.connected = self.heard = self.wrong = self.accepted = self.refused = self.cut = 0
@@ -66,7 +78,8 @@ class Hearer(asyncio.Protocol):
         self.soak, self.key, self.next, self.rest = soak, key, key, b""
 
     def connection_made(self, transport):
-        transport.write(b"GET /channels/soak?key=%d HTTP/1.1\r\nHost: soak\r\n\r\n" % self.key)
+        asked = (self.key, self.soak.host)
+        transport.write(b"GET /channels/soak?key=%d HTTP/1.1\r\nHost: %b\r\n\r\n" % asked)
 
     def data_received(self, data):
         data = self.rest + data
@@ -95,8 +108,8 @@ class Stalled(asyncio.Protocol):
     def connection_made(self, transport):
         self.transport = transport
         transport.write(
-            b"GET /channels/soak HTTP/1.1\r\nHost: soak\r\nVirta-Slow-Consumer: %b\r\n\r\n"
-            % self.policy
+            b"GET /channels/soak HTTP/1.1\r\nHost: %b\r\nVirta-Slow-Consumer: %b\r\n\r\n"
+            % (self.soak.host, self.policy)
         )
 
     def data_received(self, _):
@@ -120,8 +133,8 @@ class Publisher(asyncio.Protocol):
         soak.sent_at.extend([time.perf_counter()] * size)
         self.busy, self.size = True, size
         self.transport.write(
-            b"POST /channels/soak HTTP/1.1\r\nHost: soak\r\nContent-Type: %b\r\n"
-            b"Content-Length: %d\r\n\r\n%b" % (BATCH_TYPE, len(body), body)
+            b"POST /channels/soak HTTP/1.1\r\nHost: %b\r\nContent-Type: %b\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (soak.host, BATCH_TYPE, len(body), body)
         )
 
     def data_received(self, data):
@@ -184,16 +197,20 @@ async def publish(soak, port, seconds, rate, batch):
 async def clients(options):
     """The second process: everything that talks to the server."""
     loop = asyncio.get_running_loop()
-    soak = Soak(options.consumers)
+    soak = Soak(options.consumers, options.port)
     for key in range(options.consumers):
         await loop.create_connection(lambda k=key: Hearer(soak, k), "127.0.0.1", options.port)
     while soak.connected < options.consumers:  # noqa: ASYNC110 - counted by callbacks
         await asyncio.sleep(TICK_S)
     print("{}", flush=True)  # connected: from here on it counts
     stalling = asyncio.ensure_future(stall(soak, options.port))
+    churn = Churn(options.port)
+    churning = asyncio.ensure_future(churn.run(options.churn))
     used = time.process_time()
     began = time.perf_counter()
     lag = await publish(soak, options.port, options.seconds, options.rate, options.batch)
+    churning.cancel()
+    await asyncio.gather(churning, return_exceptions=True)
     took, used = time.perf_counter() - began, time.process_time() - used
     deadline = time.perf_counter() + LAST_S
     while soak.heard < soak.accepted and time.perf_counter() < deadline:  # noqa: ASYNC110
@@ -212,6 +229,11 @@ async def clients(options):
         "events_s": round(soak.accepted / took),
         "lag_ms": round(lag * 1000, 1),
         "client_core": round(used / took, 2),
+        "churned": sum(churn.done.values()),
+        "churn_s": round(sum(churn.done.values()) / took, 1),
+        "churn_kinds": churn.done,
+        "churn_failed": churn.failed,
+        "churn_failures": churn.failures,
     }
     for name, share in (("p50_ms", 0.5), ("p99_ms", 0.99), ("p999_ms", 0.999)):
         report[name] = round(ordered[int(len(ordered) * share)] * 1000, 2) if ordered else None
@@ -222,6 +244,15 @@ async def clients(options):
 def memory_kib(process):
     status = Path(f"/proc/{process.pid}/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0])
+
+
+def descriptors(process):
+    return len(os.listdir(f"/proc/{process.pid}/fd"))
+
+
+def level(samples):
+    """The median of a few samples."""
+    return sorted(samples)[len(samples) // 2]
 
 
 def cpu_s(process):
@@ -245,16 +276,17 @@ def serve(options, data):
 def run(options):
     data = tempfile.mkdtemp(prefix="virta-soak-", dir=os.environ.get("VIRTA_BENCH_DIR"))
     server, port = serve(options, data)
-    samples = []
+    memory, opened = [], []
     try:
         command = [sys.executable, __file__, "--port", str(port)]
-        for name in ("consumers", "rate", "seconds", "batch"):
+        for name in ("consumers", "rate", "seconds", "batch", "churn"):
             command += [f"--{name}", str(getattr(options, name))]
         client = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         client.stdout.readline()
         used = cpu_s(server)
         while client.poll() is None:
-            samples.append(memory_kib(server))
+            memory.append(memory_kib(server))
+            opened.append(descriptors(server))
             try:
                 client.wait(1.0)
             except subprocess.TimeoutExpired:
@@ -271,9 +303,16 @@ def run(options):
             process.wait()
             process.stdout.close()
         shutil.rmtree(data, ignore_errors=True)
-    quarters = [samples[len(samples) * n // 4] for n in range(4)] + [samples[-1]]
-    report["memory_kib"] = quarters
-    report["growth_kib"] = max(samples[len(samples) // 2 :]) - samples[len(samples) // 2]
+    # The last samples are of a server that is left by its clients.
+    memory, opened = memory[:-TAIL_SAMPLES], opened[:-TAIL_SAMPLES]
+    share = min(WARM_UP_S / options.seconds, WARM_UP_SHARE)
+    first = int(len(memory) * share)
+    report["warm_up_s"] = round(options.seconds * share, 1)
+    report["memory_kib"] = [memory[len(memory) * n // 4] for n in range(4)] + [memory[-1]]
+    report["growth_kib"] = max(memory[first:]) - memory[first]
+    report["descriptors"] = [opened[len(opened) * n // 4] for n in range(4)] + [opened[-1]]
+    ended, began = opened[-LEVEL_SAMPLES:], opened[first : first + LEVEL_SAMPLES]
+    report["growth_descriptors"] = level(ended) - level(began)
     report["server_core"] = round(used / report["seconds"], 2)
     return report
 
@@ -282,7 +321,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--consumers", type=int, default=2000)
     parser.add_argument("--rate", type=int, default=5000, help="events a second")
-    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seconds", type=float, default=1800)
+    parser.add_argument(
+        "--churn", type=int, default=60, help="connections that come and go a second"
+    )
     parser.add_argument("--batch", type=int, default=10, help="events in a request")
     parser.add_argument("--durability", default="none")
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
@@ -294,8 +336,10 @@ def main():
         return
     report = run(options)
     print(json.dumps(report))
-    whole = not (report["lost"] or report["out_of_order"] or report["refused"] or report["cut"])
-    sys.exit(0 if whole and report["growth_kib"] < GROWTH_KIB_MAX else 1)
+    wrong = ("lost", "out_of_order", "refused", "cut", "churn_failed", "exit_code")
+    flat = report["growth_kib"] < GROWTH_KIB_MAX
+    flat = flat and report["growth_descriptors"] < GROWTH_DESCRIPTORS_MAX
+    sys.exit(0 if flat and not any(report[name] for name in wrong) else 1)
 
 
 if __name__ == "__main__":

@@ -87,6 +87,7 @@ def test_tokens(start, tmp_path):
     file = tmp_path / "tokens"
     hashed = hashlib.sha256(b"another-good-token").hexdigest()
     file.write_text(f"# ours\n{TOKEN}  # first\nsha256:{hashed}\n")
+    file.chmod(0o600)
     with start("--token-file", file) as server:
         assert server.request("GET", "/livez").status == 200
         for path in ("/channels/a", "/metrics", "/subscribe?streams=a:&max_queued=1"):
@@ -127,6 +128,7 @@ def test_short_tokens_are_refused(start, tmp_path):
     """A token that can be guessed is no token."""
     file = tmp_path / "tokens"
     file.write_text("secret\n")
+    file.chmod(0o600)
 
     assert "at least 16" in "".join(start("--token-file", file).said)
 

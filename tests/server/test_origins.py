@@ -304,6 +304,7 @@ def test_a_token_does_not_speak_for_a_page(start, tmp_path):
     """Where tokens are asked for, a page needs both: its origin allowed, and a token."""
     file = tmp_path / "tokens"
     file.write_text(TOKEN)
+    file.chmod(0o600)
     path = f"{SOCKETS[0]}&access_token={TOKEN}"
     with start("--token-file", file) as server:
         assert handshake(server.port, path, "https://app.example")[0] == 403

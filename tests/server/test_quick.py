@@ -307,6 +307,7 @@ def test_tokens_are_asked_on_the_quick_way(start, tmp_path):
     """A head with a good token is known by all its bytes; another token is another head."""
     tokens = tmp_path / "tokens"
     tokens.write_text("a-token-that-is-long\n")
+    tokens.chmod(0o600)
     with start("--token-file", tokens) as server:
         body = json.dumps(event("t")).encode()
         with Talk(server) as talk:

@@ -261,6 +261,7 @@ def test_bad_frames_close_with_their_code(server, data, code):
 def test_a_token_is_no_part_of_the_query(start, tmp_path):
     """Wherever the token stands, the query means what it would mean without it."""
     (tmp_path / "tokens").write_text(TOKEN)
+    (tmp_path / "tokens").chmod(0o600)
     token = {"Authorization": f"Bearer {TOKEN}", "Content-Type": STRUCTURED}
     queries = [
         "x=1&access_token={}",

@@ -330,6 +330,7 @@ def test_consent_by_callback(start, hooks, tmp_path):
     hook = hooks("", status=405)
     token = {"Authorization": "Bearer a-token-of-sixteen"}
     (tmp_path / "tokens").write_text("a-token-of-sixteen")
+    (tmp_path / "tokens").chmod(0o600)
     server = deferring(start, "--token-file", tmp_path / "tokens")
     body = json.dumps({"sink": hook.url, "config": {"channel": "c"}})
 

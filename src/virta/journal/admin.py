@@ -56,7 +56,7 @@ CRONS_MAX = 10_000
 LOOKING = frozenset({"stats", "list", "show", "export"})
 LIMIT_MAX = 1 << 53
 DELAY_S_MAX = 3650 * 86_400
-NESTED = "the JSON is nested too deeply, at most about 1,000 levels"
+NESTED = "the JSON is nested too deeply: 900 levels are always readable"
 Setting = TypeVar("Setting", Settings, Cron)
 
 

@@ -108,6 +108,7 @@ class Handler:
         except (ValueError, msgspec.ValidationError, msgspec.DecodeError) as error:
             return _problem(RefusedError("bad-request", str(error)[:300]), path)
         except RecursionError:
+            # How deep JSON can be read or written depends on how deep in calls that happens.
             return _problem(RefusedError("bad-request", NESTED), path)
 
     async def _route(

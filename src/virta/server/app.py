@@ -33,7 +33,7 @@ from virta.server.exchange import CORS, GONE
 from virta.server.filters_api import FiltersApi
 from virta.server.metrics import CONTENT_TYPE, Metrics
 from virta.server.openapi import openapi
-from virta.server.paths import check_escapes, form_decode
+from virta.server.paths import check_escapes, check_text, form_decode
 from virta.server.pipelines_api import PipelinesApi
 from virta.server.subscriptions_api import SubscriptionsApi
 from virta.server.websocket import check_subscribe
@@ -51,6 +51,8 @@ SUBSCRIBE_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 JOURNAL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 # The AsyncAPI document names the host it was asked at; a server has few names.
 ASYNCAPI_HOSTS_MAX = 8
+JOURNAL = "/journal/"
+KEYCOUNTS = "/metrics/keycounts/"
 OPEN_PATHS = frozenset({"/livez", "/readyz"})
 # With less on the disk the next publications will fail: others should serve them.
 FREE_BYTES_MIN = 1024 * 1024
@@ -136,6 +138,8 @@ class Doorkeeper:
         headers, door = scope["headers"], self._service.door
         try:
             check_escapes(scope["raw_path"], code="malformed-percent-escape")
+            if not path.startswith(JOURNAL):  # its keys are any bytes
+                check_text(scope["raw_path"], code=_name_code(path))
             if preflight:
                 wanted = dict(headers).get(b"access-control-request-headers", b"")
                 return _preflight(wanted.decode("latin-1"))
@@ -158,6 +162,11 @@ def _with_cors(send: Send, lines: bytes) -> Send:
         await send(message)
 
     return sending
+
+
+def _name_code(path: str) -> str:
+    """The code for a path whose names are no text."""
+    return "invalid-channel" if path.startswith(KEYCOUNTS) else "invalid-name"
 
 
 def refusal(

@@ -15,7 +15,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from virta.errors import RequestError
-from virta.server.exchange import CORS, GONE, Exchange
+from virta.server.exchange import CORS, GONE, Exchange, with_lines
 from virta.server.lane import QuickLane
 
 
@@ -79,3 +79,24 @@ class ColdLane(QuickLane):
         self._starting = []
         self.cycle = self.scope = None  # type: ignore[assignment]
         super().release()
+
+    def answer_last(self, exchange: Exchange | None, response: bytes) -> None:
+        """Answer what cannot be read on, in its turn: behind the answers to what came before it."""
+        exchange = exchange or self.cold
+        if exchange is not None and exchange is self.cold and exchange.start is None:
+            # It is the framework's turn, which waits for a body that will not come.
+            self.write(with_lines(response, exchange.cors))
+            self.end()
+            return
+        exchange = exchange or self.enter()
+        exchange.start = None
+        self.exchanges.answer(exchange, response, close=True)
+
+    def head_without_upgrade(self, method: bytes) -> bytes:
+        """The head of the request that was just read, as if it had not asked for an upgrade."""
+        kept = [(n, v) for n, v in self.headers if n not in {b"upgrade", b"connection"}]
+        if not self.parser.should_keep_alive():
+            kept.append((b"connection", b"close"))
+        version = self.parser.get_http_version().encode()
+        lines = b"".join(b"%b: %b\r\n" % pair for pair in kept)
+        return b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, lines)

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import re
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_plus
@@ -45,6 +47,8 @@ ABSOLUTE = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
 # has a key. They answer people, and following a link does nothing that its key does not allow.
 LINKED = re.compile(rb"/(?:subscriptions/[^/?#]+/confirm)?(?:\?.*)?", re.DOTALL)
 FETCH = b"sec-fetch-"
+# What nobody but the owner of a token file may do. A pipe or descriptor (`<(…)`) has no lasting mode to check.
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 _IN_QUERY = b"access_token="
 
@@ -63,6 +67,7 @@ def check_exposure(host: str, token_file: str | None, *, insecure: bool) -> None
 def read_tokens(path: str) -> list[bytes]:
     """Read a token file: one token or `sha256:<hex>` a line; `#` starts a comment."""
     try:
+        _check_private(path)
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
@@ -79,6 +84,17 @@ def read_tokens(path: str) -> list[bytes]:
             f"{path} has {len(digests)} tokens: 1 to {TOKENS_MAX} are allowed", setting="token_file"
         )
     return digests
+
+
+def _check_private(path: str) -> None:
+    """Refuse a file whose tokens other users of the machine can read, as ssh does with its keys."""
+    mode = os.stat(path).st_mode
+    if stat.S_ISREG(mode) and mode & OTHERS:
+        raise ConfigError(
+            f"token file {path} can be read or changed by other users (mode {stat.S_IMODE(mode):04o}): "
+            f"chmod 600 {path}",
+            setting="token_file",
+        )
 
 
 def _digest(text: str, place: str) -> bytes:

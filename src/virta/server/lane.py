@@ -34,6 +34,7 @@ class QuickLane(HttpToolsProtocol):
         "_held",
         "_held_since",
         "between",
+        "body_bytes",
         "cors",
         "deadline",
         "exchanges",
@@ -59,6 +60,8 @@ class QuickLane(HttpToolsProtocol):
         # A publication with a known head whose body is not all there, and since when.
         self._held = b""
         self._held_since = 0.0
+        # Of the body that arrives.
+        self.body_bytes = 0
 
     def parse(self, data: bytes) -> None:
         raise NotImplementedError
@@ -70,6 +73,9 @@ class QuickLane(HttpToolsProtocol):
         raise NotImplementedError
 
     def expired(self, now: float) -> None:
+        raise NotImplementedError
+
+    def crowded_out(self) -> None:
         raise NotImplementedError
 
     def refuse(
@@ -87,6 +93,7 @@ class QuickLane(HttpToolsProtocol):
         if self.between:
             if self._held:
                 data, self._held = self._held + data, b""
+                self.service.unfinished.drop(self)
             way = self.way
             at = data.find(END_OF_HEAD)
             head = data[:at]
@@ -113,6 +120,7 @@ class QuickLane(HttpToolsProtocol):
     def _hold(self, data: bytes) -> None:
         """Keep the first piece of a publication with a known head; many clients send two."""
         self._held = data
+        self.service.unfinished.set(self, len(data))
         if not self._held_since:
             self._held_since = perf_counter()
             deadline = self.service.wheel.now + self.service.body_s
@@ -123,11 +131,25 @@ class QuickLane(HttpToolsProtocol):
         """Something comes behind a publication on the quick way: from now on it has a place in line."""
         if self._held:
             held, self._held, self._held_since = self._held, b"", 0.0
+            self.service.unfinished.drop(self)
             self.parse(held)
         if self.quick is True:
             self.way.run()  # before whatever came later is published
         if self.quick is True:
             self.quick = self.enter()
+
+    def arrive_in_time(self, now: float) -> None:
+        """A request is arriving: limit its time, from its first byte, and its share of memory."""
+        if self.body_bytes:
+            self.service.unfinished.set(self, self.body_bytes)
+        if self.deadline > now + self.service.body_s:
+            self.service.wheel.set(self, now + self.service.body_s)
+
+    def forget_body(self) -> None:
+        """The body that arrived is complete, refused or lost."""
+        if self.body_bytes:
+            self.body_bytes = 0
+            self.service.unfinished.drop(self)
 
     def release(self) -> None:
         """
@@ -136,6 +158,7 @@ class QuickLane(HttpToolsProtocol):
         Without that it would wait for the cyclic collector, which seldom looks at what is some minutes old.
         """
         self.service.wheel.remove(self)
+        self.service.unfinished.drop(self)
         self.exchanges.close()
         # Its publication is still written to the log; the answer has nowhere to go.
         self.quick = None

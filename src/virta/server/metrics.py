@@ -95,6 +95,11 @@ class Metrics:
                 service.hub.stream_consumer_count,
             ),
             ("virta_webhooks", "Subscriptions with a sink", len(service.webhooks.hooks)),
+            (
+                "virta_unfinished_body_bytes",
+                "Bytes of bodies that are still arriving",
+                service.unfinished.bytes,
+            ),
             ("virta_filters", "Registered filters", len(service.registry)),
             ("virta_replays", "Consumers still in history", service.replayer.running),
             ("virta_log_first_offset", "Oldest offset kept", log.first_offset),

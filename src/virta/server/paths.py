@@ -73,9 +73,18 @@ def name_fault(channel: str) -> str:
 
 
 def form_decode(raw: bytes, *, code: str, **members: object) -> str:
-    """Decode `+` and `%XX`; bad UTF-8 becomes U+FFFD, a bad escape is refused."""
+    """Decode `+` and `%XX`; a bad escape and what is no UTF-8 are refused."""
     check_escapes(raw, code=code, **members)
-    return unquote_to_bytes(raw.replace(b"+", b" ")).decode("utf-8", "replace")
+    return check_text(raw.replace(b"+", b" "), code=code, **members)
+
+
+def check_text(raw: bytes, *, code: str, **members: object) -> str:
+    """Decode `%XX`; refuse what is no UTF-8, since two names that replace it would be one."""
+    try:
+        return unquote_to_bytes(raw).decode()
+    except UnicodeDecodeError:
+        text = raw.decode("utf-8", "backslashreplace")
+        raise RequestError(400, code, f"{text!r} is not UTF-8", **members) from None
 
 
 def check_escapes(raw: bytes, *, code: str, **members: object) -> None:

@@ -26,6 +26,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 
 from virta.errors import FilterError, HubError, RequestError
 from virta.server import responses
+from virta.server.bodies import bad_length, check_encodings, crowded_out
 from virta.server.cold import ColdLane
 from virta.server.door import ABSOLUTE
 from virta.server.exchange import Exchange, ExchangeQueue, with_lines
@@ -47,6 +48,8 @@ SUBSCRIBE_LINE_BYTES_MAX = 40 * 1024
 MORE_HEADERS = {
     401: b'WWW-Authenticate: Bearer realm="virta"\r\n',
     405: b"Allow: GET, POST, PUT, OPTIONS\r\n",
+    415: b"Accept-Encoding: identity\r\n",
+    503: b"Retry-After: 1\r\n",
 }
 # Method, blanks and version around a path.
 REQUEST_LINE_REST_BYTES = 32
@@ -170,9 +173,7 @@ class HotProtocol(ColdLane):
             self._unreadable(httptools.HttpParserError())
             return
         if self._in_head or self.request is not None or self.cold is not None:
-            # A request has to arrive in time, from its first byte.
-            if self.deadline > now + self.service.body_s:
-                self.service.wheel.set(self, now + self.service.body_s)
+            self.arrive_in_time(now)
         else:
             self.deadline = now + self.service.idle_s
         if len(self.exchanges) >= PIPELINE_MAX and not self._reading_paused:
@@ -219,6 +220,7 @@ class HotProtocol(ColdLane):
         self.ended = True
         self.between = False
         self.request = None
+        self.forget_body()
         if self.transport.can_write_eof() and not self.transport.is_closing():
             # Closing at once would reset the connection under a peer that is still sending,
             # and the reset would overtake the answer.
@@ -226,6 +228,20 @@ class HotProtocol(ColdLane):
             self.service.wheel.set(self, self.loop.time() + LINGER_S)
         else:
             self.transport.close()
+
+    def crowded_out(self) -> None:
+        """Refuse the body that arrives: all unfinished ones together are too large."""
+        self.settle_quick()
+        self._deaf = True
+        error = crowded_out(self.service.unfinished)
+        if self.socket is not None:
+            self.socket.crowded_out(error.code)
+        elif self.request is not None:
+            self.request.refuse(error, close=True)
+        else:
+            self.service.count_refusal(error)
+            more = MORE_HEADERS[503]
+            self.answer_last(None, self.service.responder.refused(error, close=True, more=more))
 
     def shutdown(self) -> None:
         """uvicorn's sign that the server drains."""
@@ -312,6 +328,7 @@ class HotProtocol(ColdLane):
         self.cors = self.service.door.check_head(
             parser.get_http_version(), parser.get_method(), self.url, self.headers, here and here[0]
         )
+        check_encodings(self.headers)
         url = self.url
         if found := ABSOLUTE.match(url):
             # RFC 9112 §3.2.2: as proxies write it, with the server's own address.
@@ -341,6 +358,7 @@ class HotProtocol(ColdLane):
 
     def on_body(self, body: bytes) -> None:
         self._quiet = -self._arriving
+        self.body_bytes += len(body)
         if self.request is not None:
             self.request.on_body(body)
         elif self.cold is not None:
@@ -348,6 +366,7 @@ class HotProtocol(ColdLane):
 
     def on_message_complete(self) -> None:
         self.between = self.parser.should_keep_alive() and not self.ended
+        self.forget_body()
         if self.request is not None:
             request, self.request = self.request, None
             request.on_complete()
@@ -432,28 +451,16 @@ class HotProtocol(ColdLane):
             return
         # RFC 9110 §7.8: a server may ignore Upgrade. This parser cannot, so it reads again
         # without it; a body may already have followed.
-        kept = [(n, v) for n, v in self.headers if n not in {b"upgrade", b"connection"}]
-        if not self.parser.should_keep_alive():
-            kept.append((b"connection", b"close"))
-        head = b"".join(b"%b: %b\r\n" % pair for pair in kept)
-        line = b"%b %b HTTP/%b\r\n" % (
-            self._method, self.url, self.parser.get_http_version().encode(),
-        )  # fmt: skip
+        head = self.head_without_upgrade(self._method)
         self.parser = httptools.HttpRequestParser(self)
-        self.data_received(b"%b%b\r\n%b" % (line, head, rest))
-
-    def _bad_length(self, reason: str) -> RequestError:
-        """A length the parser cannot count is a length all the same: the body is too large."""
-        if "overflow" in reason.lower():
-            return RequestError(413, "body-too-large", maxBytes=self.service.body_bytes_max)
-        return RequestError(400, "invalid-content-length")
+        self.data_received(head + rest)
 
     def _unreadable(self, error: httptools.HttpParserError) -> None:
         """Not HTTP, or beyond its limits; the parser is of no more use."""
         self._deaf = True
         self.between = False
         if self._abort is not None:
-            self._answer_last(responses.empty(self._abort))
+            self.answer_last(self.request, responses.empty(self._abort))
             return
         if isinstance(error, httptools.HttpParserCallbackError):
             cause = error.__context__
@@ -463,7 +470,7 @@ class HotProtocol(ColdLane):
             else:
                 self.service.logger.error("request_failed", exc_info=cause)
         elif "Content-Length" in str(error):
-            refusal = self._bad_length(str(error))
+            refusal = bad_length(str(error), self.service.body_bytes_max)
         else:
             refusal = RequestError(400, "invalid-request", f"not readable as HTTP/1.1: {error}")
         if self.request is not None:
@@ -474,16 +481,4 @@ class HotProtocol(ColdLane):
         response = self.service.responder.refused(refusal, close=True, more=more)
         if self.parser.get_method() == b"HEAD":
             response = responses.without_body(response)
-        self._answer_last(response)
-
-    def _answer_last(self, response: bytes) -> None:
-        """Answer what cannot be read on, in its turn: behind the answers to what came before it."""
-        exchange = self.request or self.cold
-        if exchange is not None and exchange is self.cold and exchange.start is None:
-            # It is the framework's turn, which waits for a body that will not come.
-            self.write(with_lines(response, exchange.cors))
-            self.end()
-            return
-        exchange = exchange or self.enter()
-        exchange.start = None
-        self.exchanges.answer(exchange, response, close=True)
+        self.answer_last(None, response)

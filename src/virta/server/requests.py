@@ -135,6 +135,7 @@ class HotRequest(Exchange):
     def refuse(self, error: RequestError, *, close: bool) -> None:
         shut = close or self.is_last
         more = responses.timings(self._read_ms, self._parse_ms)
+        self._chunks.clear()  # the answer may have to wait for its turn
         self.protocol.refuse(self, error, close=shut, more=more)
         if close:
             self.protocol.request = None

@@ -26,6 +26,7 @@ import uvloop
 from virta.errors import ConfigError
 from virta.server.app import build_app
 from virta.server.door import check_exposure
+from virta.server.log_fields import spread_fields
 from virta.server.protocol import HotProtocol
 from virta.server.quick import QuickWay
 from virta.server.service import Service
@@ -43,6 +44,8 @@ SWITCH_S = 0.0005
 # itself puts a full collection off until a quarter of all old objects is new, so thousands of consumers cost no more
 # of them: 0.1 µs an object, 15 objects a consumer.
 COLLECTOR = (20_000, 20, 10)
+# Unanswered keepalive probes after which a peer is gone: together they take as long as the silence before them.
+KEEPALIVE_PROBES = 4
 LEVELS = {"trace": 10, "debug": 10, "info": 20, "warn": 30, "error": 40}
 
 
@@ -61,6 +64,11 @@ def run(config: Config) -> None:
     gc.freeze()
     gc.set_threshold(*COLLECTOR)
     listener = _bind(config.host, config.server_port)
+    notice_dead_peers(listener, config.tcp_keepalive_ms, config.tcp_user_timeout_ms)
+    if os.geteuid() == 0:
+        structlog.get_logger("virta.server").warning(
+            "running_as_root", advice="run it as a user of its own: nothing here needs root"
+        )
     try:
         uvloop.run(serve(config, listener))
     finally:
@@ -203,7 +211,8 @@ def configure_logging(level: str) -> None:
     handler = logging.StreamHandler(lines)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
+            foreign_pre_chain=[spread_fields, *shared],
+            pass_foreign_args=True,
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
         )
     )
@@ -225,6 +234,25 @@ def _bind(host: str, port: int) -> socket.socket:
         ) from error
     listener.set_inheritable(False)
     return listener
+
+
+def notice_dead_peers(
+    listener: socket.socket, keepalive_ms: int | None, user_timeout_ms: int | None
+) -> None:
+    """
+    Let the kernel end connections whose peer is gone without a word (power, cable, a firewall that forgot).
+
+    Linux: accepted sockets inherit these options from the listener.
+    """
+    if keepalive_ms is not None:
+        idle_s = max(1, keepalive_ms // 1000)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle_s)
+        interval_s = max(1, idle_s // KEEPALIVE_PROBES)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval_s)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+    if user_timeout_ms is not None:
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, user_timeout_ms)
 
 
 def _check_tls(config: Config) -> None:

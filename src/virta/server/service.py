@@ -35,6 +35,7 @@ from virta.hub.replay import Replayer
 from virta.hub.subscription import SlowPolicy
 from virta.hub.topics import STREAMS
 from virta.journal.daemon import JournalServer
+from virta.server.bodies import UnfinishedBodies
 from virta.server.config import LOG_NAME
 from virta.server.door import THORIUM_CORS, Door, read_tokens
 from virta.server.hosts import Hosts, host_name, is_loopback
@@ -79,6 +80,7 @@ class Service:
         self.body_bytes_max: int = config.max_body_size_bytes
         self.line_bytes_max: int = config.max_request_line_bytes
         self.head_bytes_max: int = config.max_header_bytes
+        self.unfinished = UnfinishedBodies(config.max_unfinished_body_bytes)
         self.slow_policy = SlowPolicy(
             config.slow_consumer,
             config.slow_consumer_bytes_max,

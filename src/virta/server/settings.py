@@ -217,6 +217,13 @@ SETTINGS: tuple[Setting, ...] = (
         thorium=True,
     ),
     _number(
+        "max_unfinished_body_bytes",
+        128 * MEBIBYTE,
+        MEBIBYTE,
+        1024 * 1024 * MEBIBYTE,
+        "Bytes of bodies that are still arriving, over all connections; beyond it the oldest gets 503.",
+    ),
+    _number(
         "max_idempotency_keys",
         1048576,
         0,
@@ -290,6 +297,22 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _number("ping_interval_ms", 30_000, 100, 30_000, "Silence after which a consumer gets a ping."),
     _number("max_connections", 100_000, 1, INT_MAX, "Open connections; more are refused with 503."),
+    _number(
+        "tcp_keepalive_ms",
+        60_000,
+        1000,
+        32_767_000,
+        "Silence after which the kernel asks whether a peer is still there; none never asks.",
+        optional=True,
+    ),
+    _number(
+        "tcp_user_timeout_ms",
+        300_000,
+        1000,
+        INT_MAX,
+        "A connection whose peer acknowledges nothing for this long is lost; none leaves it to the kernel.",
+        optional=True,
+    ),
     _number("max_request_line_bytes", 4096, 256, MEBIBYTE, "Longest request line, else 414."),
     _number("max_header_bytes", 8192, 256, MEBIBYTE, "Largest request head, else 431."),
     Setting(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import re
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote_plus
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 from websockets.exceptions import ProtocolError
@@ -57,6 +57,7 @@ INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
 CONNECT, GAP, PING_TYPE, OVERFLOW = "connect", "gap", "ping", "overflow"
 # Bytes from one client in one turn of the loop; as small frames, some ten milliseconds of work.
 SLICE_BYTES = 8192
+BINARY_REFUSED = "binary messages are not read here: send text"
 REASON_BYTES_MAX = 123  # of a close frame, RFC 6455 §5.5
 
 
@@ -69,9 +70,10 @@ def check_subscribe(query: bytes) -> tuple[list[Segments], int, bool]:
     """
     values: dict[str, list[str | None]] = {}
     for part in query.split(b"&"):
-        name, sign, value = part.decode("utf-8", "replace").partition("=")
+        name, sign, value = part.replace(b"+", b" ").partition(b"=")
         # A name without `=` has no value: it asks for no stream at all, `streams=` for the empty id.
-        values.setdefault(unquote_plus(name), []).append(unquote_plus(value) if sign else None)
+        text = _query_text(value) if sign else None
+        values.setdefault(_query_text(name), []).append(text)
     if "streams" not in values:
         raise RequestError(404, "not-found", "Not found")
     queued = values.get("max_queued", [None])[0] or ""
@@ -94,6 +96,14 @@ def check_subscribe(query: bytes) -> tuple[list[Segments], int, bool]:
         text = f"Malformed stream id: {error.message}"
         raise RequestError(400, "malformed-stream-id", text) from None
     return streams, int(queued), values.get("drops") == ["1"]
+
+
+def _query_text(raw: bytes) -> str:
+    """A part of a query, decoded; two streams whose ids are no UTF-8 must not become one."""
+    try:
+        return unquote_to_bytes(raw).decode()
+    except UnicodeDecodeError:
+        raise RequestError(400, "malformed-stream-id", "Malformed stream id") from None
 
 
 class _ServerProtocol(ServerProtocol):
@@ -287,6 +297,12 @@ class WebSocket:
         for event in self._protocol.events_received():
             if isinstance(event, Frame):
                 self._on_frame(event)
+        # A message is kept until its last byte: together with other bodies that arrive they are bounded.
+        unfinished = len(self._message) + len(self._protocol.reader.buffer)
+        if unfinished:
+            self._service.unfinished.set(self._connection, unfinished)
+        else:
+            self._service.unfinished.drop(self._connection)
         self._flush()
         self._check_open()
         if self._protocol.close_expected():
@@ -317,6 +333,12 @@ class WebSocket:
         if self._protocol.state is State.OPEN:
             self._close(CloseCode.GOING_AWAY, "the server is stopping")
         self._connection.transport.close()
+
+    def crowded_out(self, code: str) -> None:
+        """Give up a message that takes too long to arrive: all unfinished ones together are too large."""
+        self._close(CloseCode.TRY_AGAIN_LATER, code)
+        self._message = bytearray()
+        self._connection.end()
 
     def gone(self) -> None:
         hub = self._service.hub
@@ -445,6 +467,10 @@ class WebSocket:
     def _on_frame(self, frame: Frame) -> None:
         if frame.opcode not in {Opcode.TEXT, Opcode.BINARY, Opcode.CONT}:
             return  # pings are answered and closes echoed by the protocol itself
+        if frame.opcode is Opcode.BINARY:
+            # Text is all that either subprotocol knows: what is ignored would look as if it were taken.
+            self._close(CloseCode.UNSUPPORTED_DATA, BINARY_REFUSED)
+            return
         if self._channel is None:
             return  # Subtub's subscribers only listen
         self._message += frame.data

@@ -1,0 +1,92 @@
+"""
+What may be said of a body before it is read: its encoding, and how much of all bodies is unfinished.
+
+A body is kept in memory until it is complete. One connection's is bounded by `--max-body-size-bytes`; all together are
+bounded here. When there are too many, the one that has been arriving for longest is refused: an honest publisher's body
+is whole within moments, so it is not the one that makes room, and nobody has to wait for anybody.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from virta.errors import RequestError
+
+if TYPE_CHECKING:
+    from virta.server.intake import Headers
+
+IDENTITY = frozenset({b"", b"identity"})
+
+
+class Uploading(Protocol):
+    """A connection with a body that is not complete."""
+
+    def crowded_out(self) -> None:
+        """Refuse the body and let go of it."""
+
+
+class UnfinishedBodies:
+    """Counts the bytes of bodies that are not complete, over all connections."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.bytes = 0
+        self.refused = 0
+        self._sizes: dict[Uploading, int] = {}  # the oldest first
+
+    def set(self, connection: Uploading, size: int) -> None:
+        """Note how much of a body has arrived; the oldest ones are refused if it is too much."""
+        self.bytes += size - self._sizes.get(connection, 0)
+        self._sizes[connection] = size
+        while self.bytes > self.bytes_max:
+            oldest = next(iter(self._sizes))
+            self.drop(oldest)
+            self.refused += 1
+            oldest.crowded_out()
+
+    def drop(self, connection: Uploading) -> None:
+        """Forget a body: it is complete, refused or lost."""
+        self.bytes -= self._sizes.pop(connection, 0)
+
+
+def crowded_out(bodies: UnfinishedBodies) -> RequestError:
+    return RequestError(
+        503,
+        "too-many-unfinished-bodies",
+        f"requests under way hold more than {bodies.bytes_max} bytes, and this one has waited for "
+        "longest: send it again, faster or in smaller pieces",
+        maxBytes=bodies.bytes_max,
+    )
+
+
+def check_encodings(headers: Headers) -> None:
+    """
+    Refuse a body that would have to be decoded first.
+
+    Raises:
+        RequestError: 415 for a content encoding, 501 for a transfer encoding other than chunked.
+    """
+    for name, value in headers:
+        if name == b"content-encoding" and value.strip().lower() not in IDENTITY:
+            raise RequestError(
+                415,
+                "unsupported-content-encoding",
+                f"a body with Content-Encoding {_shown(value)} cannot be read: send it without",
+            )
+        if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            raise RequestError(
+                501,
+                "unsupported-transfer-encoding",
+                f"Transfer-Encoding {_shown(value)} is not known here: use chunked or Content-Length",
+            )
+
+
+def bad_length(reason: str, bytes_max: int) -> RequestError:
+    """A length the parser cannot count is a length all the same: the body is too large."""
+    if "overflow" in reason.lower():
+        return RequestError(413, "body-too-large", maxBytes=bytes_max)
+    return RequestError(400, "invalid-content-length")
+
+
+def _shown(value: bytes) -> str:
+    return repr(value[:80].decode("latin-1"))

@@ -1,0 +1,80 @@
+"""
+Fields of log lines that came through the standard library.
+
+Libraries log `logger.warning("append_failed code=%s: %s", code, reason)`: an event's name, fields, and what else there
+is to say. A line for programs has them as members of an object, not inside a text:
+
+    {"message": "append_failed", "code": "log_disk_full", "reason": "…"}
+
+The template of a record still has both apart, so they are taken from there. Lines of another shape (uvicorn's,
+asyncio's) stay as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import MutableMapping
+
+# An event's name has an underscore: the first word of a sentence has none.
+EVENT = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)+(?=[:\s]|$)")
+# `%%`, or a place for a value, with or without a name.
+PLACE = re.compile(r"%%|(?:\b([a-z_][a-z0-9_]*)=)?(%[-#0 +]*\d*(?:\.\d+)?[a-zA-Z])")
+REASON = "reason"
+# Members of every line, which a field must not replace.
+TAKEN = frozenset({"event", "message", "level", "timestamp", "exception"})
+
+
+def spread_fields(
+    _logger: object, _method: str, event_dict: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Turn the text of a foreign record into an event with fields: a processor of structlog."""
+    record: logging.LogRecord | None = event_dict.get("_record")
+    arguments = event_dict.pop("positional_args", None) or ()
+    if record is None or not isinstance(record.msg, str) or not isinstance(arguments, tuple):
+        return event_dict
+    found = read_line(record.msg, arguments)
+    if found is not None:
+        event_dict["event"], fields = found
+        for name, value in fields.items():
+            event_dict[f"{name}_" if name in TAKEN else name] = value
+    return event_dict
+
+
+def read_line(template: str, arguments: tuple[object, ...]) -> tuple[str, dict[str, object]] | None:
+    """
+    Give the event's name and its fields; None for a line of another shape.
+
+    What stands in no field is the field `reason`. Numbers and texts stay what they are.
+    """
+    start = EVENT.match(template)
+    if start is None:
+        return None
+    fields: dict[str, object] = {}
+    values = iter(arguments)
+    text, at = "", start.end()
+    try:
+        for place in PLACE.finditer(template, at):
+            text += template[at : place.start()]
+            at = place.end()
+            name, form = place.groups()
+            if form is None:
+                text += "%"
+            elif name is None:
+                text += form % (next(values),)
+            else:
+                fields[name] = _value(next(values), form)
+    except (StopIteration, TypeError, ValueError):
+        return None  # not our convention after all
+    reason = (text + template[at:]).strip(" :")
+    if reason:
+        fields[REASON] = reason
+    return start.group(), fields
+
+
+def _value(value: object, form: str) -> object:
+    plain = isinstance(value, bool | int | float | str) and form in {"%s", "%d", "%i"}
+    return value if plain else form % (value,)

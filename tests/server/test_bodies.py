@@ -1,0 +1,209 @@
+"""What bodies and names may be: encodings, messages, all unfinished bodies together, names that are no text."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import socket
+import subprocess
+from contextlib import ExitStack, closing
+
+import pytest
+from server_harness import BATCH, DEADLINE_S, STRUCTURED, event, read
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+JSON = "application/json"
+MEBIBYTE = 1024 * 1024
+EVENT = json.dumps(event("1"))
+ROUTES = [
+    ("POST", "/channels/c", STRUCTURED, EVENT),
+    ("PUT", "/channels/c", BATCH, f"[{EVENT}]"),
+    ("POST", "/publish", JSON, '[{"publish_to":"a","payload":"b"}]'),
+    ("POST", "/filters/i/c", JSON, '{"filter":{"exists":"a"}}'),
+    ("POST", "/filters/i/c/test", JSON, '{"document":{}}'),
+    ("POST", "/filters/validate", JSON, '{"filter":{"exists":"a"}}'),
+    ("POST", "/subscriptions", JSON, "{}"),
+    ("PUT", "/journal/keys/k", JSON, '{"value":1}'),
+    ("POST", "/journal/jobs", JSON, '{"uri":"http://e.example/"}'),
+]
+
+
+def talk(server, data, until=None):
+    """Send bytes on a connection of their own; give what comes back."""
+    with closing(socket.create_connection(("127.0.0.1", server.port), DEADLINE_S)) as made:
+        made.sendall(data)
+        return read(made, until)
+
+
+def head(server, method, path, *lines):
+    first = [f"{method} {path} HTTP/1.1", f"Host: 127.0.0.1:{server.port}", *lines]
+    return ("\r\n".join(first) + "\r\n\r\n").encode()
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: " ".join(route[:2]))
+def test_compressed_bodies_are_refused(server, route):
+    """415 for a content encoding, 501 for a transfer encoding; `identity` is none."""
+    method, path, kind, text = route
+    body = gzip.compress(text.encode())
+    size = f"Content-Length: {len(body)}"
+    for encoding in ("gzip", "GZIP", "br", "identity, gzip"):
+        lines = [f"Content-Type: {kind}", f"Content-Encoding: {encoding}", size]
+        told = talk(server, head(server, method, path, *lines) + body)
+        assert told.startswith(b"HTTP/1.1 415 "), told
+        assert b"Accept-Encoding: identity\r\n" in told
+        assert b'"unsupported-content-encoding"' in told
+    for encoding in ("gzip, chunked", "gzip", "deflate"):
+        lines = [f"Content-Type: {kind}", f"Transfer-Encoding: {encoding}"]
+        chunk = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        told = talk(server, head(server, method, path, *lines) + chunk)
+        assert told.startswith(b"HTTP/1.1 501 "), told
+        assert b'"unsupported-transfer-encoding"' in told
+    headers = {"Content-Type": kind, "Content-Encoding": "identity"}
+    assert server.request(method, path, text, headers).status not in {415, 501}
+
+
+@pytest.mark.parametrize("path", ["/channels/c", "/subscribe?streams=a:b&max_queued=5"])
+@pytest.mark.parametrize("pieces", [[b"{}"], [b"{", b"}"]], ids=["whole", "fragments"])
+def test_binary_messages_close_the_socket(server, path, pieces):
+    """A binary message is answered by a close that says why; nothing of it is published."""
+
+    async def scenario():
+        url = f"ws://127.0.0.1:{server.port}{path}"
+        async with connect(url, subprotocols=["cloudevents.json"]) as made:
+            await made.send(pieces if len(pieces) > 1 else pieces[0])
+            with pytest.raises(ConnectionClosed) as closed:
+                await asyncio.wait_for(made.recv(), DEADLINE_S)
+            return closed.value.rcvd
+
+    told = asyncio.run(scenario())
+
+    assert (told.code, told.reason) == (1003, "binary messages are not read here: send text")
+
+
+def unfinished(server):
+    text = server.request("GET", "/metrics").body.decode()
+    line = next(x for x in text.splitlines() if x.startswith("virta_unfinished_body_bytes "))
+    return float(line.split()[1])
+
+
+@pytest.mark.parametrize("route", [ROUTES[0], ROUTES[4]], ids=["hot", "cold"])
+def test_unfinished_bodies_are_bounded(start, route):
+    """With too many, the oldest is told to come back; the others and a small publication go on."""
+    method, path, kind, _ = route
+    server = start("--max-unfinished-body-bytes", 4 * MEBIBYTE, "--durability", "none")
+    lines = [f"Content-Type: {kind}", f"Content-Length: {2 * MEBIBYTE}"]
+    with ExitStack() as stack:
+        uploads = []
+        for _ in range(8):
+            made = stack.enter_context(
+                closing(socket.create_connection(("127.0.0.1", server.port), DEADLINE_S))
+            )
+            made.sendall(head(server, method, path, *lines) + b" " * (MEBIBYTE + 4096))
+            uploads.append(made)
+        # Three fit: the other five were refused, those that came first.
+        for made in uploads[:5]:
+            told = read(made)
+            assert told.startswith(b"HTTP/1.1 503 "), told
+            assert b"Retry-After: 1\r\n" in told
+            assert b'"too-many-unfinished-bodies"' in told
+        assert server.publish("small", event("1")).status == 202
+        assert 3 * MEBIBYTE <= unfinished(server) <= 4 * MEBIBYTE
+        for made in uploads[5:]:
+            made.sendall(b" " * (MEBIBYTE - 4096))
+            assert not read(made, b"\r\n").startswith(b"HTTP/1.1 503 ")
+    assert unfinished(server) == 0
+
+
+def test_held_and_socket_messages_count_too(start):
+    """Small bodies with known heads and unfinished WebSocket messages share the bound."""
+    server = start("--max-unfinished-body-bytes", MEBIBYTE, "--durability", "none")
+    pad = json.dumps(event("1", "x" * 60_000))
+    post = head(
+        server, "POST", "/channels/c", f"Content-Type: {STRUCTURED}", f"Content-Length: {len(pad)}"
+    )
+    assert b" 202 " in talk(server, post + pad.encode(), b"}")
+    with ExitStack() as stack:
+        held = []
+        for _ in range(30):
+            made = stack.enter_context(
+                closing(socket.create_connection(("127.0.0.1", server.port), DEADLINE_S))
+            )
+            made.sendall(post + pad.encode()[:-10])
+            held.append(made)
+        assert read(held[0]).startswith(b"HTTP/1.1 503 ")
+        held[-1].sendall(pad.encode()[-10:])
+        assert read(held[-1], b"\r\n").startswith(b"HTTP/1.1 202 ")
+        code = asyncio.run(_long_message(server))
+        assert code == 1013
+    assert unfinished(server) == 0
+
+
+async def _long_message(server):
+    """Send a message in fragments that never ends, until the server gives it up."""
+    async with connect(
+        f"ws://127.0.0.1:{server.port}/channels/c", subprotocols=["cloudevents.json"]
+    ) as made:
+
+        async def fragments():
+            while True:
+                yield "x" * 65_536
+                await asyncio.sleep(0)
+
+        sending = asyncio.ensure_future(made.send(fragments()))
+        with pytest.raises(ConnectionClosed) as closed:
+            await asyncio.wait_for(made.recv(), DEADLINE_S)
+        await asyncio.gather(sending, return_exceptions=True)
+        return closed.value.rcvd.code
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "code"),
+    [
+        ("POST", "/channels/%FF", "invalid-channel"),
+        ("GET", "/channels/%FE", "invalid-channel"),
+        ("GET", "/channels/a%C3/from/earliest", "invalid-channel"),
+        ("GET", "/channels/a/from/%FF", "invalid-start"),
+        ("GET", "/metrics/keycounts/%FF", "invalid-channel"),
+        ("POST", "/filters/%FF/c", "invalid-name"),
+        ("GET", "/filters/i/%ED%A0%80", "invalid-name"),
+        ("POST", "/filters/i/%FF/test", "invalid-name"),
+    ],
+)
+def test_names_are_utf_8(server, method, path, code):
+    """Bytes that are no text are refused: as replacement characters, two names would be one."""
+    body = EVENT if method == "POST" else None
+    answer = server.request(method, path, body, {"Content-Type": STRUCTURED})
+
+    assert (answer.status, answer.code) == (400, code)
+
+
+def test_stream_ids_are_utf_8(server):
+    """The same for streams in a query."""
+    for query in ("streams=%FF&max_queued=5", "streams=a&streams=%C3:b&max_queued=5"):
+        answer = server.request("GET", f"/subscribe?{query}")
+        assert (answer.status, answer.body) == (400, b"Malformed stream id")
+
+
+def test_a_token_file_for_all_is_refused(start, tmp_path):
+    """With rights for the group or others the server does not start, and says what to do."""
+    file = tmp_path / "tokens"
+    file.write_text("a-token-of-sixteen-characters\n")
+    for mode in (0o644, 0o640, 0o620, 0o604):
+        file.chmod(mode)
+        server = start("--token-file", file)
+        assert server.stop() != 0
+        assert f"chmod 600 {file}" in "".join(server.said)
+    file.chmod(0o600)
+    assert start("--token-file", file).port
+
+
+def test_root_is_told(start):
+    """One warning for whoever runs it as root; none for others."""
+    server = start()
+    user = int(subprocess.run(["id", "-u"], capture_output=True, check=True).stdout)
+    server.stop()
+    said = [line for line in "".join(server.said).splitlines() if "running_as_root" in line]
+
+    assert len(said) == (user == 0)

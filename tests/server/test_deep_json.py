@@ -1,0 +1,127 @@
+"""JSON that is nested too deeply is a 400 on every route, and never keeps the server from going on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from server_harness import BATCH, STRUCTURED, Consumer, Server, event
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+JSON = "application/json"
+# Some are readable in some places only: how deep a reader can go depends on how deep in calls it stands.
+DEPTHS = (930, 950, 960, 970, 980, 985, 990, 995, 1000, 1005, 1100, 20_000)
+TOO_DEEP = 1100
+
+
+def arrays(depth):
+    return "[" * depth + "]" * depth
+
+
+def objects(depth):
+    return '{"a":' * depth + "1" + "}" * depth
+
+
+def deep_event(id_, value):
+    return f'{{"specversion":"1.0","type":"t","source":"/s","id":"{id_}","data":{value}}}'
+
+
+def filters(name, depth):
+    return f'{{"{name}":[' * depth + '{"exact":{"type":"t"}}' + "]}" * depth
+
+
+def requests(depth, value):
+    """(method, path, content type, body) of everything that takes JSON."""
+    binary = f"b{depth}{value[0]}"
+    cron = f'{{"schedule":"* * * * *","uri":{value}}}'
+    place = f'"sink":"http://127.0.0.1:9/","config":{{"channel":"c"}},"filters":[{value}]'
+    return [
+        ("POST", "/channels/deep", STRUCTURED, deep_event(f"s{binary}", value)),
+        ("POST", "/channels/deep", BATCH, f"[{deep_event(binary, value)}]"),
+        ("POST", "/channels/deep", JSON, value),
+        ("POST", "/publish", JSON, value),
+        ("POST", "/publish", JSON, f'[{{"publish_to":"a","payload":"x","more":{value}}}]'),
+        ("POST", "/filters/i/c", JSON, f'{{"filter":{{"equals":{{"a":{value}}}}}}}'),
+        ("POST", "/filters/i/c", JSON, filters("and", depth)),
+        ("POST", "/filters/validate", JSON, f'{{"dialect":"cloudevents","filter":{value}}}'),
+        ("POST", "/filters/i/c/test", JSON, f'{{"document":{value}}}'),
+        ("POST", "/filters/i/c/test", JSON, f'{{"event":{deep_event("t", value)}}}'),
+        ("POST", "/subscriptions", JSON, f"{{{place}}}"),
+        ("PUT", "/journal/keys/k", JSON, f'{{"value":{value}}}'),
+        ("POST", "/journal/jobs", JSON, f'{{"uri":"http://e.example/","payload":{value}}}'),
+        ("POST", "/journal/jobs/next", JSON, f'{{"domain":{value}}}'),
+        ("PUT", "/journal/jobs/domains/e.example", JSON, f'{{"limit":{value}}}'),
+        ("PATCH", "/journal/jobs/domains/e.example", JSON, f'{{"limit":{value}}}'),
+        ("PUT", "/journal/jobs/recurring/c", JSON, cron),
+    ]
+
+
+@pytest.fixture(scope="module", params=["native", "plain"])
+def either(request, tmp_path_factory):
+    """A server of each kind; a place of registered filters exists."""
+    environ = {"VIRTA_PLAIN": "1"} if request.param == "plain" else {}
+    data = tmp_path_factory.mktemp("data")
+    with Server(data, "--durability", "none", environ=environ) as server:
+        body = json.dumps({"filter": {"exists": "a"}})
+        assert server.request("POST", "/filters/i/c", body, {"Content-Type": JSON}).status == 201
+        answer = server.request("POST", "/filters/i/near", body, {"Content-Type": JSON})
+        server.filter_id = answer.json["id"]
+        yield server
+
+
+@pytest.mark.parametrize("value", [arrays, objects], ids=["arrays", "objects"])
+def test_every_route_refuses(either, value):
+    """Whatever the depth, no route fails; what nobody can read is 400 and says why."""
+    for depth in DEPTHS:
+        for method, path, kind, body in requests(depth, value(depth)):
+            headers = {"Content-Type": kind}
+            if kind == JSON and path == "/channels/deep":
+                headers |= {"ce-id": f"b{depth}", "ce-source": "/s", "ce-type": "t"}
+                headers["ce-specversion"] = "1.0"
+            answer = either.request(method, path, body, headers)
+            assert answer.status < 500, (method, path, depth, answer)
+            if depth >= TOO_DEEP:
+                assert answer.status == 400, (method, path, depth, answer)
+
+
+def test_what_was_taken_is_delivered(either):
+    """Events near the limit do not stand in the way of what comes after them, live or from history."""
+
+    async def scenario():
+        paths = [
+            "/channels/i%2Fnear?a=1",
+            "/channels/i%2Fnear",
+            f"/filters/{either.filter_id}/events",
+        ]
+        live = [await Consumer.open(either.port, path) for path in paths]
+        for consumer in live:
+            await consumer.connected()
+        for depth in range(900, 1010, 2):
+            body = deep_event(f"d{depth}", objects(depth))
+            either.request("POST", "/channels/i%2Fnear", body, {"Content-Type": STRUCTURED})
+        either.publish("i%2Fnear", event("last", {"a": 1}))
+        live.append(await Consumer.open(either.port, "/channels/i%2Fnear/from/earliest"))
+        for consumer in live:
+            while b'"id": "last"' not in (await consumer.frame()).raw:
+                pass
+            await consumer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_socket_is_closed_with_the_code(either):
+    """A WebSocket has no answers: one that sends too deep JSON is closed, and told why."""
+
+    async def scenario():
+        url = f"ws://127.0.0.1:{either.port}/channels/deep"
+        async with connect(url, subprotocols=["cloudevents.json"]) as socket:
+            await socket.send(deep_event("w", arrays(TOO_DEEP)))
+            with pytest.raises(ConnectionClosed) as closed:
+                await asyncio.wait_for(socket.recv(), 10)
+            return closed.value.rcvd
+
+    told = asyncio.run(scenario())
+
+    assert (told.code, told.reason) == (1007, "invalid-json-body")
