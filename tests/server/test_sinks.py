@@ -15,6 +15,7 @@ from server_harness import DEADLINE_S, event
 from test_webhooks import FAST, Hook, hooks, subscribe
 
 from virta.errors import ConfigError
+from virta.hub.registry import Registry
 from virta.server.addresses import SinkRules
 from virta.server.config import load
 from virta.server.outbound import OutboundLoop, Resolver
@@ -344,6 +345,27 @@ def test_secrets_may_stay_where_they_are(start, hooks):
     assert other.options == []
     assert changed.status == 200
     assert (headers["X-Key"], headers["X-Other"]) == ("n", "o")
+
+
+def test_subscriptions_of_older_days(start, hooks, tmp_path):
+    """A sink that cannot be used any more keeps no server from starting; a password is not shown."""
+    hook = hooks()
+    config = {"channel": "a", "from": "earliest"}
+    registry = Registry(tmp_path / "data" / "registry")
+    registry.keep_subscription("broken", {"sink": "http://[", "config": config})
+    old = hook.url.replace("http://", "http://user:password@")
+    registry.keep_subscription("old", {"sink": old, "config": config})
+    registry.close()
+    with start(*FAST) as server:
+        server.publish("a", event("1"))
+        assert hook.ids(1) == ["1"]
+        shown = server.request("GET", "/subscriptions")
+        server.stop()
+        said = "".join(server.said)
+
+    assert [one["sink"] for one in shown.json] == [hook.url]
+    assert "webhook_unusable" in said
+    assert "password" not in said
 
 
 def test_no_password_in_an_address(start, hooks):

@@ -46,7 +46,8 @@ ABSOLUTE = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
 # Links on pages of other sites may lead here: the console, and the callback of a webhook, whose address
 # has a key. They answer people, and following a link does nothing that its key does not allow.
 LINKED = re.compile(rb"/(?:subscriptions/[^/?#]+/confirm)?(?:\?.*)?", re.DOTALL)
-FETCH = b"sec-fetch-"
+# What browsers tell about the page that makes a request.
+BROWSERS = frozenset({b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest"})
 # What nobody but the owner of a token file may do. A pipe or descriptor (`<(…)`) has no lasting mode to check.
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -145,20 +146,16 @@ class Door:
         """
         if version not in VERSIONS:
             raise RequestError(505, "invalid-version", f"HTTP/{version} is not HTTP/1.1")
-        hosts: list[bytes] = []
-        origins: list[bytes] = []
-        fetch: dict[bytes, bytes] = {}
-        for name, value in headers:
-            if name == b"host":
-                hosts.append(value)
-            elif name == b"origin":
-                origins.append(value)
-            elif name.startswith(FETCH):
-                fetch[name] = value
+        hosts = [value for name, value in headers if name == b"host"]
         host = self._checked_host(version, target, hosts, local)
+        told = [pair for pair in headers if pair[0] in BROWSERS]
+        if not told:  # a program
+            return self.cors
+        origins = [value for name, value in told if name == b"origin"]
         for origin in origins:
             self._origins.check(origin, host)
-        if fetch and not origins and not _follows_link(method, target, fetch):
+        fetch = dict(told)
+        if not origins and not _follows_link(method, target, fetch):
             self._origins.check_site(fetch.get(b"sec-fetch-site", b""))
         return self.cors or (_cors(origins[0]) if origins else b"")
 

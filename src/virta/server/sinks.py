@@ -13,6 +13,7 @@ to. Redirects are not followed.
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 import time
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ FAILURES = (OSError, httpx.HTTPError, httpx.InvalidURL, UnicodeError)
 # What using a connection that the sink has just closed looks like.
 CLOSED = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 USER_AGENT = "virta"
+USERINFO = re.compile(r"^([^/?#]*//)[^/?#]*@")
 # One deadline is around the whole exchange.
 NO_TIMEOUTS: dict[str, float | None] = dict.fromkeys(("connect", "read", "write", "pool"))
 
@@ -223,6 +225,11 @@ class Sink:
         finally:
             await stream.aclose()
         return response.status_code, response.headers, True
+
+
+def without_user(url: str) -> str:
+    """Return an address without the user and password in it."""
+    return USERINFO.sub(r"\1", url)
 
 
 def read_sink(url: str) -> httpx.URL:

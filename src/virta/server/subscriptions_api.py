@@ -24,7 +24,7 @@ from virta.server.consent import read_rate
 from virta.server.filters_api import FILTER_BODY_BYTES_MAX, read_json, refused_filter
 from virta.server.intake import check_channel
 from virta.server.paths import name_fault, parse_start
-from virta.server.sinks import read_sink
+from virta.server.sinks import read_sink, without_user
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -45,9 +45,6 @@ RESERVED_HEADERS = frozenset({"connection", "content-length", "host", "transfer-
 
 # How an event may be sent.
 METHODS = ("POST", "PUT", "PATCH")
-
-# A user or password in an address, which every answer about the subscription would show.
-USERINFO = re.compile(r"[^/]*//[^/?#]*@")
 
 T = TypeVar("T")
 
@@ -187,7 +184,7 @@ def _checked(body: Any, old: dict[str, Any] | None = None) -> dict[str, Any]:
         raise _invalid("`types` is an array of texts")
     if not isinstance(body.get("source", ""), str):
         raise _invalid("`source` is a text")
-    if USERINFO.match(body["sink"]):
+    if without_user(body["sink"]) != body["sink"]:
         raise _invalid("`sink` has a user or password: send them by `protocolsettings.headers`")
     settings = _with_kept_headers(body, old or {})
     _check_settings(settings)

@@ -25,7 +25,7 @@ from virta.hub.hub import now_microseconds
 from virta.hub.replay import read_piece
 from virta.hub.topics import DEAD_LETTERS
 from virta.server.consent import Consent, to_record
-from virta.server.sinks import Answer, Sink, Verdict
+from virta.server.sinks import Answer, Sink, Verdict, without_user
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -233,7 +233,7 @@ class Webhook:
             "subject": self.id,
             "data": {
                 "channel": self.channel,
-                "sink": self.description["sink"],
+                "sink": without_user(self.description["sink"]),
                 "attempts": attempts,
                 "reason": self.last_error,
                 "event": msgspec.Raw(delivery.value),
@@ -261,7 +261,12 @@ class Webhook:
 
 
 def without_secrets(description: dict[str, Any]) -> dict[str, Any]:
-    """Return a description that may be shown: headers keep their names, and `true` for a value."""
+    """
+    Return a description that may be shown: headers keep their names, and `true` for a value.
+
+    Older subscriptions may have a password in the address of their sink.
+    """
+    description = description | {"sink": without_user(description["sink"])}
     settings = description.get("protocolsettings")
     if not settings or not settings.get("headers"):
         return description

@@ -68,8 +68,9 @@ class Webhooks:
             try:
                 hook = Webhook(self._service, id_, description, cursor, consent)
             except HubError as error:
-                # Its record stays; the others are not to suffer from it.
-                self._service.logger.warning("webhook_unusable", id=id_, reason=error.message)
+                # Its record stays; the others are not to suffer from it. The message is not logged: it
+                # quotes the address, which may hold a password.
+                self._service.logger.warning("webhook_unusable", id=id_, code=error.code)
             else:
                 self._run(hook)
 
