@@ -43,6 +43,23 @@ Snapshot = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int
 Committed = tuple[bytes, int, int, int, int, int, int, int, int, int]  # _PAGE, then the extent
 
 
+class _Page:
+    """The control file, open for as long as anybody uses it, whichever thread closes the kernel meanwhile."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = os.dup(fd)
+
+    def __enter__(self) -> int:
+        return self._fd
+
+    def __exit__(self, *exc: object) -> None:
+        """Nothing: it is the reference that keeps it open."""
+
+    def __del__(self) -> None:
+        if hasattr(self, "_fd"):
+            os.close(self._fd)
+
+
 class Kernel:
     """One process's hold on one log directory: lock files, control page, active segment."""
 
@@ -59,7 +76,7 @@ class Kernel:
         self._boot_id = boot_id
         self._writable = writable
         # Not mapped: an access to a mapped file that another process truncates would end this one (SIGBUS).
-        self._control_fd = os.dup(control_fd)
+        self._page: _Page | None = _Page(control_fd)
         self._faults = 0
         self._write_mutex = threading.Lock()
         self._sync_mutex = threading.Lock()
@@ -84,9 +101,10 @@ class Kernel:
         if self._closed:
             return
         self._closed = True
-        for fd in (self._lock_fd, self._sync_fd, self._segment_fd, self._control_fd):
+        for fd in (self._lock_fd, self._sync_fd, self._segment_fd):
             if fd >= 0:
                 os.close(fd)
+        self._page = None
 
     def attach(self, segment_fd: int, base: int, salt: int) -> None:
         with self._sync_mutex:
@@ -161,9 +179,10 @@ class Kernel:
         last_pos: int,
         extent: int = 0,
     ) -> None:
-        if os.fstat(self._control_fd).st_size < CONTROL_BYTES:
-            # Truncated. First: making a file longer clears what was stored behind its end.
-            os.ftruncate(self._control_fd, CONTROL_BYTES)
+        with self._control() as fd:
+            if os.fstat(fd).st_size < CONTROL_BYTES:
+                # Truncated. First: making a file longer clears what was stored behind its end.
+                os.ftruncate(fd, CONTROL_BYTES)
         seq = self._get32(_SEQ) | 1
         self._put32(_SEQ, seq)
         head = struct.pack("<8sQQQQI", CONTROL_MAGIC, self._boot_id, base, end, following, crc)
@@ -387,14 +406,22 @@ class Kernel:
         return self._faults
 
     def _get(self, at: int, size: int) -> bytes:
-        data = os.pread(self._control_fd, size, at)
+        with self._control() as fd:
+            data = os.pread(fd, size, at)
         if len(data) < size:
             self._faults += 1
             data = data.ljust(size, b"\0")
         return data
 
     def _put(self, at: int, data: bytes) -> None:
-        write_whole(self._control_fd, data, at)
+        with self._control() as fd:
+            write_whole(fd, data, at)
+
+    def _control(self) -> _Page:
+        page = self._page
+        if page is None:
+            raise ValueError("kernel is closed")
+        return page
 
     def _name_holder(self, pid: int) -> None:
         with suppress(OSError):  # it is for people
@@ -410,13 +437,15 @@ class Kernel:
         fields: Committed = (*_PAGE.unpack(bytes(_PAGE.size)), 0)
         for _ in range(_SEQLOCK_TRIES):
             before = self._get32(_SEQ)
-            page = os.pread(self._control_fd, CONTROL_BYTES, 0)
+            with self._control() as fd:
+                page = os.pread(fd, CONTROL_BYTES, 0)
             if len(page) < CONTROL_BYTES:
                 # Truncated: what is left of it means nothing, to anybody.
                 self._faults += 1
                 if self._writable:
                     self._put(0, bytes(8))
-                    os.ftruncate(self._control_fd, CONTROL_BYTES)
+                    with self._control() as fd:
+                        os.ftruncate(fd, CONTROL_BYTES)
                 return FOREIGN, fields
             extent = int.from_bytes(page[_EXTENT : _EXTENT + 8], "little")
             fields = (*_PAGE.unpack(page[: _PAGE.size]), extent)
