@@ -102,6 +102,7 @@ static int call_of(PyObject *tables, PyObject *now_o, const Ask *ask, Call *call
 {
     if (!PyTuple_CheckExact(tables) || PyTuple_GET_SIZE(tables) != X_FIELDS || !job_shape.type) return 0;
     *call = (Call){.of = ((PyTupleObject *)tables)->ob_item, .now_o = now_o, .ask = ask};
+    if (!PyByteArray_CheckExact(call->of[X_TOTALS]) || PyByteArray_GET_SIZE(call->of[X_TOTALS]) < TOTALS * 8) return 0;
     return number(now_o, INT64_MAX, &call->now);
 }
 

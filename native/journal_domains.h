@@ -26,11 +26,19 @@ static PyObject *host_of, *hosts, *job_topic;
 
 /* What a call works on: a tuple, in this order. */
 enum { X_ENGINE, X_JOBS, X_SCHEDULE, X_WAITING, X_WORKING, X_DEAD, X_BY_ID, X_DIRTY, X_COMMANDS, X_REMEMBERED, X_DOMAINS, X_OFFERS,
-       X_ALARMS, X_ENTRIES, X_FIELDS };
+       X_ALARMS, X_ENTRIES, X_TOTALS, X_FIELDS };
 typedef struct { PyObject *const *of, *now_o; const Ask *ask; uint64_t now, timestamp; } Call;
 
 static PyObject *s_next_id, *s_wants_log, *s_last_stamp, *s_jobs_max, *s_primary, *s_leases, *s_free, *s_map, *s_ended, *s_domain,
     *s_sweep, *s_put;
+
+/* What is counted here, as in virta/journal/table.py. */
+enum { TOTAL_PUSHED, TOTAL_HANDED_OUT, TOTAL_DONE, TOTALS };
+
+static inline void count_up(Call *call, int which)
+{
+    ((uint64_t *)(void *)PyByteArray_AS_STRING(call->of[X_TOTALS]))[which]++;
+}
 
 static inline void set_field(const Shape *shape, PyObject *object, int number, PyObject *value)
 {

@@ -124,7 +124,10 @@ static enum outcome push_job(Call *call, Answer *answer)
     if (place && field(&place_shape, place, L_WATCH) == Py_None) {
         start = ask->timed ? PyLong_FromUnsignedLongLong(due) : Py_NewRef(call->now_o);
         if (start && !ask->timed && ask->object) set_field(&request_shape, ask->object, Q_TIMEOUT, Py_NewRef(start));
-        if (start && put_in(call, uri, place, stamp_o, start, due) == 0 && stamped(call, stamp_o) == 0) found = WRITTEN;
+        if (start && put_in(call, uri, place, stamp_o, start, due) == 0 && stamped(call, stamp_o) == 0) {
+            found = WRITTEN;
+            count_up(call, TOTAL_PUSHED);
+        }
         answer->flags = ask->flags & PERSIST;
         answer->timestamp = call->timestamp;
     }
@@ -195,6 +198,7 @@ static int hand_out(Call *call, PyObject *domain, PyObject *job, uint64_t wanted
         PyObject *until = ask->timed ? PyLong_FromUnsignedLongLong(ask->timeout) : deadline_of(call, job);
         answer->jobs[answer->count++] = Py_NewRef(job);
         failed = !number(until, UINT64_MAX, &end) || reserve(call, &slots, job, until) < 0;
+        count_up(call, TOTAL_HANDED_OUT);
         if (!answer->timeout || end < answer->timeout) answer->timeout = end;
         payload = field(&job_shape, job, J_PAYLOAD);
         if (ask->flags & DATA && payload != Py_None) size += (size_t)PyBytes_GET_SIZE(field(&value_shape, payload, V_DATA));
@@ -332,6 +336,7 @@ static enum outcome end_job(Call *call, Answer *answer)
         return undone();
     Py_INCREF(job);
     int good = finish(call, job) == 0 && stamped(call, stamp_o) == 0;
+    if (good) count_up(call, TOTAL_DONE);
     answer->flags = DELETED;
     answer->timestamp = call->timestamp;
     Py_DECREF(job);

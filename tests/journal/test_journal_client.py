@@ -107,6 +107,7 @@ def test_jobs():
         client.give_back(job.key)
         (job,) = client.next("example.com").jobs
         assert client.fail(job.key, "boom")["attempts"] == 1
+        assert client.admin("kick", uri="http://example.com/a") == {"kicked": 1}  # it is put off
         (job,) = client.next("example.com").jobs
         assert job.attempts == 1
         assert client.done(job.key) is True

@@ -18,6 +18,8 @@ from virta.journal.domain import DELAYED, READY, WORKING
 from virta.journal.embedded import Journal
 from virta.journal.engine import Engine
 from virta.journal.messages import Function, RefusedError, Request, Type, Value, system_clock
+from virta.journal.node import Node
+from virta.journal.peers import Peer, Peers
 from virta.journal.rules import CLOCK_SKEW_US_MAX
 from virta.journal.session import Session
 from virta.journal.spool import STAMP, scan
@@ -320,6 +322,35 @@ def test_only_the_daemon_that_hands_out_ends_attempts():
     run.passes(2)
     assert run.states() == {b"x://a": READY}
     assert run.engine.jobs.find(key).attempts == 1
+
+
+def test_copies_take_over_what_a_set_clock_moved(tmp_path):
+    """The state from before, which a peer still has, must not bring the old times back."""
+    run = Stepped()
+    run.engine.start_copying()
+    run(commands.push("x://a", domain="d", start=T0 / 1e6 + 10))
+    run(commands.push("x://b", domain="w"))
+    run(commands.next_("w"))
+    before = run.engine.gather()
+    run.step(-3 * 86_400)
+    run.passes(0)
+    assert {request.key for request in run.engine.gather()} == {b"virta:job"}
+    peer = Session()
+    peer.peer = "b"
+    for request in before:
+        assert not run.engine.handle(request, peer).error
+    run.passes(11)
+    assert run.states() == {b"x://a": READY, b"x://b": WORKING}
+    assert run.engine.jobs.find(b"x://b").worked_until < run.clock.now + 2 * DAY
+    # A daemon with peers copies, and is not the one that hands out, from before it restores.
+    node = Node(tmp_path)
+    Peers(node.engine, tmp_path, "a", [Peer("b", "127.0.0.1", 1)])
+    assert (node.engine.replicate, node.engine.jobs.copied, node.engine.primary) == (
+        True,
+        True,
+        False,
+    )
+    node._persistence.close()
 
 
 def test_spooled_commands_keep_their_order_when_the_clock_is_set_back(tmp_path, monkeypatch):

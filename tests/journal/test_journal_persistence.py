@@ -276,7 +276,7 @@ def test_the_table_of_leases_grows_and_passes_over_damage(tmp_path):
     committed(disk, engine)
     taken = engine.jobs.take(b"d", clock.now, count=count)
     stale = (tmp_path / "leases").read_bytes()
-    engine.jobs.fail(taken[0], "no", clock.now)
+    engine.jobs.fail(taken[0], "no", clock.now, delay=0)
     committed(disk, engine)
     disk.close()
     table = bytearray(stale)

@@ -45,6 +45,8 @@ def stats(client: Client, as_json: bool, domain: str) -> None:  # noqa: FBT001
         f"{'disk':22} {answer['disk_bytes']} bytes",
         f"{'recurring jobs':22} {answer['recurring']}",
         *(f"{'jobs ' + state:22} {count}" for state, count in answer["jobs"].items()),
+        f"{'oldest ready':22} {answer['oldest_ready_seconds']:.1f} s",
+        *(f"{'since start ' + name:22} {count}" for name, count in answer["totals"].items()),
     ]
     for place in answer["domains"]:
         counts = " ".join(f"{s}={place[s]}" for s in answer["jobs"] if place[s])

@@ -40,7 +40,7 @@ from virta.journal.messages import (
     Value,
 )
 from virta.journal.rules import CLOCK_SKEW_US_MAX
-from virta.journal.table import LIST_MAX
+from virta.journal.table import LIST_MAX, TOTAL_NAMES
 
 if TYPE_CHECKING:
     from virta.journal.engine import Engine
@@ -274,7 +274,7 @@ class Admin:
         jobs, store = self._engine.jobs, self._engine.store
         jobs.tick(now)
         places = list(jobs.schedule.domains.values())
-        totals = [sum(place.counts[state] for place in places) for state in range(DEAD + 1)]
+        totals = jobs.counts()
         shown = places if not command.domain else [_named(places, command.domain)]
         return {
             "keys": len(store),
@@ -283,6 +283,8 @@ class Admin:
             "values_spilled": store.spilled,
             "disk_bytes": self._engine.disk_bytes(),
             "jobs": dict(zip(STATE_NAMES, totals, strict=False)),
+            "oldest_ready_seconds": jobs.oldest_ready(now) / 1e6,
+            "totals": dict(zip(TOTAL_NAMES, jobs.totals, strict=True)),
             "domains_count": len(places),
             "domains": [_domain_stats(place) for place in shown[: min(command.limit, LIST_MAX)]],
             "recurring": len(self._crons),

@@ -280,6 +280,11 @@ class JournalServer:
             await self.stop()
 
     @property
+    def connections(self) -> int:
+        """Return how many connections are open."""
+        return len(self._connections) if self._lines is None else self._lines.count
+
+    @property
     def alone(self) -> bool:
         """Whether nobody else could have anything to share a batch with."""
         return len(self._connections) == 1

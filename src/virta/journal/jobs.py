@@ -24,7 +24,7 @@ from virta.journal.domain import (
 from virta.journal.lattice import bounded, covering, join, order
 from virta.journal.messages import RefusedError, Value
 from virta.journal.rules import TIME_US_MAX
-from virta.journal.table import JobTable
+from virta.journal.table import DIED, DONE, FAILED, HANDED_OUT, LAPSED, PUSHED, JobTable
 
 PRIORITY_MAX = 255
 # How often a daemon that is not to end attempts itself looks whether it is now.
@@ -87,8 +87,10 @@ class Jobs(JobTable):
             self._changed(uri)
         job.persist = persist
         self._schedule(job, now)
-        if self.copied and not tied:
-            self._tell(job)
+        if not tied:
+            self.totals[PUSHED] += 1
+            if self.copied:
+                self._tell(job)
         return True
 
     # What workers do.
@@ -117,7 +119,9 @@ class Jobs(JobTable):
         job = self.schedule.head(domain)
         if job is None:
             return None
+        self.totals[HANDED_OUT] += 1
         if remove:
+            self.totals[DONE] += 1
             self._finish(job, now)
         else:
             self._reserve(job, self._deadline(job, until, now), now)
@@ -134,6 +138,7 @@ class Jobs(JobTable):
 
     def done(self, job: Job, now: int) -> None:
         """The work is done, or no longer wanted."""
+        self.totals[DONE] += 1
         self._finish(job, now)
 
     def cancel(self, uri: bytes, now: int) -> bool:
@@ -170,6 +175,7 @@ class Jobs(JobTable):
         """
         if job.state != WORKING:
             raise RefusedError("does-not-exist", "nobody works on that job")
+        self.totals[FAILED] += 1
         wait = delay
         if wait is None:
             settings, salt = job.domain.settings, b"%x %s" % (job.lease, job.uri)
@@ -320,6 +326,7 @@ class Jobs(JobTable):
         """Starts that have come, work windows that are over, finished commands to forget."""
         for place in self.schedule.due(now):
             while self.lapsing and (job := place.due_lapse(now)) is not None:
+                self.totals[LAPSED] += 1
                 self._attempt_over(job, "the work deadline passed", now, when=job.worked_until)
             while (job := place.due_start(now)) is not None:
                 place.move(job, READY)
@@ -375,6 +382,7 @@ class Jobs(JobTable):
             self._changed(job.uri)
         limit = job.domain.settings.max_attempts
         if dead or (limit and job.attempts >= limit):
+            self.totals[DIED] += 1
             self.bury(job, reason, now if when is None else when)
             return
         if start is not None:

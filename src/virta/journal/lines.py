@@ -96,6 +96,11 @@ class Lines:
         name = self._listeners[0].getsockname()
         return name[0], name[1]
 
+    @property
+    def count(self) -> int:
+        """Return how many connections are open."""
+        return int(self.wires.count)
+
     def refuse_more(self) -> None:
         """Listen no longer."""
         for listener in self._listeners:

@@ -105,6 +105,8 @@ class Node:
         self._committing = False
         self._overdue = False  # a batch was asked for meanwhile
         self._commit_s = 0.0
+        self.commits = 0  # to the log, and how long they took all together, for figures
+        self.commit_seconds = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_us = 0  # the moment of the clock that the timer is for
         self._rotation_task: asyncio.Task[None] | None = None
@@ -337,8 +339,10 @@ class Node:
             return error
         except OSError as error:
             return LogError(f"the journal's log: {error}")
-        took = min(time.perf_counter() - began, HICCUP_S_MAX)
-        self._commit_s = 0.8 * self._commit_s + 0.2 * took
+        took = time.perf_counter() - began
+        self.commits += 1
+        self.commit_seconds += took
+        self._commit_s = 0.8 * self._commit_s + 0.2 * min(took, HICCUP_S_MAX)
         return None
 
     def _committed(self, error: LogError | None, waiting: list[Waiting]) -> None:

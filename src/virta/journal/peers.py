@@ -221,6 +221,8 @@ class Peers:
         self.backlog = Ticket()  # what a process before this one left in the spools
         # Before the journal is restored, so that its own ids are known from those of others.
         engine.jobs.use_range(zlib.crc32(name.encode()) % NAME_RANGES)
+        engine.primary = False  # what is done elsewhere must not be done here again
+        engine.start_copying()  # also of what restoring changes, because the clock was set in between
         self._engine = engine
         self._name = name
         self._peers = peers
@@ -239,8 +241,6 @@ class Peers:
         `applied` is called whenever something was pulled, so that it is kept before more is.
         """
         self._applied = applied
-        self._engine.primary = False  # what is done elsewhere must not be done here again
-        self._engine.start_copying()
         self._engine.pull = self._pull_again
         for peer in self._peers:
             directory = self._directory / f"peer-{peer.name}"

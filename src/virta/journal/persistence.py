@@ -124,6 +124,7 @@ class Persistence:
         self._leases.note_clock(now)
         engine.admin.restored(now)
         engine.store.tick(now)
+        engine.jobs.lapsing = engine.primary
         engine.jobs.tick(now)
         self._remove_before(first)
 

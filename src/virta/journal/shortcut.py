@@ -70,4 +70,5 @@ def tables_of(engine: Engine) -> tuple[Any, ...]:
         schedule.offers,
         schedule.alarms,
         engine.store.by_key,
+        jobs.totals_buffer,
     )

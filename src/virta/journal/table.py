@@ -37,6 +37,12 @@ JOBS_MAX = 10_000_000
 LIST_MAX = 1_000
 # 2^40 ids for each of the 2^23 names a daemon may have.
 ID_RANGE_SHIFT = 40
+# What is counted since the process started; the native half counts the first three as well.
+PUSHED, HANDED_OUT, DONE, FAILED, LAPSED, DIED = range(6)
+TOTAL_NAMES = ("pushed", "handed_out", "done", "failed", "lapsed", "died")
+# The job that is ready for longest is looked for among so many that wait, and the heads of so many domains.
+OLDEST_JOBS_MAX = 10_000
+OLDEST_DOMAINS_MAX = 1_000
 
 
 class JobTable:
@@ -51,6 +57,8 @@ class JobTable:
         self.lapsing = True
         # The log has to learn something, and the acknowledgement of the last changes to wait for that.
         self.wants_log = False
+        self.totals_buffer = bytearray(8 * len(TOTAL_NAMES))
+        self.totals = memoryview(self.totals_buffer).cast("Q")
         self._waiting: dict[bytes, Job] = {}
         self._working: dict[bytes, Job] = {}
         self._dead: dict[bytes, Job] = {}
@@ -98,6 +106,31 @@ class JobTable:
             if uri in table and table[uri].timestamp > last:
                 last = table[uri].timestamp
         return last
+
+    def counts(self) -> list[int]:
+        """Return how many jobs are in each state."""
+        return [
+            sum(place.counts[state] for place in self.schedule.domains.values())
+            for state in range(DEAD + 1)
+        ]
+
+    def oldest_ready(self, now: int) -> int:
+        """
+        Return for how long (µs) the oldest job that is ready has been, 0 if none is.
+
+        Bounded: with more jobs and domains than it looks at, one that is older may be missed. Those that
+        wait are in the order in which they came.
+        """
+        ready = [
+            job.start
+            for job in islice(self._waiting.values(), OLDEST_JOBS_MAX)
+            if job.state == READY
+        ]
+        for place in islice(self.schedule.domains.values(), OLDEST_DOMAINS_MAX):
+            head = place.head()
+            if head is not None:
+                ready.append(head.start)
+        return max(now - min(ready, default=now), 0)
 
     def newest_command(self) -> int:
         """Return the largest timestamp of all commands, 0 if there is none."""

@@ -18,12 +18,23 @@ from prometheus_client.core import (
 )
 
 from virta.event.rules import IDENTITY_BYTES_MAX
+from virta.journal.domain import STATE_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from virta.journal.daemon import JournalServer
     from virta.server.service import Service
 
+# In the order of virta.journal.table.TOTAL_NAMES.
+JOURNAL_TOTALS = (
+    ("pushes", "Commands that were accepted"),
+    ("handouts", "Attempts that were handed out"),
+    ("acks", "Jobs that were done"),
+    ("failures", "Attempts that failed"),
+    ("lapses", "Attempts whose deadline passed"),
+    ("deaths", "Jobs that had their last attempt"),
+)
 CONTENT_TYPE = "text/plain; version=0.0.4"
 
 
@@ -49,6 +60,8 @@ class Metrics:
         yield from self._thorium()
         yield from self._gauges()
         yield from self._counters()
+        if self._service.journal is not None:
+            yield from self._of_journal(self._service.journal)
         if self._pipelines:
             yield from self._of_pipelines()
 
@@ -132,6 +145,39 @@ class Metrics:
         for status, number in sorted(service.refusals.items()):
             refusals.add_metric([str(status)], number)
         yield refusals
+
+    def _of_journal(self, server: JournalServer) -> Iterator[Metric]:
+        # The only label is a job's state: of domains there may be as many as there are hosts.
+        node = server.node
+        jobs, store, now = node.engine.jobs, node.engine.store, node.engine.clock()
+        jobs.tick(now)
+        states = GaugeMetricFamily("virta_journal_jobs", "Jobs by state", labels=["state"])
+        for name, count in zip(STATE_NAMES, jobs.counts(), strict=False):
+            states.add_metric([name], count)
+        yield states
+        for name, text, value in (
+            (
+                "oldest_ready_seconds",
+                "How long the oldest job that is ready has been",
+                jobs.oldest_ready(now) / 1e6,
+            ),
+            ("domains", "Domains with jobs or settings", len(jobs.schedule.domains)),
+            ("keys", "Keys of values", len(store)),
+            ("memory_bytes", "Memory of values", store.memory_bytes),
+            ("disk_bytes", "Size of the snapshot and the log since", node.engine.disk_bytes()),
+            ("connections", "Open connections", server.connections),
+            ("failed", "1 when nothing persistent is accepted", int(node.failure is not None)),
+        ):
+            yield GaugeMetricFamily(f"virta_journal_{name}", text, value=value)
+        for number, (name, text) in enumerate(JOURNAL_TOTALS):
+            value = jobs.totals[number]
+            yield CounterMetricFamily(f"virta_journal_{name}", text, value=value)
+        yield CounterMetricFamily("virta_journal_requests", "Requests", value=node.engine.handled)
+        commits = SummaryMetricFamily(
+            "virta_journal_commit_seconds", "Writing to the log and waiting for the disk"
+        )
+        commits.add_metric([], node.commits, node.commit_seconds)
+        yield commits
 
     def _of_pipelines(self) -> Iterator[Metric]:
         # Gauges throughout: a run that starts again counts from nothing.
