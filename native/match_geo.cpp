@@ -1,6 +1,7 @@
 #include "match_geo.hpp"
 
 #include <algorithm>
+#include <vector>
 
 namespace virta {
 
@@ -10,6 +11,7 @@ constexpr double kEquator = 6378137.0, kPole = 6356752.3142451793;
 constexpr double kFlattening = (kEquator - kPole) / kEquator;
 constexpr double kThirdFlattening = kFlattening / (2 - kFlattening);
 constexpr double kEdgeSineMax = 1e-13, kMeridianDegreesMax = 1e-13;
+constexpr double kNorth = 90, kHalfTurn = 180;
 // Sphere and ellipsoid differ by 0.56 %: within two percent of the radius the exact formula decides.
 constexpr double kMargin = 0.02;
 // Below this radius the rounding of the arc cosine is itself near the margin.
@@ -53,6 +55,32 @@ Vector unit(const Vector& v) {
     return length == 0 ? v : Vector{v.x / length, v.y / length, v.z / length};
 }
 
+Vector cross(const Vector& a, const Vector& b) {
+    return {a.y * b.z - a.z * b.y, a.z * b.x - a.x * b.z, a.x * b.y - a.y * b.x};
+}
+
+// The vertices' longitudes; a pole has none of its own and takes that of the vertex before it.
+std::vector<double> longitudes_of(const double* numbers, uint32_t count) {
+    std::vector<double> longitudes(count);
+    for (uint32_t i = 0; i < count; i++) longitudes[i] = numbers[2 * i + 1];
+    uint32_t first = 0;
+    while (first < count && std::fabs(numbers[2 * first]) == kNorth) first++;
+    if (first == count) first = 0;
+    for (uint32_t i = first + 1; i < first + count; i++) {
+        const uint32_t at = i % count, before = at ? at - 1 : count - 1;
+        if (std::fabs(numbers[2 * at]) == kNorth) longitudes[at] = longitudes[before];
+    }
+    return longitudes;
+}
+
+// 1 for an edge to, from or straight over the North Pole, -1 for the South Pole, else 0.
+double pole_of(double lat0, double lat1, double lon_by) {
+    if (std::fabs(lat0) == kNorth) return std::copysign(1.0, lat0);
+    if (std::fabs(lat1) == kNorth) return std::copysign(1.0, lat1);
+    if (std::fabs(lon_by) == kHalfTurn && lat0 + lat1 != 0) return std::copysign(1.0, lat0 + lat1);
+    return 0;
+}
+
 double angle_cosine(double metres) { return std::cos(metres / kEquator); }
 
 }  // namespace
@@ -90,33 +118,47 @@ void Shape::prepare_circle() {
     }
 }
 
+// As virta.filters.geo._edges has it, and the bounds.
 void Shape::prepare_polygon(const double* numbers, uint32_t count) {
-    double south = HUGE_VAL, north = -HUGE_VAL, west = 0, east = 0, along = 0;
-    bool finite = true;
+    double south = HUGE_VAL, north = -HUGE_VAL, west = 0, east = 0, along = 0, weight = 0;
+    bool finite = true, touches_north = false, touches_south = false;
+    const std::vector<double> longitudes = longitudes_of(numbers, count);
     for (uint32_t i = 0; i < count; i++) {
         const uint32_t before = i ? i - 1 : count - 1;
         const double lat0 = numbers[2 * before], lon0 = numbers[2 * before + 1];
         const double lat1 = numbers[2 * i], lon1 = numbers[2 * i + 1];
         const Vector start = vector_of(lat0, lon0), end = vector_of(lat1, lon1);
         Edge edge;
-        edge.middle = unit({start.x + end.x, start.y + end.y, start.z + end.z});
-        edge.normal = unit({start.y * end.z - start.z * end.y, start.z * end.x - start.x * end.z,
-                            start.x * end.y - start.y * end.x});
-        edge.reach = std::min(dot(edge.middle, start), dot(edge.middle, end)) - kEdgeSineMax;
-        edge.lon_from = lon0;
-        edge.lon_by = wrapped(lon1 - lon0);
-        edge.empty = lat0 == lat1 && lon0 == lon1;
+        edge.start = start;
+        // As the cross product of the ends, but exact to the last digits for ends close together.
+        edge.normal = unit(cross({start.x + end.x, start.y + end.y, start.z + end.z},
+                                 {end.x - start.x, end.y - start.y, end.z - start.z}));
+        edge.towards = cross(edge.normal, start);
+        edge.back = cross(end, edge.normal);
+        edge.lon_from = longitudes[before];
+        edge.lon_to = longitudes[i];
+        edge.lon_by = wrapped(edge.lon_to - edge.lon_from);
+        edge.empty = (lat0 == lat1 && lon0 == lon1) ||
+                     (edge.normal.x == 0 && edge.normal.y == 0 && edge.normal.z == 0);
+        const double pole = pole_of(lat0, lat1, edge.lon_by);
+        edge.polar = edge.lon_by > 0 ? -pole : pole;
         points.push_back(edge);
         // No point of an edge is farther from an end than half its length, so no latitude is either.
         const double half = degrees(std::acos(std::max(-1.0, std::min(1.0, dot(start, end))))) / 2;
-        south = std::min(south, lat1 - half), north = std::max(north, lat1 + half);
-        south = std::min(south, lat0 - half), north = std::max(north, lat0 + half);
+        south = std::min(south, std::min(lat0, lat1) - half), north = std::max(north, std::max(lat0, lat1) + half);
         along += edge.lon_by;
+        weight += edge.lon_by * (start.z + end.z);
         west = std::min(west, along), east = std::max(east, along);
-        finite = finite && std::isfinite(lat1) && std::isfinite(lon1) && std::fabs(lat1) <= 90;
+        finite = finite && std::isfinite(lat1) && std::isfinite(lon1) && std::fabs(lat1) <= kNorth;
+        touches_north = touches_north || pole > 0;
+        touches_south = touches_south || pole < 0;
     }
-    const double first = numbers[2 * count - 1];
-    bounds = {south, north, first + west, first + east, finite && east - west < 180 && std::fabs(along) < 1};
+    southern = !(std::fabs(along) < kHalfTurn || touches_north) && (touches_south || along * weight < 0);
+    const double first = longitudes[count - 1];
+    // A pole has every longitude: where one may be inside or on the border, longitudes bound nothing.
+    const bool polar = north >= kNorth || south <= -kNorth;
+    bounds = {south, north, first + west, first + east,
+              finite && !polar && east - west < kHalfTurn && std::fabs(along) < 1};
 }
 
 bool Shape::contains(const Point& point) const {
@@ -142,16 +184,29 @@ bool Shape::in_box(const Point& point) const {
 }
 
 bool Shape::in_polygon(const Point& point) const {
+    const Vector& at = point.vector;
+    const double sign = southern ? -1 : 1;
     int turns = 0;
     for (const Edge& edge : points) {
-        const double side = dot(edge.normal, point.vector);
-        if (std::fabs(side) <= kEdgeSineMax && dot(edge.middle, point.vector) >= edge.reach) return true;
-        if (edge.empty) continue;
-        const double here = wrapped(edge.lon_from - point.lon), there = here + edge.lon_by;
+        if (edge.empty) {
+            if (std::fabs(at.x - edge.start.x) <= kEdgeSineMax && std::fabs(at.y - edge.start.y) <= kEdgeSineMax &&
+                std::fabs(at.z - edge.start.z) <= kEdgeSineMax)
+                return true;
+            continue;
+        }
+        double side = dot(edge.normal, at);
+        if (std::fabs(side) <= kEdgeSineMax && dot(edge.towards, at) >= -kEdgeSineMax &&
+            dot(edge.back, at) >= -kEdgeSineMax)
+            return true;
+        if (edge.polar != 0) side = edge.polar;
+        const double here = wrapped(edge.lon_from - point.lon);
+        // The very number that is `here` for the next edge, so that each vertex lies on one side for both.
+        double there = wrapped(edge.lon_to - point.lon);
+        there += 360 * std::floor((here + edge.lon_by - there) / 360 + 0.5);
         if (here <= 0 && 0 < there)
-            turns += side > 0;
+            turns += sign * side > 0;
         else if (there <= 0 && 0 < here)
-            turns -= side < 0;
+            turns -= sign * side < 0;
     }
     return turns != 0;
 }

@@ -40,8 +40,9 @@ struct Point {
 };
 
 struct Edge {
-    Vector normal, middle;
-    double reach = 0, lon_from = 0, lon_by = 0;
+    Vector start, normal, towards, back;  // the normal of its plane; at each end the direction to the other
+    double lon_from = 0, lon_to = 0, lon_by = 0;
+    double polar = 0;  // to or over a pole: on which side of it every point is
     bool empty = false;  // both ends are one point
 };
 
@@ -78,6 +79,7 @@ struct Shape {
     double lat_span = 0, lon_span = 0;                     // of the rough box round a circle
     double surely_in = 2, surely_out = 2, surely_hole = 2;  // cosines of angles; 2 is never
     List<Edge> points;                              // polygon
+    bool southern = false;                          // a polygon round the South Pole
     Bounds bounds;
 
     // Fills in what is derived; false when the kind or the numbers make no shape.

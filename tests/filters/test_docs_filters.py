@@ -45,3 +45,12 @@ def test_every_limit_is_documented():
     for name in ("DEPTH_MAX", "CONDITIONS_MAX", "IN_VALUES_MAX", "REGEXP_CHARS_MAX"):
         row = next(line for line in TEXT.splitlines() if line.startswith(f"| `{name}`"))
         assert f"{getattr(limits, name):,}" in row
+
+
+def test_cesql_goes_left_to_right():
+    """The page's example of AND and OR without parentheses."""
+    example = "FALSE AND FALSE OR TRUE"
+
+    assert f"`{example}`" in TEXT
+    assert parse(example, "cesql").matches({})
+    assert not parse("FALSE AND (FALSE OR TRUE)", "cesql").matches({})

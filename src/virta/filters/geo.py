@@ -9,8 +9,8 @@ Distances are metres on the WGS84 ellipsoid by Andoyer's first-order formula (go
 20,000 km; the sphere is off by up to 0.56 %). A circle is cut by a rough box round it, as Koncorde's
 is: the sphere's degrees for the radius, which takes 0.67 % off the northern and southern tips at the
 equator. Edges of polygons are great circles, so they bulge towards the poles; a polygon may cross the
-antimeridian and itself (what it winds round, either way, is inside). Polygons round a pole are not
-supported: what is inside depends on the order of the vertices.
+antimeridian and itself (what it winds round, either way, is inside). A polygon round a pole has the pole
+inside that is nearer to it: of the two parts of the globe, the smaller one.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ _THIRD_FLATTENING = FLATTENING / (2 - FLATTENING)
 
 # Sines below this are rounding: the point is on the great circle (a micrometre on the ground).
 EDGE_SINE_MAX = 1e-13
+NORTH, HALF_TURN = 90.0, 180.0
 # Degrees of longitude below this are none.
 MERIDIAN_DEGREES_MAX = 1e-13
 # Digits of a geohash that can still move a double; the rest of a longer word is not looked at.
@@ -151,48 +152,99 @@ def in_polygon(polygon: Polygon, lat: float, lon: float) -> bool:
     Non-zero winding: edges that pass south of the point, eastward ones less westward ones.
 
     An edge spans the point's meridian when its ends lie on different sides of it, the western side
-    taking the meridian itself, so that a vertex exactly south of the point is counted once.
+    taking the meridian itself, so that a vertex exactly south of the point is counted once. Of a polygon
+    round the South Pole the edges north of the point are counted.
     """
     if not (math.isfinite(lat) and math.isfinite(lon)):
         return False
     point = _vector(lat, lon)
+    edges, is_southern = _edges(polygon)
+    sign = -1 if is_southern else 1
     turns = 0
-    for start, end, normal, middle, reach, lon_from, lon_by in _edges(polygon):
-        side = _dot(normal, point)
-        if abs(side) <= EDGE_SINE_MAX and _dot(middle, point) >= reach:
-            return True
-        if start is end:
+    for start, normal, towards, back, lon_from, lon_to, lon_by, polar in edges:
+        if towards is back:  # no edge but a vertex that stands twice
+            if all(abs(p - s) <= EDGE_SINE_MAX for p, s in zip(point, start, strict=True)):
+                return True
             continue
+        side = _dot(normal, point)
+        if (
+            abs(side) <= EDGE_SINE_MAX
+            and _dot(towards, point) >= -EDGE_SINE_MAX
+            and _dot(back, point) >= -EDGE_SINE_MAX
+        ):
+            return True
+        side = polar or side
         here = _wrapped(lon_from - lon)
-        there = here + lon_by
+        # The very number that is `here` for the next edge, so that each vertex lies on one side for both.
+        there = _wrapped(lon_to - lon)
+        there += 360 * math.floor((here + lon_by - there) / 360 + 0.5)
         if here <= 0 < there:
-            turns += side > 0
+            turns += sign * side > 0
         elif there <= 0 < here:
-            turns -= side < 0
+            turns -= sign * side < 0
     return turns != 0
 
 
+# The first end; the normal of the edge's plane; at each end the direction to the other; both longitudes and
+# the way from one to the other; for an edge to or over a pole, on which side of it every point is, else 0.
+Edge: TypeAlias = tuple[Vector, Vector, Vector, Vector, float, float, float, float]
+
+
 @lru_cache(maxsize=1024)
-def _edges(polygon: Polygon) -> list[tuple[Vector, Vector, Vector, Vector, float, float, float]]:
-    """For each edge: its ends, the plane's normal, the middle and its cosine to the ends, the longitudes."""
-    edges = []
+def _edges(polygon: Polygon) -> tuple[list[Edge], bool]:
+    """The edges, and whether the polygon lies round the South Pole."""
+    edges: list[Edge] = []
+    longitudes = _longitudes(polygon.points)
     vectors = [_vector(lat, lon) for lat, lon in polygon.points]
+    along = weight = 0.0
+    touches_north = touches_south = False
     for i, end in enumerate(vectors):
         start = vectors[i - 1]
-        middle = _unit((start[0] + end[0], start[1] + end[1], start[2] + end[2]))
-        lon_from, lon_to = polygon.points[i - 1][1], polygon.points[i][1]
-        edges.append(
-            (
-                start,
-                start if polygon.points[i - 1] == polygon.points[i] else end,
-                _unit(_cross(start, end)),
-                middle,
-                min(_dot(middle, start), _dot(middle, end)) - EDGE_SINE_MAX,
-                lon_from,
-                _wrapped(lon_to - lon_from),
+        lat_from, lat_to = polygon.points[i - 1][0], polygon.points[i][0]
+        lon_from = longitudes[i - 1]
+        lon_by = _wrapped(longitudes[i] - lon_from)
+        # As the cross product of the ends, but exact to the last digits for ends close together.
+        normal = _unit(
+            _cross(
+                (start[0] + end[0], start[1] + end[1], start[2] + end[2]),
+                (end[0] - start[0], end[1] - start[1], end[2] - start[2]),
             )
         )
-    return edges
+        towards, back = _cross(normal, start), _cross(end, normal)
+        if polygon.points[i - 1] == polygon.points[i] or normal == (0.0, 0.0, 0.0):
+            towards = back
+        pole = _pole(lat_from, lat_to, lon_by)
+        polar = -pole if lon_by > 0 else pole
+        edges.append((start, normal, towards, back, lon_from, longitudes[i], lon_by, polar))
+        along += lon_by
+        weight += lon_by * (start[2] + end[2])
+        touches_north = touches_north or pole > 0
+        touches_south = touches_south or pole < 0
+    if abs(along) < HALF_TURN or touches_north:
+        return edges, False
+    return edges, touches_south or along * weight < 0
+
+
+def _pole(lat_from: float, lat_to: float, lon_by: float) -> float:
+    """1.0 for an edge to, from or straight over the North Pole, -1.0 for the South Pole, else 0.0."""
+    if abs(lat_from) == NORTH:
+        return math.copysign(1.0, lat_from)
+    if abs(lat_to) == NORTH:
+        return math.copysign(1.0, lat_to)
+    if abs(lon_by) == HALF_TURN and lat_from + lat_to != 0:
+        return math.copysign(1.0, lat_from + lat_to)
+    return 0.0
+
+
+def _longitudes(points: tuple[Point, ...]) -> list[float]:
+    """The vertices' longitudes; a pole has none of its own and takes that of the vertex before it."""
+    longitudes = [lon for _, lon in points]
+    count = len(points)
+    first = next((i for i, (lat, _) in enumerate(points) if abs(lat) != NORTH), 0)
+    for i in range(first + 1, first + count):
+        if abs(points[i % count][0]) == NORTH:
+            longitudes[i % count] = longitudes[i % count - 1]
+    return longitudes
 
 
 def _in_rough_box(lat0: float, lon0: float, radius: float, lat: float, lon: float) -> bool:
