@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from virta.client.connections import is_readable
 from virta.client.http import ANSWER_BYTES_MAX, ResponseReader, request_bytes
-from virta.client.wire import Address, check, check_stream, is_repeatable, unreachable
+from virta.client.wire import IDLE_S, Address, check, check_stream, is_repeatable, unreachable
 
 if TYPE_CHECKING:
     import ssl
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 # Requests that are on their way at once: enough to fill one group commit of the server after the other.
 CONNECTIONS_MAX = 16
-# How long a connection is kept for the next request: far below the server's own idle timeout (180 s), so that it rarely closes one
-# at the moment it is used again.
-IDLE_S = 20.0
 # Time for TLS to say goodbye when the client is closed.
 CLOSE_S_MAX = 1.0
 # A subscription that is not read stops reading from its socket here.

@@ -31,6 +31,9 @@ logger = logging.getLogger("virta.client")
 PORT_DEFAULT = 8232
 URL_DEFAULT = f"http://127.0.0.1:{PORT_DEFAULT}"
 TIMEOUT_S = 30.0
+# How long a connection is kept for the next request: far below the server's own idle timeout (180 s), so that it rarely closes one
+# at the moment it is used again.
+IDLE_S = 20.0
 # Waits between attempts to reconnect: doubling, with jitter, up to this.
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
