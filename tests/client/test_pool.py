@@ -452,21 +452,63 @@ def test_closing_wakes_a_task_that_reads(state, monkeypatch):
 
 
 def test_only_one_task_reads():
-    """Two readers of one subscription would each miss what the other gets."""
+    """Two readers of one subscription would each miss what the other gets; also while it connects."""
 
     async def run():
         async with Peers() as peers, virta.AsyncClient(peers.url) as client:
-            events, reading, _, writer = await subscribed(peers, client, frame(1))
-            await reading
-            reading = asyncio.create_task(anext(events))
-            await asyncio.sleep(0)
-            with pytest.raises(RuntimeError, match="another task"):
-                await anext(events)
+            events = client.subscribe("c")
+            for answer in (STREAM + frame(1), b""):
+                reading = asyncio.create_task(anext(events))
+                await asyncio.sleep(0)
+                with pytest.raises(RuntimeError, match="another task"):
+                    await anext(events)
+                if answer:
+                    reader, writer = await peers.next()
+                    await request_of(reader)
+                    writer.write(answer)
+                    assert (await reading).offset == 1
             await events.close()
             await asyncio.gather(reading, return_exceptions=True)
-            writer.close()
 
     asyncio.run(run())
+
+
+def test_closing_a_subscription_to_streams_that_connects():
+    """A task that waits for the handshake stops waiting."""
+
+    async def run():
+        async with Peers() as peers, virta.AsyncClient(peers.url) as client:
+            messages = client.subscribe_streams("a:")
+            reading = asyncio.create_task(anext(messages))
+            reader, _ = await peers.next()
+            head = (await request_of(reader)).lower()
+            assert b"virta-positions: 1" in head
+            await messages.close()
+            with pytest.raises(StopAsyncIteration):
+                await asyncio.wait_for(reading, WAIT_S)
+
+    asyncio.run(run())
+
+
+def test_closing_ends_a_request_that_could_be_repeated():
+    """Closed is closed: what was cut off by it is not sent again."""
+
+    async def run():
+        async with Peers() as peers:
+            client = virta.AsyncClient(peers.url)
+            first = asyncio.create_task(client.ready())
+            reader, writer = await peers.next()
+            await request_of(reader)
+            writer.write(OK)
+            assert await first
+            asked = asyncio.create_task(client.publish("c", EVENT))
+            await request_of(reader)
+            await client.close()
+            with pytest.raises(ClientError):
+                await asyncio.wait_for(asked, WAIT_S)
+            return peers.count
+
+    assert asyncio.run(run()) == 1
 
 
 def test_a_reader_that_pauses_does_not_fill_the_memory(monkeypatch):

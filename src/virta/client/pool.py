@@ -189,8 +189,7 @@ class Connection(asyncio.Protocol):
         """Wait for more, or raise what ended the connection."""
         if self._error is not None:
             raise self._error
-        if self._waiter is not None:
-            raise RuntimeError("another task already reads this subscription: give each its own")
+        assert self._waiter is None, "one task at a time"
         self._waiter = self._loop.create_future()
         try:
             await self._waiter
@@ -261,7 +260,8 @@ class Pool:
                     answer = await connection.exchange(method, data)
                 except OSError:
                     self._drop(connection)
-                    if kept is None or connection.answered or not is_repeatable(method, path):
+                    doubtful = connection.answered or not is_repeatable(method, path)
+                    if kept is None or doubtful or self._closed:
                         raise
                     continue
                 except BaseException:

@@ -70,14 +70,22 @@ class Published(str):
     offset: int | None
     duplicate: bool
 
+    def __new__(
+        cls, durability: str, offset: int | None = None, *, duplicate: bool = False
+    ) -> Published:
+        made = super().__new__(cls, durability)
+        made.offset, made.duplicate = offset, duplicate
+        return made
+
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> Published:
         """Read the headers of the answer to a publication."""
-        made = cls(headers.get("virta-durability", "none"))
         offset = headers.get("virta-offset", "")
-        made.offset = int(offset) if offset.isascii() and offset.isdigit() else None
-        made.duplicate = headers.get("virta-duplicate", "").lower() == "true"
-        return made
+        return cls(
+            headers.get("virta-durability", "none"),
+            int(offset) if offset.isascii() and offset.isdigit() else None,
+            duplicate=headers.get("virta-duplicate", "").lower() == "true",
+        )
 
     @property
     def durability(self) -> str:
