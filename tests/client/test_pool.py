@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 import threading
 
 import pytest
 from test_cuts import WAIT_S, accepted, listening
 
 import virta
-from virta.client import pool
+from virta.client import connections, pool
 from virta.errors import ClientError
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -227,6 +229,72 @@ def test_what_the_server_closed_while_idle_is_not_used(farewell):
     assert asyncio.run(run()) == 2
 
 
+def serving(listener, peers):
+    """Accept whatever comes, and answer every request, in threads; `peers` lists the connections."""
+
+    def answer(peer):
+        with peer, contextlib.suppress(OSError):
+            while peer.recv(65536):
+                peer.sendall(OK)
+
+    def accept():
+        with contextlib.suppress(OSError):
+            while True:
+                peers.append(accepted(listener))
+                threading.Thread(target=answer, args=(peers[-1],), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+
+
+def test_threads_that_end_leave_no_connection():
+    """Connections belong to the client, not to the threads that used them."""
+    with listening() as (listener, url), virta.Client(url) as client:
+        peers = []
+        serving(listener, peers)
+        for _ in range(10):
+            thread = threading.Thread(target=client.ready)
+            thread.start()
+            thread.join(WAIT_S)
+
+        assert len(peers) == 1
+        assert len(client._connections._open) == 1
+
+
+def test_blocking_connections_expire(monkeypatch):
+    """One that was idle for long is closed, not used."""
+    with listening() as (listener, url), virta.Client(url) as client:
+        peers = []
+        serving(listener, peers)
+        assert client.ready()
+        monkeypatch.setattr(connections, "IDLE_S", 0.0)
+        assert client.ready()
+
+        assert len(peers) == 2
+        assert client._connections._open == set()
+
+
+FORKED = """
+import os, sys, virta
+client = virta.Client(sys.argv[1])
+client.request("GET", "/parent")
+if os.fork() == 0:
+    client.request("GET", "/child")
+    os._exit(0)
+os.wait()
+client.request("GET", "/parent")
+"""
+
+
+def test_a_forked_child_has_connections_of_its_own():
+    """Answers to the child must not reach the parent, nor the other way round."""
+    with listening() as (listener, url):
+        peers = []
+        serving(listener, peers)
+        subprocess.run([sys.executable, "-c", FORKED, url], check=True, timeout=30)
+
+        assert len(peers) == 2
+
+
 def test_closing_ends_what_is_under_way():
     """A request that waits when its client is closed fails, and nothing is left open."""
 
@@ -384,21 +452,63 @@ def test_closing_wakes_a_task_that_reads(state, monkeypatch):
 
 
 def test_only_one_task_reads():
-    """Two readers of one subscription would each miss what the other gets."""
+    """Two readers of one subscription would each miss what the other gets; also while it connects."""
 
     async def run():
         async with Peers() as peers, virta.AsyncClient(peers.url) as client:
-            events, reading, _, writer = await subscribed(peers, client, frame(1))
-            await reading
-            reading = asyncio.create_task(anext(events))
-            await asyncio.sleep(0)
-            with pytest.raises(RuntimeError, match="another task"):
-                await anext(events)
+            events = client.subscribe("c")
+            for answer in (STREAM + frame(1), b""):
+                reading = asyncio.create_task(anext(events))
+                await asyncio.sleep(0)
+                with pytest.raises(RuntimeError, match="another task"):
+                    await anext(events)
+                if answer:
+                    reader, writer = await peers.next()
+                    await request_of(reader)
+                    writer.write(answer)
+                    assert (await reading).offset == 1
             await events.close()
             await asyncio.gather(reading, return_exceptions=True)
-            writer.close()
 
     asyncio.run(run())
+
+
+def test_closing_a_subscription_to_streams_that_connects():
+    """A task that waits for the handshake stops waiting."""
+
+    async def run():
+        async with Peers() as peers, virta.AsyncClient(peers.url) as client:
+            messages = client.subscribe_streams("a:")
+            reading = asyncio.create_task(anext(messages))
+            reader, _ = await peers.next()
+            head = (await request_of(reader)).lower()
+            assert b"virta-positions: 1" in head
+            await messages.close()
+            with pytest.raises(StopAsyncIteration):
+                await asyncio.wait_for(reading, WAIT_S)
+
+    asyncio.run(run())
+
+
+def test_closing_ends_a_request_that_could_be_repeated():
+    """Closed is closed: what was cut off by it is not sent again."""
+
+    async def run():
+        async with Peers() as peers:
+            client = virta.AsyncClient(peers.url)
+            first = asyncio.create_task(client.ready())
+            reader, writer = await peers.next()
+            await request_of(reader)
+            writer.write(OK)
+            assert await first
+            asked = asyncio.create_task(client.publish("c", EVENT))
+            await request_of(reader)
+            await client.close()
+            with pytest.raises(ClientError):
+                await asyncio.wait_for(asked, WAIT_S)
+            return peers.count
+
+    assert asyncio.run(run()) == 1
 
 
 def test_a_reader_that_pauses_does_not_fill_the_memory(monkeypatch):

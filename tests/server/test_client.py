@@ -91,7 +91,6 @@ def test_what_comes_while_a_server_restarts_is_heard(start):
             client.subscribe_streams("a:") as messages,
         ):
             waiting = [asyncio.create_task(anext(one)) for one in (events, messages)]
-            await asyncio.to_thread(consumer_connected, server)
             await until(lambda: events.last_event_id and messages.last_event_id)
             await asyncio.to_thread(server.stop, signal.SIGKILL)
             with virta.open(server.data_dir / "log") as log:
@@ -537,7 +536,7 @@ def test_whatever_the_server_takes_its_clients_can_read(server, client):
 
 def test_a_terminal_is_shown_text_only(server, client):
     """On a terminal events are pretty, binary data is shown, and no event speaks to the terminal."""
-    client.publish("tty", ODD_EVENTS[-1])
+    offset = client.publish("tty", ODD_EVENTS[-1]).offset
     master, slave = os.openpty()
     whole = [sys.executable, "-m", "virta", "subscribe", "tty", "--from", "earliest"]
     whole += ["--count", "1", "--url", f"http://127.0.0.1:{server.port}"]
@@ -546,6 +545,7 @@ def test_a_terminal_is_shown_text_only(server, client):
         os.close(slave)
         shown = terminal.read(65536).decode()
 
+    assert f"@{offset} " in shown
     assert "data_base64: AAEC" in shown
     assert "\ufffd]0;title\ufffd" in shown
     assert "\x1b]0" not in shown

@@ -24,8 +24,10 @@ EXIT_TOO_FEW = 3
 @click.argument("channel")
 @click.argument("query", default="")
 @client_options
-@click.option("--from", "start", help="earliest, latest, an offset or an RFC 3339 time.")
-@click.option("--last-event-id", help="Continue behind this event.")
+@click.option(
+    "--from", "start", help="earliest, latest, an offset, a position or an RFC 3339 time."
+)
+@click.option("--last-event-id", help="Continue behind this: an id or a position of a frame.")
 @click.option("--count", type=click.IntRange(1), help="End after so many events.")
 @click.option(
     "--timeout",
@@ -69,30 +71,30 @@ def subscribe(
                 reconnect=not no_reconnect,
                 on_gap=_tell_gap,
             ) as events,
-            _Patience(events, timeout) as patience,
+            _IdleTimer(events, timeout) as idle,
         ):
             for received in events:
-                patience.stop()
+                idle.stop()
                 _show(received) if pretty else click.echo(received.event.to_line())
                 sys.stdout.flush()
                 heard += 1
                 if heard == count:
                     return
-                patience.start()
+                idle.start()
     except ClientError as error:
         click.echo(f"error: {error.message}", err=True)
         sys.exit(EXIT_FAILURE)
     except KeyboardInterrupt:
         return
-    if patience.over and not patience.connected:
+    if idle.over and not idle.connected:
         click.echo(f"error: no answer from {url} for {timeout:g} s", err=True)
         sys.exit(EXIT_FAILURE)
-    if patience.over and count is not None:
+    if idle.over and count is not None:
         click.echo(f"{heard} of {count} events came; none for {timeout:g} s", err=True)
         sys.exit(EXIT_TOO_FEW)
 
 
-class _Patience:
+class _IdleTimer:
     """Close a subscription that brings nothing for so long; printing an event does not count."""
 
     def __init__(self, events: Subscription, timeout: float | None) -> None:
@@ -105,7 +107,7 @@ class _Patience:
         self.connected = False  # when it was over
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> _Patience:
+    def __enter__(self) -> _IdleTimer:
         if self._timeout is not None:
             self.start()
             self._thread.start()
@@ -151,7 +153,8 @@ def _show(received: Received) -> None:
     event = received.event
     kind = click.style(_printable(event.type), fg="cyan")
     place = _printable(f"{event.source} {event.id}")
-    click.echo(f"{_printable(event.time or '')} {kind} {place}".strip())
+    offset = "" if received.offset is None else click.style(f"@{received.offset} ", dim=True)
+    click.echo(f"{offset}{_printable(event.time or '')} {kind} {place}".strip())
     if isinstance(event.data, bytes):
         click.echo(f"  data_base64: {b64encode(event.data).decode()}")
     elif event.has_data:

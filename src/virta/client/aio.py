@@ -16,7 +16,7 @@ import msgspec
 
 from virta.client.frames import Frame, FrameReader, Received
 from virta.client.pool import UNREADABLE, Connection, Pool
-from virta.client.streams import AsyncStreamSubscription, pause
+from virta.client.streams import AsyncStreamSubscription, opened, pause
 from virta.client.wire import (
     JSON,
     SILENCE_S,
@@ -105,7 +105,7 @@ class AsyncClient:
         reconnect: bool = True,
         on_gap: Callable[[dict[str, Any]], None] | None = None,
     ) -> AsyncStreamSubscription:
-        """Hear messages as (stream id, text); needs the `websockets` package."""
+        """Subscribe to messages as (stream id, text); needs the `websockets` package."""
         return AsyncStreamSubscription(
             self._address,
             streams_cursor(streams, max_queued, last_event_id, on_gap),
@@ -149,8 +149,9 @@ class AsyncSubscription:
         self._closed = asyncio.Event()
         self._opening: asyncio.Task[tuple[Connection, dict[str, str]]] | None = None
         self._connection: Connection | None = None
+        self._reading = False
         self._reader = FrameReader()
-        # What one read brought and nobody asked for yet: UNREAD_BYTES_MAX and a frame at most.
+        # Frames that were read and not yet returned: UNREAD_BYTES_MAX and a frame at most.
         self._frames: deque[Frame] = deque()
 
     @property
@@ -167,6 +168,15 @@ class AsyncSubscription:
         return self
 
     async def __anext__(self) -> Received:
+        if self._reading:
+            raise RuntimeError("another task reads this subscription: give each task its own")
+        self._reading = True
+        try:
+            return await self._next()
+        finally:
+            self._reading = False
+
+    async def _next(self) -> Received:
         while not self._closed.is_set():
             while self._frames:
                 received = self._cursor.take(self._frames.popleft())
@@ -200,14 +210,9 @@ class AsyncSubscription:
 
     async def _connect(self) -> None:
         path, headers = self._cursor.request()
-        opening = self._opening = asyncio.ensure_future(self._pool.stream(path, headers))
+        self._opening = asyncio.ensure_future(self._pool.stream(path, headers))
         try:
-            connection, received = await opening
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self._closed.is_set() and task is not None and not task.cancelling():
-                return  # by `close`, in another task
-            raise
+            stream = await opened(self._opening, self._closed)
         except ClientError as error:
             if not self._reconnect or is_final(error):
                 self._closed.set()
@@ -217,7 +222,10 @@ class AsyncSubscription:
             return
         finally:
             self._opening = None
-        if self._closed.is_set():
+        if stream is None:
+            return
+        connection, received = stream
+        if self._closed.is_set():  # just when it was open
             connection.abort()
             return
         self._connection, self._reader = connection, FrameReader()
@@ -226,7 +234,7 @@ class AsyncSubscription:
     async def _read(self, connection: Connection) -> None:
         """Read more frames; a connection that was cut or silent for too long is given up."""
         try:
-            async with asyncio.timeout_at(connection.heard_at + SILENCE_S):
+            async with asyncio.timeout_at(connection.received_at + SILENCE_S):
                 data = await connection.read()
             self._frames.extend(self._reader.feed(data))
         except UNREADABLE:

@@ -1,14 +1,29 @@
-"""Connections of the blocking `Client`: each thread keeps one for its requests."""
+"""
+Connections of the blocking `Client`: kept open between requests, whichever thread makes them.
+
+A request takes the connection that was used last, or opens one: there are never more than requests at
+once. One that was idle for long, that the server has closed, or that a parent process made is not used.
+"""
 
 from __future__ import annotations
 
+import os
 import select
 import threading
+import time
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import TYPE_CHECKING, Any
 
 from virta.client.http import ANSWER_BYTES_MAX
-from virta.client.wire import SILENCE_S, Address, check, check_stream, is_repeatable, unreachable
+from virta.client.wire import (
+    IDLE_S,
+    SILENCE_S,
+    Address,
+    check,
+    check_stream,
+    is_repeatable,
+    unreachable,
+)
 from virta.errors import ClientError
 
 if TYPE_CHECKING:
@@ -24,9 +39,10 @@ class Connections:
         self._address = address
         self._timeout = timeout
         self._tls = tls
-        self._local = threading.local()
-        self._open: set[HTTPConnection] = set()
         self._lock = threading.Lock()
+        self._open: set[HTTPConnection] = set()
+        self._idle: list[tuple[float, HTTPConnection]] = []
+        self._pid = os.getpid()
 
     def close(self) -> None:
         """Close every kept connection."""
@@ -34,6 +50,7 @@ class Connections:
             for connection in self._open:
                 connection.close()
             self._open.clear()
+            self._idle.clear()
 
     def request(
         self,
@@ -43,7 +60,7 @@ class Connections:
         headers: dict[str, str] | None = None,
     ) -> tuple[Any, dict[str, str]]:
         """
-        Send one request on this thread's connection; return the JSON of its answer and its headers.
+        Send one request; return the JSON of its answer and its headers, in lower case.
 
         A kept connection that the server closes without an answer is replaced, and the request sent
         again, if it did not leave whole or may arrive twice (`is_repeatable`).
@@ -53,7 +70,7 @@ class Connections:
         """
         whole = self._address.headers | (headers or {})
         while True:
-            connection, kept = self._connection()
+            connection, kept = self._take()
             sent = answered = False
             try:
                 connection.request(method, self._address.prefix + path, body, whole)
@@ -71,6 +88,8 @@ class Connections:
                 continue
             if response.will_close:
                 self._drop(connection)
+            else:
+                self._give_back(connection)
             received = {name.lower(): value for name, value in response.getheaders()}
             return check(response.status, answer), received
 
@@ -109,30 +128,52 @@ class Connections:
             return HTTPSConnection(address.host, address.port, timeout=timeout, context=self._tls)
         return HTTPConnection(address.host, address.port, timeout=timeout)
 
-    def _connection(self) -> tuple[HTTPConnection, bool]:
-        """Return this thread's connection, and whether it was kept from an earlier request."""
-        found: HTTPConnection | None = getattr(self._local, "connection", None)
-        if found is not None and found in self._open:
-            if not _closed_by_peer(found):
+    def _take(self) -> tuple[HTTPConnection, bool]:
+        """Return a connection, and whether it was kept from an earlier request."""
+        if os.getpid() != self._pid:
+            self._forget()
+        while True:
+            with self._lock:
+                if not self._idle:
+                    break
+                since, found = self._idle.pop()
+            if time.monotonic() - since < IDLE_S and not _closed_by_peer(found):
                 return found, True
             self._drop(found)
-        made = self._local.connection = self.connect(self._timeout)
+        made = self.connect(self._timeout)
         with self._lock:
             self._open.add(made)
         return made, False
+
+    def _give_back(self, connection: HTTPConnection) -> None:
+        now = time.monotonic()
+        with self._lock:
+            if connection not in self._open:  # the client was closed meanwhile
+                connection.close()
+                return
+            self._idle.append((now, connection))
+            old = [one for since, one in self._idle if now - since >= IDLE_S]
+            self._idle = self._idle[len(old) :]
+        for one in old:
+            self._drop(one)
 
     def _drop(self, connection: HTTPConnection) -> None:
         connection.close()
         with self._lock:
             self._open.discard(connection)
-        self._local.connection = None
+
+    def _forget(self) -> None:
+        """Leave the parent its connections: answers on them would reach either process."""
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._open, self._idle = set(), []
 
 
 def _closed_by_peer(connection: HTTPConnection) -> bool:
     """
     Tell whether a kept connection has ended.
 
-    Nothing may arrive between requests: what can be read is its end, or an answer nobody asked for.
+    Nothing may arrive between requests: what can be read is its end, or an answer to no request.
     """
     sock = connection.sock
     return sock is None or sock.fileno() < 0 or is_readable(sock.fileno())

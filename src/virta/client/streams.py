@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from virta.client.wire import Address, Cursor, check, is_final, unreachable
 from virta.errors import ClientError
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from websockets.asyncio.client import ClientConnection as AsyncSocket
     from websockets.sync.client import ClientConnection as Socket
+
+T = TypeVar("T")
 
 
 class StreamSubscription:
@@ -136,6 +138,7 @@ class AsyncStreamSubscription:
         self._timeout = timeout
         self._tls = tls
         self._closed = asyncio.Event()
+        self._opening: asyncio.Task[AsyncSocket] | None = None
         self._socket: AsyncSocket | None = None
 
     @property
@@ -168,6 +171,8 @@ class AsyncStreamSubscription:
     async def close(self) -> None:
         """End the subscription; a task that waits for a message stops waiting."""
         self._closed.set()
+        if self._opening is not None:
+            self._opening.cancel()
         socket = self._socket
         if socket is not None:
             await socket.close()
@@ -181,8 +186,9 @@ class AsyncStreamSubscription:
         await self.close()
 
     async def _connect(self) -> None:
+        self._opening = asyncio.ensure_future(self._open())
         try:
-            socket = await self._open()
+            socket = await opened(self._opening, self._closed)
         except ClientError as error:
             if not self._reconnect or is_final(error):
                 self._closed.set()
@@ -190,9 +196,13 @@ class AsyncStreamSubscription:
             self._cursor.unanswered(error)
             await pause(self._closed, self._cursor.wait_s())
             return
+        finally:
+            self._opening = None
+        if socket is None:
+            return
         self._cursor.connected(None)
         self._socket = socket
-        if self._closed.is_set():  # while it connected
+        if self._closed.is_set():  # just when it was open
             await socket.close()
 
     async def _open(self) -> AsyncSocket:
@@ -213,6 +223,17 @@ class AsyncStreamSubscription:
             raise
         except (OSError, InvalidHandshake) as error:
             raise unreachable(self._address, error) from error
+
+
+async def opened(opening: asyncio.Task[T], closed: asyncio.Event) -> T | None:
+    """Return what a task opens; None when `close`, in another task, has cancelled it."""
+    try:
+        return await opening
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if closed.is_set() and task is not None and not task.cancelling():
+            return None
+        raise
 
 
 async def pause(closed: asyncio.Event, wait_s: float) -> None:

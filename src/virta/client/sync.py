@@ -1,8 +1,7 @@
 """
 `Client`: the server from blocking code.
 
-One client may be used by many threads; each keeps one connection for its requests. A subscription is an
-iterator that reconnects by itself and continues behind the last event it gave: without gap or
+One client may be used by many threads, which share its kept connections. A subscription is an iterator that reconnects by itself and continues behind the last event it gave: without gap or
 duplicate as long as the log still has what was missed (otherwise `on_gap` is called).
 """
 
@@ -137,7 +136,7 @@ class Client:
         on_gap: Callable[[dict[str, Any]], None] | None = None,
     ) -> StreamSubscription:
         """
-        Hear messages as (stream id, text); needs the `websockets` package. Close it to end.
+        Subscribe to messages as (stream id, text); needs the `websockets` package. Close it to end.
 
         After a cut it subscribes again, and continues behind the last message it gave.
         """
