@@ -626,3 +626,105 @@ def test_places():
         "3.0 GiB",
         "1024.0 TiB",
     ]
+
+
+# Topics, and gaps.
+
+
+def test_inspect_shows_topics(filled):
+    """Records, bytes, first and last record of each topic; names that do not print stay on their line."""
+    with virta.open(filled) as log:
+        log.append_many([("new\nline", "", b"v"), (b"\xff", "k", b"value")])
+        times = {r.offset: r.time for r in log.read()}
+    members = report("inspect", filled)
+
+    assert [t.get("topic", t.get("topic_base64")) for t in members["topics"]] == [
+        *("new\nline", "t0", "t1", "/w=="),
+    ]
+    t1 = members["topics"][2]
+    assert (t1["records"], t1["first_offset"], t1["last_offset"]) == (10, 1, 19)
+    assert t1["bytes"] == sum(2 + len(f"value {n}") for n in range(1, 20, 2))
+    assert datetime.fromisoformat(t1["last_time"]) == times[19]
+    assert members["topics_more"] is False
+    text = run("inspect", filled).stdout.splitlines()
+    (head,) = [line for line in text if line.startswith("topic ")]
+    assert head.split() == [
+        "topic",
+        "first",
+        "record",
+        "last",
+        "record",
+        "records",
+        "first",
+        "last",
+        "size",
+    ]
+    assert [line.split()[0] for line in text[text.index(head) + 1 :][:4]] == [
+        *("new\\nline", "t0", "t1", "base64:/w=="),
+    ]
+
+
+def test_inspect_without_topics(filled):
+    assert "topics" not in report("inspect", filled, "--no-topics")
+    assert "last record  records" not in run("inspect", filled, "--no-topics").stdout
+
+
+def test_inspect_of_many_topics(place):
+    """People see the first hundred and how many there are."""
+    with virta.open(place, durability="none") as log:
+        log.append_many([(f"t{n:03}", "", b"") for n in range(150)])
+    text = run("inspect", place).stdout
+
+    assert "t099" in text
+    assert "t100" not in text
+    assert "the first 100 topics of 150" in text
+    assert len(report("inspect", place)["topics"]) == 150
+
+
+@pytest.fixture
+def retained(place):
+    """A log whose first segments are gone; gives the first offset that is left."""
+    with virta.open(place, segment_bytes=4096, durability="none") as log:
+        for n in range(100):
+            log.append("t", "", b"%d" % n + bytes(200))
+        log.retain(max_bytes=8000)
+        return log.first_offset
+
+
+@pytest.mark.parametrize("more", [(), ("--consumer", "c"), ("--follow", "--timeout", "50ms")])
+def test_tail_over_a_gap(place, retained, more):
+    """What retention removed is an error, or with --on-gap skip a line on stderr."""
+    command = ("tail", place, "--format", "json", *more)
+    if "--consumer" in more:
+        with virta.open(place) as log, log.consumer("c", start=0):
+            pass
+    start = () if "--consumer" in more else ("--from", "0")
+    refused = run(*command, *start, code=4)
+    skipped = run(*command, *start, "--on-gap", "skip")
+
+    assert (refused.stdout, "not there any more" in refused.stderr) == ("", True)
+    offsets = [json.loads(line)["offset"] for line in skipped.stdout.splitlines()]
+    assert offsets == list(range(retained, 100))
+    assert skipped.stderr == f"gap: offsets 0 to {retained - 1} are not in the log any more\n"
+
+
+def test_tail_over_a_gap_in_the_middle(place):
+    """A repair's gap is told once, also when the last records are looked for further and further back."""
+    with virta.open(place, durability="none") as log:
+        ends = []
+        for n in range(30):
+            log.append("even" if n % 2 == 0 else "odd", "", b"value %d" % n)
+            ends.append(log.bytes)
+    (segment,) = place.glob("*.puro")
+    with segment.open("r+b") as file:
+        file.seek(ends[9] + 30)
+        file.write(b"broken")
+    (place / "control").unlink()
+    with virta.open(place) as log:
+        log.repair()
+    refused = run("tail", place, "--topic", "odd", "-n", "15", code=4)
+    skipped = run("tail", place, "--topic", "odd", "-n", "15", "--on-gap", "skip")
+
+    assert "not there any more" in refused.stderr
+    assert skipped.stdout.split() == [w for n in range(1, 30, 2) for w in ("value", str(n))]
+    assert skipped.stderr == "gap: offsets 10 to 10 are not in the log any more\n"

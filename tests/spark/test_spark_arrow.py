@@ -170,6 +170,25 @@ def test_retention_is_a_gap_not_silence(tmp_path, kernel):
     assert skipped == list(range(first, end))
 
 
+def test_a_repaired_gap_below_the_start(tmp_path, kernel):
+    """Who reads from behind a gap does not meet it, though the segment is read from its beginning."""
+    path = str(tmp_path / "log")
+    with virta.open(path, durability="none") as log:
+        ends = []
+        for number in range(30):
+            log.append("t", "", b"%d" % number)
+            ends.append(log.bytes)
+        segment = log.segments()[0].path
+    damage(segment, ends[9] + 30, b"broken")
+    (tmp_path / "log" / "control").unlink()
+    with virta.open(path) as log:
+        log.repair()
+
+    assert [row[1] for row in rows_of(path, start=11)] == list(range(11, 30))
+    with pytest.raises(LogGapError):
+        rows_of(path, start=10)
+
+
 def damage(path, pos, data):
     with Path(path).open("r+b") as file:
         file.seek(pos)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal
 
 import click
 
@@ -13,7 +15,7 @@ import virta
 from virta.cli import log_care, log_transfer
 from virta.cli.report import CarefulGroup, InputError, json_option, print_report
 from virta.cli.units import DURATION, PLACE, show_count
-from virta.errors import ConsumerError
+from virta.errors import ConsumerError, LogGapError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -136,9 +138,14 @@ def _append_lines(
 @click.option("--consumer", "name", help="Read as this named consumer and commit what was printed.")
 @click.option("--timeout", type=DURATION, help="With --follow: end after so long without a record.")
 @click.option("--wait", type=DURATION, help="Wait so long for the log to be created.")
+@click.option(
+    "--on-gap", type=click.Choice(["error", "skip"]), default="error", show_default=True,
+    help="What to do where records are not in the log any more: end with an error, or say so and go on.",
+)  # fmt: skip
 def tail(
     path: str, *, follow: bool, count: int | None, start: str | int | datetime | None, end: Any,
     topics: tuple[str, ...], form: str, name: str | None, timeout: timedelta | None, wait: timedelta | None,
+    on_gap: str,
 ) -> None:  # fmt: skip
     """
     Print records: the last ten, or those that the options choose.
@@ -159,19 +166,78 @@ def tail(
         chosen = topics or None
         if name:
             first = "earliest" if start is None else start
-            with source.consumer(name, topics=chosen, start=first) as consumer:
+            gaps: Literal["raise", "skip"] = "skip" if on_gap == "skip" else "raise"
+            with (
+                _gaps_reported(),
+                source.consumer(name, topics=chosen, start=first, on_gap=gaps) as consumer,
+            ):
                 _tail_consumer(consumer, out, follow=follow, count=count, idle=idle)
             return
-        records: Iterable[Record]
+        read = _Reading(source, chosen, skip_gaps=on_gap == "skip")
         if start is None:
             count = TAIL_RECORDS if count is None else count
-            records, start = _last(source, chosen, count, end)
+            records, start = _last(source, read, count, end)
             out.write_all(records)
             if not follow:
                 return
             count = None
-        with source.read(chosen, start=start, end=end, follow=follow, timeout=idle) as reader:
-            _tail_reader(reader, out, count=count)
+        _tail_batches(read.batches(start, end, follow=follow, timeout=idle), out, count=count)
+
+
+class _Reading:
+    """Reads of one log and the same topics; gaps end them, or are reported and passed over."""
+
+    def __init__(self, source: Log, topics: Any, *, skip_gaps: bool) -> None:
+        self._source = source
+        self._topics = topics
+        self._skip_gaps = skip_gaps
+        self._reported = -1
+
+    def batches(
+        self, start: Any, end: Any, *, follow: bool = False, timeout: float | None = None
+    ) -> Iterator[list[Record]]:
+        while True:  # every gap ends further on
+            try:
+                with self._source.read(
+                    self._topics, start=start, end=end, follow=follow, timeout=timeout
+                ) as reader:
+                    yield from reader.batches()
+            except LogGapError as gap:
+                if not self._skip_gaps:
+                    raise
+                if gap.next > self._reported:  # looking back may meet it again
+                    self._reported = gap.next
+                    _report_gap(gap.first, gap.next)
+                start = gap.next
+            else:
+                return
+
+
+def _report_gap(first: int, following: int) -> None:
+    click.echo(f"gap: offsets {first} to {following - 1} are not in the log any more", err=True)
+
+
+class _GapReports(logging.Handler):
+    """Says on stderr which offsets a consumer passes over; the log only warns of them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if str(record.msg).startswith("log_gap_skipped") and isinstance(record.args, tuple):
+            first, following = record.args
+            assert isinstance(first, int)
+            assert isinstance(following, int)
+            _report_gap(first, following)
+        elif logging.lastResort is not None:
+            logging.lastResort.handle(record)
+
+
+@contextmanager
+def _gaps_reported() -> Iterator[None]:
+    handler, logger = _GapReports(), logging.getLogger("virta.log")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 class _Output:
@@ -188,11 +254,11 @@ class _Output:
         self._stream.flush()
 
 
-def _tail_reader(reader: Any, out: _Output, *, count: int | None) -> None:
+def _tail_batches(batches: Iterator[list[Record]], out: _Output, *, count: int | None) -> None:
     left = count
     if left == 0:
         return
-    for batch in reader.batches():
+    for batch in batches:
         out.write_all(batch if left is None else batch[:left])
         if left is not None:
             left -= len(batch)
@@ -239,7 +305,7 @@ def _take(records: Iterator[Record], count: int) -> list[Record]:
     return taken
 
 
-def _last(source: Log, topics: Any, count: int, end: Any) -> tuple[list[Record], int]:
+def _last(source: Log, read: _Reading, count: int, end: Any) -> tuple[list[Record], int]:
     """The last `count` records before `end`, and the offset to follow from."""
     until = source.next_offset if end is None else end
     first, window = source.first_offset, count
@@ -248,8 +314,8 @@ def _last(source: Log, topics: Any, count: int, end: Any) -> tuple[list[Record],
     while count:
         start = max(first, stop - window)
         found.clear()
-        with source.read(topics, start=start, end=until) as reader:
-            found.extend(reader)
+        for batch in read.batches(start, until):
+            found.extend(batch)
         if len(found) >= count or start <= first:
             break
         window *= LOOK_BACK_FACTOR

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import base64
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 import virta
-from virta.cli.report import EXIT_PROBLEMS, json_option, print_report, progress, table
+from virta.cli.report import EXIT_PROBLEMS, json_option, one_line, print_report, progress, table
 from virta.cli.units import DURATION, SIZE, show_count, show_size, show_time
-from virta.log.limits import CLOCK_AHEAD_S
+from virta.log.limits import CLOCK_AHEAD_S, TOPICS_MAX
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
     from virta.log import Log
 
+# Topics that `inspect` shows to people; programs get up to TOPICS_MAX.
+TOPIC_ROWS_MAX: Final = 100
+
 
 @click.command()
 @click.argument("path", metavar="LOG")
+@click.option(
+    "--no-topics",
+    is_flag=True,
+    help="Do not count the records of each topic: that reads all of the log.",
+)
 @json_option
-def inspect(path: str, *, as_json: bool) -> None:
-    """Show segments, offsets, sizes, consumers and how far behind they are."""
+def inspect(path: str, *, no_topics: bool, as_json: bool) -> None:
+    """Show segments, offsets, sizes, topics, consumers and how far behind they are."""
     with virta.open(path, create=False, read_only=True) as source:
-        members = _describe(source)
+        members = _describe(source) | ({} if no_topics else _topics(source))
     segments, consumers = members["segments"], members["consumers"]
     lines = [
         f"log        {members['path']}",
@@ -43,6 +52,7 @@ def inspect(path: str, *, as_json: bool) -> None:
             numbers=3,
         ),
     ]  # fmt: skip
+    lines += _topic_lines(members)
     if consumers:
         rows = [
             (
@@ -102,6 +112,47 @@ def _clock_notice(ahead: float) -> list[str]:
         return []
     said = f"the newest record is {ahead:.0f} s ahead of this machine's clock: a clock was wrong;"
     return [f"clock      {said} times stand still until then (docs/log.md, Wrong clocks)"]
+
+
+def _topics(source: Log) -> dict[str, Any]:
+    found = source.topics()
+    rows: list[dict[str, Any]] = []
+    for info in found:
+        named: dict[str, Any]
+        try:
+            named = {"topic": bytes(info.topic).decode()}
+        except UnicodeDecodeError:
+            named = {"topic_base64": base64.b64encode(info.topic).decode()}
+        rows.append(
+            named
+            | {
+                "records": info.records,
+                "bytes": info.bytes,
+                "first_offset": info.first_offset,
+                "last_offset": info.last_offset,
+                "first_time": show_time(info.first_timestamp),
+                "last_time": show_time(info.last_timestamp),
+            }
+        )
+    return {"topics": rows, "topics_more": len(found) == TOPICS_MAX}
+
+
+def _topic_lines(members: dict[str, Any]) -> list[str]:
+    topics = members.get("topics", [])
+    if not topics:
+        return []
+    rows = [
+        (
+            one_line(t["topic"] if "topic" in t else f"base64:{t['topic_base64']}"), t["first_time"], t["last_time"],
+            t["records"], t["first_offset"], t["last_offset"], show_size(t["bytes"]),
+        )
+        for t in topics[:TOPIC_ROWS_MAX]
+    ]  # fmt: skip
+    head = ("topic", "first record", "last record", "records", "first", "last", "size")
+    lines = ["", *table(head, rows, numbers=4)]
+    if len(topics) > TOPIC_ROWS_MAX:
+        lines.append(f"… the first {TOPIC_ROWS_MAX} topics of {len(topics)}: --json shows more")
+    return lines
 
 
 def _problems(problems: list[Any]) -> tuple[list[dict[str, Any]], list[str]]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from virta.cli.report import InputError
+from virta.cli.report import InputError, one_line
 from virta.cli.units import show_time
 from virta.errors import EventError
 from virta.event import Event
@@ -140,10 +140,7 @@ def _json(record: Record) -> bytes:
 def _full(record: Record) -> bytes:
     """For eyes: control characters of names and value are escaped, so a record stays on its line."""
     names = (str(record.topic), str(record.key), record.value.decode("utf-8", "replace"))
-    shown = "\t".join(
-        "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
-        for name in names
-    )
+    shown = "\t".join(map(one_line, names))
     return f"{record.offset}\t{show_time(record.timestamp)}\t{shown}\n".encode()
 
 

@@ -104,6 +104,11 @@ def print_report(members: dict[str, Any], text: Sequence[str], *, as_json: bool)
         click.echo(line)
 
 
+def one_line(text: str) -> str:
+    """Return a text with everything escaped that does not print, so it stays on its line."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]], *, numbers: int = 0) -> list[str]:
     """Rows as aligned lines; the last `numbers` columns are aligned right."""
     cells = [[*head], *([str(cell) for cell in row] for row in rows)]

@@ -416,7 +416,8 @@ def read(
         after = body + batch.payload_len
         if after > end:
             return records, pos, prev, next_offset, Status.SHORT, after - pos
-        if batch.flags & FLAG_REPAIR and not through_repairs:
+        lost = batch.flags & FLAG_REPAIR and next_offset + batch.span > max(start, next_offset)
+        if lost and not through_repairs:  # not for offsets that nobody asked for
             return records, pos, prev, next_offset, Status.REPAIR, batch.span
         if crc32c(buf[body:after]) != payload_crc:
             return records, pos, prev, next_offset, Status.BAD_PAYLOAD, 0

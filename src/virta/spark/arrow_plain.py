@@ -108,7 +108,8 @@ def decode(
         if status != END or header is None:
             detail = HEADER_BYTES if status == SHORT else 0
             break
-        if header.flags & FLAG_REPAIR and not through_repairs:
+        lost = header.flags & FLAG_REPAIR and following + header.span > start
+        if lost and not through_repairs:  # not for offsets that nobody asked for
             status, detail = REPAIR, header.span
             break
         if end - pos < header.size:
