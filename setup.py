@@ -19,7 +19,7 @@ FLAGS = (
     if SANITIZE
     else ["-O3", "-g0"]
 )
-LINK = ["-fsanitize=address,undefined"] if SANITIZE else ["-Wl,--strip-all"]
+LINK = ["-fsanitize=address,undefined"] if SANITIZE else ["-s"]
 
 EXTENSIONS = [
     Extension(
