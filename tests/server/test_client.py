@@ -91,7 +91,6 @@ def test_what_comes_while_a_server_restarts_is_heard(start):
             client.subscribe_streams("a:") as messages,
         ):
             waiting = [asyncio.create_task(anext(one)) for one in (events, messages)]
-            await asyncio.to_thread(consumer_connected, server)
             await until(lambda: events.last_event_id and messages.last_event_id)
             await asyncio.to_thread(server.stop, signal.SIGKILL)
             with virta.open(server.data_dir / "log") as log:
