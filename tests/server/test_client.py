@@ -536,7 +536,7 @@ def test_whatever_the_server_takes_its_clients_can_read(server, client):
 
 def test_a_terminal_is_shown_text_only(server, client):
     """On a terminal events are pretty, binary data is shown, and no event speaks to the terminal."""
-    client.publish("tty", ODD_EVENTS[-1])
+    offset = client.publish("tty", ODD_EVENTS[-1]).offset
     master, slave = os.openpty()
     whole = [sys.executable, "-m", "virta", "subscribe", "tty", "--from", "earliest"]
     whole += ["--count", "1", "--url", f"http://127.0.0.1:{server.port}"]
@@ -545,6 +545,7 @@ def test_a_terminal_is_shown_text_only(server, client):
         os.close(slave)
         shown = terminal.read(65536).decode()
 
+    assert f"@{offset} " in shown
     assert "data_base64: AAEC" in shown
     assert "\ufffd]0;title\ufffd" in shown
     assert "\x1b]0" not in shown

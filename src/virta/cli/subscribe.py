@@ -24,8 +24,10 @@ EXIT_TOO_FEW = 3
 @click.argument("channel")
 @click.argument("query", default="")
 @client_options
-@click.option("--from", "start", help="earliest, latest, an offset or an RFC 3339 time.")
-@click.option("--last-event-id", help="Continue behind this event.")
+@click.option(
+    "--from", "start", help="earliest, latest, an offset, a position or an RFC 3339 time."
+)
+@click.option("--last-event-id", help="Continue behind this: an id or a position of a frame.")
 @click.option("--count", type=click.IntRange(1), help="End after so many events.")
 @click.option(
     "--timeout",
@@ -151,7 +153,8 @@ def _show(received: Received) -> None:
     event = received.event
     kind = click.style(_printable(event.type), fg="cyan")
     place = _printable(f"{event.source} {event.id}")
-    click.echo(f"{_printable(event.time or '')} {kind} {place}".strip())
+    offset = "" if received.offset is None else click.style(f"@{received.offset} ", dim=True)
+    click.echo(f"{offset}{_printable(event.time or '')} {kind} {place}".strip())
     if isinstance(event.data, bytes):
         click.echo(f"  data_base64: {b64encode(event.data).decode()}")
     elif event.has_data:
