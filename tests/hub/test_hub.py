@@ -7,17 +7,20 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
 import virta
-from virta.errors import LogWriteError
+from virta.errors import LogGapError, LogWriteError
 from virta.filters import parse
-from virta.hub import keeper
+from virta.hub import id_index, keeper, replay
 from virta.hub.delivery import SSE_PLAIN, Delivery, from_record
 from virta.hub.hub import Hub
+from virta.hub.id_index import Found
 from virta.hub.idempotency import Idempotency
 from virta.hub.keeper import Keeper
+from virta.hub.positions import EventId
 from virta.hub.publisher import Publisher
 from virta.hub.registry import Registry
 from virta.hub.replay import Replayer, Start
@@ -499,3 +502,107 @@ def test_a_filter_that_two_remove_at_once(tmp_path):
         removed = list(pool.map(registry.remove, [id_, id_]))
     assert sorted(removed) == [False, True]
     registry.close()
+
+
+def test_searches_that_meet_a_limit_are_told_as_gaps(tmp_path, monkeypatch):
+    """Cut short, found or not, or one too many: a gap says how far was searched."""
+
+    async def scenario(house):
+        house.publisher._idempotency = Idempotency(keys_max=1, horizon_s=0.0)
+        await house.publish("c", "x")
+        for first in range(0, 40, 10):
+            await house.publish("c", *[str(n) for n in range(first, first + 10)])
+        await house.publish("c", "x")
+        monkeypatch.setattr(id_index, "SEARCH_RECORDS_MAX", 5)
+        monkeypatch.setattr(id_index, "PART_BYTES", 1)
+        found = [await house.replayer.find("c", EventId("s+x"))]
+        found.append(await house.replayer.find("c", EventId("s+nobody")))
+        monkeypatch.setattr(replay, "SEARCHES_MAX", 0)
+        found.append(await house.replayer.find("c", EventId("s+x")))
+        monkeypatch.undo()
+        found.append(await house.replayer.find("c", EventId("s+x")))
+        return found
+
+    cut, unknown, busy, whole = run(scenario, tmp_path)
+
+    assert (cut.offset, cut.gap["reason"], cut.gap["searchedFrom"]) == (42, "search-limit", 37)
+    assert (unknown.offset, unknown.gap["searchedFrom"]) == (42, 32)
+    assert (busy.offset, busy.gap["searchedFrom"]) == (42, 42)
+    assert {unknown.gap["reason"], busy.gap["reason"]} == {"search-limit"}
+    assert (whole.offset, whole.gap) == (1, None)
+
+
+def test_a_consumer_that_leaves_does_not_free_the_turn_of_its_search(tmp_path):
+    """Searches run one at a time, also when those who asked are gone; they count until they end."""
+
+    async def scenario(house):
+        await house.publish("c", "x")
+        running, most = 0, 0
+        begun, go = threading.Event(), threading.Event()
+
+        def find(*_):
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            begun.set()
+            go.wait(30)
+            running -= 1
+            return Found(0, 0)
+
+        house.replayer._index.find = find
+        asked = [asyncio.ensure_future(house.replayer.find("c", EventId("s+x"))) for _ in range(5)]
+        assert await asyncio.to_thread(begun.wait, 30)
+        for one in asked[:4]:
+            one.cancel()
+        await asyncio.wait(asked[:4])
+        during = len(house.replayer._searches)
+        go.set()
+        start = await asked[4]
+        await asyncio.gather(*house.replayer._searches)
+        return most, during, start
+
+    assert run(scenario, tmp_path) == (1, 5, Start(1))
+
+
+def test_events_before_a_gap_are_sent(tmp_path):
+    """What a replay has read before it meets removed records is not lost with them."""
+
+    async def scenario(house):
+        await house.publish("c", "1", "2", data={"x": 1})
+        real, gaps = house.replayer._log.read, []
+
+        def read(*arguments, **options):
+            made = real(*arguments, **options)
+            if options["start"] == 0:
+                return TornReader(made)
+            return made
+
+        house.replayer._log = SimpleNamespace(read=read, first_offset=0)
+        ear, subscription = house.listen("c")
+        await house.replayer.run(
+            subscription,
+            Start(0),
+            drained=lambda: None,
+            tell_gap=lambda gap, offset: gaps.append((gap["from"], offset)),
+        )
+        return [e["id"] for e in ear.heard], gaps
+
+    assert run(scenario, tmp_path) == (["1"], [(1, 2)])
+
+
+class TornReader:
+    """A reader whose second record is gone."""
+
+    def __init__(self, reader):
+        self.reader = reader
+        self.problems = []
+        self.count = 0
+
+    def __next__(self):
+        self.count += 1
+        if self.count == 2:
+            raise LogGapError("gone", first=1, next=2)
+        return next(self.reader)
+
+    def close(self):
+        self.reader.close()

@@ -105,8 +105,10 @@ class IdIndex:
         return Found(None, searched_from)
 
     def _is(self, offset: int, wanted: set[tuple[str, str]]) -> bool:
-        """Compare with the record itself; one that was removed meanwhile counts as the one."""
-        with self._log.read(start=offset, end=offset + 1, on_gap="skip") as reader:
+        """Compare with the record itself; one that is not there any more counts as the one."""
+        with self._log.read(
+            start=offset, end=offset + 1, on_gap="skip", on_corruption="skip"
+        ) as reader:
             for record in reader:
                 delivery = from_record(record)
                 return (delivery.source, delivery.id) in wanted

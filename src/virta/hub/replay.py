@@ -132,7 +132,7 @@ class Replayer:
             return self._lost({"reason": "search-limit", "searchedFrom": position} | named)
         search = asyncio.ensure_future(self._search(channel, pairs, position))
         self._searches.add(search)
-        search.add_done_callback(self._searches.discard)
+        search.add_done_callback(self._searched)
         try:
             # A consumer that leaves does not end its search: the thread would still be busy with it.
             found = await asyncio.shield(search)
@@ -149,6 +149,12 @@ class Replayer:
             gap = {"reason": "search-limit"} | named | {"searchedFrom": found.searched_from}
             return Start(found.offset + 1, gap | {"resumedAt": found.offset + 1})
         return Start(found.offset + 1)
+
+    def _searched(self, search: asyncio.Task[Found]) -> None:
+        """Forget a search that has ended; its error may have nobody left to see it."""
+        self._searches.discard(search)
+        if not search.cancelled():
+            search.exception()
 
     async def _search(self, channel: str, pairs: list[tuple[str, str]], end: int) -> Found:
         loop = asyncio.get_running_loop()

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from virta.errors import FilterError, HubError, LogError, RequestError
+from virta.hub.positions import EventId, Position
 from virta.hub.topics import META
 from virta.server.consent import read_rate
 from virta.server.filters_api import FILTER_BODY_BYTES_MAX, read_json, refused_filter
@@ -91,6 +92,12 @@ class SubscriptionsApi:
             found = await self._service.replayer.find(description["config"]["channel"], start)
         except LogError as error:
             raise RequestError(500, "internal-failure", error.message) from error
+        if isinstance(start, Position | EventId) and found.gap is not None:
+            reason = found.gap["reason"]
+            if reason != "trimmed":  # else it would silently start at the present end
+                raise RequestError(
+                    400, "invalid-start", f"the log has no place {start.text!r}: {reason}"
+                )
         return found.offset
 
     async def _agreed(self, asking: Awaitable[T]) -> T:
