@@ -71,30 +71,30 @@ def subscribe(
                 reconnect=not no_reconnect,
                 on_gap=_tell_gap,
             ) as events,
-            _Patience(events, timeout) as patience,
+            _IdleTimer(events, timeout) as idle,
         ):
             for received in events:
-                patience.stop()
+                idle.stop()
                 _show(received) if pretty else click.echo(received.event.to_line())
                 sys.stdout.flush()
                 heard += 1
                 if heard == count:
                     return
-                patience.start()
+                idle.start()
     except ClientError as error:
         click.echo(f"error: {error.message}", err=True)
         sys.exit(EXIT_FAILURE)
     except KeyboardInterrupt:
         return
-    if patience.over and not patience.connected:
+    if idle.over and not idle.connected:
         click.echo(f"error: no answer from {url} for {timeout:g} s", err=True)
         sys.exit(EXIT_FAILURE)
-    if patience.over and count is not None:
+    if idle.over and count is not None:
         click.echo(f"{heard} of {count} events came; none for {timeout:g} s", err=True)
         sys.exit(EXIT_TOO_FEW)
 
 
-class _Patience:
+class _IdleTimer:
     """Close a subscription that brings nothing for so long; printing an event does not count."""
 
     def __init__(self, events: Subscription, timeout: float | None) -> None:
@@ -107,7 +107,7 @@ class _Patience:
         self.connected = False  # when it was over
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> _Patience:
+    def __enter__(self) -> _IdleTimer:
         if self._timeout is not None:
             self.start()
             self._thread.start()

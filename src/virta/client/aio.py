@@ -105,7 +105,7 @@ class AsyncClient:
         reconnect: bool = True,
         on_gap: Callable[[dict[str, Any]], None] | None = None,
     ) -> AsyncStreamSubscription:
-        """Hear messages as (stream id, text); needs the `websockets` package."""
+        """Subscribe to messages as (stream id, text); needs the `websockets` package."""
         return AsyncStreamSubscription(
             self._address,
             streams_cursor(streams, max_queued, last_event_id, on_gap),
@@ -151,7 +151,7 @@ class AsyncSubscription:
         self._connection: Connection | None = None
         self._reading = False
         self._reader = FrameReader()
-        # What one read brought and nobody asked for yet: UNREAD_BYTES_MAX and a frame at most.
+        # Frames that were read and not yet returned: UNREAD_BYTES_MAX and a frame at most.
         self._frames: deque[Frame] = deque()
 
     @property
@@ -234,7 +234,7 @@ class AsyncSubscription:
     async def _read(self, connection: Connection) -> None:
         """Read more frames; a connection that was cut or silent for too long is given up."""
         try:
-            async with asyncio.timeout_at(connection.heard_at + SILENCE_S):
+            async with asyncio.timeout_at(connection.received_at + SILENCE_S):
                 data = await connection.read()
             self._frames.extend(self._reader.feed(data))
         except UNREADABLE:

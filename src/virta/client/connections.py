@@ -173,7 +173,7 @@ def _closed_by_peer(connection: HTTPConnection) -> bool:
     """
     Tell whether a kept connection has ended.
 
-    Nothing may arrive between requests: what can be read is its end, or an answer nobody asked for.
+    Nothing may arrive between requests: what can be read is its end, or an answer to no request.
     """
     sock = connection.sock
     return sock is None or sock.fileno() < 0 or is_readable(sock.fileno())

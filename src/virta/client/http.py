@@ -170,7 +170,7 @@ class ResponseReader:
             size = line.partition(b";")[0].strip()
             if not _HEX.fullmatch(size):
                 raise ValueError(f"{line[:60]!r} is not the size of a chunk")
-            # The last chunk is empty; trailers, which nobody here needs, follow up to an empty line.
+            # The last chunk is empty; trailers, which are ignored, follow up to an empty line.
             self._left = int(size, 16) or None
             self._in_chunk = self._left is not None
         elif not line:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Requests that are on their way at once: enough to fill one group commit of the server after the other.
 CONNECTIONS_MAX = 16
-# Time for TLS to say goodbye when the client is closed.
+# Time for TLS to shut down when the client is closed.
 CLOSE_S_MAX = 1.0
 # A subscription that is not read stops reading from its socket here.
 UNREAD_BYTES_MAX = 256 * 1024
@@ -50,7 +50,7 @@ class Connection(asyncio.Protocol):
         self.closed = self._loop.create_future()
         # Whether the server has sent any byte of an answer to the present request.
         self.answered = False
-        self.heard_at = 0.0
+        self.received_at = 0.0
 
     # Called by the event loop.
 
@@ -59,7 +59,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         reader = self._reader
-        if reader is None:  # nobody asked: a farewell, or nonsense
+        if reader is None:  # an answer without a request, such as 408
             self.abort()
             return
         self.answered = True
@@ -73,7 +73,7 @@ class Connection(asyncio.Protocol):
             self._size += len(piece)
             self._limit()
         if self._streaming:
-            self.heard_at = self._loop.time()
+            self.received_at = self._loop.time()
         if self._streaming or reader.complete:
             self._wake()
 
@@ -123,7 +123,7 @@ class Connection(asyncio.Protocol):
         self._body, self._size = [], 0
         return reader.status, reader.headers, body
 
-    def rest(self) -> None:
+    def mark_idle(self) -> None:
         """Expect nothing from the server until the next request."""
         self._reader = None
 
@@ -152,7 +152,7 @@ class Connection(asyncio.Protocol):
         self._body, self._size = [], 0
         if self._paused and self._transport is not None and not self._transport.is_closing():
             self._paused = False
-            self.heard_at = self._loop.time()  # silence counts from here
+            self.received_at = self._loop.time()  # silence counts from here
             self._transport.resume_reading()
         return data
 
@@ -181,7 +181,7 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         self._reader = reader = ResponseReader(method)
         self.answered = False
-        self.heard_at = self._loop.time()
+        self.received_at = self._loop.time()
         self._transport.write(data)
         return reader
 
@@ -265,7 +265,7 @@ class Pool:
                         raise
                     continue
                 except BaseException:
-                    # Closed politely, it would first send the rest of the body to a stuck server.
+                    # Not close(): that would first send the rest of the body to a stuck server.
                     self._drop(connection)
                     raise
                 self._give_back(connection)
@@ -365,7 +365,7 @@ class Pool:
         if self._closed or not connection.usable:
             self._drop(connection)
             return
-        connection.rest()
+        connection.mark_idle()
         assert self._loop is not None
         self._idle.append((self._loop.time(), connection))
         if self._timer is None:
@@ -389,7 +389,7 @@ class Pool:
 
 
 def _expire(pool: weakref.ref[Pool]) -> None:
-    """Expire a pool that somebody still uses: the timer does not keep it alive."""
+    """Expire the connections of a pool that is still in use; the timer does not keep it alive."""
     found = pool()
     if found is not None:
         found.expire()

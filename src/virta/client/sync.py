@@ -136,7 +136,7 @@ class Client:
         on_gap: Callable[[dict[str, Any]], None] | None = None,
     ) -> StreamSubscription:
         """
-        Hear messages as (stream id, text); needs the `websockets` package. Close it to end.
+        Subscribe to messages as (stream id, text); needs the `websockets` package. Close it to end.
 
         After a cut it subscribes again, and continues behind the last message it gave.
         """

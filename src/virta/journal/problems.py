@@ -22,10 +22,10 @@ EXPLANATIONS = {
     "disk": "The disk refused to write, so nothing was stored. Free some space or repair the disk, then repeat the request.",
     "does-not-exist": "There is no such key, job, domain or schedule.",
     "key-missing": "The request names no key.",
-    "locked": "Somebody else has the lock. Wait until it is given back or expires.",
+    "locked": "Another client holds the lock. Wait until it is given back or expires.",
     "method-not-allowed": "The route exists, but not with this method; the header `Allow` lists those that do.",
     "no-copies": "Too few other daemons have confirmed the change in time. It is stored here; repeat it to be sure of the copies.",
-    "not-owner": "The job or lock belongs to somebody else, or its deadline has passed.",
+    "not-owner": "The job or lock belongs to another client, or its deadline has passed.",
     "not-primary": "Another daemon has to answer this.",
     "not-yet": "The version that this refers to has not arrived yet. Repeat the request later.",
     "out-of-memory": "The journal has reached --memory-bytes-max or --jobs-max. Delete or finish something, or raise the limit.",
@@ -36,7 +36,7 @@ EXPLANATIONS = {
     "unknown-function": "There is no such route or function.",
     "value-missing": "The request needs a value and has none.",
     "version": "The message is of a protocol version that this daemon does not speak.",
-    "worked-on": "Somebody is working on this job right now. Wait until it is done, given back, or its deadline passes.",
+    "worked-on": "A worker has this job right now. Wait until it is done, given back, or its deadline passes.",
 }
 
 
