@@ -14,6 +14,7 @@ BATCH = {"Content-Type": "application/cloudevents-batch+json"}
 BINARY = {"Content-Type": "application/json", "ce-source": "//somewhere", "ce-id": "some-id"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}  # what curl sends unless told
 STAMP = rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z"
+POSITION = rb"[0-9a-f]{12}\.\d+"
 COMMENT = rb': {"timestamp":"' + STAMP + rb'"}\n'
 
 
@@ -82,8 +83,9 @@ def test_thorium_frames(server, request, headers, body, line):
     raw = asyncio.run(read_raw(server.port, path, b"event: data", meanwhile=publish))
 
     assert re.fullmatch(
-        rb'event: connect\ndata: {"timestamp":"' + STAMP + rb'","clientID":"\d+-\d+"}\n\n'
-        + COMMENT
+        rb"event: connect\nid: " + POSITION + rb'\ndata: {"timestamp":"' + STAMP
+        + rb'","clientID":"\d+-\d+"}\n\n'
+        + COMMENT.replace(b'"}', rb'","offset":\d+}')
         + rb"event: data\nid: %2F%2Fsomewhere\+some-id\ndata: "
         + re.escape(line)
         + rb"\n\n",
@@ -110,14 +112,15 @@ def test_thorium_number_as_id(server):
 
 
 def test_thorium_ping(start):
-    """A ping is its name and the time."""
+    """A ping is its name and the time, and the position that we add."""
     with start("--ping-interval-ms", 100) as server:
         raw = asyncio.run(
             read_raw(server.port, "/channels/p", b"event: ping", meanwhile=lambda: None)
         )
 
     assert re.search(
-        rb'\n\nevent: ping\ndata: {"timestamp":"' + STAMP + rb'"}\n\n$', unchunked(raw)
+        rb"\n\nevent: ping\nid: " + POSITION + rb'\ndata: {"timestamp":"' + STAMP + rb'"}\n\n$',
+        unchunked(raw),
     )
 
 
@@ -163,7 +166,7 @@ def test_thorium_headers(server):
         "ce-specversion", "ce-datacontenttype", "ce-time", "ce-type", "ce-source", "ce-id",
     }  # fmt: skip
     times = {f"thorium-{name}-time" for name in ("body-read", "json-parse", "encode")}
-    assert set(accepted.headers) == common | times | {"virta-durability"}
+    assert set(accepted.headers) == common | times | {"virta-durability", "virta-offset"}
     assert set(refused.headers) == common | {"allow"}
 
 

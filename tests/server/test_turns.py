@@ -223,7 +223,7 @@ def test_nothing_follows_the_end_of_a_stream():
     service = SimpleNamespace(hub=Hub(), wheel=wheel, ping_s=0.1)
     protocol = SimpleNamespace(service=service, transport=transport, loop=loop, cors=b"")
     stream = SseConsumer(
-        protocol, "c", parse("", "query-string"), query="", start=None, last_event_id="",
+        protocol, "c", parse("", "query-string"), query="", start=None, positions=False,
         policy=SlowPolicy(seconds_max=30.0), chunked=True,
     )  # fmt: skip
     stream.begin()

@@ -166,6 +166,8 @@ def test_sinks_that_do_not_agree(server, hooks):
         {"sink": "http://x/", "config": {"channel": "a"}, "protocol": "MQTT"},
         {"sink": "http://x/", "config": {"channel": "a"}, "filters": [{"nonsense": {}}]},
         {"sink": "http://x/", "config": {"channel": "a", "from": "never"}},
+        {"sink": "http://x/", "config": {"channel": "a", "from": "000000000000.0"}},
+        {"sink": "http://x/", "config": {"channel": "a", "from": "nobody+knows"}},
         {"sink": "http://x/", "config": {"channel": "a"}, "types": [1]},
         {"sink": "http://x/", "config": {"channel": ""}},
         {"sink": "http://x/", "config": {"channel": "\x1a"}},
