@@ -307,7 +307,7 @@ LENGTH = b"Content-Length: %d\r\n" % len(BODY)
         (LENGTH, b"Content-Length : 23\r\n", 400, b"invalid-request"),
         (LENGTH, b"Content-Length:  %b23 \r\n" % (b"0" * 5000), 202, b"accepted"),
         (LENGTH, LENGTH + b"Transfer-Encoding: chunked\r\n", 400, b"invalid-content-length"),
-        (LENGTH, b"Transfer-Encoding: xchunked\r\n", 400, b"invalid-request"),
+        (LENGTH, b"Transfer-Encoding: xchunked\r\n", 501, b"unsupported-transfer-encoding"),
         (LENGTH, LENGTH + b"X: folded\r\n line\r\n", 400, b"invalid-request"),
         (b"\r\n", b"\n", 400, b"invalid-request"),
         (b"Host: localhost\r\n", b"", 400, b"invalid-host"),
