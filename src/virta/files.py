@@ -9,6 +9,7 @@ processes on one log agree. Files and directories that exist already are never c
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from contextlib import suppress
@@ -30,11 +31,11 @@ def open_file(path: str | os.PathLike[str], flags: int) -> int:
     flags |= os.O_CLOEXEC
     if not flags & os.O_CREAT:
         return os.open(path, flags)
-    mode = file_mode(os.path.dirname(path) or ".")
     for _ in range(CREATE_TRIES_MAX):
         if not flags & os.O_EXCL:
             with suppress(FileNotFoundError):
                 return os.open(path, flags & ~os.O_CREAT)
+        mode = file_mode(os.path.dirname(path) or ".")
         try:
             fd = os.open(path, flags | os.O_EXCL, mode)
         except FileExistsError:
@@ -43,7 +44,7 @@ def open_file(path: str | os.PathLike[str], flags: int) -> int:
         else:
             _set_mode(fd, mode)
             return fd
-    raise FileExistsError(17, "it can be neither opened nor made", str(path))
+    raise FileExistsError(errno.EEXIST, "it can be neither opened nor made", str(path))
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
