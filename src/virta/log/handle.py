@@ -7,11 +7,9 @@ number of processes, may have the same directory open. After a fork the child's 
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import time
-import weakref
 from typing import TYPE_CHECKING, Any, Literal
 
 from virta.errors import LogClosedError, LogLimitError, LogReadOnlyError, LogSyncError
@@ -33,6 +31,7 @@ from virta.log.limits import (
     POLL_S,
     TOPICS_MAX,
 )
+from virta.log.process import open_handles
 from virta.log.reader import FOREVER, Reader, Source
 from virta.log.topics import TopicCounts, TopicInfo
 from virta.log.verify import Problem, RepairReport, VerifyReport, repair_log, verify_log
@@ -49,8 +48,6 @@ if TYPE_CHECKING:
     Visibility = Literal["committed", "durable"]
     Start = int | str | datetime
     Topics = str | bytes | Iterable[str | bytes] | None
-
-_handles: weakref.WeakSet[Log] = weakref.WeakSet()
 
 
 class Log:
@@ -80,7 +77,7 @@ class Log:
         self._connecting = threading.Lock()
         self._topics = TopicCounts()
         self._connect()
-        _handles.add(self)
+        open_handles.add(self)
 
     def _connect(self) -> None:
         if self.read_only:
@@ -395,7 +392,7 @@ class Log:
             self._writer.close()
         if self._core is not None:
             self._core.close()
-        _handles.discard(self)
+        open_handles.discard(self)
 
     def __enter__(self) -> Log:
         return self
@@ -498,18 +495,3 @@ class Log:
             self._connecting = threading.Lock()
             self._topics = TopicCounts()
             self._forked = True
-
-
-def _all_after_fork() -> None:
-    for log in list(_handles):
-        log.after_fork()
-
-
-def _close_all() -> None:
-    """At exit, while threads still run: `interval` syncs what it owes."""
-    for log in list(_handles):
-        log.close()
-
-
-os.register_at_fork(after_in_child=_all_after_fork)
-atexit.register(_close_all)

@@ -26,7 +26,7 @@ from virta.log import kernel
 from virta.log.codec import FLAG_SEAL, PRODUCER_ANONYMOUS, Status
 from virta.log.directory import CONTROL, segment_bases, segment_name, sync_directory
 from virta.log.disk import disk_error
-from virta.log.index import Producers, index_sealed, load_producers, remember
+from virta.log.index import index_sealed
 from virta.log.interval import IntervalSync
 from virta.log.kernel import FOREIGN, Snapshot
 from virta.log.limits import (
@@ -36,6 +36,7 @@ from virta.log.limits import (
     SEGMENT_HEADER_BYTES,
 )
 from virta.log.plain import SETTLE_FSYNC, SETTLE_GROUP, SETTLE_NOT
+from virta.log.producers import ProducerTable
 from virta.log.record import Appended
 from virta.log.recovery import LOST_MAX, Recovered, logger, recover, seal_record
 from virta.log.segment import (
@@ -91,8 +92,7 @@ class Writer:
         self._poison: str | None = None
         self._unindexed = False
         self._faults = 0
-        self._producers: Producers = {}
-        self._producers_at: tuple[int, Position] | None = None
+        self._producers = ProducerTable(directory)
         self._interval: IntervalSync | None = None
         self._making = threading.Lock()
         # What our own appends have waited for; a leader that stands still tells it later.
@@ -211,8 +211,7 @@ class Writer:
         producer, sequence = numbered
         with self.locked(patience):
             self._attach_if_moved()
-            self._catch_up_producers()
-            known = self._producers.get(producer)
+            known = self._producers.last(producer, self.snapshot)
             if known is not None and sequence <= known[0]:
                 offset = known[1] if sequence == known[0] else -1
                 snapshot = self.snapshot()
@@ -473,27 +472,7 @@ class Writer:
             if not index_sealed(self.directory):
                 self._unindexed = True  # when the next one rolls over
 
-    # --- idempotent producers ---
-
-    def _catch_up_producers(self) -> None:
-        """Read the batches appended since the last look: by others, or before we opened."""
-        bases = segment_bases(self.directory)
-        if self._producers_at is None or self._producers_at[0] != bases[-1]:
-            # Sealed since, perhaps even compacted: batches may be gone whose news only the index has kept.
-            self._producers_at = load_producers(self.directory, bases, self._producers)
-        base, at = self._producers_at
-        for number in [b for b in bases if b >= base]:
-            # It may be gone: retention does not wait for us.
-            with suppress(FileNotFoundError), Segment(self.directory, number) as segment:
-                start = at if number == base else segment.start()
-                snapshot = self.snapshot()
-                limit = snapshot.end if snapshot.active == number else segment.size
-                walk = Walk(segment, start, limit)
-                for batches in walk:
-                    for batch in batches:
-                        if batch.producer > PRODUCER_ANONYMOUS:
-                            remember(self._producers, batch.producer, batch.sequence, batch.base)
-                self._producers_at = (number, walk.end.at)
+    # --- errors ---
 
     def _poisoned(self, exc: OSError) -> LogSyncError:
         self._poison = (

@@ -31,12 +31,12 @@ from virta.server.asyncapi import asyncapi
 from virta.server.channels_api import ChannelsApi
 from virta.server.exchange import CORS, GONE
 from virta.server.filters_api import FiltersApi
+from virta.server.handshake import check_subscribe
 from virta.server.metrics import CONTENT_TYPE, Metrics
 from virta.server.openapi import openapi
 from virta.server.paths import check_escapes, check_text, form_decode
 from virta.server.pipelines_api import PipelinesApi
 from virta.server.subscriptions_api import SubscriptionsApi
-from virta.server.websocket import check_subscribe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

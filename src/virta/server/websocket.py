@@ -13,9 +13,7 @@ else: `virta.connect` first, `virta.ping` when the log has moved on without an e
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote_to_bytes
 
 import msgspec
 from websockets.exceptions import ProtocolError
@@ -25,20 +23,20 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from virta.errors import FilterError, HubError, LogError, RequestError, StreamIdError
+from virta.errors import FilterError, HubError, LogError, RequestError
 from virta.event import EVENT_BYTES_MAX
 from virta.hub.delivery import POSITION_ATTRIBUTE, WEBSOCKET, WEBSOCKET_POSITIONS
 from virta.hub.frames import timestamp_text, websocket_text
 from virta.hub.hub import now_microseconds
-from virta.hub.stream_consumer import QUEUED_MAX, QUEUED_MIN, StreamConsumer
+from virta.hub.stream_consumer import StreamConsumer
 from virta.hub.subscription import Subscription
 from virta.hub.topics import STREAMS
 from virta.server import responses
+from virta.server.handshake import check_handshake, check_subscribe
 from virta.server.intake import STRUCTURED, check_channel, read_events
 from virta.server.options import StreamOptions, read_options
 from virta.server.paths import CHANNELS, parse_channel_path
 from virta.server.sse import parse_query
-from virta.streams import Segments, parse_stream_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,58 +50,11 @@ CLOUDEVENTS = Subprotocol("cloudevents.json")
 PING = b"\x89\x00"
 # A client that sends nothing for this long, not even pongs, is gone.
 SILENCE_S = 60.0
-# Subtub reads a sign and leading zeros; no honest number is longer.
-INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
 CONNECT, GAP, PING_TYPE, OVERFLOW = "connect", "gap", "ping", "overflow"
 # Bytes from one client in one turn of the loop; as small frames, some ten milliseconds of work.
 SLICE_BYTES = 8192
 BINARY_REFUSED = "binary messages are not read here: send text"
 REASON_BYTES_MAX = 123  # of a close frame, RFC 6455 §5.5
-
-
-def check_subscribe(query: bytes) -> tuple[list[Segments], int, bool]:
-    """
-    Read the parameters of `/subscribe`: streams, queue length, whether drops are told.
-
-    Raises:
-        RequestError: with the sentence that is the whole answer.
-    """
-    values: dict[str, list[str | None]] = {}
-    for part in query.split(b"&"):
-        name, sign, value = part.replace(b"+", b" ").partition(b"=")
-        # A name without `=` has no value: it asks for no stream at all, `streams=` for the empty id.
-        text = _query_text(value) if sign else None
-        values.setdefault(_query_text(name), []).append(text)
-    if "streams" not in values:
-        raise RequestError(404, "not-found", "Not found")
-    queued = values.get("max_queued", [None])[0] or ""
-    if not INTEGER.fullmatch(queued):
-        raise RequestError(
-            400,
-            "invalid-max-queued",
-            f"max_queued must be an integer from 1 to 250, got {queued[:40]!r}",
-        )
-    if not QUEUED_MIN <= int(queued) <= QUEUED_MAX:
-        raise RequestError(
-            400, "invalid-max-queued", f"max_queued must be from 1 to 250, got {queued}"
-        )
-    asked = [text for text in values["streams"] if text is not None]
-    if not asked:
-        raise RequestError(400, "no-streams", "No streams requested")
-    try:
-        streams = [parse_stream_id(text) for text in asked]
-    except StreamIdError as error:
-        text = f"Malformed stream id: {error.message}"
-        raise RequestError(400, "malformed-stream-id", text) from None
-    return streams, int(queued), values.get("drops") == ["1"]
-
-
-def _query_text(raw: bytes) -> str:
-    """A part of a query, decoded; two streams whose ids are no UTF-8 must not become one."""
-    try:
-        return unquote_to_bytes(raw).decode()
-    except UnicodeDecodeError:
-        raise RequestError(400, "malformed-stream-id", "Malformed stream id") from None
 
 
 class _ServerProtocol(ServerProtocol):
@@ -168,7 +119,7 @@ class WebSocket:
     def _open_streams(self, query: bytes) -> None:
         options = self._options(query)
         streams, queued, tell = check_subscribe(options.query)
-        _check_handshake(dict(self._connection.headers))
+        check_handshake(dict(self._connection.headers))
         self._streams = StreamConsumer(
             self,
             streams,
@@ -192,7 +143,7 @@ class WebSocket:
             raise RequestError(
                 400, "missing-subprotocol", f"offer the subprotocol {CLOUDEVENTS}, got {offered!r}"
             )
-        _check_handshake(headers)
+        check_handshake(headers)
         if self._start is None:
             self._start = place.start
         subscription = Subscription(
@@ -522,14 +473,3 @@ class WebSocket:
                     transport.write(data)
             elif transport.can_write_eof():
                 self._connection.end()
-
-
-def _check_handshake(headers: dict[bytes, bytes]) -> None:
-    """Subtub's sentences for what a handshake lacks."""
-    version = headers.get(b"sec-websocket-version")
-    if version is None:
-        raise RequestError(400, "bad-handshake", "Sec-WebSocket-Version header not present.")
-    if version.strip() != b"13":
-        raise RequestError(426, "bad-handshake", "This server only supports WebSocket version 13.")
-    if b"sec-websocket-key" not in headers:
-        raise RequestError(400, "bad-handshake", "Sec-WebSocket-Key header not present.")

@@ -1,0 +1,69 @@
+"""What a request for a WebSocket has to say before it is upgraded."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote_to_bytes
+
+from virta.errors import RequestError, StreamIdError
+from virta.hub.stream_consumer import QUEUED_MAX, QUEUED_MIN
+from virta.streams import Segments, parse_stream_id
+
+# Subtub reads a sign and leading zeros; no honest number is longer.
+INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
+
+
+def check_handshake(headers: dict[bytes, bytes]) -> None:
+    """Refuse a handshake that lacks a header, in Subtub's words."""
+    version = headers.get(b"sec-websocket-version")
+    if version is None:
+        raise RequestError(400, "bad-handshake", "Sec-WebSocket-Version header not present.")
+    if version.strip() != b"13":
+        raise RequestError(426, "bad-handshake", "This server only supports WebSocket version 13.")
+    if b"sec-websocket-key" not in headers:
+        raise RequestError(400, "bad-handshake", "Sec-WebSocket-Key header not present.")
+
+
+def check_subscribe(query: bytes) -> tuple[list[Segments], int, bool]:
+    """
+    Read the parameters of `/subscribe`: streams, queue length, whether drops are told.
+
+    Raises:
+        RequestError: with the sentence that is the whole answer.
+    """
+    values: dict[str, list[str | None]] = {}
+    for part in query.split(b"&"):
+        name, sign, value = part.replace(b"+", b" ").partition(b"=")
+        # A name without `=` has no value: it asks for no stream at all, `streams=` for the empty id.
+        text = _query_text(value) if sign else None
+        values.setdefault(_query_text(name), []).append(text)
+    if "streams" not in values:
+        raise RequestError(404, "not-found", "Not found")
+    queued = values.get("max_queued", [None])[0] or ""
+    if not INTEGER.fullmatch(queued):
+        raise RequestError(
+            400,
+            "invalid-max-queued",
+            f"max_queued must be an integer from 1 to 250, got {queued[:40]!r}",
+        )
+    if not QUEUED_MIN <= int(queued) <= QUEUED_MAX:
+        raise RequestError(
+            400, "invalid-max-queued", f"max_queued must be from 1 to 250, got {queued}"
+        )
+    asked = [text for text in values["streams"] if text is not None]
+    if not asked:
+        raise RequestError(400, "no-streams", "No streams requested")
+    try:
+        streams = [parse_stream_id(text) for text in asked]
+    except StreamIdError as error:
+        text = f"Malformed stream id: {error.message}"
+        raise RequestError(400, "malformed-stream-id", text) from None
+    return streams, int(queued), values.get("drops") == ["1"]
+
+
+def _query_text(raw: bytes) -> str:
+    """A part of a query, decoded; two streams whose ids are no UTF-8 must not become one."""
+    try:
+        return unquote_to_bytes(raw).decode()
+    except UnicodeDecodeError:
+        raise RequestError(400, "malformed-stream-id", "Malformed stream id") from None
