@@ -105,7 +105,7 @@ def test_retention_between_listing_and_opening(log, monkeypatch, look):
             (path / directory.segment_name(base)).unlink(missing_ok=True)
         return bases
 
-    for module in ("seek", "verify", "writer"):
+    for module in ("seek", "verify", "producers"):
         monkeypatch.setattr(f"virta.log.{module}.segment_bases", removed_meanwhile)
     look(log)
     assert len(listed(log.path)) == 2

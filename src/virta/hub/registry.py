@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 import virta.log
+from virta import files
 from virta.errors import FilterError, HubError, LogError
 from virta.event import document_of
 from virta.filters import Filter, parse
@@ -249,4 +250,4 @@ def _keep_private(path: Path) -> None:
         path.chmod(0o700)
         for file in path.iterdir():
             if file.is_file():
-                file.chmod(0o600)
+                file.chmod(files.PRIVATE_FILE)

@@ -18,6 +18,7 @@ import struct
 import time
 from typing import TYPE_CHECKING, Final
 
+from virta import files
 from virta.log import kernel
 from virta.log.directory import GROUPS, boot_id, write_whole
 from virta.log.segment import write_all
@@ -40,7 +41,7 @@ class Heartbeats:
         path = directory / GROUPS / f"{name}.members"
         flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
         try:
-            self._fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
+            self._fd = files.open_file(path, flags)
         except FileNotFoundError:
             self._fd = -1  # no member of this version ever joined
         self._boot = boot_id()
