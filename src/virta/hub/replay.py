@@ -53,7 +53,8 @@ PIECE_RECORDS_MAX = 8192
 # A reader of the log has a buffer of a mebibyte: so many read at once, the others wait their turn.
 REPLAYS_MAX = 32
 # Searches for a source and id that wait or run (one runs at a time); the next one gets a gap instead.
-SEARCHES_MAX = 1024
+# Each costs a task of a few KiB, and many browsers come back at once after a restart.
+SEARCHES_MAX = 16_384
 
 
 @dataclass(frozen=True)
