@@ -81,6 +81,8 @@ def _publish(operation: str) -> Schema:
     return {
         "operationId": operation,
         "summary": "Publish one event or a batch.",
+        "description": "With attributes in `ce-` headers (binary mode) the body is the event's data,"
+        " of any content type.",
         "parameters": [CHANNEL],
         "requestBody": body(kinds),
         "responses": COMMON
