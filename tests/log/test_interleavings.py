@@ -521,6 +521,42 @@ def test_close_while_a_segment_is_attached(log, monkeypatch):
     assert not open_files(log.path)
 
 
+class MovedBehind:
+    """A kernel that appends, after which another keeps the write lock and the active segment is another one."""
+
+    def __init__(self, log) -> None:
+        self._core = log._core
+        self.other = os.open(log.path / "writer.lock", os.O_RDWR)
+
+    def __getattr__(self, name: str):
+        return getattr(self._core, name)
+
+    def append(self, *args):
+        done = self._core.append(*args[:-1], 0)
+        fcntl.flock(self.other, fcntl.LOCK_EX)
+        return (*done[:-1], 1)
+
+    def sync(self, *args):
+        return False
+
+
+def test_a_lock_timeout_means_that_nothing_was_written(tmp_path, either_kernel):
+    """When the lock is kept only after the write, the error is another one: a repeat would be a second record."""
+    with virta.open(tmp_path / "log", lock_timeout=0.05) as log:
+        real = log._writer._core
+        moved = log._writer._core = MovedBehind(log)
+        with pytest.raises(errors.LogWriteError, match="is written, but may not be on") as caught:
+            log.append("t", "", b"written")
+        log._writer._core = real
+        with pytest.raises(errors.LogLockTimeoutError):
+            log.append("t", "", b"refused")
+        with pytest.raises(errors.LogLockTimeoutError):
+            log.append_many([("t", "", b"refused")], producer=(7, 1), lock_timeout=0.01)
+        os.close(moved.other)
+        assert caught.value.code == "log_not_synced"
+        assert [r.value for r in log.read()] == [b"written"]
+
+
 # --- what is durable -------------------------------------------------------------------------------
 
 

@@ -143,9 +143,8 @@ class Keeper:
             self._usual_append_s += APPEND_WEIGHT * (took - self._usual_append_s)
             if isinstance(commit.error, LogLockTimeoutError):
                 commit.error = None
-                self._commits.put(
-                    commit
-                )  # the thread can wait for the lock; nothing else is under way
+                # Nothing was written: the thread can wait for the lock, as nothing else is under way.
+                self._commits.put(commit)
                 return
             self._note(commit)
             if self._under_way:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import errno
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from virta.errors import LogWriteError
+from virta.errors import LogLockTimeoutError, LogWriteError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
@@ -31,6 +32,18 @@ def disk_error(exc: OSError, doing: str, consequence: str = "") -> LogWriteError
         code, hint = "log_write_failed", "check the disk"
     said = f"{consequence}: {hint}" if consequence else hint
     return LogWriteError(f"{doing} failed: {exc.strerror or exc}; {said}", code=code)
+
+
+@contextmanager
+def written_already(directory: Path) -> Iterator[None]:
+    """Raise no lock timeout for records that are written: it means that nothing was, and invites a repeat."""
+    try:
+        yield
+    except LogLockTimeoutError as exc:
+        raise LogWriteError(
+            f"what was appended to {directory} is written, but may not be on disk yet: {exc.message}",
+            code="log_not_synced",
+        ) from exc
 
 
 def in_words(doing: str) -> Callable[[Callable[_Given, _Result]], Callable[_Given, _Result]]:

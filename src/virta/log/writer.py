@@ -25,7 +25,7 @@ from virta.errors import (
 from virta.log import kernel
 from virta.log.codec import FLAG_SEAL, PRODUCER_ANONYMOUS, Status
 from virta.log.directory import CONTROL, segment_bases, segment_name, sync_directory
-from virta.log.disk import disk_error
+from virta.log.disk import disk_error, written_already
 from virta.log.index import index_sealed
 from virta.log.interval import IntervalSync
 from virta.log.kernel import FOREIGN, Snapshot
@@ -251,7 +251,7 @@ class Writer:
     def _lock_kept(self, seconds: float) -> LogLockTimeoutError:
         holder = self.snapshot().holder
         return LogLockTimeoutError(
-            f"the write lock of {self.directory} was not free for {seconds:g} s; nothing was appended"
+            f"the write lock of {self.directory} was not free for {seconds:g} s"
             + (f"; process {holder} holds it" if holder else "")
         )
 
@@ -287,7 +287,7 @@ class Writer:
             snapshot = self.snapshot()
             if (snapshot.durable_base, snapshot.durable_pos) >= (segment, end):
                 return
-            with self.locked():
+            with written_already(self.directory), self.locked():
                 self._attach_if_moved()
         raise LogWriteError(f"the active segment of {self.directory} changes too fast to sync")
 
