@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import resource
 import socket
 import subprocess
 import time
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 import pytest
 from server_harness import BATCH, DEADLINE_S, STRUCTURED, event, read
@@ -115,6 +117,31 @@ def test_unfinished_bodies_are_bounded(start, route):
             made.sendall(b" " * (MEBIBYTE - 4096))
             assert not read(made, b"\r\n").startswith(b"HTTP/1.1 503 ")
     assert unfinished(server) == 0
+
+
+def resident(server):
+    """Bytes of memory that a server's process takes."""
+    pages = int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def test_tiny_chunks_take_no_more_than_their_bytes(start):
+    """The bound is one of memory: a body in chunks of two bytes takes about its size."""
+    server = start("--durability", "none")
+    size = 4 * MEBIBYTE
+    lines = f"Content-Type: {STRUCTURED}", "Transfer-Encoding: chunked"
+    before = resident(server)
+    with closing(socket.create_connection(("127.0.0.1", server.port), DEADLINE_S)) as made:
+        made.sendall(head(server, "POST", "/channels/c", *lines))
+        made.sendall(b"2\r\n  \r\n" * (size // 2))
+        deadline = time.monotonic() + DEADLINE_S
+        while unfinished(server) < size:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert resident(server) - before < 8 * size
+        body = EVENT.encode()
+        made.sendall(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+        assert read(made, b"\r\n").startswith(b"HTTP/1.1 202 ")
 
 
 def test_held_and_socket_messages_count_too(start):

@@ -67,7 +67,7 @@ class HotRequest(Exchange):
     ROUTES: ClassVar[tuple[tuple[str, str], ...]]
 
     __slots__ = (
-        "_chunks",
+        "_body",
         "_keep",
         "_parse_ms",
         "_part",
@@ -89,7 +89,8 @@ class HotRequest(Exchange):
         self.method = method
         self.announced = False  # the head announced a body
         self._keep = keep
-        self._chunks: list[bytes] = []
+        # One piece as it came, several in one buffer: a list of tiny ones would take many times their bytes.
+        self._body: bytes | bytearray = b""
         self._size = 0
         self._started = perf_counter()
         self._read_ms = self._parse_ms = -1  # not known yet
@@ -117,12 +118,17 @@ class HotRequest(Exchange):
         if self._size > self.protocol.service.body_bytes_max:
             self.refuse(self._too_large(), close=True)
             return
-        self._chunks.append(body)
+        if not self._body:
+            self._body = body
+            return
+        if isinstance(self._body, bytes):
+            self._body = bytearray(self._body)
+        self._body += body
 
     def on_complete(self) -> None:
         if self.response is not None:
             return  # refused without a body to wait for
-        body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        body, self._body = bytes(self._body), b""  # the same object if it came in one piece
         try:
             self.complete(body)
         except RequestError as error:
@@ -135,7 +141,7 @@ class HotRequest(Exchange):
     def refuse(self, error: RequestError, *, close: bool) -> None:
         shut = close or self.is_last
         more = responses.timings(self._read_ms, self._parse_ms)
-        self._chunks.clear()  # the answer may have to wait for its turn
+        self._body = b""  # the answer may have to wait for its turn
         self.protocol.refuse(self, error, close=shut, more=more)
         if close:
             self.protocol.request = None
