@@ -82,3 +82,21 @@ def test_the_command_line_says_it(ahead, command):
     (ahead / "control").unlink()  # by the segments alone
     done = CliRunner().invoke(main, ["log", command, str(ahead), "--json"])
     assert DAY_S - 60 < json.loads(done.output)["clock_ahead_s"] <= DAY_S
+
+
+def test_a_time_that_no_calendar_has(tmp_path, monkeypatch, caplog):
+    """A record from beyond the year 9999 can be warned of and shown, like any other."""
+    path = tmp_path / "log"
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel, "Kernel", plain.Kernel)
+        patch.setattr(plain.time, "time_ns", lambda: 15_000 * 365 * DAY_S * 10**9)
+        with virta.open(path, durability="none") as log:
+            log.append("t", "k", b"v")
+    with virta.open(path, durability="none") as log:
+        assert log.append("t", "k", b"now") == 1
+
+    shown = CliRunner().invoke(main, ["log", "inspect", str(path)])
+
+    assert "µs after 1970" in caplog.text
+    assert shown.exit_code == 0, shown.output
+    assert "µs" in shown.output
