@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from time import process_time
 from urllib.parse import quote
 
@@ -212,3 +214,37 @@ def test_hints_take_linear_time(text):
     doubt(text, "query-string")
 
     assert process_time() - started < 0.5
+
+
+REFUSED = [
+    ({"equals": 1}, "koncorde"),
+    # Refusals that wait for the rest of the filter, also inside another filter.
+    (FAR := {"geoDistance": {"c": {"lat": 95, "lon": 0}, "distance": "1m"}}, "koncorde"),
+    ({"select": {"field": "a", "index": 0, "query": FAR}}, "koncorde"),
+    ("a>5", "query-string"),
+    ("a=%zz", "query-string"),
+    ("a = = 1", "cesql"),
+    ([{"exact": 1}], "cloudevents"),
+    ("", "no dialect"),
+]
+
+
+@pytest.mark.parametrize(("source", "dialect"), REFUSED)
+def test_refusals_leave_no_cycle(source, dialect):
+    """The error of a refused filter is freed at once, not when the cyclic collector runs."""
+    code = f"""
+import gc
+from virta.filters import FilterError, parse
+def refuse():
+    try:
+        parse({source!r}, {dialect!r})
+    except FilterError:
+        return
+    raise AssertionError("it was accepted")
+refuse()
+gc.collect()
+gc.disable()
+refuse()
+assert gc.collect() == 0, "something was left in a cycle"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

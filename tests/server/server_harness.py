@@ -93,6 +93,7 @@ class Answer:
     @classmethod
     def of(cls, response):
         headers = {name.lower(): value for name, value in response.getheaders()}
+        assert len(headers) == len(response.getheaders()), "a header was sent twice"
         return cls(response.status, headers, response.read())
 
     @property

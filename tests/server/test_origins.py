@@ -269,6 +269,44 @@ def test_preflights_answer_allowed_pages(start):
                 assert shown == origin.get("Origin")
 
 
+@pytest.mark.parametrize(
+    ("request_line", "more", "status"),
+    [
+        ("POST /channels/a HTTP/1.1", "Content-Encoding: gzip\r\nContent-Length: 2\r\n", 415),
+        ("POST /filters/a/b HTTP/1.1", "Content-Encoding: gzip\r\nContent-Length: 2\r\n", 415),
+        ("POST /publish HTTP/1.1", "Transfer-Encoding: gzip\r\n", 501),
+        ("GET x://h HTTP/1.1", "", 400),
+        ("HEAD x://h HTTP/1.1", "", 400),
+        ("HEAD /channels/a HTTP/1.1", "Content-Encoding: br\r\n", 415),
+        ("CONNECT localhost:80 HTTP/1.1", "", 405),
+    ],
+)
+def test_a_page_can_read_refusals_of_heads(server, request_line, more, status):
+    """An allowed page learns what was wrong, also when no route saw the request; HEAD gets no body."""
+    origin = "Origin: http://localhost:1\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        request = f"{request_line}\r\nHost: localhost\r\n{origin}{more}\r\n"
+        connection.sendall(request.encode())
+        answer = read(connection)
+    head, _, body = answer.partition(b"\r\n\r\n")
+
+    assert status_of(answer) == status
+    assert head.count(b"Access-Control-Allow-Origin: http://localhost:1\r\n") == 1
+    assert bool(body) == (not request_line.startswith("HEAD"))
+
+
+def test_the_lines_of_one_page_are_not_those_of_the_next(server):
+    """On one connection a program's refusal has no CORS lines, though a page asked before."""
+    refused = "Host: localhost\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n[]"
+    page = "GET /livez HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost:1\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(f"{page}POST /channels/a HTTP/1.1\r\n{refused}".encode())
+        answer = read(connection).lower()
+
+    assert (answer.count(b"http/1.1 200"), answer.count(b"http/1.1 415")) == (1, 1)
+    assert answer.count(b"access-control-allow-origin") == 1
+
+
 def test_every_page_may_when_told(start):
     """`*` lets any page in, also one that does not say which it is; the host still counts."""
     with start("--allow-origin", "*") as server:

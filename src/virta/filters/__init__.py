@@ -12,7 +12,7 @@ from typing import Any
 
 from virta.errors import FilterError
 from virta.filters.filter import Filter
-from virta.filters.hints import with_hint
+from virta.filters.hints import other_dialect, with_dialect
 
 __all__ = ["DIALECTS", "Filter", "FilterError", "parse"]
 
@@ -40,8 +40,9 @@ def parse(source: Any, dialect: str = "query-string") -> Filter:
     try:
         filter_: Filter = import_module(module).parse(source)
     except FilterError as error:
-        hinted = with_hint(error, source, dialect)
-        if hinted is error:
+        # No variable for the error: it would refer to this frame, and the frame to it.
+        likely = other_dialect(error, source, dialect)
+        if likely is None:
             raise
-        raise hinted from error
+        raise with_dialect(error, likely) from error
     return filter_

@@ -89,13 +89,14 @@ def suggested_term(piece: str) -> str | None:
     return quote(f"{name}={_OPERATORS.get(operator, operator)}{value}", safe=_PLAIN)
 
 
-def with_hint(error: FilterError, source: Any, dialect: str) -> FilterError:
-    """Return the error of a refused filter with the dialect that it seems to be of, if it is another."""
-    if "likelyDialect" in error.members:
-        return error
-    likely = likely_dialect(source)
-    if likely is None or likely == dialect:
-        return error
+def other_dialect(error: FilterError, source: Any, dialect: str) -> str | None:
+    """Return the dialect that a refused filter seems to be of, if it is another and the error does not say so."""
+    likely = None if "likelyDialect" in error.members else likely_dialect(source)
+    return None if likely == dialect else likely
+
+
+def with_dialect(error: FilterError, likely: str) -> FilterError:
+    """Return the error of a refused filter with the dialect that it seems to be of."""
     return FilterError(
         f"{error.message.rstrip('.')}; {looks_like(likely)}",
         code=error.code,
@@ -103,6 +104,12 @@ def with_hint(error: FilterError, source: Any, dialect: str) -> FilterError:
         path=error.path,
         members={**error.members, "likelyDialect": likely},
     )
+
+
+def with_hint(error: FilterError, source: Any, dialect: str) -> FilterError:
+    """Return the error of a refused filter, with the dialect that it seems to be of if it is another."""
+    likely = other_dialect(error, source, dialect)
+    return error if likely is None else with_dialect(error, likely)
 
 
 def looks_like(dialect: str) -> str:

@@ -80,7 +80,7 @@ def parse(source: Any, *, conditions_max: int = 0) -> Filter:
     reader = _Reader()
     tree = reader.read_root(source)
     if reader.late is not None:
-        raise reader.late
+        raise reader.take_late()
     if conditions_max and reader.count > conditions_max:
         raise FilterError(
             "Filter too complex: exceeds the configured maximum number of conditions "
@@ -119,6 +119,16 @@ class _Reader:
         self.conditions = 0
         self.count = 0
         self.late: FilterError | None = None
+
+    def keep_late(self, late: FilterError) -> None:
+        """Remember the first refusal that goes behind Koncorde's own."""
+        self.late = self.late or late
+
+    def take_late(self) -> FilterError:
+        """Return the late refusal and forget it: its traceback refers to this reader."""
+        late, self.late = self.late, None
+        assert late is not None
+        return late
 
     def read_root(self, source: Any) -> Node:
         place = Place()
@@ -192,7 +202,7 @@ class _Reader:
         except FilterError as exc:
             if exc.code != koncorde_geo.LATE:
                 raise
-            self.late = self.late or exc
+            self.keep_late(exc)
             return NOTHING
         inside = Condition(field_path(name), op, shape)
         if positive:
@@ -286,7 +296,8 @@ class _Reader:
         # The query counts by itself: to Koncorde it is a filter in a filter.
         reader = _Reader()
         tree = reader.read(query, place.at("query"), positive=True)
-        self.late = self.late or reader.late
+        if reader.late is not None:
+            self.keep_late(reader.take_late())  # no variable here: the traceback refers to it
         return Condition(field_path(name), "select", Select(int(index), tree))
 
     def read_nothing(self, value: Any, place: Place) -> Node:

@@ -179,8 +179,6 @@ def refusal(
         headers["Retry-After"] = str(responses.RETRY_AFTER_S)
     if error.status == 401:
         headers["WWW-Authenticate"] = 'Bearer realm="virta"'
-    elif error.status == 429:
-        headers["Retry-After"] = str(responses.RETRY_AFTER_S)
     return Response(responses.refusal_body(error), error.status, headers)
 
 

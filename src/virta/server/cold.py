@@ -44,7 +44,7 @@ class ColdLane(QuickLane):
             httptools.parse_url(url).path.decode("ascii")
         except (httptools.HttpParserInvalidURLError, UnicodeDecodeError, AttributeError):
             error = RequestError(400, "invalid-request", "the request's path cannot be read")
-            self.refuse(self.enter(), error, close=True)
+            self.refuse_last(error)
             return
         self.cycle = None  # type: ignore[assignment]
         self._starting = []
@@ -88,7 +88,7 @@ class ColdLane(QuickLane):
             self.write(with_lines(response, exchange.cors))
             self.end()
             return
-        exchange = exchange or self.enter()
+        exchange = exchange or self.enter(self.cors)
         exchange.start = None
         self.exchanges.answer(exchange, response, close=True)
 

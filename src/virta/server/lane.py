@@ -83,17 +83,20 @@ class QuickLane(HttpToolsProtocol):
     ) -> None:
         raise NotImplementedError
 
-    def enter(self) -> Exchange:
-        """Give a request its place in line."""
-        exchange = Exchange(cors=self.service.door.cors)
+    def refuse_last(self, error: RequestError) -> None:
+        raise NotImplementedError
+
+    def enter(self, cors: bytes | None = None) -> Exchange:
+        """Give a request its place in line; on the quick way it comes from a program."""
+        exchange = Exchange(cors=self.service.door.cors if cors is None else cors)
         self.exchanges.add(exchange)
         return exchange
 
     def data_received(self, data: bytes) -> None:
+        held = bool(self._held)
         if self.between:
-            if self._held:
+            if held:
                 data, self._held = self._held + data, b""
-                self.service.unfinished.drop(self)
             way = self.way
             at = data.find(END_OF_HEAD)
             head = data[:at]
@@ -104,6 +107,8 @@ class QuickLane(HttpToolsProtocol):
                 self._arriving_head = head if at > 0 else b""
             elif self.quick is None and not self.exchanges:
                 if len(data) == known.size:
+                    if held:
+                        self.service.unfinished.drop(self)
                     self.quick = True
                     self.deadline = self.service.wheel.now + self.service.idle_s
                     if not way.arrived:
@@ -114,18 +119,24 @@ class QuickLane(HttpToolsProtocol):
                 if len(data) < known.size <= HELD_BYTES_MAX:
                     self._hold(data)
                     return
+        if held:
+            self.service.unfinished.drop(self)
         self._held_since = 0.0
         self.parse(data)
 
     def _hold(self, data: bytes) -> None:
         """Keep the first piece of a publication with a known head; many clients send two."""
         self._held = data
-        self.service.unfinished.set(self, len(data))
+        self.service.unfinished.set(self, len(data))  # as old as its first byte
         if not self._held_since:
             self._held_since = perf_counter()
             deadline = self.service.wheel.now + self.service.body_s
             if self.deadline > deadline:
                 self.service.wheel.set(self, deadline)
+
+    def drop_held(self) -> None:
+        """Forget the first piece of a publication, which will not be read."""
+        self._held, self._held_since = b"", 0.0
 
     def settle_quick(self) -> None:
         """Something comes behind a publication on the quick way: from now on it has a place in line."""

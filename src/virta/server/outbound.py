@@ -16,6 +16,8 @@ from functools import partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import uvloop
+
 if TYPE_CHECKING:
     from collections.abc import Coroutine
     from concurrent.futures import Future
@@ -42,7 +44,8 @@ class OutboundLoop:
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine there; cancelling the future cancels it."""
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
+            # A closed connection of asyncio's own loop refers to itself, and waits for the cyclic collector.
+            self._loop = uvloop.new_event_loop()
             # A daemon: a process that is to end does not wait for it.
             self._thread = threading.Thread(
                 target=self._loop.run_forever, name="virta-outbound", daemon=True

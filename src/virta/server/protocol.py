@@ -49,7 +49,6 @@ MORE_HEADERS = {
     401: b'WWW-Authenticate: Bearer realm="virta"\r\n',
     405: b"Allow: GET, POST, PUT, OPTIONS\r\n",
     415: b"Accept-Encoding: identity\r\n",
-    503: b"Retry-After: 1\r\n",
 }
 # Method, blanks and version around a path.
 REQUEST_LINE_REST_BYTES = 32
@@ -231,17 +230,17 @@ class HotProtocol(ColdLane):
 
     def crowded_out(self) -> None:
         """Refuse the body that arrives: all unfinished ones together are too large."""
+        self.drop_held()  # read now, it would count again, and the next one would have to make room
         self.settle_quick()
         self._deaf = True
+        self.between = False
         error = crowded_out(self.service.unfinished)
         if self.socket is not None:
             self.socket.crowded_out(error.code)
         elif self.request is not None:
             self.request.refuse(error, close=True)
         else:
-            self.service.count_refusal(error)
-            more = MORE_HEADERS[503]
-            self.answer_last(None, self.service.responder.refused(error, close=True, more=more))
+            self.refuse_last(error)
 
     def shutdown(self) -> None:
         """uvicorn's sign that the server drains."""
@@ -295,6 +294,7 @@ class HotProtocol(ColdLane):
 
     def on_message_begin(self) -> None:
         self.url = b""
+        self.cors = self.service.door.cors  # until the page is known
         self.headers = []
         # What arrived with it may belong to requests before it; then it is counted once complete.
         self._unfinished = 1 - self._arriving if self._completed else 0
@@ -414,7 +414,10 @@ class HotProtocol(ColdLane):
             self.exchanges = ExchangeQueue(self.write, self.end)
             status = 400 if isinstance(error, FilterError) else 503
             refusal = RequestError(status, error.code, error.message)
-            self.write(self.service.responder.refused(refusal, close=True))
+            self.service.count_refusal(refusal)
+            self.write(
+                with_lines(self.service.responder.refused(refusal, close=True), consumer.cors)
+            )
             self.end()
             return
         if full:
@@ -439,7 +442,7 @@ class HotProtocol(ColdLane):
         if self._get_upgrade() == b"websocket" and self.exchanges:
             error = RequestError(400, "invalid-request", "an upgrade cannot wait for other answers")
             self._deaf = True
-            self.refuse(self.enter(), error, close=True)
+            self.refuse_last(error)
             return
         if self._get_upgrade() == b"websocket":
             self.socket = WebSocket(self, self._method)
@@ -447,7 +450,7 @@ class HotProtocol(ColdLane):
             return
         if self._method == b"CONNECT":
             error = RequestError(405, "invalid-method", "this is no proxy", method="CONNECT")
-            self.refuse(self.enter(), error, close=True)
+            self.refuse_last(error)
             return
         # RFC 9110 §7.8: a server may ignore Upgrade. This parser cannot, so it reads again
         # without it; a body may already have followed.
@@ -476,9 +479,13 @@ class HotProtocol(ColdLane):
         if self.request is not None:
             self.request.refuse(refusal, close=True)
             return
-        self.service.count_refusal(refusal)
-        more = MORE_HEADERS.get(refusal.status, b"")
-        response = self.service.responder.refused(refusal, close=True, more=more)
+        self.refuse_last(refusal)
+
+    def refuse_last(self, error: RequestError) -> None:
+        """Refuse the request whose head was read last; the connection ends behind the answer."""
+        self.service.count_refusal(error)
+        more = MORE_HEADERS.get(error.status, b"")
+        response = self.service.responder.refused(error, close=True, more=more)
         if self.parser.get_method() == b"HEAD":
             response = responses.without_body(response)
         self.answer_last(None, response)

@@ -48,7 +48,9 @@ def status_line(status: int) -> bytes:
 
 def empty(status: int, *, close: bool = True) -> bytes:
     """Say only a status: what a client that breaks the limits of HTTP gets."""
-    return status_line(status) + COMMON + (CLOSE if close else KEEP) + b"Content-Length: 0\r\n\r\n"
+    again = b"Retry-After: %d\r\n" % RETRY_AFTER_S if status in RETRY_LATER else b""
+    connection = CLOSE if close else KEEP
+    return status_line(status) + COMMON + connection + again + b"Content-Length: 0\r\n\r\n"
 
 
 def preflight(requested_headers: bytes, *, close: bool) -> bytes:

@@ -149,13 +149,13 @@ class SseConsumer:
     __slots__ = (
         "_announced",
         "_chunked",
-        "_cors",
         "_filter_ids",
         "_protocol",
         "_replay",
         "_room",
         "_service",
         "_start",
+        "cors",
         "subscription",
     )
 
@@ -176,7 +176,7 @@ class SseConsumer:
         self._service = protocol.service
         self._start = start
         self._chunked = chunked
-        self._cors = protocol.cors
+        self.cors = protocol.cors
         self._room: asyncio.Future[None] | None = None
         self._replay: asyncio.Task[None] | None = None
         self._announced = False
@@ -200,7 +200,7 @@ class SseConsumer:
         if self._start is None:
             service.hub.attach(subscription)
         place = b"Virta-Position: %d\r\n" % service.hub.position
-        place = self._cors + place
+        place = self.cors + place
         head, framing = SSE_HEAD, place + b"Transfer-Encoding: chunked\r\n\r\n"
         if not self._chunked:  # HTTP/1.0: the body ends where the connection does
             head, framing = SSE_HEAD.replace(KEEP, CLOSE), place + b"\r\n"
