@@ -224,6 +224,18 @@ def test_two_users_share_a_log(tmp_path):
     assert "Permission denied; a log is its owner's" in run(64003, 64003).stderr
 
 
+def test_a_spool_shared_with_a_group(tmp_path):
+    """In a directory of mode 2770 every file is for the group, or only one user could spool commands."""
+    path = tmp_path / "spool"
+    path.mkdir()
+    path.chmod(0o2770)
+    with umask(0o077), Spool(path) as spool:
+        spool.put(commands.set_(b"k", Value(Type.STRING, b"v")).request)
+
+    assert set(modes(path).values()) == {0o660}
+    assert {at.name for at in modes(path)} >= {"stamp"}
+
+
 def test_a_server_shared_with_a_group(tmp_path):
     """`--data-mode 0750` lets the group read all of the data directory."""
     with umask(0o077), Server(tmp_path / "data", "--data-mode", "0750") as server:
