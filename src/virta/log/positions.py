@@ -381,9 +381,11 @@ def create_positions(directory: Path, name: str, partitions: int, start: int) ->
 class LockFile:
     """The byte locks of one consumer, held through one open file description."""
 
-    def __init__(self, directory: Path, name: str) -> None:
+    def __init__(self, directory: Path, name: str, *, read_only: bool = False) -> None:
+        """Open it; with `read_only` only `others` can be asked, also where nothing may be written."""
         path = directory / GROUPS / f"{name}.lock"
-        self.fd = files.open_file(path, os.O_RDWR | os.O_CREAT)
+        flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
+        self.fd = files.open_file(path, flags)
         self._pid = os.getpid()
         _open.add(self)
 
@@ -451,7 +453,7 @@ def position_of(directory: Path, name: str) -> int | None:
     if not _NAME.fullmatch(name):
         return None
     try:
-        positions = Positions(directory, name)
+        positions = Positions(directory, name, read_only=True)
     except FileNotFoundError:
         return None
     try:
