@@ -360,6 +360,7 @@ static PyObject *kernel_attach(Kernel *k, PyObject *args)
     k->segment_base = base;
     k->salt = salt;
     k->extended = 0;
+    k->own_base = k->own_pos = 0; /* after a repair the same bytes may be written again */
     pthread_mutex_unlock(&k->sync_mutex);
     if (old >= 0) close(old);
     Py_END_ALLOW_THREADS

@@ -4,7 +4,9 @@ Modes of the files and directories that Virta makes, whatever the umask is.
 One rule: a new directory is 0700 and a new file 0600. They hold data and secrets, and a lock file that
 another user can open is a lock that another user can take. A directory with the set-group-ID bit is shared
 (`chmod 2770 DIR`): what Virta makes in it takes the directory's read and write bits instead, so all
-processes on one log agree. Files and directories that exist already are never changed.
+processes on one log agree. Only a file that is locked as a whole (`open_lock`) is closed to those who may
+read the directory but not write in it: `flock` works on a file that is open for reading, too. Files and
+directories that exist already are never changed.
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ import os
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PRIVATE_DIRECTORY: Final = 0o700
 PRIVATE_FILE: Final = 0o600
@@ -28,6 +33,19 @@ def open_file(path: str | os.PathLike[str], flags: int) -> int:
 
     It is also an opener: `open(path, "wb", opener=files.open_file)`.
     """
+    return _open(path, flags, file_mode)
+
+
+def open_lock(path: str | os.PathLike[str]) -> int:
+    """Open a file for `flock`, made if it is missing; who may not write in the directory cannot lock it."""
+    return _open(path, os.O_RDWR | os.O_CREAT, lock_mode)
+
+
+def _open(
+    path: str | os.PathLike[str],
+    flags: int,
+    mode_of: Callable[[str | os.PathLike[str]], int],
+) -> int:
     flags |= os.O_CLOEXEC
     if not flags & os.O_CREAT:
         return os.open(path, flags)
@@ -35,7 +53,7 @@ def open_file(path: str | os.PathLike[str], flags: int) -> int:
         if not flags & os.O_EXCL:
             with suppress(FileNotFoundError):
                 return os.open(path, flags & ~os.O_CREAT)
-        mode = file_mode(os.path.dirname(path) or ".")
+        mode = mode_of(os.path.dirname(path) or ".")
         try:
             fd = os.open(path, flags | os.O_EXCL, mode)
         except FileExistsError:
@@ -95,6 +113,12 @@ def file_mode(directory: str | os.PathLike[str]) -> int:
     """The mode of files made in `directory`."""
     mode = os.stat(directory).st_mode
     return mode & 0o666 | PRIVATE_FILE if mode & stat.S_ISGID else PRIVATE_FILE
+
+
+def lock_mode(directory: str | os.PathLike[str]) -> int:
+    """The mode of lock files made in `directory`: for those who can write in it."""
+    writers = os.stat(directory).st_mode & 0o222 if shared_mode(directory) is not None else 0
+    return writers | writers << 1 | PRIVATE_FILE
 
 
 def is_directory_mode(mode: object) -> bool:

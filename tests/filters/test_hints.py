@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virta.errors import FilterError
-from virta.filters import parse
+from virta.filters import DIALECTS, parse
 from virta.filters.hints import doubt, likely_dialect, suggested_term
 from virta.filters.query_string import KEY_CHARS_SHOWN, QUERY_CHARS_MAX
 from virta.filters.query_string import parse as parse_query
@@ -150,6 +150,19 @@ def test_errors_of_the_right_dialect_stay_as_they_are(source, dialect):
 
     assert "likelyDialect" not in error.members
     assert "dialect" not in error.message.replace("unknown filter dialect", "")
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("levels", range(1, 12))
+@pytest.mark.parametrize("inner", [5, [], {"equals": 1}, {"exact": 1}], ids=str)
+def test_any_depth_of_not_is_refused(dialect, levels, inner):
+    """However deep the first other keyword is, and whatever stands there: a FilterError, never another one."""
+    source = inner
+    for _ in range(levels):
+        source = {"not": source}
+
+    refused(source, dialect)
+    refused(json.dumps(source), dialect)
 
 
 @pytest.mark.parametrize(

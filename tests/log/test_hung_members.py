@@ -178,6 +178,34 @@ def test_stopped_in_the_middle_of_a_change(log, where, ends):
     assert log.consumers()[0].position == 101
 
 
+def test_killed_while_it_returns_to_one_file(log, monkeypatch):
+    """A process that dies between the new file's name and the old file's end leaves one file that counts."""
+    log.consumer("g", partitions=1).close()
+    stays, dies = Positions(log.path, "g"), Positions(log.path, "g")
+
+    def move(to):
+        return lambda slots: {0: slots[0]._replace(sequence=slots[0].sequence + 1, next=to)}
+
+    with LockFile(log.path, "g") as locks:
+        dies._supersede()
+        stays.change(locks, move(1))
+        assert stays.chained
+        dies.read()
+        with monkeypatch.context() as killed:
+            killed.setattr(type(log.path), "unlink", lambda *_, **__: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                dies.collapse(locks)
+        stays.change(locks, move(2))
+        late = Positions(log.path, "g")
+        assert [slot.next for slot in late.read()] == [2], (
+            "a commit went to a file that nobody reads"
+        )
+        late.change(locks, move(3))
+        assert [slot.next for slot in stays.read()] == [3]
+        for each in (stays, dies, late):
+            each.close()
+
+
 def test_a_change_that_was_confirmed_is_merged(log):
     """Between the copy and the new file's name the stopped process may still finish: that change counts."""
     log.consumer("g", partitions=1).close()

@@ -13,6 +13,7 @@ import pytest
 
 import virta
 from virta import errors
+from virta.log.kernel import Snapshot
 
 pytestmark = pytest.mark.usefixtures("either_kernel")
 
@@ -91,6 +92,20 @@ def test_durable_appends_wait_once_for_a_stopped_sync(tmp_path):
         log.append("t", "k", b"last")
         with virta.open(tmp_path / "log", read_only=True) as other:
             assert other.durable_offset == RECORDS + 2
+
+
+def test_a_segment_that_is_attached_again_is_synced_again(tmp_path):
+    """What was synced beside the holder says nothing of bytes that a repair lets be written once more."""
+    with virta.open(tmp_path / "log") as log:
+        log.append("t", "k", b"first")
+        with stopped_holder(tmp_path / "log" / "sync.lock"):
+            log.append("t", "k", b"synced beside the holder")
+            core, end = log._core, Snapshot(*log._core.snapshot()).end
+            reading, writing = os.pipe()
+            os.close(reading)
+            core.attach(writing, 0, 0)
+            with pytest.raises(OSError, match="Invalid argument"):  # a pipe cannot be synced
+                core.sync(0, end, True)
 
 
 def test_readers_need_no_write_lock(tmp_path):

@@ -21,6 +21,9 @@ _ODD = re.compile(r"'|==|%27|%3d|\b(?:AND|OR|XOR|NOT|LIKE|EXISTS|IN)\b", re.IGNO
 # Characters of a text that is looked into for the sake of a message; longer ones are judged by their start.
 HINT_CHARS_MAX = 16_384
 
+# Levels of `not` that are looked through for the first keyword that only one dialect has.
+NOT_LEVELS_MAX = 8
+
 # Keywords of one JSON dialect that the other does not have; `not` is in both.
 _CLOUDEVENTS = frozenset({"exact", "prefix", "suffix", "all", "any", "sql"})
 _CESQL_WORD = re.compile(r"'|\b(?:AND|OR|XOR|NOT|LIKE|EXISTS|IN)\b", re.IGNORECASE)
@@ -121,12 +124,12 @@ def _json_dialect(source: Any) -> str | None:
     """Return the dialect of an object or a list of objects."""
     if isinstance(source, list | tuple):
         return "cloudevents" if source and isinstance(source[0], dict) else None
-    for _ in range(len("not not")):  # `not` is in both languages: look inside, but not for ever
-        if not isinstance(source, dict):
-            return None
-        if "not" not in source:
+    for _ in range(NOT_LEVELS_MAX):  # `not` is in both languages: look inside
+        if not isinstance(source, dict) or "not" not in source:
             break
         source = source["not"]
+    if not isinstance(source, dict):
+        return None
     return "cloudevents" if _CLOUDEVENTS & source.keys() else "koncorde"
 
 

@@ -244,10 +244,10 @@ class Registry:
 
 def _keep_private(path: Path) -> None:
     """Let only the owner read the registry: its directory, and the files it has."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files.make_directory(path)
     # Where another user owns the directory, that user decides.
     with contextlib.suppress(PermissionError):
-        path.chmod(0o700)
+        path.chmod(files.PRIVATE_DIRECTORY)
         for file in path.iterdir():
             if file.is_file():
                 file.chmod(files.PRIVATE_FILE)

@@ -18,6 +18,7 @@ from msgspec import Meta
 from virta.journal.cron import Cron, Schedule
 from virta.journal.domain import (
     DEAD,
+    DEFAULTS,
     STATE_NAMES,
     TRACEBACK_MARK,
     WORKING,
@@ -376,7 +377,11 @@ class Admin:
         merged = {**msgspec.to_builtins(current), **command.settings}
         if not command.settings:
             return merged  # only asked for: a domain without settings stays one
-        value = Value(Type.STRING, msgspec.json.encode(merged))
+        stored = dict(merged)
+        if stored["retry_delay_max"] == DEFAULTS.retry_delay_max:
+            # Daemons from before this setting refuse it: as a copy, and in a directory that they open again.
+            del stored["retry_delay_max"]
+        value = Value(Type.STRING, msgspec.json.encode(stored))
         # Without a timestamp it is later than what is stored, by whatever clock.
         reply = self._engine.handle(Request(Function.SET, key=key, value=value), session)
         if reply.error:

@@ -280,7 +280,7 @@ class Persistence:
 
 
 def _claim(path: Path) -> int:
-    descriptor = files.open_file(path, os.O_RDWR | os.O_CREAT)
+    descriptor = files.open_lock(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -157,7 +157,7 @@ class Spool:
         A clock that was set back in between must not make the later command the older one. If it was ahead by
         more than a daemon accepts, that command is refused anyway, and this one must not be.
         """
-        descriptor = os.open(self.directory / STAMP, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = files.open_file(self.directory / STAMP, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             text = os.pread(descriptor, STAMP_DIGITS, 0)

@@ -72,7 +72,9 @@ def list_consumers(log: Log) -> list[ConsumerInfo]:
     infos = []
     for name in list_names(log.path):
         slots = _slots_of(log, name)
-        with LockFile(log.path, name) as locks:
+        members: set[int] = set()
+        # Without a lock file nobody ever joined.
+        with suppress(FileNotFoundError), LockFile(log.path, name, read_only=True) as locks:
             members = locks.others()
         beats = Heartbeats(log.path, name, read_only=True)
         try:

@@ -111,6 +111,7 @@ class Kernel:
             old = self._segment_fd
             self._segment_fd, self._segment_base, self._salt = segment_fd, base, salt
             self._extended = False
+            self._own = (0, 0)  # after a repair the same bytes may be written again
         if old >= 0:
             os.close(old)
 

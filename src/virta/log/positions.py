@@ -107,6 +107,7 @@ class Positions:
         self._flags = os.O_CLOEXEC | (os.O_RDONLY if read_only else os.O_RDWR)
         self._turn = self._first_turn = self._state = 0
         self._successor = ""
+        self._first_file = (0, 0)  # device and inode of the file without a number
         self._reopen()
 
     def close(self) -> None:
@@ -178,7 +179,7 @@ class Positions:
         """Open the file of the last turn."""
         while True:
             fd, header = self._open_file(self.path)
-            first = header[4]
+            first, first_file = header[4], _identity(os.fstat(fd))
             while True:
                 try:
                     following, its_header = self._open_file(self._path_of(header[4] + 1))
@@ -191,7 +192,7 @@ class Positions:
             os.close(fd)  # replaced by `collapse` since it was opened
         self.close()
         self.fd = fd
-        self._first_turn = first
+        self._first_turn, self._first_file = first, first_file
         _, _, self.partitions, self.created, self._turn, self._state = header
         self._successor = str(self._path_of(self._turn + 1))
 
@@ -208,7 +209,10 @@ class Positions:
         return fd, _HEADER.unpack(header[:60])
 
     def _superseded(self) -> bool:
-        return os.fstat(self.fd).st_nlink == 0 or os.path.exists(self._successor)
+        if os.fstat(self.fd).st_nlink == 0 or os.path.exists(self._successor):
+            return True
+        # `collapse` replaces the first file before it removes ours, and may be killed in between.
+        return self.chained and _identity(os.stat(self.path)) != self._first_file
 
     def _lock(self, locks: LockFile) -> int:
         """Lock the changing byte of the last turn; return it."""
@@ -330,6 +334,10 @@ class Positions:
         return best, which
 
 
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
 def _changing_byte(turn: int) -> int:
     return CHANGING_BYTE + turn % TURN_BYTES
 
@@ -373,9 +381,11 @@ def create_positions(directory: Path, name: str, partitions: int, start: int) ->
 class LockFile:
     """The byte locks of one consumer, held through one open file description."""
 
-    def __init__(self, directory: Path, name: str) -> None:
+    def __init__(self, directory: Path, name: str, *, read_only: bool = False) -> None:
+        """Open it; with `read_only` only `others` can be asked, also where nothing may be written."""
         path = directory / GROUPS / f"{name}.lock"
-        self.fd = files.open_file(path, os.O_RDWR | os.O_CREAT)
+        flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
+        self.fd = files.open_file(path, flags)
         self._pid = os.getpid()
         _open.add(self)
 
@@ -443,7 +453,7 @@ def position_of(directory: Path, name: str) -> int | None:
     if not _NAME.fullmatch(name):
         return None
     try:
-        positions = Positions(directory, name)
+        positions = Positions(directory, name, read_only=True)
     except FileNotFoundError:
         return None
     try:

@@ -249,7 +249,7 @@ def _lock_directory(data_dir: str, mode: int) -> int:
     path = os.path.join(data_dir, LOCK_NAME)
     try:
         files.make_directory(data_dir, mode)
-        handle = files.open_file(path, os.O_CREAT | os.O_RDWR)
+        handle = files.open_lock(path)
         for name in (LOG_NAME, REGISTRY_NAME):
             files.make_inside(os.path.join(data_dir, name))
     except OSError as error:
