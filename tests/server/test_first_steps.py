@@ -81,6 +81,7 @@ def test_a_terminal_is_greeted_with_the_address(tmp_path):
     first, second, *_ = shown.decode().splitlines()
     assert first.startswith("Virta at http://127.0.0.1:")
     assert second == f"Data in {data}"
+    assert b"message" not in shown  # what happened leads its line, before the fields
 
 
 def test_publish_says_when_it_was_a_repeat(server):
