@@ -174,6 +174,20 @@ def test_doubts(query, words):
     assert words is None or words in found
 
 
+@pytest.mark.parametrize("dialect", ["query-string", "cesql", "koncorde", "cloudevents"])
+@pytest.mark.parametrize("depth", range(1, 12))
+def test_nested_not_around_a_number_is_refused(dialect, depth):
+    """However many `not`s surround it, a number is no filter in any dialect, and the error says so."""
+    source = 5
+    for _ in range(depth):
+        source = {"not": source}
+
+    if dialect in {"query-string", "cesql"}:
+        source = json.dumps(source)
+
+    assert refused(source, dialect).message
+
+
 def test_messages_stay_short():
     """A huge filter in the wrong dialect is not repeated in its error."""
     for source in ('{"equals": {"a": "' + "x" * 60_000 + '"}}', "a>" + "5" * 60_000):
