@@ -36,12 +36,12 @@ def disk_error(exc: OSError, doing: str, consequence: str = "") -> LogWriteError
 
 @contextmanager
 def written_already(directory: Path) -> Iterator[None]:
-    """Raise no lock timeout for records that are written: it means that nothing was, and invites a repeat."""
+    """Turn a lock timeout after the write into another error: a timeout means that nothing was written."""
     try:
         yield
     except LogLockTimeoutError as exc:
         raise LogWriteError(
-            f"what was appended to {directory} is written, but may not be on disk yet: {exc.message}",
+            f"the records appended to {directory} are written, but may not be on disk yet: {exc.message}",
             code="log_not_synced",
         ) from exc
 

@@ -281,7 +281,7 @@ def now_us() -> int:
 
 
 def describe_ahead(last_time: int) -> str:
-    """Say that the newest record is from the future, and what follows from it."""
+    """Return a sentence that the newest record is from the future, with the consequence."""
     stamped, now = (
         f"{datetime.fromtimestamp(us // 1_000_000, UTC):%Y-%m-%dT%H:%M:%SZ}"
         for us in (last_time, now_us())

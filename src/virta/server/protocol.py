@@ -230,7 +230,7 @@ class HotProtocol(ColdLane):
             self.transport.close()
 
     def crowded_out(self) -> None:
-        """Refuse the body that arrives: all unfinished ones together are too large."""
+        """Refuse the arriving body, because all unfinished ones together are too large."""
         self.settle_quick()
         self._deaf = True
         error = crowded_out(self.service.unfinished)
