@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "match": {"errors", "files", "filters"},
     "streams": {"errors"},
     "journal": {"errors", "files", "log"},
-    "hub": {"errors", "event", "log", "filters", "match", "streams"},
+    "hub": {"errors", "event", "files", "log", "filters", "match", "streams"},
     "server": {
         "errors",
         "event",
