@@ -705,7 +705,7 @@ def test_tail_over_a_gap(place, retained, more):
     assert (refused.stdout, "not there any more" in refused.stderr) == ("", True)
     offsets = [json.loads(line)["offset"] for line in skipped.stdout.splitlines()]
     assert offsets == list(range(retained, 100))
-    assert skipped.stderr == f"gap: offsets 0 to {retained - 1} are not in the log any more\n"
+    assert skipped.stderr == f"gap: offsets 0 to {retained - 1} are no longer in the log\n"
 
 
 def test_tail_over_a_gap_in_the_middle(place):
@@ -727,4 +727,4 @@ def test_tail_over_a_gap_in_the_middle(place):
 
     assert "not there any more" in refused.stderr
     assert skipped.stdout.split() == [w for n in range(1, 30, 2) for w in ("value", str(n))]
-    assert skipped.stderr == "gap: offsets 10 to 10 are not in the log any more\n"
+    assert skipped.stderr == "gap: offsets 10 to 10 are no longer in the log\n"

@@ -79,7 +79,7 @@ def test_binary_messages_close_the_socket(server, path, pieces):
 
     told = asyncio.run(scenario())
 
-    assert (told.code, told.reason) == (1003, "binary messages are not read here: send text")
+    assert (told.code, told.reason) == (1003, "binary messages are not accepted: send text")
 
 
 def unfinished(server):

@@ -91,7 +91,7 @@ def test_publish_says_when_it_was_a_repeat(server):
     )
 
     assert (first.returncode, first.stderr) == (0, "1 accepted\n")
-    assert (again.returncode, again.stderr) == (0, "1 accepted: the server had it already\n")
+    assert (again.returncode, again.stderr) == (0, "1 accepted: the server already had it\n")
 
 
 def test_publish_on_a_terminal_says_that_it_reads(server):
@@ -106,7 +106,7 @@ def test_publish_on_a_terminal_says_that_it_reads(server):
         said = publishing.stderr.read()
     os.close(master)
 
-    assert hint == b"reading events from the terminal, one JSON a line; Ctrl-D ends\n"
+    assert hint == b"reading events from the terminal, one JSON object per line; Ctrl-D ends\n"
     assert (publishing.returncode, said) == (0, b"1 accepted\n")
 
 
@@ -128,7 +128,7 @@ def test_subscribe_says_when_fewer_came(server):
     options = ("--from", "earliest", "--timeout", "0.5", "--url", url)
 
     out = virta("subscribe", "few", "--count", "2", *options)
-    assert (out.returncode, out.stderr) == (3, "1 of 2 events came; none for 0.5 s\n")
+    assert (out.returncode, out.stderr) == (3, "1 of 2 events arrived; none for 0.5 s\n")
 
     out = virta("subscribe", "few", "--count", "1", *options)
     assert (out.returncode, out.stderr) == (0, "")

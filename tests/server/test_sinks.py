@@ -246,7 +246,7 @@ def test_one_lookup_a_host_at_a_time(monkeypatch, outbound):
     other = outbound.submit(resolver.addresses("other.example")).result(DEADLINE_S)
     release.set()
 
-    assert {answer.reason for answer in answers} == {"no whole answer within 0.05 s"}
+    assert {answer.reason for answer in answers} == {"no complete response within 0.05 s"}
     assert asked == ["stuck.example", "other.example"]
     assert other == ["127.0.0.1"]
 

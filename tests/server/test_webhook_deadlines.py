@@ -134,7 +134,7 @@ def test_an_answer_has_one_deadline(start, hooks, drips):
         assert good.ids(1) == ["1"]
         found = asyncio.run(dead_letters(server.port, len(PARTS)))
 
-    assert {letter["reason"] for letter in found} == {"no whole answer within 0.4 s"}
+    assert {letter["reason"] for letter in found} == {"no complete response within 0.4 s"}
 
 
 def test_connecting_and_tls_are_part_of_it(start, drips, hooks):
@@ -162,7 +162,9 @@ def test_connecting_and_tls_are_part_of_it(start, drips, hooks):
         one.close()
 
     late = [line for said in server.said for line in said.splitlines() if "webhook_refused" in line]
-    assert [json.loads(line)["reason"] for line in late] == ["no whole answer within 0.4 s"] * 4
+    assert [json.loads(line)["reason"] for line in late] == [
+        "no complete response within 0.4 s"
+    ] * 4
 
 
 def test_slow_sinks_hold_up_nobody(start, hooks, drips):

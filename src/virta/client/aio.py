@@ -72,7 +72,7 @@ class AsyncClient:
     # Channels.
 
     async def publish(self, channel: str, *events: Event | Mapping[str, Any]) -> Published:
-        """Publish events, several as one batch; many publications may be on their way at once."""
+        """Publish events, several as one batch; many publications may run at once."""
         path, kind, body = publication(channel, events)
         _, headers = await self.request("POST", path, body, {"Content-Type": kind})
         return Published.of(headers)
@@ -151,17 +151,17 @@ class AsyncSubscription:
         self._connection: Connection | None = None
         self._reading = False
         self._reader = FrameReader()
-        # Frames that were read and not yet returned: UNREAD_BYTES_MAX and a frame at most.
+        # Frames that were read and not yet returned: at most UNREAD_BYTES_MAX and one frame.
         self._frames: deque[Frame] = deque()
 
     @property
     def last_event_id(self) -> str | None:
-        """Where a later subscription would continue."""
+        """Return the id from which a later subscription would continue."""
         return self._cursor.last_event_id
 
     @property
     def connected(self) -> bool:
-        """Tell whether the stream is open right now."""
+        """Return whether the stream is open now."""
         return self._connection is not None
 
     def __aiter__(self) -> AsyncSubscription:
@@ -169,7 +169,7 @@ class AsyncSubscription:
 
     async def __anext__(self) -> Received:
         if self._reading:
-            raise RuntimeError("another task reads this subscription: give each task its own")
+            raise RuntimeError("another task is reading this subscription: give each task its own")
         self._reading = True
         try:
             return await self._next()
@@ -225,14 +225,14 @@ class AsyncSubscription:
         if stream is None:
             return
         connection, received = stream
-        if self._closed.is_set():  # just when it was open
+        if self._closed.is_set():  # closed while it was opening
             connection.abort()
             return
         self._connection, self._reader = connection, FrameReader()
         self._cursor.connected(received.get("virta-position"))
 
     async def _read(self, connection: Connection) -> None:
-        """Read more frames; a connection that was cut or silent for too long is given up."""
+        """Read more frames; close a connection that was cut or silent for too long."""
         try:
             async with asyncio.timeout_at(connection.received_at + SILENCE_S):
                 data = await connection.read()

@@ -1,7 +1,7 @@
 """
 Subscriptions to streams, over WebSocket: blocking and for asyncio; both need the `websockets` package.
 
-After a cut they are subscribed again, and continue behind the last message they gave.
+When the connection is cut they reconnect and continue after the last message they returned.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class StreamSubscription:
         socket = self._socket
         if socket is not None:
             socket.close()
-        with contextlib.suppress(ValueError):  # a thread reads: it ends by itself
+        with contextlib.suppress(ValueError):  # another thread is reading, and ends by itself
             self._messages.close()
 
     def __enter__(self) -> StreamSubscription:
@@ -86,7 +86,7 @@ class StreamSubscription:
             self._cursor.connected(None)
             self._socket = socket
             with socket:
-                if self._closed.is_set():  # while it connected
+                if self._closed.is_set():  # closed while it was connecting
                     return
                 try:
                     for text in socket:
@@ -202,7 +202,7 @@ class AsyncStreamSubscription:
             return
         self._cursor.connected(None)
         self._socket = socket
-        if self._closed.is_set():  # just when it was open
+        if self._closed.is_set():  # closed while it was opening
             await socket.close()
 
     async def _open(self) -> AsyncSocket:
@@ -226,7 +226,7 @@ class AsyncStreamSubscription:
 
 
 async def opened(opening: asyncio.Task[T], closed: asyncio.Event) -> T | None:
-    """Return what a task opens; None when `close`, in another task, has cancelled it."""
+    """Return the connection that a task opens; None if `close` in another task cancelled it."""
     try:
         return await opening
     except asyncio.CancelledError:
@@ -237,7 +237,7 @@ async def opened(opening: asyncio.Task[T], closed: asyncio.Event) -> T | None:
 
 
 async def pause(closed: asyncio.Event, wait_s: float) -> None:
-    """Wait so long, or until a subscription is closed."""
+    """Wait for a number of seconds, or until the subscription is closed."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(wait_s):
             await closed.wait()

@@ -21,7 +21,7 @@ IDENTITY = frozenset({b"", b"identity"})
 class Uploading(Protocol):
     """A connection with a body that is not complete."""
 
-    def crowded_out(self) -> None:
+    def refuse_body(self) -> None:
         """Refuse the body and release its memory."""
 
 
@@ -42,14 +42,14 @@ class UnfinishedBodies:
             oldest = next(iter(self._sizes))
             self.drop(oldest)
             self.refused += 1
-            oldest.crowded_out()
+            oldest.refuse_body()
 
     def drop(self, connection: Uploading) -> None:
         """Forget a body: it is complete, refused or lost."""
         self.bytes -= self._sizes.pop(connection, 0)
 
 
-def crowded_out(bodies: UnfinishedBodies) -> RequestError:
+def too_many_unfinished(bodies: UnfinishedBodies) -> RequestError:
     return RequestError(
         503,
         "too-many-unfinished-bodies",

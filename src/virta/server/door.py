@@ -150,13 +150,13 @@ class Door:
             raise RequestError(505, "invalid-version", f"HTTP/{version} is not HTTP/1.1")
         hosts = [value for name, value in headers if name == b"host"]
         host = self._checked_host(version, target, hosts, local)
-        told = [pair for pair in headers if pair[0] in BROWSERS]
-        if not told:  # a program
+        sent = [pair for pair in headers if pair[0] in BROWSERS]
+        if not sent:  # a program
             return self.cors
-        origins = [value for name, value in told if name == b"origin"]
+        origins = [value for name, value in sent if name == b"origin"]
         for origin in origins:
             self._origins.check(origin, host)
-        fetch = dict(told)
+        fetch = dict(sent)
         if not origins and not _follows_link(method, target, fetch):
             self._origins.check_site(fetch.get(b"sec-fetch-site", b""))
         return self.cors or (_cors(origins[0]) if origins else b"")

@@ -75,7 +75,7 @@ class QuickLane(HttpToolsProtocol):
     def expired(self, now: float) -> None:
         raise NotImplementedError
 
-    def crowded_out(self) -> None:
+    def refuse_body(self) -> None:
         raise NotImplementedError
 
     def refuse(
