@@ -65,10 +65,6 @@ def run(config: Config) -> None:
     gc.set_threshold(*COLLECTOR)
     listener = _bind(config.host, config.server_port)
     notice_dead_peers(listener, config.tcp_keepalive_ms, config.tcp_user_timeout_ms)
-    if os.geteuid() == 0:
-        structlog.get_logger("virta.server").warning(
-            "running_as_root", advice="run the server as its own user: it does not need root"
-        )
     try:
         uvloop.run(serve(config, listener))
     finally:
@@ -82,6 +78,7 @@ async def serve(config: Config, listener: socket.socket) -> None:
     shown = f"[{host}]" if ":" in host else host
     url = f"{scheme}://{shown}:{port}"
     _greet(url, config.data_dir)
+    _warn_of_root()
     service = Service(config)
     await service.start()
     members = {"service": service, "way": QuickWay(service)}
@@ -125,6 +122,13 @@ def _greet(url: str, data_dir: str) -> None:
         lines.write(f"Virta at {url} (Ctrl-C stops it)\n")
         lines.write(f"Data in {os.path.abspath(data_dir)}\n")
         lines.flush()
+
+
+def _warn_of_root() -> None:
+    if os.geteuid() == 0:
+        structlog.get_logger("virta.server").warning(
+            "running_as_root", advice="run the server as its own user: it does not need root"
+        )
 
 
 class _Server(uvicorn.Server):
@@ -190,7 +194,7 @@ class LogLines(io.TextIOBase):
 def configure_logging(level: str) -> None:
     """One line per event on standard output: for people on a terminal, JSON otherwise."""
     renderer: Any = (
-        structlog.dev.ConsoleRenderer()
+        structlog.dev.ConsoleRenderer(event_key="message")
         if sys.stdout.isatty()
         else structlog.processors.JSONRenderer()
     )
