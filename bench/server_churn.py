@@ -111,7 +111,7 @@ class Churn:
         await self._talk((self._head(f"GET {path} HTTP/1.1"), b"event: connect"))
 
     async def resumed_stream(self):
-        """Come back with the id of an event that was just published."""
+        """Resume with the id of an event that was just published."""
         event = self._event()
         id_ = json.loads(event)["id"]
         await self._talk((self._post(CHANNEL, event, STRUCTURED), b"accepted"))

@@ -1,9 +1,9 @@
 """
 `make soak-server`: thousands of idle consumers, a steady stream of events, and short connections.
 
-Each consumer has a filter of its own and each event matches one of them, so that an event that is lost, doubled or out
-of order is seen at once. Two more consumers match everything and read nothing. Beside them connections of all kinds
-(`server_churn.py`) open and close at a steady rate. The server's memory and open descriptors are sampled every second.
+Each consumer has its own filter and each event matches one of them, so that an event that is lost, doubled or out
+of order is detected at once. Two more consumers match everything and read nothing. Connections of all kinds
+(`server_churn.py`) open and close at a steady rate meanwhile. The server's memory and open descriptors are sampled every second.
 Ends with 1 when something was lost, a short connection got a wrong answer, or memory or descriptors are not flat after
 the warm-up.
 

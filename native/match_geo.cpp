@@ -59,7 +59,7 @@ Vector cross(const Vector& a, const Vector& b) {
     return {a.y * b.z - a.z * b.y, a.z * b.x - a.x * b.z, a.x * b.y - a.y * b.x};
 }
 
-// The vertices' longitudes; a pole has none of its own and takes that of the vertex before it.
+// The vertices' longitudes; a pole has none of its own and gets that of the vertex before it.
 std::vector<double> longitudes_of(const double* numbers, uint32_t count) {
     std::vector<double> longitudes(count);
     for (uint32_t i = 0; i < count; i++) longitudes[i] = numbers[2 * i + 1];

@@ -221,7 +221,7 @@ def test_two_users_share_a_log(tmp_path):
     assert run(64001, 64100).stdout == "64001\n"
     assert run(64002, 64100).stdout == "64001 64002\n"
     assert run(64001, 64100).stdout == "64001 64002 64001\n"
-    assert "Permission denied; a log is its owner's" in run(64003, 64003).stderr
+    assert "Permission denied; its owner can share it" in run(64003, 64003).stderr
 
 
 def test_a_server_shared_with_a_group(tmp_path):

@@ -1,7 +1,7 @@
 """
 `AsyncClient`: the server from asyncio; the same methods as `Client`, awaited.
 
-Requests share a pool of kept connections; each subscription has a connection of its own and reconnects
+Requests share a pool of kept connections; each subscription has its own connection and reconnects
 and resumes exactly like a blocking one (they share `Cursor` and `FrameReader`).
 """
 
@@ -139,7 +139,7 @@ class AsyncSubscription:
     """
     An async iterator of `Received`; `close` ends it, also from another task.
 
-    A read that is cancelled, by `asyncio.wait_for` for instance, loses nothing: the next goes on.
+    A read that is cancelled, by `asyncio.wait_for` for instance, loses nothing: the next one continues.
     """
 
     def __init__(self, pool: Pool, cursor: Cursor, *, reconnect: bool) -> None:

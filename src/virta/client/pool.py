@@ -273,7 +273,7 @@ class Pool:
 
     async def stream(self, path: str, headers: dict[str, str]) -> tuple[Connection, dict[str, str]]:
         """
-        Open a stream of events on a connection of its own, which the caller closes.
+        Open a stream of events on its own connection, which the caller closes.
 
         Raises:
             ClientError: refused, or no answer.
@@ -292,7 +292,7 @@ class Pool:
         return connection, received
 
     async def close(self) -> None:
-        """Close every connection; requests under way fail, later ones keep no connection."""
+        """Close every connection; running requests fail, later ones keep no connection."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()

@@ -74,7 +74,7 @@ def doubt(source: str, dialect: str) -> str | None:
 
 
 def suggested_term(piece: str) -> str | None:
-    """Return the query-string term that a comparison such as `a > 5` or `a == 'x'` stands for."""
+    """Return the query-string term that means the same as a comparison such as `a > 5` or `a == 'x'`."""
     found = _COMPARISON.fullmatch(unquote_plus(piece[:HINT_CHARS_MAX]).strip())
     if found is None:
         return None

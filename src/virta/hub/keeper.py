@@ -104,7 +104,7 @@ class Keeper:
         self.failure: LogError | None = None  # the last error of following, None when all is well
         self.refused: LogError | None = None  # the error of the last append, None when it succeeded
         self._refused_bytes = 0  # of the append that was refused
-        self._began: float | None = None  # when the append under way began
+        self._began: float | None = None  # when the running append began
         # A sync has failed: what the disk holds is unknown, and only a new process may find out.
         self.poisoned: LogSyncError | None = None
 

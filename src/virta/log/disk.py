@@ -27,7 +27,7 @@ def disk_error(exc: OSError, doing: str, consequence: str = "") -> LogWriteError
         code, hint = "log_too_many_files", "close some files or raise the limit (ulimit -n)"
     elif exc.errno in {errno.EACCES, errno.EPERM}:
         code = "log_permission"
-        hint = "a log is its owner's, who can share it with a group (docs/log.md, Who may use it)"
+        hint = "its owner can share it with a group (docs/log.md, Who may use it)"
     else:
         code, hint = "log_write_failed", "check the disk"
     said = f"{consequence}: {hint}" if consequence else hint

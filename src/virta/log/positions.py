@@ -14,7 +14,7 @@ A write goes to the older of a partition's two slots, so a torn one leaves the o
 good CRC counts. A generation is turn * 1024 + member: it names the owner (1023: nobody) and it fences, for the turn
 grows with every change of owner and a commit of an older generation is refused.
 
-A process that is stopped (SIGSTOP) while it holds the changing byte would block the whole group, and it may go on to
+A process that is stopped (SIGSTOP) while it holds the changing byte would block the whole group, and it may continue to
 write at any later time. So after a second without any change the others continue in a new file: turn + 1, which has a
 changing byte of its own. `link` makes that file, so only one of several processes can. Every change ends with a check
 that its file is still the last one; if not, it is done again in the new file. A change that passed this check came

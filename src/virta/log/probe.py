@@ -20,7 +20,7 @@ def probe(directory: Path, size: int) -> LogError | None:
     """
     Return the error that an append of `size` bytes to the log in `directory` would raise, or None.
 
-    The write lock must be free, and a scratch file of that size must be written and synced beside the
+    The write lock must be free, and a scratch file of that size must be written and synced next to the
     segments. Never waits for the lock.
     """
     try:

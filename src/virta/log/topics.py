@@ -3,7 +3,7 @@ Topics of a log: how many records and bytes each has, and its first and last rec
 
 Offsets and times are in the batches, topics only in the records, so counting reads every record once. What a
 segment holds changes only at its end, or with its salt (compaction), or with the log's epoch (repair): the
-counts of a segment are remembered with the offset they reach, and the next call goes on from there.
+counts of a segment are remembered with the offset they reach, and the next call continues there.
 
 Memory is bounded: one answer has at most TOPICS_MAX topics, and a handle remembers TOPIC_COUNTS_MAX counts. A
 segment that does not fit is read again by each call; the answer is the same.

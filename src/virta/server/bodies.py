@@ -64,7 +64,7 @@ def check_encodings(headers: Headers) -> None:
     Refuse a body that would have to be decoded first.
 
     Raises:
-        RequestError: 415 for a content encoding, 501 for a transfer encoding other than chunked. One beside a
+        RequestError: 415 for a content encoding, 501 for a transfer encoding other than chunked. One with a
             length could be read in two ways: the parser refuses that with 400.
     """
     framed = any(name == b"content-length" for name, _ in headers)

@@ -33,7 +33,7 @@ STOP_S = 1.0
 
 
 class OutboundLoop:
-    """Runs coroutines in a thread of its own, which starts with the first one."""
+    """Runs coroutines in its own thread, which starts with the first one."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None

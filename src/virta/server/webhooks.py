@@ -2,8 +2,8 @@
 All subscriptions with a sink: handshakes with sinks, and starting, replacing and ending subscriptions.
 
 Sinks do not wait for each other: each subscription (`virta.server.webhook_delivery`) has one request
-under way at most, on a connection of its own, and each request has a deadline (`virta.server.sinks`).
-Handshakes have limits of their own, so that they never wait behind deliveries.
+at a time, on its own connection, and each request has a deadline (`virta.server.sinks`).
+Handshakes have their own limits, so that they never wait for deliveries.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Webhooks:
         self.resolver = Resolver(rules)
         # Handshakes do not wait for lookups of deliveries.
         self._handshake_resolver = Resolver(rules)
-        self._handshakes: Counter[str] = Counter()  # under way, by host
+        self._handshakes: Counter[str] = Counter()  # running, by host
         # One thread: what is written about a subscription stands in the order in which it was decided.
         self._records = ThreadPoolExecutor(1, thread_name_prefix="virta-registry")
         # Whose sinks are being asked right now: one may call back before it answers.

@@ -18,7 +18,7 @@ logger = logging.getLogger("virta.server")
 
 SLOT_S = 0.05
 NEVER = float("inf")
-# Values of `Timed.slot` beside the numbers of slots.
+# Values of `Timed.slot` besides slot numbers.
 OFF_WHEEL = -1
 REMOVED = -2
 
