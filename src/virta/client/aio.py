@@ -29,7 +29,6 @@ from virta.client.wire import (
     channel_path,
     collection_path,
     filter_path,
-    is_final,
     messages_body,
     publication,
     streams_cursor,
@@ -212,14 +211,9 @@ class AsyncSubscription:
         path, headers = self._cursor.request()
         self._opening = asyncio.ensure_future(self._pool.stream(path, headers))
         try:
-            stream = await opened(self._opening, self._closed)
-        except ClientError as error:
-            if not self._reconnect or is_final(error):
-                self._closed.set()
-                raise
-            self._cursor.unanswered(error)
-            await pause(self._closed, self._cursor.wait_s())
-            return
+            stream = await opened(
+                self._opening, self._closed, self._cursor, reconnect=self._reconnect
+            )
         finally:
             self._opening = None
         if stream is None:

@@ -188,14 +188,9 @@ class AsyncStreamSubscription:
     async def _connect(self) -> None:
         self._opening = asyncio.ensure_future(self._open())
         try:
-            socket = await opened(self._opening, self._closed)
-        except ClientError as error:
-            if not self._reconnect or is_final(error):
-                self._closed.set()
-                raise
-            self._cursor.unanswered(error)
-            await pause(self._closed, self._cursor.wait_s())
-            return
+            socket = await opened(
+                self._opening, self._closed, self._cursor, reconnect=self._reconnect
+            )
         finally:
             self._opening = None
         if socket is None:
@@ -225,10 +220,26 @@ class AsyncStreamSubscription:
             raise unreachable(self._address, error) from error
 
 
-async def opened(opening: asyncio.Task[T], closed: asyncio.Event) -> T | None:
-    """Return the connection that a task opens; None if `close` in another task cancelled it."""
+async def opened(
+    opening: asyncio.Task[T], closed: asyncio.Event, cursor: Cursor, *, reconnect: bool
+) -> T | None:
+    """
+    Return the connection that a task opens; None if the subscription was closed or has to try again.
+
+    Before it has to try again, this waits for the cursor's pause.
+
+    Raises:
+        ClientError: the server refused, or did not answer and `reconnect` is False.
+    """
     try:
         return await opening
+    except ClientError as error:
+        if not reconnect or is_final(error):
+            closed.set()
+            raise
+        cursor.unanswered(error)
+        await pause(closed, cursor.wait_s())
+        return None
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if closed.is_set() and task is not None and not task.cancelling():
