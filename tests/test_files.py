@@ -1,4 +1,4 @@
-"""Who may read and write what Virta makes: this user, whatever the umask, unless a directory is shared."""
+"""Files that Virta creates belong to their user alone, whatever the umask, unless a directory is shared."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def test_the_doctor_looks_at_a_data_directory(tmp_path):
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o1777, 0o4700, 0o070, -1, True, "0770"])
 def test_modes_that_are_no_directory_mode(tmp_path, mode):
-    """A mode that would lock its owner out, or let somebody list what he cannot enter, is refused."""
+    """A mode without all rights for the owner, or with read but no entry for others, is refused."""
     with pytest.raises(errors.LogLimitError, match="mode is"):
         virta.open(tmp_path / "log", mode=mode)
     assert not (tmp_path / "log").exists()

@@ -49,7 +49,7 @@ def refused(source, dialect="query-string"):
     ],
 )
 def test_comparisons_of_other_languages_are_refused(query, suggestion):
-    """A comparison that is no term says which term it may stand for, and that term is one."""
+    """The error of a comparison suggests a term, and that term is valid."""
     error = refused(query)
 
     assert error.code == "invalid-key"
@@ -60,7 +60,7 @@ def test_comparisons_of_other_languages_are_refused(query, suggestion):
 
 @pytest.mark.parametrize("character", ["<", ">", "{", "}", '"', "'", " ", "\t", "\n"])
 def test_a_key_is_legal_when_it_is_escaped(character):
-    """Any name can be a key: percent-encoded, with a `=` behind it. A term of it alone is refused."""
+    """Percent-encoded and followed by `=`, any name can be a key. A term of the name alone is refused."""
     name = f"a{character}5"
     key = quote(name, safe="")
 
@@ -92,7 +92,7 @@ def test_what_stays_legal(query, name, value):
 
 
 @given(st.text(min_size=1, max_size=8), st.integers() | st.text(max_size=5))
-def test_every_name_can_be_asked_for(name, value):
+def test_every_name_can_be_a_key(name, value):
     """A key and a JSON value that are percent-encoded as a whole find the member of that name."""
     if any("\ud800" <= c <= "\udfff" for c in name + str(value)) or name.startswith(("/", "../")):
         return
@@ -166,7 +166,7 @@ def test_errors_of_the_right_dialect_stay_as_they_are(source, dialect):
     ],
 )
 def test_doubts(query, words):
-    """What is legal but hardly meant is doubted for those who read warnings."""
+    """A valid filter that is probably not what was meant gives a warning."""
     parse(query)
     found = doubt(query, "query-string")
 
@@ -199,7 +199,7 @@ def test_messages_stay_short():
     assert suggested_term("a ==> 5") is None
 
 
-def test_the_servers_entrance_says_the_same():
+def test_the_server_gives_the_same_errors():
     """`query_string.parse`, which the server calls with its own limit, gives the same error."""
     with pytest.raises(FilterError) as caught:
         parse_query('{"equals": {"a": 1}}', terms_max=3)
