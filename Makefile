@@ -10,7 +10,7 @@ SERVE_EXTRAS := cli,match,server
 EXTRAS := $(SERVE_EXTRAS),spark
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 NATIVE := $(wildcard native/*)
-# An environment belongs to one Python: `make test PYTHON=python3.13` after python3.11 makes it anew.
+# An environment belongs to one Python version: `make test PYTHON=python3.13` after python3.11 makes it again.
 VERSION = $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 MADE := $(or $(if $(PYTHON_GIVEN),,$(firstword $(wildcard $(VENV)/.python-*))),$(VENV)/.python-$(VERSION))
 

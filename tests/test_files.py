@@ -1,4 +1,4 @@
-"""Who may read and write what Virta makes: this user, whatever the umask, unless a directory is shared."""
+"""Files that Virta creates belong to their user alone, whatever the umask, unless a directory is shared."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_two_users_share_a_log(tmp_path):
     assert run(64001, 64100).stdout == "64001\n"
     assert run(64002, 64100).stdout == "64001 64002\n"
     assert run(64001, 64100).stdout == "64001 64002 64001\n"
-    assert "Permission denied; a log is its owner's" in run(64003, 64003).stderr
+    assert "Permission denied; its owner can share it" in run(64003, 64003).stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become other users")
@@ -321,7 +321,7 @@ def test_the_doctor_looks_at_a_data_directory(tmp_path):
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o1777, 0o4700, 0o070, -1, True, "0770"])
 def test_modes_that_are_no_directory_mode(tmp_path, mode):
-    """A mode that would lock its owner out, or let somebody list what he cannot enter, is refused."""
+    """A mode without all rights for the owner, or with read but no entry for others, is refused."""
     with pytest.raises(errors.LogLimitError, match="mode is"):
         virta.open(tmp_path / "log", mode=mode)
     assert not (tmp_path / "log").exists()

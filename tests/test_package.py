@@ -89,7 +89,7 @@ def planned(directory, *targets):
 
 @pytest.fixture
 def clone(tmp_path):
-    """What `make` looks at, as in a fresh clone."""
+    """Copy the files that `make` reads, as in a fresh clone."""
     for name in ("Makefile", "pyproject.toml", "setup.py"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "native").mkdir()

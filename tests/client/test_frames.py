@@ -96,7 +96,7 @@ def test_cursor_knows_where_to_continue():
 
 
 def test_every_position_is_remembered():
-    """Frames without an event move the cursor, too; the position behind a record gives its offset."""
+    """Frames without an event move the cursor too; the position after a record gives its offset."""
     gaps = []
     cursor = Cursor(lambda start: f"/{start}", None, None, gaps.append)
     for name, place in (("connect", 5), ("ping", 9), ("gap", 12)):

@@ -112,13 +112,13 @@ def test_commands_after_a_restart_by_a_corrected_clock_have_their_effect(journal
         assert (job.uri, job.payload) == (uri.encode(), "new"), uri
         assert journal.done(job.key) is True
     journal.push("x://working", domain="working", payload="new")
-    assert journal.next("working").jobs == []  # behind the one that is worked on
+    assert journal.next("working").jobs == []  # it waits for the one that is worked on
     each.clock.now += DAY
     assert journal.next("working").jobs[0].payload == "new"
 
 
 def test_stamps_continue_above_the_stored_ones_but_not_above_the_clock_for_long(journals):
-    """After a small correction all stamps go on; after a large one only those of the keys concerned."""
+    """After a small correction all timestamps keep rising; after a large one only those of the same keys."""
     each = journals(T0 + 10 * S)
     first = each.journal.set("a", 1)
     assert each.restart(T0).set("b", 1) > first
@@ -278,7 +278,7 @@ def test_a_forward_step_forgets_no_finished_command():
     assert run(commands.get("k")) is None
 
 
-def test_a_slewed_clock_and_a_process_that_stood_still_are_no_steps():
+def test_a_slewed_clock_and_a_stopped_process_are_not_steps():
     """Small differences are not counted together, and a pause between two readings concludes nothing."""
     run = Stepped()
     run(commands.push("x://a", domain="d"))
@@ -310,7 +310,7 @@ def test_recurring_jobs_go_on_when_a_wrong_clock_was_corrected():
 
 
 def test_only_the_daemon_that_hands_out_ends_attempts():
-    """The clock of another one may be an hour ahead: work that goes on must not be handed out twice."""
+    """Another daemon's clock may be an hour ahead: running work must not be handed out twice."""
     run = Stepped()
     run(commands.push("x://a", domain="d"))
     key = run(commands.next_("d")).jobs[0].key
@@ -381,7 +381,7 @@ def test_spooled_commands_keep_their_order_when_the_clock_is_set_back(tmp_path, 
 
 @pytest.mark.parametrize("ahead", [-7200, 120])
 def test_a_worker_by_another_clock(tmp_path, ahead):
-    """Its deadlines were over before they began, and every job was somebody else's when it was done."""
+    """A worker whose clock differs keeps its jobs: deadlines are measured by the daemon's clock."""
     with daemon_thread(tmp_path, clock=lambda: system_clock() + ahead * S) as server:
         worker = Worker(*server.address, work_for=30)
         stop = asyncio.Event()
@@ -470,7 +470,7 @@ def test_kill_rounds_with_clock_steps(tmp_path, half):
                 else:
                     for job in client.next("d").jobs:
                         assert job.uri.decode() in pending, (seed, turn, job)
-                        # A newer push may wait behind it, so it is only surely over if none did.
+                        # A newer push may wait for its end, so it is certainly over only if none did.
                         if rng.random() < 0.5 and acknowledged(client, job):
                             done.add(job.uri.decode())
     finished_by_hand = set(done)

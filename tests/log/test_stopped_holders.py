@@ -1,4 +1,4 @@
-"""A process that stands still with a lock of the log: readers get on, whatever it holds."""
+"""A process that is stopped while it holds a lock of the log: readers continue, whichever lock it is."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_durable_appends_wait_once_for_a_stopped_sync(tmp_path):
             assert in_time(lambda: [int(log.append("t", "k", bytes(1000))) for _ in range(RECORDS)])
             assert len(log.segments()) > 10
             assert log.durable_offset == RECORDS + 1
-        # The holder is gone: what is durable is published again.
+        # The holder has ended: the durable position is published again.
         log.append("t", "k", b"last")
         with virta.open(tmp_path / "log", read_only=True) as other:
             assert other.durable_offset == RECORDS + 2
@@ -109,7 +109,7 @@ def test_a_segment_that_is_attached_again_is_synced_again(tmp_path):
 
 
 def test_readers_need_no_write_lock(tmp_path):
-    """A stopped writer keeps other writers out, and nobody else: handles that are open, and new read-only ones."""
+    """A stopped writer blocks other writers only, not readers: neither open handles nor new read-only ones."""
     path = tmp_path / "log"
     with (
         virta.open(path, lock_timeout=0.05) as log,
@@ -136,7 +136,7 @@ def test_readers_need_no_write_lock(tmp_path):
 
 
 def test_a_log_that_needs_recovery_is_not_opened_without_the_lock(tmp_path):
-    """Without a control page nobody knows whether its end is sound: a writable handle waits, then says who has it."""
+    """Without a control page the end may need recovery: a writable handle waits, then names the lock's holder."""
     path = tmp_path / "log"
     with virta.open(path) as log:
         log.append("t", "k", b"")

@@ -31,7 +31,7 @@ def ahead(tmp_path, monkeypatch):
 
 
 def test_opening_warns_once_with_both_times(ahead, caplog):
-    """The warning has the record's time and the clock's; reading and appending go on, times stand still."""
+    """The warning has the record's time and the clock's; reading and appending work, times do not advance."""
     caplog.set_level(logging.WARNING, "virta.log")
     with virta.open(ahead, durability="none") as log:
         (warning,) = [r.getMessage() for r in caplog.records]
@@ -60,7 +60,7 @@ def test_a_running_writer_is_warned_at_its_next_segment(tmp_path, caplog, monkey
     assert len([r for r in caplog.records if "log_clock_ahead" in r.getMessage()]) == 1
 
 
-def test_a_good_clock_is_no_news(tmp_path, caplog):
+def test_a_correct_clock_gives_no_warning(tmp_path, caplog):
     """Neither a warning nor a line."""
     with virta.open(tmp_path / "log") as log:
         log.append("t", "k", b"")

@@ -72,7 +72,7 @@ class Registry:
     """Filters by place and by id. Writing methods block on the disk: call them in a thread."""
 
     def __init__(self, path: Path) -> None:
-        # Subscriptions hold the secrets of their sinks, so nobody shares this directory.
+        # Subscriptions contain the secrets of their sinks, so this directory is never shared.
         _keep_private(path)
         self._log = virta.log.open(path, lock_timeout=LOCK_S_MAX)
         self._filters: dict[str, Registered] = {}

@@ -74,7 +74,7 @@ class Command(msgspec.Struct, forbid_unknown_fields=True):
     offset: Annotated[int, Meta(le=LIMIT_MAX)] = 0
     delay: Annotated[float, Meta(le=DELAY_S_MAX)] | None = None
     traceback: str = ""
-    dead: bool = False  # of a failure: it is no use to try again
+    dead: bool = False  # of a failure: do not try again
     settings: dict[str, Any] = {}
 
 
@@ -173,7 +173,7 @@ class Admin:
                     self._remember(RAN_PREFIX + key[len(CRON_PREFIX) :], due, now)
 
     def expect_all(self, now: int) -> None:
-        """Work out anew when each recurring job is due."""
+        """Compute again when each recurring job is due."""
         for key, (cron, schedule, _) in list(self._crons.items()):
             self._expect(key, cron, schedule, now)
 
@@ -186,7 +186,7 @@ class Admin:
         """One push for all the times that passed while no daemon was there, dated by the last one."""
         ran = RAN_PREFIX + key[len(CRON_PREFIX) :]
         store = self._engine.store
-        # What comes from a clock that was far ahead says nothing of times that passed since.
+        # A time from a clock that was far ahead does not tell which times have passed since.
         known = [
             entry.timestamp
             for entry in map(store.stored, (key, ran))

@@ -108,7 +108,7 @@ class Handler:
         except (ValueError, msgspec.ValidationError, msgspec.DecodeError) as error:
             return _problem(RefusedError("bad-request", str(error)[:300]), path)
         except RecursionError:
-            # How deep JSON can be read or written depends on how deep in calls that happens.
+            # How deeply nested JSON can be read or written depends on the depth of the call stack.
             return _problem(RefusedError("bad-request", NESTED), path)
 
     async def _route(

@@ -152,9 +152,9 @@ class Spool:
 
     def _stamp(self) -> int:
         """
-        Return a timestamp later than those of everything spooled here before, by any process.
+        Return a timestamp later than all spooled here before, by any process.
 
-        A clock that was set back in between must not make the later command the older one. If it was ahead by
+        A clock that was set back in between must not make the later command older. If it was ahead by
         more than a daemon accepts, that command is refused anyway, and this one must not be.
         """
         descriptor = files.open_file(self.directory / STAMP, os.O_RDWR | os.O_CREAT)

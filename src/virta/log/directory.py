@@ -223,7 +223,7 @@ def open_locks(directory: Path) -> tuple[int, int, int]:
         size = os.fstat(control).st_size
         if size < CONTROL_BYTES:
             if size:
-                os.pwrite(control, bytes(8), 0)  # what is left of a truncated page means nothing
+                os.pwrite(control, bytes(8), 0)  # the rest of a truncated page is invalid
             os.ftruncate(control, CONTROL_BYTES)
             with suppress(OSError):  # so that a full disk has room for this page at least
                 os.posix_fallocate(control, 0, CONTROL_BYTES)

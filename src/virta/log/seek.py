@@ -109,7 +109,7 @@ def last_segment(directory: Path) -> Segment | None:
 
 
 def clock_ahead(log: Log) -> float:
-    """Seconds by which the newest record's time is ahead of this machine's clock, 0.0 when it is not."""
+    """Return the seconds by which the newest record is ahead of this machine's clock, or 0.0."""
     snapshot = log.source.snapshot()
     if snapshot is not None and snapshot.current:
         last_time = snapshot.last_time
@@ -141,7 +141,7 @@ def total_bytes(log: Log) -> int:
 
 @in_words("looking at the segments of")
 def describe(log: Log) -> list[SegmentInfo]:
-    """What is known of every segment."""
+    """Return the details of every segment."""
     rows: list[SegmentInfo] = []
     bases = segment_bases(log.path)
     for number, base in enumerate(bases):

@@ -281,7 +281,7 @@ def now_us() -> int:
 
 
 def describe_ahead(last_time: int) -> str:
-    """Say that the newest record is from the future, and what follows from it."""
+    """Return a sentence that the newest record is from the future, with the consequence."""
     return (
         f"the newest record is stamped {_time_text(last_time)}, but this machine's clock says"
         f" {_time_text(now_us())}; one of the two clocks was"
