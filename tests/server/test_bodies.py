@@ -244,6 +244,7 @@ def test_running_as_root_warns(start):
     server = start()
     user = int(subprocess.run(["id", "-u"], capture_output=True, check=True).stdout)
     server.stop()
-    said = [line for line in "".join(server.said).splitlines() if "running_as_root" in line]
+    lines = map(json.loads, "".join(server.said).splitlines())
+    said = [line for line in lines if line["message"] == "running_as_root"]
 
     assert len(said) == (user == 0)

@@ -177,7 +177,7 @@ def test_methods(server):
     assert "POST" in answer.headers["access-control-allow-methods"]
 
 
-@pytest.mark.parametrize("path", ["/", "/channels", "/nope", "/metrics/x"])
+@pytest.mark.parametrize("path", ["/", "/nope", "/metrics/x"])
 def test_unknown_paths(server, path):
     """Anything else is 404 with Thorium's JSON."""
     answer = server.request("GET", path)
