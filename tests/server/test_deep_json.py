@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import pytest
-from server_harness import BATCH, STRUCTURED, Consumer, Server, event
+from server_harness import BATCH, DEADLINE_S, STRUCTURED, Consumer, Server, event
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
@@ -125,3 +125,30 @@ def test_a_socket_is_closed_with_the_code(either):
     told = asyncio.run(scenario())
 
     assert (told.code, told.reason) == (1007, "invalid-json-body")
+
+
+def test_positions_over_sockets_are_no_obstacle(either):
+    """An event that has a member of the position's name, and is nested near the limit, reaches everyone."""
+
+    async def scenario():
+        url = f"ws://127.0.0.1:{either.port}/channels/named?$positions=1"
+        other = await Consumer.open(either.port, "/channels/named")
+        await other.connected()
+        async with connect(url, subprotocols=["cloudevents.json"]) as made:
+            taken = []
+            for depth in range(900, 1010, 2):
+                value = f'{{"virtaposition":"x","a":{objects(depth)}}}'
+                body = deep_event(f"n{depth}", value)
+                kind = {"Content-Type": STRUCTURED}
+                if either.request("POST", "/channels/named", body, kind).status == 202:
+                    taken.append(f"n{depth}")
+            assert taken
+            assert "virta.connect" in await asyncio.wait_for(made.recv(), DEADLINE_S)
+            for id_ in taken:
+                assert f'"id":"{id_}"'.encode() in (await other.frame()).raw
+                text = await asyncio.wait_for(made.recv(), DEADLINE_S)
+                assert f'"id":"{id_}"' in text
+                assert text.count('"virtaposition"') == 2
+        await other.close()
+
+    asyncio.run(scenario())

@@ -122,8 +122,11 @@ def named_frame(
 def with_member(value: bytes, name: str, text: str) -> bytes:
     """Add a string member to a JSON object that has members, replacing one of that name."""
     if b'"%b"' % name.encode() in value or not value.endswith(b"}"):
-        members = _decode_members(value)
-        return _json.encode(members | {name: text})
+        try:
+            return _json.encode(_decode_members(value) | {name: text})
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            # It was read when it was accepted, less deep in calls. Of two members, readers take the last.
+            value = value.rstrip()
     return b'%b,"%b":"%b"}' % (value[:-1], name.encode(), text.encode())
 
 
