@@ -375,6 +375,20 @@ def test_verify_finds_and_repair_passes(place):
 # compact, retain
 
 
+@pytest.mark.parametrize("which", [0, -1])
+def test_verify_finds_damaged_headers_after_a_reboot(rolled, which):
+    """Without a control page of this boot nobody knows the last record's time; the damage is reported all the same."""
+    segment = sorted(rolled.glob("*.puro"))[which]
+    with segment.open("r+b") as file:
+        file.write(b"not a header")
+    (rolled / "control").unlink()
+
+    found = report("verify", rolled, code=1)
+
+    assert [problem["reason"] for problem in found["problems"]] == ["bad-header"]
+    assert found["clock_ahead_s"] == 0.0
+
+
 @pytest.fixture
 def rolled(place) -> Path:
     """A log of many small segments in which keys repeat."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import random
+import threading
 import time
 from itertools import count
 from pathlib import Path
@@ -377,6 +379,35 @@ def test_spooled_commands_keep_their_order_when_the_clock_is_set_back(tmp_path, 
     (tmp_path / STAMP).write_text("damaged")
     with Spool(tmp_path) as spool:
         spool.put(commands.set_("k", 1).request)
+
+
+def test_a_stopped_process_does_not_stop_the_spool_of_others(tmp_path):
+    """Whoever was stopped with the stamp's lock is waited for once, not for ever and not for each command."""
+    spooled = 20  # a second for each is more than the deadline
+    with Spool(tmp_path) as spool:
+        spool.put(commands.set_("k", 0).request)
+        holder = os.open(tmp_path / STAMP, os.O_RDWR)
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        done = threading.Event()
+
+        def put_all():
+            for n in range(spooled):
+                spool.put(commands.set_("k", n).request)
+            done.set()
+
+        threading.Thread(target=put_all, daemon=True).start()
+        try:
+            assert done.wait(10), "it waits for the stopped process again and again"
+        finally:
+            os.close(holder)
+        stamps = [
+            request.timestamp
+            for path in sorted(tmp_path.glob("[0-9]*.fjs"))
+            for record in scan(path.read_bytes())
+            for request in RequestParser().feed(record.message)
+        ]
+        assert len(stamps) == spooled + 1
+        assert stamps == sorted(set(stamps))
 
 
 @pytest.mark.parametrize("ahead", [-7200, 120])

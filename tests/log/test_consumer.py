@@ -320,6 +320,23 @@ def test_retention_removes_what_all_have_consumed(tmp_path):
             assert offsets(consumer) == [last]
 
 
+def test_retention_moves_no_position_over_what_is_not_durable(tmp_path):
+    """After a power cut those offsets could be given again, to records that the consumer would never see."""
+    with virta.open(tmp_path / "log") as log:
+        log.append("a", "k", b"first")
+        with log.consumer("c", topics="a") as consumer:
+            list(consumer)
+            consumer.commit()
+        for _ in range(50):
+            log.append("b", "k", b"", durability="none")
+        assert (log.durable_offset, log.next_offset) == (1, 51)
+        log.retain(consumed=True)
+        assert log.consumers()[0].position == 1
+        log.flush()
+        log.retain(consumed=True)
+        assert log.consumers()[0].position == 51
+
+
 def test_retention_keeps_what_is_not_consumed(tmp_path):
     """The first uncommitted record of the slowest partition is the limit."""
     with virta.open(tmp_path / "log", segment_bytes=4096, durability="none") as log:

@@ -119,7 +119,10 @@ def advance_consumers(log: Log, *, dry_run: bool) -> list[int]:
         if min(start) < log.first_offset:
             lowest.append(min(start))
             continue
-        first = count_unread(log, start, load_topics(log.path, name), bounded=False).first
+        # Not over what a power cut may take: those offsets could be given to records for this consumer.
+        durable = log.durable_offset
+        unread = count_unread(log, start, load_topics(log.path, name), bounded=False)
+        first = [max(min(f, durable), s) for f, s in zip(unread.first, start, strict=True)]
         lowest.append(min(first))
         if dry_run or first == start:
             continue
