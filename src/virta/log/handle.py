@@ -161,7 +161,9 @@ class Log:
         except IndexError as exc:
             plain = with_json_values(records)
             if plain is not None:
-                return self.append_many(plain, durability=durability, producer=producer)
+                return self.append_many(
+                    plain, durability=durability, producer=producer, lock_timeout=lock_timeout
+                )
             raise record_error(records[exc.args[0]], exc.args[0], len(records)) from None
         except OverflowError as exc:
             raise LogLimitError(
