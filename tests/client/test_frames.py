@@ -151,6 +151,16 @@ def test_mappings_that_are_no_events_become_data():
         assert caught.value.code == "bad-event"
 
 
+def test_mappings_that_json_cannot_say_are_refused():
+    """Callers catch one class of errors, whether it is the data or a member of an event."""
+    endless = {}
+    endless["again"] = endless
+    for wrong in ({"at": object()}, {"source": "/s", "id": "1", "data": object()}, endless):
+        with pytest.raises(ClientError, match="as JSON") as caught:
+            publication("c", [wrong])
+        assert caught.value.code == "bad-event"
+
+
 def test_what_may_arrive_twice():
     """Publications may, since the server drops repeats; messages to streams may not."""
     assert is_repeatable("GET", "/x")

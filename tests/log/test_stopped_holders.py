@@ -146,3 +146,21 @@ def test_a_log_that_needs_recovery_is_not_opened_without_the_lock(tmp_path):
         pytest.raises(errors.LogLockTimeoutError, match=r"was not free for 0\.05 s"),
     ):
         virta.open(path, lock_timeout=0.05)
+
+
+@pytest.mark.parametrize("value", [b"bytes", {"as": "JSON"}], ids=["bytes", "json"])
+def test_an_append_waits_as_long_as_it_was_asked_to(tmp_path, value):
+    """`lock_timeout` of an append counts, not that of the log, whatever the values are."""
+    path = tmp_path / "log"
+    with (
+        virta.open(path, lock_timeout=10 * DEADLINE_S) as log,
+        stopped_holder(path / "writer.lock"),
+    ):
+
+        def append():
+            try:
+                log.append_many([("t", "", value)], lock_timeout=0.05)
+            except errors.LogLockTimeoutError as error:
+                return error
+
+        assert "0.05 s" in str(in_time(append))

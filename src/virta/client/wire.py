@@ -126,7 +126,7 @@ def publication(
     Return path, content type and body of a publication.
 
     Raises:
-        ClientError: something is neither an event nor a mapping.
+        ClientError: something is neither an event nor a mapping, or cannot be written as JSON.
     """
     bodies = [_encoded(event) for event in events]
     path = channel_path(channel)
@@ -144,9 +144,12 @@ def _encoded(event: Event | Mapping[str, Any]) -> bytes:
             "as publish(channel, *events)",
             code="bad-event",
         )
-    if "specversion" in event or ("source" in event and ("id" in event or "type" in event)):
-        return msgspec.json.encode(event)
-    return Event.new(TYPE_DEFAULT, SOURCE_DEFAULT, dict(event)).to_line()
+    try:
+        if "specversion" in event or ("source" in event and ("id" in event or "type" in event)):
+            return msgspec.json.encode(event)
+        return Event.new(TYPE_DEFAULT, SOURCE_DEFAULT, dict(event)).to_line()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ClientError(f"cannot write the event as JSON: {error}", code="bad-event") from None
 
 
 def channel_path(channel: str, start: Start | None = None, query: str = "") -> str:
