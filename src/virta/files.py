@@ -37,7 +37,7 @@ def open_file(path: str | os.PathLike[str], flags: int) -> int:
 
 
 def open_lock(path: str | os.PathLike[str]) -> int:
-    """Open a file for `flock`, made if it is missing; who may not write in the directory cannot lock it."""
+    """Open or create a file for `flock`; users who cannot write in the directory cannot lock it."""
     return _open(path, os.O_RDWR | os.O_CREAT, lock_mode)
 
 
@@ -116,7 +116,7 @@ def file_mode(directory: str | os.PathLike[str]) -> int:
 
 
 def lock_mode(directory: str | os.PathLike[str]) -> int:
-    """The mode of lock files made in `directory`: for those who can write in it."""
+    """Return the mode of lock files created in `directory`: for users who can write in it."""
     writers = os.stat(directory).st_mode & 0o222 if shared_mode(directory) is not None else 0
     return writers | writers << 1 | PRIVATE_FILE
 

@@ -80,7 +80,7 @@ def show_count(count: int, noun: str) -> str:
 
 
 def show_time(micros: int | None) -> str | None:
-    """Microseconds since the epoch as RFC 3339 in UTC; as they are when that has no such year."""
+    """Return microseconds since the epoch as RFC 3339 in UTC, or as a number beyond the year 9999."""
     if micros is None:
         return None
     try:

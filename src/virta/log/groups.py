@@ -73,7 +73,7 @@ def list_consumers(log: Log) -> list[ConsumerInfo]:
     for name in list_names(log.path):
         slots = _slots_of(log, name)
         members: set[int] = set()
-        # Without a lock file nobody ever joined.
+        # Without a lock file no member ever joined.
         with suppress(FileNotFoundError), LockFile(log.path, name, read_only=True) as locks:
             members = locks.others()
         beats = Heartbeats(log.path, name, read_only=True)

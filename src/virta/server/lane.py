@@ -87,7 +87,7 @@ class QuickLane(HttpToolsProtocol):
         raise NotImplementedError
 
     def enter(self, cors: bytes | None = None) -> Exchange:
-        """Give a request its place in line; on the quick way it comes from a program."""
+        """Queue a request in order of arrival; on the fast path it comes from a program."""
         exchange = Exchange(cors=self.service.door.cors if cors is None else cors)
         self.exchanges.add(exchange)
         return exchange
@@ -134,7 +134,7 @@ class QuickLane(HttpToolsProtocol):
             if self.deadline > deadline:
                 self.service.wheel.set(self, deadline)
 
-    def drop_held(self) -> None:
+    def drop_first_piece(self) -> None:
         """Forget the first piece of a publication, which will not be read."""
         self._held, self._held_since = b"", 0.0
 

@@ -230,7 +230,7 @@ class HotProtocol(ColdLane):
 
     def refuse_body(self) -> None:
         """Refuse the arriving body, because all unfinished ones together are too large."""
-        self.drop_held()  # read now, it would count again, and the next one would have to make room
+        self.drop_first_piece()  # read now, it would count again, and another body would be refused for it
         self.settle_quick()
         self._deaf = True
         self.between = False
@@ -482,7 +482,7 @@ class HotProtocol(ColdLane):
         self.refuse_last(refusal)
 
     def refuse_last(self, error: RequestError) -> None:
-        """Refuse the request whose head was read last; the connection ends behind the answer."""
+        """Refuse the request whose head was read last; the connection ends after the response."""
         self.service.count_refusal(error)
         more = MORE_HEADERS.get(error.status, b"")
         response = self.service.responder.refused(error, close=True, more=more)
