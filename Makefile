@@ -1,4 +1,5 @@
 # Every target sets up what it needs; a fresh clone and PyPI are enough.
+PYTHON_GIVEN := $(PYTHON)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,6 +10,9 @@ SERVE_EXTRAS := cli,match,server
 EXTRAS := $(SERVE_EXTRAS),spark
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 NATIVE := $(wildcard native/*)
+# An environment belongs to one Python version: `make test PYTHON=python3.13` after python3.11 makes it again.
+VERSION = $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+MADE := $(or $(if $(PYTHON_GIVEN),,$(firstword $(wildcard $(VENV)/.python-*))),$(VENV)/.python-$(VERSION))
 
 .PHONY: help setup run demo test test-fast lint format bench bench-log bench-match bench-journal bench-server bench-spark soak-server fuzz clean
 
@@ -21,8 +25,13 @@ help:
 
 setup: $(STAMP)
 
-$(SERVE): pyproject.toml setup.py $(NATIVE)
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(MADE):
+	@$(PYTHON) --version # stop here where there is no such Python
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(SERVE): $(MADE) pyproject.toml setup.py $(NATIVE)
 	@echo "installing what serving needs into $(VENV)"
 	$(PIP) install --editable ".[$(SERVE_EXTRAS)]"
 	@touch $@

@@ -1,5 +1,5 @@
 """
-Connections that come and go, for the soak: each is opened, gets the answer it should, and is closed.
+Short connections for the soak: each is opened, gets the expected response, and is closed.
 
 The kinds take turns: streams with and without history, both kinds of WebSocket, short publications with and without
 keep-alive, filters that are registered, listened to and removed, and requests that are refused.
@@ -18,10 +18,10 @@ STRUCTURED = "application/cloudevents+json"
 JSON = "application/json"
 CHANNEL = "/channels/churn"
 KEY = base64.b64encode(b"0123456789abcdef").decode()
-# A connection that has no answer by then has failed.
+# A connection without a response after this long has failed.
 ANSWER_S = 30.0
 TICK_S = 0.02
-# Connections under way at once; more would only say that the server is slower than the rate.
+# Open connections at a time; more would only show that the server is slower than the rate.
 OPEN_MAX = 256
 FAILURES_SHOWN = 5
 
@@ -43,7 +43,7 @@ class Churn:
         ]
 
     async def run(self, rate):
-        """Keep the pace until cancelled; then wait for those that are open."""
+        """Open connections at the rate until cancelled; then wait for the open ones."""
         began, started = time.perf_counter(), 0
         kinds = cycle(self._kinds)
         try:
@@ -53,7 +53,7 @@ class Churn:
                     task = asyncio.ensure_future(self._one(next(kinds)))
                     self._open.add(task)
                     task.add_done_callback(self._open.discard)
-                started += due  # what was too much is left out, not made up for
+                started += due  # those over the limit are skipped, not made up for later
                 await asyncio.sleep(TICK_S)
         finally:
             await asyncio.gather(*self._open, return_exceptions=True)
@@ -78,7 +78,7 @@ class Churn:
         return self._head(f"POST {path} HTTP/1.1", f"Content-Type: {kind}", size, *lines) + body
 
     async def _talk(self, *steps):
-        """Open a connection; for each step send something and read up to a mark (None: to the end)."""
+        """Open a connection; for each step send bytes and read up to a mark (None: to the end)."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         said = b""
         try:
@@ -111,7 +111,7 @@ class Churn:
         await self._talk((self._head(f"GET {path} HTTP/1.1"), b"event: connect"))
 
     async def resumed_stream(self):
-        """Come back with the id of an event that was just published."""
+        """Resume with the id of an event that was just published."""
         event = self._event()
         id_ = json.loads(event)["id"]
         await self._talk((self._post(CHANNEL, event, STRUCTURED), b"accepted"))
@@ -119,7 +119,7 @@ class Churn:
         await self._talk((self._head(f"GET {CHANNEL} HTTP/1.1", line), b"event: connect"))
 
     async def old_stream(self):
-        """HTTP/1.0: the body ends with the connection."""
+        """Open a stream with HTTP/1.0, where the body ends with the connection."""
         await self._talk((self._head(f"GET {CHANNEL} HTTP/1.0"), b"event: connect"))
 
     async def _socket(self, path, *lines):
@@ -140,7 +140,7 @@ class Churn:
         _expect(await self._talk((sent, None)), 202)
 
     async def kept_posts(self):
-        """Two on one connection, which then is closed."""
+        """Publish twice on one connection, then close it."""
         first, second = (self._post(CHANNEL, self._event(), STRUCTURED) for _ in range(2))
         await self._talk((first, b"accepted"), (second, b"accepted"))
 
@@ -151,7 +151,7 @@ class Churn:
         )
 
     async def filter_stream(self):
-        """A filter is registered, listened to and removed, which ends the stream."""
+        """Register a filter, open its stream, and remove the filter, which ends the stream."""
         body = json.dumps({"filter": {"equals": {"churn": next(self._numbers)}}}).encode()
         made = await self._talk(
             (self._post("/filters/churn/c", body, JSON, "Connection: close"), None)

@@ -1,9 +1,9 @@
 """
-`make soak-server`: thousands of idle consumers, a steady stream of events, and connections that come and go.
+`make soak-server`: thousands of idle consumers, a steady stream of events, and short connections.
 
-Each consumer has a filter of its own and each event matches one of them, so that an event that is lost, doubled or out
-of order is seen at once. Two more consumers match everything and read nothing. Beside them connections of all kinds
-(`server_churn.py`) open and close at a steady rate. The server's memory and open descriptors are sampled every second.
+Each consumer has its own filter and each event matches one of them, so that an event that is lost, doubled or out
+of order is detected at once. Two more consumers match everything and read nothing. Connections of all kinds
+(`server_churn.py`) open and close at a steady rate meanwhile. The server's memory and open descriptors are sampled every second.
 Ends with 1 when something was lost, a short connection got a wrong answer, or memory or descriptors are not flat after
 the warm-up.
 
@@ -43,11 +43,11 @@ STALL_S = 35.0
 LAST_S = 20.0
 # Allocators keep some of what they were given; a leak of one event per delivery would be far more.
 GROWTH_KIB_MAX = 16 * 1024
-# Descriptors move with the connections of the moment, and with the log's segments.
+# The number of descriptors varies with the open connections and the log's segments.
 GROWTH_DESCRIPTORS_MAX = 32
-# Tables and pools fill in this time; in a short run, in this share of it.
+# Tables and pools fill during this time, or this share of a short run.
 WARM_UP_S, WARM_UP_SHARE = 300.0, 0.5
-# Samples of descriptors whose median is the level at one time: connections come and go in every second.
+# The median of this many samples is the level of descriptors: connections open and close every second.
 LEVEL_SAMPLES = 9
 TAIL_SAMPLES = 2
 
@@ -251,7 +251,7 @@ def descriptors(process):
 
 
 def level(samples):
-    """The median of a few samples."""
+    """Return the median of a few samples."""
     return sorted(samples)[len(samples) // 2]
 
 
@@ -303,7 +303,7 @@ def run(options):
             process.wait()
             process.stdout.close()
         shutil.rmtree(data, ignore_errors=True)
-    # The last samples are of a server that is left by its clients.
+    # The last samples are taken while the clients disconnect.
     memory, opened = memory[:-TAIL_SAMPLES], opened[:-TAIL_SAMPLES]
     share = min(WARM_UP_S / options.seconds, WARM_UP_SHARE)
     first = int(len(memory) * share)
@@ -323,7 +323,7 @@ def main():
     parser.add_argument("--rate", type=int, default=5000, help="events a second")
     parser.add_argument("--seconds", type=float, default=1800)
     parser.add_argument(
-        "--churn", type=int, default=60, help="connections that come and go a second"
+        "--churn", type=int, default=60, help="connections opened and closed per second"
     )
     parser.add_argument("--batch", type=int, default=10, help="events in a request")
     parser.add_argument("--durability", default="none")

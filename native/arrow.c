@@ -105,7 +105,7 @@ static void pass(const uint8_t *data, Py_ssize_t end, uint32_t salt, int through
         c->status = header_parse(data + c->pos, end - c->pos, salt, c->prev, c->next, &h);
         if (c->status == ST_SHORT) { c->detail = HEADER_BYTES; break; }
         if (c->status != ST_END) break;
-        /* Not for offsets below the start: nobody asked for them. */
+        /* Ignore gaps below the start: those offsets were not requested. */
         if ((h.flags & FLAG_REPAIR) && !through_repairs && c->next + h.count > sel->start) { c->status = ST_REPAIR; c->detail = h.count; break; }
         if ((size_t)(end - c->pos - HEADER_BYTES) < h.payload_len) {
             c->status = ST_SHORT;

@@ -1,10 +1,10 @@
-/* Mapped files that another process truncates: the next access raises SIGBUS, which would end the process.
+/* Protect against mapped files that another process truncates: an access raises SIGBUS, which ends the process.
  *
- * The handler gives the file its size back, and the access goes on: it reads zeros, in a page that all processes
- * share, and what was in the file has to be made again. Where that is not allowed (a read-only descriptor) or does not
- * help (a full disk), it puts a private page of zeros there instead and marks the guard as lost; `guard_restore` maps
- * the file again. Both ftruncate and mmap are plain system calls, safe in a handler. Faults elsewhere, and signals that
- * somebody sent, go to whoever handled them before. */
+ * The handler restores the file's size and the access continues: it reads zeros, in a page that all processes
+ * share, so the caller has to rebuild the contents. Where that is not allowed (a read-only descriptor) or does not
+ * help (a full disk), it maps a private page of zeros instead and marks the guard as lost; `guard_restore` maps
+ * the file again. Both ftruncate and mmap are plain system calls, safe in a handler. Faults elsewhere, and signals
+ * sent by kill(2), are passed to the previous handler. */
 #ifndef VIRTA_GUARD_H
 #define VIRTA_GUARD_H
 
@@ -18,11 +18,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define GUARDS_MAX 4096 /* one a mapped file; a process has about 1024 descriptors, and a log takes four */
+#define GUARDS_MAX 4096 /* one per mapped file; a process has about 1024 descriptors, and a log uses four */
 
 typedef struct {
     _Atomic int used;
-    _Atomic uintptr_t start; /* 0: nothing is guarded here */
+    _Atomic uintptr_t start; /* 0: this entry is free */
     size_t size;
     int fd, writable;
     _Atomic uint32_t faults;
@@ -30,7 +30,7 @@ typedef struct {
 } Guard;
 
 static Guard guards[GUARDS_MAX];
-static _Atomic int guards_end; /* none is used from here on */
+static _Atomic int guards_end; /* entries from here on were never used */
 static struct sigaction guard_before;
 static volatile sig_atomic_t guard_passed_on;
 
@@ -46,7 +46,7 @@ static void guard_repair(Guard *g, uintptr_t at)
     if (g->writable && guard_is_short(g) && ftruncate(g->fd, (off_t)g->size) == 0) return;
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     void *zeros = mmap((void *)(at & ~(page - 1)), page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-    if (zeros == MAP_FAILED) abort(); /* returning would raise the same signal for ever */
+    if (zeros == MAP_FAILED) abort(); /* returning would raise the same signal forever */
     atomic_store(&g->lost, 1);
 }
 
@@ -62,7 +62,7 @@ static void guard_on_fault(int number, siginfo_t *info, void *context)
         return;
     }
     if (!guard_passed_on && guard_before.sa_flags & SA_SIGINFO) {
-        guard_passed_on = 1; /* one that raises the signal again gets the default the next time */
+        guard_passed_on = 1; /* if that handler raises the signal again, use the default action */
         guard_before.sa_sigaction(number, info, context);
         guard_passed_on = 0;
     } else if (!guard_passed_on && guard_before.sa_handler != SIG_DFL && guard_before.sa_handler != SIG_IGN) {
@@ -76,7 +76,7 @@ static void guard_on_fault(int number, siginfo_t *info, void *context)
     errno = saved;
 }
 
-/* Again with every file: another library may have put its own handler there since, and ours passes on to it. */
+/* Repeated for every file: another library may have installed its own handler since; ours then calls it. */
 static int guard_install(void)
 {
     struct sigaction now, ours = {0};
@@ -114,7 +114,7 @@ static Guard *guard_add(void *start, size_t size, int fd, int writable)
     return NULL;
 }
 
-/* Before the mapping is taken down. */
+/* Call this before unmapping. */
 static void guard_remove(Guard *g)
 {
     if (!g) return;
@@ -123,7 +123,7 @@ static void guard_remove(Guard *g)
     atomic_store(&g->used, 0);
 }
 
-/* Map the file again where a private page stands in for it; 0 when it is the file that is mapped. */
+/* Map the file again in place of a private page; return 0 when the file is mapped. */
 static int guard_restore(Guard *g)
 {
     if (!atomic_load(&g->lost)) return 0;

@@ -32,7 +32,7 @@ typedef struct { PyObject *const *of, *now_o; const Ask *ask; uint64_t now, time
 static PyObject *s_next_id, *s_wants_log, *s_last_stamp, *s_jobs_max, *s_primary, *s_leases, *s_free, *s_map, *s_ended, *s_domain,
     *s_sweep, *s_put;
 
-/* What is counted here, as in virta/journal/table.py. */
+/* Counters, the same as in virta/journal/table.py. */
 enum { TOTAL_PUSHED, TOTAL_HANDED_OUT, TOTAL_DONE, TOTALS };
 
 static inline void count_up(Call *call, int which)

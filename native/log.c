@@ -81,8 +81,8 @@ typedef struct {
     int writable, closed;
     int users; /* calls that are inside with the GIL released, and who holds the lock; the last one out takes the page down */
     int failed; /* errno of a failed fdatasync: the kernel tells it once per descriptor, so we must remember */
-    _Atomic int stuck; /* who holds sync.lock did not get on for all our patience: do not wait for it again */
-    uint64_t own_base, own_pos; /* what we have synced beside it; guarded by sync_mutex */
+    _Atomic int stuck; /* the holder of sync.lock made no progress while we waited: do not wait again */
+    uint64_t own_base, own_pos; /* synced without the lock; guarded by sync_mutex */
     Control *control;
     Guard *guard; /* of the control page */
     pthread_mutex_t write_mutex, sync_mutex;
@@ -335,7 +335,7 @@ static int kernel_enter(Kernel *k, int write)
 {
     if (k->closed || !k->control) { PyErr_SetString(PyExc_ValueError, "kernel is closed"); return -1; }
     if (write && !k->writable) { PyErr_SetString(PyExc_ValueError, "kernel is read-only"); return -1; }
-    /* A page of our own in place of the file's: good enough to read nothing from, never to publish in. */
+    /* A private page replaces the file's: reads find nothing in it, and it must never be published to. */
     if (guard_restore(k->guard) < 0 && write) { PyErr_SetFromErrnoWithFilename(PyExc_OSError, "control"); return -1; }
     k->users++;
     return 0;
@@ -360,6 +360,7 @@ static PyObject *kernel_attach(Kernel *k, PyObject *args)
     k->segment_base = base;
     k->salt = salt;
     k->extended = 0;
+    k->own_base = k->own_pos = 0; /* after a repair the same bytes may be written again */
     pthread_mutex_unlock(&k->sync_mutex);
     if (old >= 0) close(old);
     Py_END_ALLOW_THREADS
@@ -394,7 +395,7 @@ static PyObject *kernel_unlock(Kernel *k, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-/* Take the magic from a page that was cut, and give the file its size back; if that fails the next one tries again. */
+/* Clear the magic of a truncated page and restore the file's size; if that fails, the next caller tries again. */
 static void control_clear(Kernel *k)
 {
     const uint8_t none[8] = {0};
@@ -410,7 +411,7 @@ static PyObject *kernel_snapshot(Kernel *k, PyObject *unused)
     int valid = control_copy(k, &c);
     durable_copy(k, &c);
     if (guard_is_short(k->guard)) {
-        valid = FOREIGN; /* truncated: what is left of it means nothing, to anybody */
+        valid = FOREIGN; /* truncated: the rest of it is invalid for every process */
         atomic_fetch_add(&k->guard->faults, 1);
         if (k->writable) control_clear(k);
     }
@@ -425,8 +426,8 @@ static PyObject *kernel_publish(Kernel *k, PyObject *args)
     unsigned long long base, end, next, time, last_pos;
     unsigned int crc;
     if (!PyArg_ParseTuple(args, "KKKIKK", &base, &end, &next, &crc, &time, &last_pos) || kernel_enter(k, 1) < 0) return NULL;
-    /* First: making a file longer clears what was stored behind its end. If it fails, others find no page. */
-    if (guard_is_short(k->guard) && ftruncate(k->guard->fd, CONTROL_BYTES) < 0) { /* as said */ }
+    /* Do this first: extending a file clears what was stored past its end. If it fails, other processes find no page. */
+    if (guard_is_short(k->guard) && ftruncate(k->guard->fd, CONTROL_BYTES) < 0) { /* see above */ }
     control_publish(k, base, end, next, crc, time, last_pos, end);
     kernel_leave(k);
     Py_RETURN_NONE;
@@ -513,7 +514,7 @@ static int append_locked(Kernel *k, Append *a)
     Control c;
     if (control_copy(k, &c) != CURRENT || c.active_base != k->segment_base || k->segment_fd < 0) return ATTENTION;
     uint64_t size = file_size(&c);
-    if (!c.last_batch_pos && c.end_pos > SEGMENT_HEADER_BYTES) return ATTENTION; /* a page that was cut in the middle */
+    if (!c.last_batch_pos && c.end_pos > SEGMENT_HEADER_BYTES) return ATTENTION; /* the page was truncated in the middle */
     if (atomic_load_explicit(&k->control->writing, memory_order_relaxed)) return ATTENTION;
     if (!file_is(k->segment_fd, size)) return ATTENTION;
     if (c.end_pos + a->size > a->limit && c.end_pos > SEGMENT_HEADER_BYTES) return ROLL;
@@ -623,8 +624,8 @@ static int sync_until(Kernel *k, uint64_t base, uint64_t pos, int group)
         }
         int stuck = atomic_load(&k->stuck) || monotonic_ns() > patience;
         if (!group || stuck) {
-            /* It may be stopped, for hours: wait for it once, and from then on only when the lock was free again. An
-             * fdatasync needs no lock to be right; only saying so in the page does. */
+            /* The holder may be stopped for hours: wait once, and again only after the lock was free in between. An
+             * fdatasync needs no lock to be correct; only publishing the result in the page does. */
             if (group) atomic_store(&k->stuck, 1);
             pthread_mutex_lock(&k->sync_mutex); /* keeps attach from closing the descriptor meanwhile */
             int done = group && (k->own_base > base || (k->own_base == base && k->own_pos >= pos));

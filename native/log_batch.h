@@ -330,7 +330,7 @@ static PyObject *native_read(PyObject *self, PyObject *args)
             detail = HEADER_BYTES + (unsigned long long)h.payload_len;
             break;
         }
-        /* Not for offsets below `start`: nobody asked for them. */
+        /* Ignore gaps below `start`: those offsets were not requested. */
         if ((h.flags & FLAG_REPAIR) && !through_repairs && h.count > 0 && next + h.count > start) { status = ST_REPAIR; detail = h.count; break; }
         const uint8_t *payload = data + pos + HEADER_BYTES;
         if (payload_sum(payload, h.payload_len) != h.payload_crc) { status = ST_BAD_PAYLOAD; break; }

@@ -59,7 +59,7 @@ Vector cross(const Vector& a, const Vector& b) {
     return {a.y * b.z - a.z * b.y, a.z * b.x - a.x * b.z, a.x * b.y - a.y * b.x};
 }
 
-// The vertices' longitudes; a pole has none of its own and takes that of the vertex before it.
+// The vertices' longitudes; a pole has none of its own and gets that of the vertex before it.
 std::vector<double> longitudes_of(const double* numbers, uint32_t count) {
     std::vector<double> longitudes(count);
     for (uint32_t i = 0; i < count; i++) longitudes[i] = numbers[2 * i + 1];
@@ -118,7 +118,7 @@ void Shape::prepare_circle() {
     }
 }
 
-// As virta.filters.geo._edges has it, and the bounds.
+// The same as virta.filters.geo._edges, plus the bounds.
 void Shape::prepare_polygon(const double* numbers, uint32_t count) {
     double south = HUGE_VAL, north = -HUGE_VAL, west = 0, east = 0, along = 0, weight = 0;
     bool finite = true, touches_north = false, touches_south = false;
@@ -130,7 +130,7 @@ void Shape::prepare_polygon(const double* numbers, uint32_t count) {
         const Vector start = vector_of(lat0, lon0), end = vector_of(lat1, lon1);
         Edge edge;
         edge.start = start;
-        // As the cross product of the ends, but exact to the last digits for ends close together.
+        // The cross product of the ends, computed so that it stays accurate for ends close together.
         edge.normal = unit(cross({start.x + end.x, start.y + end.y, start.z + end.z},
                                  {end.x - start.x, end.y - start.y, end.z - start.z}));
         edge.towards = cross(edge.normal, start);
@@ -155,7 +155,7 @@ void Shape::prepare_polygon(const double* numbers, uint32_t count) {
     }
     southern = !(std::fabs(along) < kHalfTurn || touches_north) && (touches_south || along * weight < 0);
     const double first = longitudes[count - 1];
-    // A pole has every longitude: where one may be inside or on the border, longitudes bound nothing.
+    // A pole has every longitude: if one may be inside or on the border, longitudes give no bounds.
     const bool polar = north >= kNorth || south <= -kNorth;
     bounds = {south, north, first + west, first + east,
               finite && !polar && east - west < kHalfTurn && std::fabs(along) < 1};
@@ -200,7 +200,7 @@ bool Shape::in_polygon(const Point& point) const {
             return true;
         if (edge.polar != 0) side = edge.polar;
         const double here = wrapped(edge.lon_from - point.lon);
-        // The very number that is `here` for the next edge, so that each vertex lies on one side for both.
+        // Exactly the value that is `here` for the next edge, so each vertex is on the same side for both edges.
         double there = wrapped(edge.lon_to - point.lon);
         there += 360 * std::floor((here + edge.lon_by - there) / 360 + 0.5);
         if (here <= 0 && 0 < there)

@@ -1,4 +1,4 @@
-"""Who may read and write what Virta makes: this user, whatever the umask, unless a directory is shared."""
+"""Files that Virta creates belong to their user alone, whatever the umask, unless a directory is shared."""
 
 from __future__ import annotations
 
@@ -221,7 +221,51 @@ def test_two_users_share_a_log(tmp_path):
     assert run(64001, 64100).stdout == "64001\n"
     assert run(64002, 64100).stdout == "64001 64002\n"
     assert run(64001, 64100).stdout == "64001 64002 64001\n"
-    assert "Permission denied; a log is its owner's" in run(64003, 64003).stderr
+    assert "Permission denied; its owner can share it" in run(64003, 64003).stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become other users")
+def test_a_group_that_only_reads(tmp_path):
+    """With mode 0o750 the group reads records, topics and consumers, and cannot keep the writers out."""
+    for parent in [tmp_path, *tmp_path.parents][:-2]:
+        parent.chmod(0o755)
+    path = tmp_path / "log"
+    code = (
+        "import fcntl, os, sys, virta.log\n"  # all of it: other users may not get at this Python
+        "os.setgroups([]); os.setgid(64100); os.setuid(64002)\n"
+        "with virta.open(sys.argv[1], create=False, read_only=True) as log:\n"
+        "    (info,) = log.consumers()\n"
+        "    print(*[r.offset for r in log.read()], log.topics()[0].records, info.members, info.lag)\n"
+        "    print(*[r.offset for r in log.read(start='consumer:reader')])\n"
+        "for name in ('writer.lock', 'sync.lock', 'maint.lock'):\n"
+        "    try:\n"
+        "        fcntl.flock(os.open(sys.argv[1] + '/' + name, os.O_RDONLY), fcntl.LOCK_EX)\n"
+        "    except PermissionError:\n"
+        "        print('refused')\n"
+    )
+    with virta.open(path, mode=0o750) as log, log.consumer("reader") as consumer:
+        for _ in range(3):
+            log.append("t", "", b"v")
+        next(iter(consumer.read()))
+        consumer.commit()
+        log.retain(max_bytes=1 << 30)
+        subprocess.run(["chgrp", "-R", "64100", str(path)], check=True)
+        command = [sys.executable, "-c", code, str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.stdout.splitlines() == ["0 1 2 3 1 2", "1 2", *["refused"] * 3], done.stderr
+
+
+def test_a_spool_shared_with_a_group(tmp_path):
+    """In a directory of mode 2770 every file is for the group, or only one user could spool commands."""
+    path = tmp_path / "spool"
+    path.mkdir()
+    path.chmod(0o2770)
+    with umask(0o077), Spool(path) as spool:
+        spool.put(commands.set_(b"k", Value(Type.STRING, b"v")).request)
+
+    assert set(modes(path).values()) == {0o660}
+    assert {at.name for at in modes(path)} >= {"stamp"}
 
 
 def test_a_server_shared_with_a_group(tmp_path):
@@ -231,7 +275,11 @@ def test_a_server_shared_with_a_group(tmp_path):
 
     log = modes(tmp_path / "data" / "log")
     assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o2750
-    assert {mode for path, mode in log.items() if path.is_file()} == {0o640}
+    assert {mode for path, mode in log.items() if path.suffix == ".lock"} == {0o600}
+    assert {mode for path, mode in log.items() if path.is_file() and path.suffix != ".lock"} == {
+        0o640
+    }
+    assert stat.S_IMODE((tmp_path / "data" / "serve.lock").stat().st_mode) == 0o600
 
 
 def test_what_exists_keeps_its_mode(tmp_path):
@@ -273,7 +321,7 @@ def test_the_doctor_looks_at_a_data_directory(tmp_path):
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o1777, 0o4700, 0o070, -1, True, "0770"])
 def test_modes_that_are_no_directory_mode(tmp_path, mode):
-    """A mode that would lock its owner out, or let somebody list what he cannot enter, is refused."""
+    """A mode without all rights for the owner, or with read but no entry for others, is refused."""
     with pytest.raises(errors.LogLimitError, match="mode is"):
         virta.open(tmp_path / "log", mode=mode)
     assert not (tmp_path / "log").exists()

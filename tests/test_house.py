@@ -146,3 +146,13 @@ def test_every_command_has_help():
         for parameter in command.params:
             if parameter.param_type_name == "option":
                 assert parameter.help, (names, parameter.name)
+
+
+def test_the_changelog_has_each_section_and_line_once():
+    """Merges leave no doubled section, no doubled line and no line outside of a list."""
+    versions = (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1:]
+    for version in versions:
+        lines = [line for line in version.splitlines()[1:] if line]
+
+        assert [line for line in lines if not line.startswith(("### ", "- ", "  "))] == []
+        assert [line for line in set(lines) if lines.count(line) > 1] == []

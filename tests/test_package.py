@@ -89,7 +89,7 @@ def planned(directory, *targets):
 
 @pytest.fixture
 def clone(tmp_path):
-    """What `make` looks at, as in a fresh clone."""
+    """Copy the files that `make` reads, as in a fresh clone."""
     for name in ("Makefile", "pyproject.toml", "setup.py"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "native").mkdir()
@@ -107,6 +107,7 @@ def test_serving_installs_only_what_it_needs(clone):
 
     stamps = clone / ".venv"
     stamps.mkdir()
+    (stamps / ".python-3.11").touch()
     (stamps / ".serve").touch()
     assert "pip" not in planned(clone, "run")
     assert "--editable" not in planned(clone, "test")
@@ -115,3 +116,18 @@ def test_serving_installs_only_what_it_needs(clone):
     (stamps / ".installed").touch()
     for target in ("run", "test", "setup", "lint"):
         assert "pip" not in planned(clone, target), target
+
+
+def test_another_python_makes_another_environment(clone):
+    """An environment of one Python is not used when `make` is asked for another one."""
+    mine = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stamps = clone / ".venv"
+    stamps.mkdir()
+    for name in (".python-3.0", ".serve", ".installed"):
+        (stamps / name).touch()
+
+    assert "pip" not in planned(clone, "test")
+    assert "rm -rf .venv" in planned(clone, "test", f"PYTHON={sys.executable}")
+
+    (stamps / ".python-3.0").rename(stamps / f".python-{mine}")
+    assert "pip" not in planned(clone, "test", f"PYTHON={sys.executable}")

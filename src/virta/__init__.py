@@ -21,7 +21,7 @@ _HOMES = {
     "open": "virta.log",
     "open_async": "virta.log",
 }
-# Packages that users import from; they are attributes once used, and `dir` shows them before.
+# Packages that users import from: imported on first access, and always shown by `dir`.
 _PACKAGES = ("client", "errors", "event", "filters", "journal", "log", "match", "spark")
 
 

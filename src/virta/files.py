@@ -1,10 +1,12 @@
 """
-Modes of the files and directories that Virta makes, whatever the umask is.
+Modes of the files and directories that Virta creates, whatever the umask is.
 
 One rule: a new directory is 0700 and a new file 0600. They hold data and secrets, and a lock file that
 another user can open is a lock that another user can take. A directory with the set-group-ID bit is shared
-(`chmod 2770 DIR`): what Virta makes in it takes the directory's read and write bits instead, so all
-processes on one log agree. Files and directories that exist already are never changed.
+(`chmod 2770 DIR`): what Virta creates in it gets the directory's read and write bits instead, so all
+processes on one log agree. Only a file that is locked as a whole (`open_lock`) has no rights for users who
+may read the directory but not write in it: `flock` works on a file that is open for reading, too. Files and
+directories that exist already are never changed.
 """
 
 from __future__ import annotations
@@ -14,20 +16,36 @@ import os
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PRIVATE_DIRECTORY: Final = 0o700
 PRIVATE_FILE: Final = 0o600
-# A file may be removed between finding and opening it; more often than this it is something else.
+# A file may be removed between finding and opening it; after this many tries the cause is something else.
 CREATE_TRIES_MAX: Final = 100
 
 
 def open_file(path: str | os.PathLike[str], flags: int) -> int:
     """
-    Open a file like `os.open`; a file that this makes gets the mode of the module's rule.
+    Open a file like `os.open`; a file that this creates gets the mode of the module's rule.
 
     It is also an opener: `open(path, "wb", opener=files.open_file)`.
     """
+    return _open(path, flags, file_mode)
+
+
+def open_lock(path: str | os.PathLike[str]) -> int:
+    """Open or create a file for `flock`; users who cannot write in the directory cannot lock it."""
+    return _open(path, os.O_RDWR | os.O_CREAT, lock_mode)
+
+
+def _open(
+    path: str | os.PathLike[str],
+    flags: int,
+    mode_of: Callable[[str | os.PathLike[str]], int],
+) -> int:
     flags |= os.O_CLOEXEC
     if not flags & os.O_CREAT:
         return os.open(path, flags)
@@ -35,7 +53,7 @@ def open_file(path: str | os.PathLike[str], flags: int) -> int:
         if not flags & os.O_EXCL:
             with suppress(FileNotFoundError):
                 return os.open(path, flags & ~os.O_CREAT)
-        mode = file_mode(os.path.dirname(path) or ".")
+        mode = mode_of(os.path.dirname(path) or ".")
         try:
             fd = os.open(path, flags | os.O_EXCL, mode)
         except FileExistsError:
@@ -44,7 +62,7 @@ def open_file(path: str | os.PathLike[str], flags: int) -> int:
         else:
             _set_mode(fd, mode)
             return fd
-    raise FileExistsError(errno.EEXIST, "it can be neither opened nor made", str(path))
+    raise FileExistsError(errno.EEXIST, "can be neither opened nor created", str(path))
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -55,9 +73,9 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 def make_directory(path: str | os.PathLike[str], mode: int | None = None) -> None:
     """
-    Make a directory, and its parents, unless it exists: 0700, or `mode`.
+    Create a directory and its parents unless it exists, with mode 0700 or `mode`.
 
-    A mode that lets in the group or others also gets the set-group-ID bit, so what is made inside is shared
+    A mode with rights for the group or others also gets the set-group-ID bit, so what is created inside is shared
     in the same way and belongs to the same group.
     """
     directory = Path(path)
@@ -78,12 +96,12 @@ def make_directory(path: str | os.PathLike[str], mode: int | None = None) -> Non
 
 
 def make_inside(path: str | os.PathLike[str]) -> None:
-    """Make a directory inside one of Virta's unless it exists: 0700, or shared like the one around it."""
+    """Create a directory inside one of Virta's unless it exists: 0700, or shared like its parent."""
     make_directory(path, shared_mode(os.path.dirname(path) or "."))
 
 
 def shared_mode(directory: str | os.PathLike[str]) -> int | None:
-    """The mode for directories made in `directory`, None unless it is shared or does not exist."""
+    """Return the mode for directories created in `directory`; None unless it is shared or does not exist."""
     try:
         mode = os.stat(directory).st_mode
     except FileNotFoundError:
@@ -92,20 +110,26 @@ def shared_mode(directory: str | os.PathLike[str]) -> int | None:
 
 
 def file_mode(directory: str | os.PathLike[str]) -> int:
-    """The mode of files made in `directory`."""
+    """Return the mode of files created in `directory`."""
     mode = os.stat(directory).st_mode
     return mode & 0o666 | PRIVATE_FILE if mode & stat.S_ISGID else PRIVATE_FILE
 
 
+def lock_mode(directory: str | os.PathLike[str]) -> int:
+    """Return the mode of lock files created in `directory`: for users who can write in it."""
+    writers = os.stat(directory).st_mode & 0o222 if shared_mode(directory) is not None else 0
+    return writers | writers << 1 | PRIVATE_FILE
+
+
 def is_directory_mode(mode: object) -> bool:
-    """Tell whether `mode` can be a data directory's: all for the owner; what others read they can enter."""
+    """Return whether `mode` fits a data directory: all rights for the owner, and readers can also enter."""
     if isinstance(mode, bool) or not isinstance(mode, int) or mode & ~0o2777:
         return False
     return mode & 0o700 == 0o700 and all(bits in {0, 5, 7} for bits in (mode >> 3 & 7, mode & 7))
 
 
 def open_to_others(directory: str | os.PathLike[str]) -> str | None:
-    """Say so when a directory exists and users outside its group can enter or list it; else None."""
+    """Return a warning if the directory exists and users outside its group can enter or list it, else None."""
     try:
         mode = stat.S_IMODE(os.stat(directory).st_mode)
     except OSError:
@@ -113,13 +137,13 @@ def open_to_others(directory: str | os.PathLike[str]) -> str | None:
     if not mode & 0o007:
         return None
     return (
-        f"{directory} has mode {mode:04o}: other users of this machine can get at it; "
+        f"{directory} has mode {mode:04o}: other users of this machine can read it; "
         f"`chmod -R o-rwx {directory}` keeps them out"
     )
 
 
 def _set_mode(made: int | Path, mode: int) -> None:
-    """Give what was just made the bits that the umask took away."""
+    """Set the mode bits that the umask removed at creation."""
     if stat.S_IMODE(os.stat(made).st_mode) & 0o777 != mode & 0o777 or mode & stat.S_ISGID:
-        with suppress(PermissionError):  # file systems without modes have those of their mount
+        with suppress(PermissionError):  # on file systems without modes, the mount options decide
             os.chmod(made, mode)

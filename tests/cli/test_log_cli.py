@@ -375,6 +375,20 @@ def test_verify_finds_and_repair_passes(place):
 # compact, retain
 
 
+@pytest.mark.parametrize("which", [0, -1])
+def test_verify_finds_damaged_headers_after_a_reboot(rolled, which):
+    """Without a control page of this boot nobody knows the last record's time; the damage is reported all the same."""
+    segment = sorted(rolled.glob("*.puro"))[which]
+    with segment.open("r+b") as file:
+        file.write(b"not a header")
+    (rolled / "control").unlink()
+
+    found = report("verify", rolled, code=1)
+
+    assert [problem["reason"] for problem in found["problems"]] == ["bad-header"]
+    assert found["clock_ahead_s"] == 0.0
+
+
 @pytest.fixture
 def rolled(place) -> Path:
     """A log of many small segments in which keys repeat."""
@@ -683,7 +697,7 @@ def test_inspect_of_many_topics(place):
 
 @pytest.fixture
 def retained(place):
-    """A log whose first segments are gone; gives the first offset that is left."""
+    """Make a log whose first segments were removed; return the first remaining offset."""
     with virta.open(place, segment_bytes=4096, durability="none") as log:
         for n in range(100):
             log.append("t", "", b"%d" % n + bytes(200))
@@ -705,11 +719,11 @@ def test_tail_over_a_gap(place, retained, more):
     assert (refused.stdout, "not there any more" in refused.stderr) == ("", True)
     offsets = [json.loads(line)["offset"] for line in skipped.stdout.splitlines()]
     assert offsets == list(range(retained, 100))
-    assert skipped.stderr == f"gap: offsets 0 to {retained - 1} are not in the log any more\n"
+    assert skipped.stderr == f"gap: offsets 0 to {retained - 1} are no longer in the log\n"
 
 
 def test_tail_over_a_gap_in_the_middle(place):
-    """A repair's gap is told once, also when the last records are looked for further and further back."""
+    """A repair's gap is reported once, also when the search for the last records goes back in steps."""
     with virta.open(place, durability="none") as log:
         ends = []
         for n in range(30):
@@ -727,4 +741,4 @@ def test_tail_over_a_gap_in_the_middle(place):
 
     assert "not there any more" in refused.stderr
     assert skipped.stdout.split() == [w for n in range(1, 30, 2) for w in ("value", str(n))]
-    assert skipped.stderr == "gap: offsets 10 to 10 are not in the log any more\n"
+    assert skipped.stderr == "gap: offsets 10 to 10 are no longer in the log\n"

@@ -376,7 +376,7 @@ def test_help_is_quick():
 
 
 def test_filters_of_another_dialect_are_named(file):
-    """The first that is refused says the likely dialect, and how many behind it look the same."""
+    """The error of the first refused filter names the likely dialect, and how many after it look the same."""
     koncorde = ['{"equals":{"a":1}}', '{"range":{"a":{"gt":1}}}']
     filters = file("filters", "a=1", *koncorde, "b=2")
 
@@ -387,7 +387,7 @@ def test_filters_of_another_dialect_are_named(file):
     assert "2 of the 3 filters from here on do: try --dialect koncorde" in result.stderr
 
 
-def test_filters_that_are_hardly_meant_are_counted(file):
+def test_filters_that_are_probably_wrong_are_counted(file):
     """Legal filters that look like another language are matched, with a warning on standard error."""
     filters = file("filters", "../type=a", "../type=='a'", "../type='a' and x=1")
 

@@ -96,7 +96,7 @@ def test_cursor_knows_where_to_continue():
 
 
 def test_every_position_is_remembered():
-    """Frames without an event move the cursor, too; the position behind a record gives its offset."""
+    """Frames without an event move the cursor too; the position after a record gives its offset."""
     gaps = []
     cursor = Cursor(lambda start: f"/{start}", None, None, gaps.append)
     for name, place in (("connect", 5), ("ping", 9), ("gap", 12)):
@@ -147,6 +147,16 @@ def test_mappings_that_are_no_events_become_data():
 
     for wrong in ([{"total": 7}], "text", 5):
         with pytest.raises(ClientError, match=r"publish\(channel, \*events\)") as caught:
+            publication("c", [wrong])
+        assert caught.value.code == "bad-event"
+
+
+def test_mappings_that_json_cannot_say_are_refused():
+    """Callers catch one class of errors, whether it is the data or a member of an event."""
+    endless = {}
+    endless["again"] = endless
+    for wrong in ({"at": object()}, {"source": "/s", "id": "1", "data": object()}, endless):
+        with pytest.raises(ClientError, match="as JSON") as caught:
             publication("c", [wrong])
         assert caught.value.code == "bad-event"
 

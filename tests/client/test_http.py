@@ -76,7 +76,7 @@ def test_an_early_end_is_an_error(response):
 
 
 def test_a_surplus_ends_the_connection():
-    """Bytes behind a response belong to no request: the connection is not used again."""
+    """Bytes after a response belong to no request: the connection is not used again."""
     for pieces in ([LENGTH + b"x"], [LENGTH, b"x"], [CHUNKED + b"x"]):
         reader = ResponseReader("GET")
         for piece in pieces:

@@ -114,8 +114,8 @@ def test_connections_are_bounded(monkeypatch):
     assert asyncio.run(run()) == ([True] * 40, 3)
 
 
-def test_at_most_so_many_at_once(monkeypatch):
-    """While nobody answers, no further connection is opened."""
+def test_connections_at_once_are_limited(monkeypatch):
+    """While the server does not answer, no further connection is opened."""
     monkeypatch.setattr(pool, "CONNECTIONS_MAX", 3)
 
     async def run():
@@ -123,7 +123,7 @@ def test_at_most_so_many_at_once(monkeypatch):
             asked = [asyncio.create_task(client.ready()) for _ in range(10)]
             for _ in range(3):
                 await request_of((await peers.next())[0])
-            # One more connection is accepted behind all that were opened before.
+            # One more connection is accepted after all that were opened before.
             _, last = await asyncio.open_connection("127.0.0.1", client._address.port)
             await peers.next()
             count = peers.count
@@ -295,7 +295,7 @@ def test_a_forked_child_has_connections_of_its_own():
         assert len(peers) == 2
 
 
-def test_closing_ends_what_is_under_way():
+def test_closing_ends_running_requests():
     """A request that waits when its client is closed fails, and nothing is left open."""
 
     async def run():
@@ -369,7 +369,7 @@ def test_one_client_in_two_loops():
 
 
 async def subscribed(peers, client, *frames):
-    """A subscription, and its server's side behind the head and some frames."""
+    """Open a subscription; return it and the server's side after the head and some frames."""
     events = client.subscribe("c")
     reading = asyncio.create_task(anext(events))
     reader, writer = await peers.next()
@@ -403,7 +403,7 @@ def test_async_with_ends_a_subscription():
 
 
 def test_a_cancelled_read_loses_nothing():
-    """`asyncio.wait_for(anext(events), …)` may give up; the subscription goes on."""
+    """`asyncio.wait_for(anext(events), …)` may give up; the subscription continues."""
 
     async def run():
         async with Peers() as peers, virta.AsyncClient(peers.url) as client:

@@ -161,11 +161,11 @@ def test_hung_group_members(tmp_path):
             now = slots(path)
             assert all(a <= b for a, b in zip(before, now, strict=True)), "a position went back"
             before = now
-        # Whoever is stopped stays so: the others consume everything.
+        # Stopped members stay stopped: the others consume everything.
         until(lambda: log.consumers()[0].lag == 0, f"lag stays at {log.consumers()[0]}")
         while group.stopped:
             group.go_on()
-        # Those who came back take part again, and change nothing that was committed.
+        # Continued members take part again, and change nothing that was committed.
         until(lambda: log.consumers()[0].hung == 0, "a member that was continued stays hung")
         more = [("t", str(i), b"") for i in range(200)]
         total = log.append_many(more) + len(more)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virta.errors import FilterError
-from virta.filters import parse
+from virta.filters import DIALECTS, parse
 from virta.filters.hints import doubt, likely_dialect, suggested_term
 from virta.filters.query_string import KEY_CHARS_SHOWN, QUERY_CHARS_MAX
 from virta.filters.query_string import parse as parse_query
@@ -51,7 +51,7 @@ def refused(source, dialect="query-string"):
     ],
 )
 def test_comparisons_of_other_languages_are_refused(query, suggestion):
-    """A comparison that is no term says which term it may stand for, and that term is one."""
+    """The error of a comparison suggests a term, and that term is valid."""
     error = refused(query)
 
     assert error.code == "invalid-key"
@@ -62,7 +62,7 @@ def test_comparisons_of_other_languages_are_refused(query, suggestion):
 
 @pytest.mark.parametrize("character", ["<", ">", "{", "}", '"', "'", " ", "\t", "\n"])
 def test_a_key_is_legal_when_it_is_escaped(character):
-    """Any name can be a key: percent-encoded, with a `=` behind it. A term of it alone is refused."""
+    """Percent-encoded and followed by `=`, any name can be a key. A term of the name alone is refused."""
     name = f"a{character}5"
     key = quote(name, safe="")
 
@@ -94,7 +94,7 @@ def test_what_stays_legal(query, name, value):
 
 
 @given(st.text(min_size=1, max_size=8), st.integers() | st.text(max_size=5))
-def test_every_name_can_be_asked_for(name, value):
+def test_every_name_can_be_a_key(name, value):
     """A key and a JSON value that are percent-encoded as a whole find the member of that name."""
     if any("\ud800" <= c <= "\udfff" for c in name + str(value)) or name.startswith(("/", "../")):
         return
@@ -152,6 +152,19 @@ def test_errors_of_the_right_dialect_stay_as_they_are(source, dialect):
     assert "dialect" not in error.message.replace("unknown filter dialect", "")
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("levels", range(1, 12))
+@pytest.mark.parametrize("inner", [5, [], {"equals": 1}, {"exact": 1}], ids=str)
+def test_any_depth_of_not_is_refused(dialect, levels, inner):
+    """However deep the first other keyword is, and whatever stands there: a FilterError, never another one."""
+    source = inner
+    for _ in range(levels):
+        source = {"not": source}
+
+    refused(source, dialect)
+    refused(json.dumps(source), dialect)
+
+
 @pytest.mark.parametrize(
     ("query", "words"),
     [
@@ -168,12 +181,26 @@ def test_errors_of_the_right_dialect_stay_as_they_are(source, dialect):
     ],
 )
 def test_doubts(query, words):
-    """What is legal but hardly meant is doubted for those who read warnings."""
+    """A valid filter that is probably not what was meant gives a warning."""
     parse(query)
     found = doubt(query, "query-string")
 
     assert (found is None) is (words is None)
     assert words is None or words in found
+
+
+@pytest.mark.parametrize("dialect", ["query-string", "cesql", "koncorde", "cloudevents"])
+@pytest.mark.parametrize("depth", range(1, 12))
+def test_nested_not_around_a_number_is_refused(dialect, depth):
+    """However many `not`s surround it, a number is no filter in any dialect, and the error says so."""
+    source = 5
+    for _ in range(depth):
+        source = {"not": source}
+
+    if dialect in {"query-string", "cesql"}:
+        source = json.dumps(source)
+
+    assert refused(source, dialect).message
 
 
 def test_messages_stay_short():
@@ -187,7 +214,7 @@ def test_messages_stay_short():
     assert suggested_term("a ==> 5") is None
 
 
-def test_the_servers_entrance_says_the_same():
+def test_the_server_gives_the_same_errors():
     """`query_string.parse`, which the server calls with its own limit, gives the same error."""
     with pytest.raises(FilterError) as caught:
         parse_query('{"equals": {"a": 1}}', terms_max=3)

@@ -504,7 +504,7 @@ def test_a_filter_that_two_remove_at_once(tmp_path):
     registry.close()
 
 
-def test_searches_that_meet_a_limit_are_told_as_gaps(tmp_path, monkeypatch):
+def test_searches_that_reach_a_limit_give_gaps(tmp_path, monkeypatch):
     """Cut short, found or not, or one too many: a gap says how far was searched."""
 
     async def scenario(house):
@@ -533,7 +533,7 @@ def test_searches_that_meet_a_limit_are_told_as_gaps(tmp_path, monkeypatch):
 
 
 def test_a_consumer_that_leaves_does_not_free_the_turn_of_its_search(tmp_path):
-    """Searches run one at a time, also when those who asked are gone; they count until they end."""
+    """Searches run one at a time, also when their consumers have left; they count until they end."""
 
     async def scenario(house):
         await house.publish("c", "x")
@@ -591,7 +591,7 @@ def test_events_before_a_gap_are_sent(tmp_path):
 
 
 class TornReader:
-    """A reader whose second record is gone."""
+    """A reader whose second record was removed."""
 
     def __init__(self, reader):
         self.reader = reader

@@ -55,12 +55,12 @@ def test_blanks_do_not_make_two_events_one():
     ],
 )
 def test_other_spellings_of_ids(text, pairs):
-    """Ids that older servers gave, or that a URL decoded, stand for everything they can mean."""
+    """Ids from older servers, or decoded by a URL, give every event they can mean."""
     assert EventId(text).pairs() == pairs
 
 
 def test_places():
-    """A position is told from an offset and from an event."""
+    """Positions, offsets and events are distinguished."""
     tag = tag_of("some log")
 
     assert tag == hashlib.sha256(b"some log").hexdigest()[:12]
@@ -80,7 +80,7 @@ def test_places():
 
 
 def test_frames_with_positions():
-    """The id of an event's frame is the position behind it; events outside the log have none."""
+    """The id of an event's frame is the position after it; events outside the log have none."""
     assert b"\nid: abc.8\n" in position_frame(b"abc", b"{}", 0, 7)
     assert b"id:" not in position_frame(b"abc", b"{}", 0, -1)
     assert b'"offset":7}\n' in position_frame(b"abc", b"{}", 0, 7)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import random
+import threading
 import time
 from itertools import count
 from pathlib import Path
@@ -112,13 +114,13 @@ def test_commands_after_a_restart_by_a_corrected_clock_have_their_effect(journal
         assert (job.uri, job.payload) == (uri.encode(), "new"), uri
         assert journal.done(job.key) is True
     journal.push("x://working", domain="working", payload="new")
-    assert journal.next("working").jobs == []  # behind the one that is worked on
+    assert journal.next("working").jobs == []  # it waits for the one that is worked on
     each.clock.now += DAY
     assert journal.next("working").jobs[0].payload == "new"
 
 
 def test_stamps_continue_above_the_stored_ones_but_not_above_the_clock_for_long(journals):
-    """After a small correction all stamps go on; after a large one only those of the keys concerned."""
+    """After a small correction all timestamps keep rising; after a large one only those of the same keys."""
     each = journals(T0 + 10 * S)
     first = each.journal.set("a", 1)
     assert each.restart(T0).set("b", 1) > first
@@ -278,7 +280,7 @@ def test_a_forward_step_forgets_no_finished_command():
     assert run(commands.get("k")) is None
 
 
-def test_a_slewed_clock_and_a_process_that_stood_still_are_no_steps():
+def test_a_slewed_clock_and_a_stopped_process_are_not_steps():
     """Small differences are not counted together, and a pause between two readings concludes nothing."""
     run = Stepped()
     run(commands.push("x://a", domain="d"))
@@ -310,7 +312,7 @@ def test_recurring_jobs_go_on_when_a_wrong_clock_was_corrected():
 
 
 def test_only_the_daemon_that_hands_out_ends_attempts():
-    """The clock of another one may be an hour ahead: work that goes on must not be handed out twice."""
+    """Another daemon's clock may be an hour ahead: running work must not be handed out twice."""
     run = Stepped()
     run(commands.push("x://a", domain="d"))
     key = run(commands.next_("d")).jobs[0].key
@@ -379,9 +381,38 @@ def test_spooled_commands_keep_their_order_when_the_clock_is_set_back(tmp_path, 
         spool.put(commands.set_("k", 1).request)
 
 
+def test_a_stopped_process_does_not_stop_the_spool_of_others(tmp_path):
+    """Whoever was stopped with the stamp's lock is waited for once, not for ever and not for each command."""
+    spooled = 20  # a second for each is more than the deadline
+    with Spool(tmp_path) as spool:
+        spool.put(commands.set_("k", 0).request)
+        holder = os.open(tmp_path / STAMP, os.O_RDWR)
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        done = threading.Event()
+
+        def put_all():
+            for n in range(spooled):
+                spool.put(commands.set_("k", n).request)
+            done.set()
+
+        threading.Thread(target=put_all, daemon=True).start()
+        try:
+            assert done.wait(10), "it waits for the stopped process again and again"
+        finally:
+            os.close(holder)
+        stamps = [
+            request.timestamp
+            for path in sorted(tmp_path.glob("[0-9]*.fjs"))
+            for record in scan(path.read_bytes())
+            for request in RequestParser().feed(record.message)
+        ]
+        assert len(stamps) == spooled + 1
+        assert stamps == sorted(set(stamps))
+
+
 @pytest.mark.parametrize("ahead", [-7200, 120])
 def test_a_worker_by_another_clock(tmp_path, ahead):
-    """Its deadlines were over before they began, and every job was somebody else's when it was done."""
+    """A worker whose clock differs keeps its jobs: deadlines are measured by the daemon's clock."""
     with daemon_thread(tmp_path, clock=lambda: system_clock() + ahead * S) as server:
         worker = Worker(*server.address, work_for=30)
         stop = asyncio.Event()
@@ -470,7 +501,7 @@ def test_kill_rounds_with_clock_steps(tmp_path, half):
                 else:
                     for job in client.next("d").jobs:
                         assert job.uri.decode() in pending, (seed, turn, job)
-                        # A newer push may wait behind it, so it is only surely over if none did.
+                        # A newer push may wait for its end, so it is certainly over only if none did.
                         if rng.random() < 0.5 and acknowledged(client, job):
                             done.add(job.uri.decode())
     finished_by_hand = set(done)

@@ -132,6 +132,10 @@ def test_settings_are_values():
     assert len(console.call(commands.next_()).jobs) == 1
     assert console("configure", domain="H", settings={"max_attempts": 2})["max_attempts"] == 2
     assert console("configure", domain="h", settings={"paused": True})["max_attempts"] == 2
+    # Daemons from before the setting refuse it; what is at its default need not be stored.
+    assert "retry_delay_max" not in console.call(commands.get("virta:domain:h"))
+    assert console("configure", domain="h", settings={"retry_delay_max": 9})["retry_delay_max"] == 9
+    assert console("configure", domain="h")["retry_delay_max"] == 9
     for bad in ({"deadline": -1}, {"retry_delay": 1e9}, {"mode": "x"}, {"what": 1}):
         with pytest.raises(RefusedError, match="bad-settings"):
             console("configure", domain="h", settings=bad)

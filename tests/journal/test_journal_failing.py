@@ -22,7 +22,7 @@ from virta.journal.node import Node
 S = 1_000_000
 
 
-def test_by_default_a_failing_job_is_tried_ever_later_and_dead_in_the_end():
+def test_by_default_a_failing_job_is_delayed_more_each_time_and_then_dead():
     """1,674 attempts in three seconds, and never dead, is what it was."""
     jobs, now, pauses = Jobs(), 0, []
     jobs.push(b"x", b"d", 1, 0)
@@ -55,7 +55,7 @@ def test_jobs_that_failed_together_do_not_come_back_together():
 
 
 def test_a_job_that_kills_its_worker_is_dead_in_the_end(tmp_path):
-    """Nobody says that it failed; the deadlines that pass count as attempts, also over restarts."""
+    """No failure is reported, but expired deadlines count as attempts, also over restarts."""
     clock = Clock(S)
     journal = Journal(tmp_path, clock=clock)
     journal.push("x://poison", domain="d")
@@ -75,7 +75,7 @@ def test_a_job_that_kills_its_worker_is_dead_in_the_end(tmp_path):
     journal.close()
 
 
-def test_settings_that_cannot_be():
+def test_invalid_settings_are_refused():
     """0 means never dead, and at once; a pause longer than the longest is the longest."""
     assert "retry_delay_max" in Settings(retry_delay_max=-1).problem()
     assert "retry_delay_max" in Settings(retry_delay_max=86_401).problem()

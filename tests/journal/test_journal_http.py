@@ -191,6 +191,19 @@ def test_recurring(tmp_path):
         ("DELETE", "/keys", None, 405, "method-not-allowed"),
         ("GET", "/keys?count=x", None, 400, "bad-request"),
         ("GET", "/keys?count=-1", None, 400, "bad-request"),
+        ("GET", "/keys?count=", None, 400, "bad-request"),
+        ("GET", "/jobs?limit=", None, 400, "bad-request"),
+        ("GET", "/jobs?limit", None, 400, "bad-request"),
+        ("GET", "/jobs?limit=true", None, 400, "bad-request"),
+        ("GET", "/jobs?offset=", None, 400, "bad-request"),
+        ("DELETE", "/keys/k?complete=", None, 400, "bad-request"),
+        ("PUT", "/keys/k?ttl=", {"value": 1}, 400, "bad-request"),
+        ("POST", "/jobs/next", {"count": True}, 400, "bad-request"),
+        ("POST", "/jobs/next", {"count": ""}, 400, "bad-request"),
+        ("POST", "/jobs", {"uri": "http://h/", "priority": False}, 400, "bad-request"),
+        ("POST", "/jobs/kick", {"domain": "d", "limit": True}, 400, "bad-request"),
+        ("PATCH", "/jobs/domains/d", {"max_attempts": True}, 400, "bad-settings"),
+        ("PATCH", "/jobs/domains/d", {"deadline": ""}, 400, "bad-settings"),
         ("GET", "/keys?cursor=zz", None, 400, "bad-cursor"),
         ("GET", "/keys?regex=(", None, 400, "bad-regex"),
         ("POST", "/jobs", {"uri": "http://h/", "delay": 1e300}, 400, "overflow"),
@@ -242,6 +255,35 @@ def test_problems(method, path, body, status, code):
     got, problem = with_api(None, use)
     assert (status, code) == (got, problem["code"])
     assert problem["status"] == status
+
+
+@pytest.mark.parametrize("name", ["ttl", "expires"])
+@pytest.mark.parametrize("text", ["", "nan", "inf", "true", "1_0", "%205", "1e400", "-1", "x"])
+def test_seconds_in_a_query(name, text):
+    """Only what is a number of seconds is one; a value that is stored anyway would last for ever."""
+
+    async def use(api):
+        status, problem = await api("PUT", "/keys/k", b"v", f"{name}={text}", "text/plain")
+        assert (status, problem["code"] in ("bad-request", "overflow")) == (400, True)
+        assert (await api("GET", "/keys/k"))[0] == 404
+        assert (await api("PUT", "/keys/k", b"v", f"{name}=9e9&persist=0", "text/plain"))[0] == 200
+
+    with_api(None, use)
+
+
+def test_empty_texts_in_a_query_are_none(tmp_path):
+    """As forms send them: only numbers and flags have to say something."""
+
+    async def use(api):
+        await api("PUT", "/keys/color", {"value": "blue"})
+        await api("POST", "/jobs", {"uri": "http://h/1"})
+        query = "prefix=&from=&to=&regex=&cursor="
+        assert "color" in [
+            row["key"] for row in (await api("GET", "/keys", query=query))[1]["keys"]
+        ]
+        assert len((await api("GET", "/jobs", query="domain=&state="))[1]["jobs"]) == 1
+
+    with_api(tmp_path, use)
 
 
 def test_only_jobs_are_done(tmp_path):

@@ -395,7 +395,7 @@ def test_retry_delay_doubles():
     (job,) = jobs.take(b"d", now)
     jobs.fail(job, "last words", now)
 
-    # Up to a quarter is left out, so that jobs that failed together do not come back together.
+    # A delay is up to a quarter shorter, so that jobs that failed together are not retried together.
     assert 750_000 <= starts[0] <= 1_000_000
     assert 1_500_000 <= starts[1] <= 2_000_000
     assert jobs.dead(b"x").reason == "last words"

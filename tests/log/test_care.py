@@ -193,7 +193,7 @@ def test_verify_reports_and_repair_mends(log):
         list(log.read())
     assert (gap.value.first, gap.value.next) == (problem.offset_from, problem.offset_to)
     assert len(list(log.read(on_gap="skip"))) == 150 - lost
-    # As the error says: from behind the gap on all is there, wherever in the segment that is.
+    # As the error says: reading from the end of the gap works, wherever in the segment that is.
     for start in (gap.value.next, gap.value.next + 1, 149):
         assert [r.offset for r in log.read(start=start)] == list(range(start, 150))
     with pytest.raises(errors.LogGapError):

@@ -177,7 +177,7 @@ def test_a_silent_member_loses_its_lease(log, clock):
     silent.close()
 
 
-def test_a_loss_that_reading_noticed_is_told_by_the_commit(log, clock):
+def test_a_loss_noticed_while_reading_fails_the_commit(log, clock):
     """Also when the hung member asks for its next record first, its next commit says what was lost."""
     fill(log, 50)
     with log.consumer("g", lease=20.0) as silent:
@@ -210,7 +210,7 @@ def test_a_slow_handler_keeps_its_partitions(log, clock):
 
 @pytest.mark.parametrize("step", [-3600, 3600])
 def test_a_clock_step_expires_nothing(log, step, monkeypatch):
-    """Leases are measured on a clock that nobody sets: members at work keep their partitions."""
+    """Leases are measured on the monotonic clock: active members keep their partitions."""
     with log.consumer("g") as one, log.consumer("g") as two:
         one.commit()
         two.commit()
@@ -254,7 +254,7 @@ def test_a_bad_lease_says_so(log):
 
 
 def test_two_members_leave_no_lag(log):
-    """Each passes over the other's records, also behind its own last one."""
+    """Each member skips the other's records, also after its own last one."""
     with log.consumer("g") as one, log.consumer("g") as two:
         one.commit()
         two.commit()
@@ -268,7 +268,7 @@ def test_two_members_leave_no_lag(log):
 
 
 def test_lag_counts_its_own_topics(log):
-    """Other topics are no lag, neither behind its position nor between its records, nor after it left."""
+    """Other topics are no lag: not after its position, not between its records, not after it left."""
     log.append_many([("a", "k", b"1"), ("b", "k", b"2"), ("a", "k", b"3")])
     with log.consumer("c", topics="a") as consumer:
         assert consumer.lag == 2
@@ -293,7 +293,7 @@ def test_a_long_lag_is_a_bound(log, monkeypatch):
     assert 30 <= info.lag < 60
 
 
-def test_following_moves_over_what_is_not_wanted(log):
+def test_following_moves_past_other_topics(log):
     """A follower of one topic keeps its position near the end of a log that others fill."""
     with log.consumer("c", topics="a") as consumer:
         log.append_many([("b", "", b"%d" % i) for i in range(50)])
@@ -302,7 +302,7 @@ def test_following_moves_over_what_is_not_wanted(log):
 
 
 def test_retention_removes_what_all_have_consumed(tmp_path):
-    """Other topics' records behind a consumer's last one hold nothing back, and leave no gap for it."""
+    """Records of other topics after a consumer's last one do not block retention, and leave no gap."""
     with virta.open(tmp_path / "log", segment_bytes=4096, durability="none") as log:
         log.append("a", "k", b"first")
         with log.consumer("c", topics="a") as consumer:
@@ -318,6 +318,23 @@ def test_retention_removes_what_all_have_consumed(tmp_path):
         last = log.append("a", "k", b"second")
         with log.consumer("c", topics="a") as consumer:
             assert offsets(consumer) == [last]
+
+
+def test_retention_moves_no_position_over_what_is_not_durable(tmp_path):
+    """After a power cut those offsets could be given again, to records that the consumer would never see."""
+    with virta.open(tmp_path / "log") as log:
+        log.append("a", "k", b"first")
+        with log.consumer("c", topics="a") as consumer:
+            list(consumer)
+            consumer.commit()
+        for _ in range(50):
+            log.append("b", "k", b"", durability="none")
+        assert (log.durable_offset, log.next_offset) == (1, 51)
+        log.retain(consumed=True)
+        assert log.consumers()[0].position == 1
+        log.flush()
+        log.retain(consumed=True)
+        assert log.consumers()[0].position == 51
 
 
 def test_retention_keeps_what_is_not_consumed(tmp_path):

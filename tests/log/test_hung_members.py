@@ -133,7 +133,7 @@ def test_a_hung_member_is_replaced_and_fenced(log, how):
 
 
 def test_a_new_member_joins_while_all_others_hang(log):
-    """It takes everything, and needs nobody's consent."""
+    """It gets all partitions, without any action of the hung members."""
     log.append_many([("t", f"k{i % 23}", b"%d" % i) for i in range(100)])
     with running(MEMBER, log.path, 0.3) as one, running(MEMBER, log.path, 0.3) as two:
         for member in (one, two):
@@ -148,7 +148,7 @@ def test_a_new_member_joins_while_all_others_hang(log):
 @pytest.mark.parametrize("where", ["before", "after"])
 @pytest.mark.parametrize("ends", ["continued", "killed"])
 def test_stopped_in_the_middle_of_a_change(log, where, ends):
-    """A stopped process that holds the changing byte blocks nobody; its late change is redone, not lost."""
+    """A stopped process that holds the changing byte blocks no other; its late change is redone, not lost."""
     log.append_many([("t", "", b"%d" % i) for i in range(100)])
     log.consumer("g").close()
     with running(STOPPED_IN_A_CHANGE, log.path, where, 37) as stopped:
@@ -168,7 +168,7 @@ def test_stopped_in_the_middle_of_a_change(log, where, ends):
                 stopped.kill()
             stopped.wait()
             assert log.consumers()[0].position == 100, "a late change undid a commit"
-            # Nobody is inside any more: one file again, and what the others open is that.
+            # No process is inside a change any more: there is one file again, and others open it.
             consumer.commit()
             names = sorted(os.listdir(log.path / "groups"))
             assert names == ["g.grp", "g.lock", "g.members"]
@@ -176,6 +176,34 @@ def test_stopped_in_the_middle_of_a_change(log, where, ends):
             assert [r.offset for r in consumer] == [100]
             consumer.commit()
     assert log.consumers()[0].position == 101
+
+
+def test_killed_while_it_returns_to_one_file(log, monkeypatch):
+    """A process that dies between the new file's name and the old file's end leaves one file that counts."""
+    log.consumer("g", partitions=1).close()
+    stays, dies = Positions(log.path, "g"), Positions(log.path, "g")
+
+    def move(to):
+        return lambda slots: {0: slots[0]._replace(sequence=slots[0].sequence + 1, next=to)}
+
+    with LockFile(log.path, "g") as locks:
+        dies._supersede()
+        stays.change(locks, move(1))
+        assert stays.chained
+        dies.read()
+        with monkeypatch.context() as killed:
+            killed.setattr(type(log.path), "unlink", lambda *_, **__: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                dies.collapse(locks)
+        stays.change(locks, move(2))
+        late = Positions(log.path, "g")
+        assert [slot.next for slot in late.read()] == [2], (
+            "a commit went to a file that nobody reads"
+        )
+        late.change(locks, move(3))
+        assert [slot.next for slot in stays.read()] == [3]
+        for each in (stays, dies, late):
+            each.close()
 
 
 def test_a_change_that_was_confirmed_is_merged(log):
@@ -191,7 +219,7 @@ def test_a_change_that_was_confirmed_is_merged(log):
         two._data = lambda: stale  # copied before that change
         two._supersede()
         del two._data
-        for _ in range(2):  # before somebody merged it, and after
+        for _ in range(2):  # before it was merged, and after
             assert [slot.next for slot in two.read()] == [7]
             assert [slot.next for slot in one.read()] == [7]
             two.change(locks, lambda _: {})

@@ -557,6 +557,18 @@ def test_a_lock_timeout_means_that_nothing_was_written(tmp_path, either_kernel):
         assert [r.value for r in log.read()] == [b"written"]
 
 
+def test_json_values_wait_no_longer_than_others(tmp_path, either_kernel):
+    """`lock_timeout` counts for records with dicts and lists as values as well."""
+    with virta.open(tmp_path / "log", lock_timeout=1) as log:
+        other = os.open(log.path / directory.WRITER_LOCK, os.O_RDWR)
+        try:
+            fcntl.flock(other, fcntl.LOCK_EX)
+            with pytest.raises(errors.LogLockTimeoutError, match=r"not free for 0\.01 s"):
+                log.append_many([("t", "", {"a": 1})], lock_timeout=0.01)
+        finally:
+            os.close(other)
+
+
 # --- what is durable -------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""A process that stands still with a lock of the log: readers get on, whatever it holds."""
+"""A process that is stopped while it holds a lock of the log: readers continue, whichever lock it is."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 import virta
 from virta import errors
+from virta.log.kernel import Snapshot
 
 pytestmark = pytest.mark.usefixtures("either_kernel")
 
@@ -87,14 +88,28 @@ def test_durable_appends_wait_once_for_a_stopped_sync(tmp_path):
             assert in_time(lambda: [int(log.append("t", "k", bytes(1000))) for _ in range(RECORDS)])
             assert len(log.segments()) > 10
             assert log.durable_offset == RECORDS + 1
-        # The holder is gone: what is durable is published again.
+        # The holder has ended: the durable position is published again.
         log.append("t", "k", b"last")
         with virta.open(tmp_path / "log", read_only=True) as other:
             assert other.durable_offset == RECORDS + 2
 
 
+def test_a_segment_that_is_attached_again_is_synced_again(tmp_path):
+    """What was synced beside the holder says nothing of bytes that a repair lets be written once more."""
+    with virta.open(tmp_path / "log") as log:
+        log.append("t", "k", b"first")
+        with stopped_holder(tmp_path / "log" / "sync.lock"):
+            log.append("t", "k", b"synced beside the holder")
+            core, end = log._core, Snapshot(*log._core.snapshot()).end
+            reading, writing = os.pipe()
+            os.close(reading)
+            core.attach(writing, 0, 0)
+            with pytest.raises(OSError, match="Invalid argument"):  # a pipe cannot be synced
+                core.sync(0, end, True)
+
+
 def test_readers_need_no_write_lock(tmp_path):
-    """A stopped writer keeps other writers out, and nobody else: handles that are open, and new read-only ones."""
+    """A stopped writer blocks other writers only, not readers: neither open handles nor new read-only ones."""
     path = tmp_path / "log"
     with (
         virta.open(path, lock_timeout=0.05) as log,
@@ -121,7 +136,7 @@ def test_readers_need_no_write_lock(tmp_path):
 
 
 def test_a_log_that_needs_recovery_is_not_opened_without_the_lock(tmp_path):
-    """Without a control page nobody knows whether its end is sound: a writable handle waits, then says who has it."""
+    """Without a control page the end may need recovery: a writable handle waits, then names the lock's holder."""
     path = tmp_path / "log"
     with virta.open(path) as log:
         log.append("t", "k", b"")
@@ -131,3 +146,21 @@ def test_a_log_that_needs_recovery_is_not_opened_without_the_lock(tmp_path):
         pytest.raises(errors.LogLockTimeoutError, match=r"was not free for 0\.05 s"),
     ):
         virta.open(path, lock_timeout=0.05)
+
+
+@pytest.mark.parametrize("value", [b"bytes", {"as": "JSON"}], ids=["bytes", "json"])
+def test_an_append_waits_as_long_as_it_was_asked_to(tmp_path, value):
+    """`lock_timeout` of an append counts, not that of the log, whatever the values are."""
+    path = tmp_path / "log"
+    with (
+        virta.open(path, lock_timeout=10 * DEADLINE_S) as log,
+        stopped_holder(path / "writer.lock"),
+    ):
+
+        def append():
+            try:
+                log.append_many([("t", "", value)], lock_timeout=0.05)
+            except errors.LogLockTimeoutError as error:
+                return error
+
+        assert "0.05 s" in str(in_time(append))

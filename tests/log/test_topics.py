@@ -164,7 +164,7 @@ def test_threads_and_a_fork(log):
 
 
 @pytest.mark.parametrize("limit", [0, -1, TOPICS_MAX + 1, True, 1.5, "3"])
-def test_limits_that_are_none(log, limit):
+def test_invalid_limits_are_refused(log, limit):
     with pytest.raises(errors.LogLimitError, match="limit is"):
         log.topics(limit=limit)
 

@@ -17,7 +17,7 @@ from virta.log import kernel
 
 DEADLINE_S = 30.0
 
-# Reads, follows, writes or consumes what it is told to on stdin, and answers each line with one on stdout.
+# Reads, follows, writes or consumes as stdin says, and answers each line with one on stdout.
 ROLE = """
 import faulthandler, sys, virta
 from virta.errors import LogError
@@ -68,8 +68,8 @@ def ask(process):
 
 @pytest.mark.parametrize("plain", [False, True], ids=["native", "plain"])
 @pytest.mark.parametrize("size", [0, 40, 100])
-def test_a_truncated_control_page_is_made_again(tmp_path, size, plain):
-    """Reader, follower, writer and consumer in processes of their own, beside a writer here: nobody dies, nothing is lost."""
+def test_a_truncated_control_page_is_rebuilt(tmp_path, size, plain):
+    """Reader, follower, writer and consumer processes, and a writer here: none dies, nothing is lost."""
     if not plain and not kernel.NATIVE:
         pytest.skip("the native kernel is not built")
     path = tmp_path / "log"
@@ -131,7 +131,7 @@ def test_a_truncated_segment_is_an_error_that_names_it(tmp_path, role):
 
 
 def test_a_truncated_index_is_not_needed(tmp_path):
-    """An index is a hint: readers go on without it."""
+    """An index is a hint: readers continue without it."""
     with virta.open(tmp_path / "log", durability="none", segment_bytes=4096) as log:
         for i in range(100):
             log.append("t", "k", b"%d" % i + bytes(80))
@@ -184,7 +184,7 @@ class FakeJob:
 
 @pytest.mark.parametrize("guarded", [True, False])
 def test_a_truncated_table_of_leases(tmp_path, monkeypatch, guarded):
-    """The journal's map of who works on what: the daemon goes on, and what it notes afterwards is there."""
+    """The journal's table of leases: the daemon continues, and later leases are stored."""
     monkeypatch.setattr(leases, "native", None)
     if not guarded:
         monkeypatch.setattr(kernel, "guard", None)

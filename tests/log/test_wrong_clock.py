@@ -31,7 +31,7 @@ def ahead(tmp_path, monkeypatch):
 
 
 def test_opening_warns_once_with_both_times(ahead, caplog):
-    """The warning has the record's time and the clock's; reading and appending go on, times stand still."""
+    """The warning has the record's time and the clock's; reading and appending work, times do not advance."""
     caplog.set_level(logging.WARNING, "virta.log")
     with virta.open(ahead, durability="none") as log:
         (warning,) = [r.getMessage() for r in caplog.records]
@@ -60,7 +60,7 @@ def test_a_running_writer_is_warned_at_its_next_segment(tmp_path, caplog, monkey
     assert len([r for r in caplog.records if "log_clock_ahead" in r.getMessage()]) == 1
 
 
-def test_a_good_clock_is_no_news(tmp_path, caplog):
+def test_a_correct_clock_gives_no_warning(tmp_path, caplog):
     """Neither a warning nor a line."""
     with virta.open(tmp_path / "log") as log:
         log.append("t", "k", b"")
@@ -82,3 +82,21 @@ def test_the_command_line_says_it(ahead, command):
     (ahead / "control").unlink()  # by the segments alone
     done = CliRunner().invoke(main, ["log", command, str(ahead), "--json"])
     assert DAY_S - 60 < json.loads(done.output)["clock_ahead_s"] <= DAY_S
+
+
+def test_a_time_that_no_calendar_has(tmp_path, monkeypatch, caplog):
+    """A record from beyond the year 9999 can be warned of and shown, like any other."""
+    path = tmp_path / "log"
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel, "Kernel", plain.Kernel)
+        patch.setattr(plain.time, "time_ns", lambda: 15_000 * 365 * DAY_S * 10**9)
+        with virta.open(path, durability="none") as log:
+            log.append("t", "k", b"v")
+    with virta.open(path, durability="none") as log:
+        assert log.append("t", "k", b"now") == 1
+
+    shown = CliRunner().invoke(main, ["log", "inspect", str(path)])
+
+    assert "µs after 1970" in caplog.text
+    assert shown.exit_code == 0, shown.output
+    assert "µs" in shown.output

@@ -34,7 +34,7 @@ def inside(points, lat, lon):
 
 
 def tangent(pole, lat, lon):
-    """Where a line from the globe's centre through the point meets the plane at a pole; None behind it."""
+    """Project a point from the globe's centre onto the plane at a pole; None on the far half."""
     if lat * pole <= 0:
         return None
     away = 1 / math.tan(math.radians(abs(lat)))
@@ -94,7 +94,7 @@ def test_rings_round_a_pole(pole):
     assert compared > 1500
 
 
-def test_poles_are_told_apart():
+def test_north_and_south_poles_differ():
     """A ring at 80 degrees has the near pole inside, and little else; either way round."""
     for pole in (1, -1):
         square = [(80.0 * pole, lon) for lon in (0.0, 90.0, 180.0, -90.0)]
@@ -125,7 +125,7 @@ def test_a_pole_as_a_vertex(pole, lon, base):
 
 
 @pytest.mark.parametrize("close", [SQUARE[0], SQUARE[2]])
-def test_a_vertex_that_stands_twice_has_no_halo(close):
+def test_a_repeated_vertex_has_no_halo(close):
     """A closed ring is the ring: a point a millimetre outside the vertex is outside."""
     at = SQUARE.index(close)
     points = [*SQUARE[: at + 1], close, *SQUARE[at + 1 :]]

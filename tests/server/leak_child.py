@@ -16,7 +16,7 @@ from collections import Counter
 from virta.cli import main
 
 gc.disable()
-gc.enable = lambda: None  # nobody switches it on again
+gc.enable = lambda: None  # keep it off
 
 
 def name_of(kind):
@@ -34,7 +34,7 @@ def answer_counts():
 
 
 def referrers(wanted):
-    """Who refers to the first few objects of a type: what to read when a test has failed."""
+    """Return what refers to the first few objects of a type, to read when a test has failed."""
     objects = gc.get_objects()
     found = [one for one in objects if name_of(type(one)) == wanted][-3:]
     shown = []

@@ -79,7 +79,7 @@ def test_the_library_reads_the_same(server):
 
 @pytest.mark.parametrize("text", ["Euro € 😀", 'a "quoted" % ü', "100%", "%41", "plain"])
 def test_attributes_survive_both_sdks_and_ours(server, text):
-    """Whoever encodes headers as the binding asks finds the text again."""
+    """Headers that are encoded as the binding requires give the original text."""
     channel = f"att{abs(hash(text))}"
     attributes = {"type": "t", "source": "/s", "subject": text, "specversion": "1.0"}
     message = new_http.to_binary(NewEvent(attributes | {"id": "new"}, {"a": 1}), JSONFormat())

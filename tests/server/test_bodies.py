@@ -34,7 +34,7 @@ ROUTES = [
 
 
 def talk(server, data, until=None):
-    """Send bytes on a connection of their own; give what comes back."""
+    """Send bytes on a new connection; return the response."""
     with closing(socket.create_connection(("127.0.0.1", server.port), DEADLINE_S)) as made:
         made.sendall(data)
         return read(made, until)
@@ -82,7 +82,7 @@ def test_binary_messages_close_the_socket(server, path, pieces):
 
     told = asyncio.run(scenario())
 
-    assert (told.code, told.reason) == (1003, "binary messages are not read here: send text")
+    assert (told.code, told.reason) == (1003, "binary messages are not accepted: send text")
 
 
 def unfinished(server):
@@ -93,7 +93,7 @@ def unfinished(server):
 
 @pytest.mark.parametrize("route", [ROUTES[0], ROUTES[4]], ids=["hot", "cold"])
 def test_unfinished_bodies_are_bounded(start, route):
-    """With too many, the oldest is told to come back; the others and a small publication go on."""
+    """Above the limit the oldest gets 503; the others and a small publication succeed."""
     method, path, kind, _ = route
     server = start("--max-unfinished-body-bytes", 4 * MEBIBYTE, "--durability", "none")
     lines = [f"Content-Type: {kind}", f"Content-Length: {2 * MEBIBYTE}"]
@@ -144,7 +144,7 @@ def test_tiny_chunks_take_no_more_than_their_bytes(start):
         assert read(made, b"\r\n").startswith(b"HTTP/1.1 202 ")
 
 
-def test_held_and_socket_messages_count_too(start):
+def test_pending_and_socket_messages_count_too(start):
     """Small bodies with known heads and unfinished WebSocket messages share the bound."""
     server = start("--max-unfinished-body-bytes", MEBIBYTE, "--durability", "none")
     pad = json.dumps(event("1", "x" * 60_000))
@@ -266,11 +266,12 @@ def test_a_token_file_for_all_is_refused(start, tmp_path):
     assert start("--token-file", file).port
 
 
-def test_root_is_told(start):
-    """One warning for whoever runs it as root; none for others."""
+def test_running_as_root_warns(start):
+    """Running as root gives one warning; other users get none."""
     server = start()
     user = int(subprocess.run(["id", "-u"], capture_output=True, check=True).stdout)
     server.stop()
-    said = [line for line in "".join(server.said).splitlines() if "running_as_root" in line]
+    lines = map(json.loads, "".join(server.said).splitlines())
+    said = [line for line in lines if line["message"] == "running_as_root"]
 
     assert len(said) == (user == 0)

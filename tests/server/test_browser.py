@@ -1,4 +1,4 @@
-"""A real browser: its EventSource comes back and resumes, its pages may or may not use the server."""
+"""A real browser: its EventSource resumes, and its pages are allowed or refused."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_pages_under_a_rebound_name_are_refused(start, browser):
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1"])
-def test_pages_of_this_machine_may(start, browser, pages, name):
+def test_pages_of_this_machine_are_allowed(start, browser, pages, name):
     """A page of localhost on another port reads and writes, with preflights, streams and sockets."""
     with start() as server:
         page = browser.new_page()
@@ -216,7 +216,7 @@ def test_pages_of_this_machine_may(start, browser, pages, name):
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_pages_that_are_listed_may(start, browser, pages):
+def test_pages_that_are_listed_are_allowed(start, browser, pages):
     """`--allow-origin` lets a page of another site do the same."""
     with start("--allow-origin", f"http://evil.example:{pages}") as server:
         page = browser.new_page()
@@ -229,7 +229,7 @@ def test_pages_that_are_listed_may(start, browser, pages):
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_eventsource_that_heard_nothing_loses_nothing(start):
+def test_eventsource_without_events_loses_nothing(start):
     """The server is killed before the first event; what is published meanwhile and after arrives."""
     sync_api = pytest.importorskip("playwright.sync_api")
     server = start()
@@ -281,7 +281,7 @@ SOCKET_PAGE = """
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 def test_websocket_of_a_page_resumes(start):
-    """A page comes back with `$last-event-id` and hears everything once, from before its first event on."""
+    """A page reconnects with `$last-event-id` and gets everything once, also before its first event."""
     sync_api = pytest.importorskip("playwright.sync_api")
     server = start()
     port = server.port

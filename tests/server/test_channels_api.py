@@ -1,4 +1,4 @@
-"""`GET /channels`: what is there, in order and in pages, without keeping anybody waiting."""
+"""`GET /channels`: channels in order and in pages, without blocking other requests."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def channels(server, query=""):
     return answer.json
 
 
-def test_what_the_log_holds_and_who_subscribes(start):
-    """Records, bytes, first and last offset and time of each channel, and the subscriptions of this moment."""
+def test_channels_with_records_and_subscriptions(start):
+    """Records, bytes, first and last offset and time of each channel, and its current subscriptions."""
 
     async def subscribed(server):
         consumers = [
@@ -85,13 +85,13 @@ def test_pages(server):
 
 
 @pytest.mark.parametrize("limit", ["0", "1001", "-1", "x", "1.0", "9" * 30, "%C2%B2"])
-def test_limits_that_are_none(server, limit):
+def test_invalid_limits_are_refused(server, limit):
     answer = server.request("GET", f"/channels?limit={limit}")
     assert (answer.status, answer.code) == (400, "invalid-limit")
 
 
-def test_it_has_a_door(start, tmp_path):
-    """With tokens nobody learns the names of channels without one."""
+def test_it_needs_a_token(start, tmp_path):
+    """With tokens, a request without one does not get the names of channels."""
     tokens = tmp_path / "tokens"
     tokens.write_text("a-token-that-is-long-enough\n")
     tokens.chmod(0o600)
@@ -103,7 +103,7 @@ def test_it_has_a_door(start, tmp_path):
 
 
 def test_a_count_that_takes_long(monkeypatch):
-    """Who asks meanwhile shares one scan, is told to come back in time, and the scan goes on."""
+    """Concurrent requests share one scan and get 503 in time, and the scan continues."""
     import threading
     from types import SimpleNamespace
 

@@ -79,7 +79,7 @@ def test_offsets_and_duplicates(client, server):
     assert asyncio.run(scenario()) == (single.offset, True, single.offset)
 
 
-def test_what_comes_while_a_server_restarts_is_heard(start):
+def test_events_during_a_restart_are_delivered(start):
     """Also by a subscription that has not received anything yet, and by one of streams."""
     flags = ["--durability", "group", "--server-port", lasting_port()]
     server = start(*flags)

@@ -96,7 +96,7 @@ def two_machines():
     ids=["keepalive", "user-timeout"],
 )
 def test_a_cut_cable_ends_a_consumer(two_machines, tmp_path, flags):
-    """A consumer whose cable is cut is gone from the server soon, without a word from it."""
+    """A consumer whose cable is cut is removed soon, although it sends nothing."""
     namespace, address, cut = two_machines
     flags = ("--host", address, "--insecure", "--journal-port", "none", *flags)
     inside = ["ip", "netns", "exec", namespace]

@@ -11,7 +11,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 JSON = "application/json"
-# Some are readable in some places only: how deep a reader can go depends on how deep in calls it stands.
+# Some are readable in some places only: the readable depth depends on the depth of the call stack.
 DEPTHS = (930, 950, 960, 970, 980, 985, 990, 995, 1000, 1005, 1100, 20_000)
 TOO_DEEP = 1100
 
@@ -73,7 +73,7 @@ def either(request, tmp_path_factory):
 
 @pytest.mark.parametrize("value", [arrays, objects], ids=["arrays", "objects"])
 def test_every_route_refuses(either, value):
-    """Whatever the depth, no route fails; what nobody can read is 400 and says why."""
+    """Whatever the depth, no route fails; unreadable JSON is 400 with the reason."""
     for depth in DEPTHS:
         for method, path, kind, body in requests(depth, value(depth)):
             headers = {"Content-Type": kind}
@@ -87,7 +87,7 @@ def test_every_route_refuses(either, value):
 
 
 def test_what_was_taken_is_delivered(either):
-    """Events near the limit do not stand in the way of what comes after them, live or from history."""
+    """Events near the limit do not block later events, live or from history."""
 
     async def scenario():
         paths = [
@@ -112,7 +112,7 @@ def test_what_was_taken_is_delivered(either):
 
 
 def test_a_socket_is_closed_with_the_code(either):
-    """A WebSocket has no answers: one that sends too deep JSON is closed, and told why."""
+    """A WebSocket that sends too deep JSON is closed with the reason."""
 
     async def scenario():
         url = f"ws://127.0.0.1:{either.port}/channels/deep"

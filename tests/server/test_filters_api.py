@@ -56,7 +56,7 @@ def test_test_by_document_and_by_event(server):
 
 
 def test_a_filter_of_another_dialect_is_refused_with_advice(server):
-    """What looks like another language says so, in the message and as members."""
+    """The error of a filter in another language names it, in the message and as members."""
     comparison = call(server, "POST", "/filters/i/h", {"filter": "a>5", "dialect": "query-string"})
     sql = call(server, "POST", "/filters/validate", {"filter": "type = 'a'", "dialect": "koncorde"})
 

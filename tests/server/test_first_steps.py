@@ -81,21 +81,22 @@ def test_a_terminal_is_greeted_with_the_address(tmp_path):
     first, second, *_ = shown.decode().splitlines()
     assert first.startswith("Virta at http://127.0.0.1:")
     assert second == f"Data in {data}"
+    assert b"message" not in shown  # what happened leads its line, before the fields
 
 
 def test_publish_says_when_it_was_a_repeat(server):
-    """A retry of a script is told from a first try; both succeed."""
+    """A repeat of a publication is reported as one; both succeed."""
     url = f"http://127.0.0.1:{server.port}"
     first, again = (
         virta("publish", "twice", "--data", "1", "--id", "x", "--url", url) for _ in range(2)
     )
 
     assert (first.returncode, first.stderr) == (0, "1 accepted\n")
-    assert (again.returncode, again.stderr) == (0, "1 accepted: the server had it already\n")
+    assert (again.returncode, again.stderr) == (0, "1 accepted: the server already had it\n")
 
 
 def test_publish_on_a_terminal_says_that_it_reads(server):
-    """Without a file or --data it waits for lines: nobody should wonder what for."""
+    """Without a file or --data it reads lines from the terminal, and says so."""
     master, slave = os.openpty()
     command = [sys.executable, "-m", "virta", "publish", "typed"]
     command += ["--url", f"http://127.0.0.1:{server.port}"]
@@ -106,11 +107,11 @@ def test_publish_on_a_terminal_says_that_it_reads(server):
         said = publishing.stderr.read()
     os.close(master)
 
-    assert hint == b"reading events from the terminal, one JSON a line; Ctrl-D ends\n"
+    assert hint == b"reading events from the terminal, one JSON object per line; Ctrl-D ends\n"
     assert (publishing.returncode, said) == (0, b"1 accepted\n")
 
 
-def test_subscribe_ends_when_nothing_comes(server):
+def test_subscribe_ends_when_no_event_arrives(server):
     """All that is there is printed, and a pause ends it: exit code 0."""
     server.publish("pause", event("1"), event("2"))
     url = f"http://127.0.0.1:{server.port}"
@@ -121,14 +122,14 @@ def test_subscribe_ends_when_nothing_comes(server):
     assert (out.returncode, out.stderr) == (0, "")
 
 
-def test_subscribe_says_when_fewer_came(server):
+def test_subscribe_reports_when_fewer_events_arrived(server):
     """With --count a pause is a failure of its own: exit code 3."""
     server.publish("few", event("1"))
     url = f"http://127.0.0.1:{server.port}"
     options = ("--from", "earliest", "--timeout", "0.5", "--url", url)
 
     out = virta("subscribe", "few", "--count", "2", *options)
-    assert (out.returncode, out.stderr) == (3, "1 of 2 events came; none for 0.5 s\n")
+    assert (out.returncode, out.stderr) == (3, "1 of 2 events arrived; none for 0.5 s\n")
 
     out = virta("subscribe", "few", "--count", "1", *options)
     assert (out.returncode, out.stderr) == (0, "")
@@ -143,7 +144,7 @@ def test_subscribe_refuses_a_timeout_that_is_none(value):
 
 
 def test_subscribe_does_not_wait_for_ever_for_a_server():
-    """Nobody answered at all: that is no success."""
+    """Without any answer the exit code is not 0."""
     url = f"http://127.0.0.1:{lasting_port()}"
     out = virta("subscribe", "c", "--timeout", "0.5", "--url", url)
 

@@ -1,4 +1,4 @@
-"""Absurd numbers in every field of the journal, over its socket and over HTTP: refused in words, and it goes on."""
+"""Absurd numbers in every field of the journal, over its socket and over HTTP: refused with a message, and the journal keeps working."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class CountingServer:
         return self.head(f"POST {path} HTTP/1.1", f"Content-Type: {kind}", size, *headers) + body
 
     def answer(self, request, *, until=None):
-        """What one connection of its own is told, to its end or to a mark."""
+        """Return the response on a new connection, to its end or up to a mark."""
         with self.connection() as made:
             made.sendall(request)
             return read(made, until)
@@ -336,7 +336,7 @@ def waiting_for_a_job(server):
     with server.connection() as made:
         body = b'{"domain": "d.example", "work_for": 30, "wait": 60}'
         made.sendall(server.post("/journal/jobs/next", body, "application/json"))
-        # Answered behind it, so the wait has begun.
+        # Answered after it, so the wait has begun.
         server.answer(server.head("GET /readyz HTTP/1.1", "Connection: close"))
         made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
 
@@ -413,7 +413,7 @@ def settled(server):
 
 
 def prepare(server):
-    """History for those who ask for it, and the documents that are made once."""
+    """Publish history, and request the documents that are cached."""
     server.answer(server.head("GET /openapi.json HTTP/1.1", "Connection: close"))
     server.answer(server.post("/channels/replayed", json.dumps(event("old")).encode()), until=b"}")
     batch = json.dumps([event(str(n), FILLER) for n in range(100)]).encode()

@@ -30,7 +30,7 @@ PAIR = re.compile(r"\b[a-z_]+=")
         ("answer_failed", (), {}),
     ],
 )
-def test_lines_are_taken_apart(template, arguments, expected):
+def test_lines_are_split_into_fields(template, arguments, expected):
     """The event's name is the message; named values are fields; the rest is the reason."""
     name, fields = read_line(template, arguments)
 
@@ -39,7 +39,7 @@ def test_lines_are_taken_apart(template, arguments, expected):
 
 
 @pytest.mark.parametrize("template", ["Invalid HTTP request received.", "no image at %s", ""])
-def test_other_lines_stay(template):
+def test_other_lines_are_unchanged(template):
     """A sentence has no fields."""
     assert read_line(template, ("x",)) is None
 

@@ -1,4 +1,4 @@
-"""Who may talk to the server: web pages by their origin, requests by the host that they name."""
+"""Access to the server: web pages by their origin, requests by their host."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def status_of(answer):
 
 
 @pytest.mark.parametrize(("path", "method"), TABLE)
-def test_every_route_asks_who_is_there(server, path, method):
-    """On each route and method other pages, other sites and other hosts are refused, and nobody else is."""
+def test_every_route_checks_host_and_origin(server, path, method):
+    """On each route and method other pages, other sites and other hosts are refused, and only those."""
     port = server.port
     for headers, host, status, code in [
         (EVIL, "localhost", 403, b"origin-not-allowed"),
@@ -153,8 +153,8 @@ def test_a_simple_post_of_a_page_has_no_effect(server):
     assert server.request("GET", "/subscriptions").json == []
 
 
-def test_a_known_head_is_still_judged(server):
-    """A head that takes the quick way for one host or page does not let another one in."""
+def test_a_known_head_is_still_checked(server):
+    """A head that is cached on the fast path for one host or page does not allow another one."""
     body = json.dumps(event("1")).encode()
 
     def post(connection, host, more=""):
@@ -307,8 +307,8 @@ def test_the_lines_of_one_page_are_not_those_of_the_next(server):
     assert answer.count(b"access-control-allow-origin") == 1
 
 
-def test_every_page_may_when_told(start):
-    """`*` lets any page in, also one that does not say which it is; the host still counts."""
+def test_every_page_is_allowed_by_a_wildcard(start):
+    """`*` allows any page, also one without an origin; the host is still checked."""
     with start("--allow-origin", "*") as server:
         answer = server.request("GET", "/metrics", headers=EVIL)
         assert (answer.status, answer.headers["access-control-allow-origin"]) == (
@@ -320,7 +320,7 @@ def test_every_page_may_when_told(start):
 
 
 def test_thoriums_headers(start):
-    """`--thorium-compatible` sends `*` with every answer, also on the quick way, and opens nothing."""
+    """`--thorium-compatible` sends `*` with every response, also on the fast path, and allows no further page."""
     with start("--thorium-compatible", "--durability", "none") as server:
         for _ in range(3):
             assert server.publish("a", event("1")).headers["access-control-allow-origin"] == "*"
@@ -338,7 +338,7 @@ def test_thoriums_headers(start):
                 assert answer.count(b"Access-Control-Allow-Origin: *\r\n") == 1
 
 
-def test_a_token_does_not_speak_for_a_page(start, tmp_path):
+def test_a_token_does_not_allow_a_page(start, tmp_path):
     """Where tokens are asked for, a page needs both: its origin allowed, and a token."""
     file = tmp_path / "tokens"
     file.write_text(TOKEN)

@@ -1,4 +1,4 @@
-"""`/readyz` notices that publishing fails or stands still, publishers are told in time, and both mend by themselves."""
+"""`/readyz` reports that publishing fails or hangs, publishers get 503 in time, and both recover by themselves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_JOURNAL = ("--journal-port", "none")
 
 @contextmanager
 def locked(path):
-    """Stand still with a lock, as a process that hangs does."""
+    """Hold a lock, as a process that hangs does."""
     fd = os.open(path, os.O_RDWR)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -70,7 +70,7 @@ def test_a_process_that_hangs_with_the_write_lock(start, durability, plain):
             assert server.request("GET", "/metrics").status == 200
             refused = [answer.result(DEADLINE_S) for answer in answers]
             failing = server.request("GET", "/readyz")
-        until_ready(server, 200)  # though nobody publishes
+        until_ready(server, 200)  # without a publication
         assert publish(server, "lost0").status == 202
         assert publish(server, "after").status == 202
         found = history(server, 3)

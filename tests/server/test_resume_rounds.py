@@ -42,7 +42,7 @@ class Memory:
             self.seen.append(offset)
 
     async def run(self, port, seconds):
-        """Come back again and again, staying for a random number of frames, until the time is over."""
+        """Reconnect again and again, for a random number of frames each, until the time is over."""
         end = asyncio.get_running_loop().time() + seconds
         while (left := end - asyncio.get_running_loop().time()) > 0:
             stay = self.frames + self.rng.choice([0, 1, 2, 5, 50, 1000])
@@ -85,7 +85,7 @@ def made(rng):
 
 
 async def publish(server, rng, seconds):
-    """Publish until the time is over or the server is gone; some ids again and again, some filtered out."""
+    """Publish until the time is over or the server has ended; some ids repeatedly, some filtered out."""
     end = asyncio.get_running_loop().time() + seconds
     number = 0
     while asyncio.get_running_loop().time() < end:
@@ -137,7 +137,7 @@ def test_nothing_is_skipped_over_kills_and_reconnects(start, seed):
             server = start(*FLAGS)
 
     async def finish():
-        """Everyone comes back until it has seen the last event."""
+        """Reconnect every consumer until it has received the last event."""
         await asyncio.to_thread(server.publish, CHANNEL, event("the end", {"x": 1}))
         last = len(stored()) and stored()[-1][0]
         for memory in memories:

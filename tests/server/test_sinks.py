@@ -1,4 +1,4 @@
-"""Where webhooks may be, what a subscriber learns about that, and who may read its secrets."""
+"""Allowed addresses of webhooks, what refusals reveal, and who can read secrets."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_rules():
 
 @pytest.fixture
 def listening():
-    """A port on which somebody listens, and another on which nobody does."""
+    """Return an open port and a closed one."""
     with (
         socket.create_server(("127.0.0.1", 0)) as open_,
         socket.create_server(("127.0.0.1", 0)) as other,
@@ -246,7 +246,7 @@ def test_one_lookup_a_host_at_a_time(monkeypatch, outbound):
     other = outbound.submit(resolver.addresses("other.example")).result(DEADLINE_S)
     release.set()
 
-    assert {answer.reason for answer in answers} == {"no whole answer within 0.05 s"}
+    assert {answer.reason for answer in answers} == {"no complete response within 0.05 s"}
     assert asked == ["stuck.example", "other.example"]
     assert other == ["127.0.0.1"]
 
@@ -282,7 +282,7 @@ def secret_settings(**more):
 
 
 def test_secrets_are_never_shown(start, hooks, tmp_path):
-    """Headers are sent to the sink, and shown to nobody: not by a route, in a line of the log or to other users."""
+    """Headers are sent to the sink and shown nowhere: not by a route, in the log, or to other users."""
     hook = hooks()
     data = tmp_path / "data"
     with start(*FAST, "--log-level", "trace") as server:
@@ -307,7 +307,7 @@ def test_secrets_are_never_shown(start, hooks, tmp_path):
     assert any(SECRET.encode() in (registry / name).read_bytes() for name in modes)
 
 
-def test_a_registry_of_older_days_is_closed(start, hooks, tmp_path):
+def test_a_registry_of_older_versions_is_made_private(start, hooks, tmp_path):
     """Files that others could read cannot be read any more after a start."""
     with start(*FAST) as server:
         subscribe(server, hooks(), "a", protocolsettings=secret_settings())
@@ -321,8 +321,8 @@ def test_a_registry_of_older_days_is_closed(start, hooks, tmp_path):
     assert (stat.S_IMODE(registry.stat().st_mode), modes) == (0o700, {0o600})
 
 
-def test_secrets_may_stay_where_they_are(start, hooks):
-    """What was shown can be put back; a secret stays with its server, and is not made of nothing."""
+def test_secrets_can_be_kept_by_a_replacement(start, hooks):
+    """A description that was shown can be put back; secrets are kept for the same server only."""
     hook, other = hooks(), hooks()
     with start(*FAST) as server:
         made = subscribe(server, hook, "a", protocolsettings=secret_settings()).json
@@ -347,7 +347,7 @@ def test_secrets_may_stay_where_they_are(start, hooks):
     assert (headers["X-Key"], headers["X-Other"]) == ("n", "o")
 
 
-def test_subscriptions_of_older_days(start, hooks, tmp_path):
+def test_subscriptions_of_older_versions(start, hooks, tmp_path):
     """A sink that cannot be used any more keeps no server from starting; a password is not shown."""
     hook = hooks()
     config = {"channel": "a", "from": "earliest"}

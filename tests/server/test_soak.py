@@ -39,7 +39,7 @@ def test_soak():
     assert (report["lost"], report["out_of_order"], report["refused"]) == (0, 0, 0)
     assert (report["cut"], report["exit_code"]) == (0, 0)
     assert report["growth_kib"] < GROWTH_KIB_MAX
-    # Every kind of connection has come and gone, and got the answer it should.
+    # Every kind of connection was opened and closed, and got the expected response.
     assert (report["churn_failed"], report["churn_failures"]) == (0, [])
     assert len(report["churn_kinds"]) == CHURN_KINDS
     assert report["churned"] > 0.5 * float(SECONDS) * CHURN_PER_S

@@ -30,7 +30,7 @@ def offset_of(position):
 
 
 async def listen(server, path, count, headers=None):
-    """`connect` and so many frames behind it."""
+    """Return `connect` and a number of frames after it."""
     consumer = await Consumer.open(server.port, path, headers)
     opened = await consumer.connected()
     found = await consumer.frames(count)
@@ -43,7 +43,7 @@ def heard(server, path, count, headers=None):
 
 
 def resume(server, channel, seen, count):
-    """What comes behind `seen`, which is given in each way there is; all say the same."""
+    """Return what follows `seen`, which is given in every possible way; all must agree."""
     ways = [
         heard(server, f"/channels/{channel}", count, {"Last-Event-ID": seen}),
         heard(server, f"/channels/{channel}?$last-event-id={quote(seen, safe='')}", count),
@@ -62,7 +62,7 @@ def resume(server, channel, seen, count):
 
 @pytest.mark.parametrize("native", [True, False])
 def test_a_202_says_where_the_event_is(start, native):
-    """Single events and batches, first and repeated, the quick way and the long one."""
+    """Single events and batches, first and repeated, on the fast path and the general one."""
     server = start("--durability", "none", environ={} if native else {"VIRTA_PLAIN": "1"})
 
     def post(*events, kind=STRUCTURED):
@@ -96,7 +96,7 @@ def test_a_202_says_where_the_event_is(start, native):
 
 
 def test_an_original_that_is_forgotten_has_no_offset(start):
-    """A repeat of an event of the same batch whose key is gone is a repeat all the same."""
+    """A repeat within the same batch is still a repeat after its key has expired."""
     server = start("--max-idempotency-keys", 1, "--durability", "none")
     one = server.publish("o", event("a"))
     again = server.publish("o", event("a"))
@@ -161,7 +161,7 @@ def test_http_1_0(server):
 # Where to resume from.
 
 
-def test_each_kind_of_id_resumes_behind_it(server):
+def test_each_kind_of_id_resumes_after_it(server):
     """Positions, offsets, source and id: the same events follow."""
     answer = server.publish("kinds", *[event(f"k {n}") for n in range(5)])
     first = int(answer.headers["virta-offset"])
@@ -178,7 +178,7 @@ def test_each_kind_of_id_resumes_behind_it(server):
 
 
 def test_two_events_of_one_old_id_are_two(server):
-    """Source `s`, id `1 2` and source `s 1`, id `2`: nobody makes another's consumers skip."""
+    """Source `s`, id `1 2` and source `s 1`, id `2`: consumers of one do not skip to the other."""
     server.publish("twins", event("1 2", source="s"), event("a"), event("2", source="s 1"))
     server.publish("twins", event("b"))
 
@@ -188,7 +188,7 @@ def test_two_events_of_one_old_id_are_two(server):
     for at, frame in enumerate(frames[:-1]):
         found = resume(server, "twins", frame.id, 3 - at)
         assert [f.data for f in found] == [f.data for f in frames[at + 1 :]]
-    # An id of an older server can mean both: behind the older one nothing is lost.
+    # An id of an older server can mean both: continuing after the older one loses nothing.
     assert ids(heard(server, "/channels/twins", 3, {"Last-Event-ID": "s+1+2"})[1]) == [
         "a",
         "2",
@@ -199,7 +199,7 @@ def test_two_events_of_one_old_id_are_two(server):
 @pytest.mark.parametrize(
     "flags", [("--idempotency-expiration-ms", 0), ("--max-idempotency-keys", 1)]
 )
-def test_an_id_that_occurs_twice_resumes_behind_the_older(start, flags):
+def test_an_id_that_occurs_twice_resumes_after_the_older(start, flags):
     """A publisher's late retry hides nothing, whether the table of repeats knows the newer or none."""
     server = start(*flags)
     server.publish("late", event("x"))
@@ -213,7 +213,7 @@ def test_an_id_that_occurs_twice_resumes_behind_the_older(start, flags):
     assert ids(found) == ["a", "b", "x"]
 
 
-def test_positions_of_other_places_are_told_as_gaps(server):
+def test_positions_of_other_logs_give_gaps(server):
     """Another log's position, and one beyond the end: a gap, then what is new."""
     server.publish("gaps", event("old"))
     mark = tag(server)
@@ -226,7 +226,7 @@ def test_positions_of_other_places_are_told_as_gaps(server):
             answer = server.publish("gaps", event(f"after {seen}"))
             live = await consumer.frame()
             await consumer.close()
-            # Cut before the gap was told: the id of `connect` leads to it again.
+            # Cut before the gap was sent: the id of `connect` leads to it again.
             _, again = await listen(server, "/channels/gaps", 1, {"Last-Event-ID": opened.id})
             return gap, answer, live, again[0]
 
@@ -240,7 +240,7 @@ def test_positions_of_other_places_are_told_as_gaps(server):
 
 
 def test_trimmed_positions(start, tmp_path):
-    """A position that retention has passed is a gap, also for who hears only of `connect`."""
+    """A position that retention has passed gives a gap, also for a consumer that received only `connect`."""
     data = tmp_path / "small"
     with virta.open(data / "log", segment_bytes=4096) as log:
         server = start("--durability", "none", data_dir=data)
@@ -261,7 +261,7 @@ def test_trimmed_positions(start, tmp_path):
 
 
 def test_connect_is_the_start_of_a_replay(server):
-    """Its position is where history begins, not where live delivery stands."""
+    """Its position is where history begins, not that of live delivery."""
     answer = server.publish("begin", *[event(str(n)) for n in range(5)])
     first = int(answer.headers["virta-offset"])
     mark = tag(server)
@@ -279,8 +279,8 @@ def test_connect_is_the_start_of_a_replay(server):
         assert resume(server, "begin", opened.id, 1)[0].data == frames[0].data
 
 
-def test_a_consumer_that_heard_nothing_loses_nothing(start):
-    """`connect` alone is enough to come back after SIGKILL."""
+def test_a_consumer_without_events_loses_nothing(start):
+    """`connect` alone is enough to resume after SIGKILL."""
     server = start()
     opened, _ = heard(server, "/channels/quiet?x=1", 0)
     server.stop(signal.SIGKILL)
@@ -353,8 +353,8 @@ def test_no_ping_overtakes_what_waits(start):
     assert ids(resume(server, "slow", id_, 1)) == [str(count)]
 
 
-def test_what_was_dropped_is_there_for_who_comes_back(start):
-    """`overflow` has no id: the last one still leads to everything behind it."""
+def test_dropped_events_are_delivered_after_resuming(start):
+    """`overflow` has no id: resuming from the last id gives everything after it."""
     server = start(
         *("--durability", "none", "--slow-consumer-bytes-max", 1_000_000),
         *("--slow-consumer", "drop-oldest"),
@@ -384,7 +384,7 @@ def test_what_was_dropped_is_there_for_who_comes_back(start):
 
 
 def test_disconnect_carries_the_place(start):
-    """Who is sent away comes back to where it was, though it had no event."""
+    """A consumer that gets `disconnect` resumes where it was, even without an event."""
     server = start("--durability", "none")
 
     async def scenario():
@@ -401,7 +401,7 @@ def test_disconnect_carries_the_place(start):
     assert (frame.event, offset_of(frame.id)) == ("disconnect", 1)
 
 
-def test_damage_in_history_is_told(start, tmp_path):
+def test_damage_in_history_gives_a_gap(start, tmp_path):
     """A replay over a damaged batch says so, where it had been silent."""
     data = tmp_path / "data"
     with virta.open(data / "log") as log:
@@ -443,7 +443,7 @@ def test_bad_options(server, query, code, words):
 
 
 def test_options_are_no_terms(server):
-    """They stand anywhere in a query and change nothing about what matches."""
+    """Options may be anywhere in a query and do not change what matches."""
 
     async def scenario():
         found = []
@@ -576,7 +576,7 @@ async def messages(opened, count):
 
 @pytest.mark.parametrize("header", [False, True])
 def test_sockets_resume_by_position(server, header):
-    """The messages carry positions, and each is a place to come back to."""
+    """The messages carry positions, and each can be resumed from."""
     channel = f"ws-{header}"
     path, asked = f"/channels/{channel}?x=1", {"Virta-Positions": "1"} if header else {}
 
@@ -620,8 +620,8 @@ def test_sockets_that_ask_for_no_position_get_none(server):
     assert message == body
 
 
-def test_a_socket_is_told_of_a_gap_with_a_place(server):
-    """The gap's position is where the socket goes on."""
+def test_a_socket_gets_a_gap_with_a_position(server):
+    """The gap's position is where the socket continues."""
 
     async def scenario():
         async with socket_to(server, "/channels/ws-gap?$last-event-id=unknown+id") as opened:
@@ -638,8 +638,8 @@ def test_a_socket_is_told_of_a_gap_with_a_place(server):
     assert offset_of(live["virtaposition"]) == offset + 1
 
 
-def test_a_silent_socket_is_told_how_far_it_is(start):
-    """When the log moves on without an event for it, a message says so; else nothing is sent."""
+def test_a_silent_socket_gets_positions(start):
+    """When the log grows without an event for it, it gets a position; else nothing is sent."""
     server = start(*QUICK_PINGS)
 
     async def scenario():
@@ -659,8 +659,8 @@ def test_a_silent_socket_is_told_how_far_it_is(start):
 
 
 @pytest.mark.slow
-def test_a_socket_that_drops_is_told(start):
-    """With positions, what a slow socket loses is told, and is there when it comes back."""
+def test_a_socket_that_drops_gets_an_overflow(start):
+    """With positions, a slow socket is notified of drops, and gets the events when it resumes."""
     flags = ("--slow-consumer-bytes-max", 1_000_000, "--slow-consumer", "drop-oldest")
     server = start("--durability", "none", *flags)
 

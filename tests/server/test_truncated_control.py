@@ -1,4 +1,4 @@
-"""A server whose mapped files another process truncates goes on serving."""
+"""A server keeps serving when another process truncates its mapped files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def call(server, path, body):
 
 
 def test_truncated_maps_do_not_end_the_server(start):
-    """Control page of the log and the journal's files cut to nothing: publishing, reading and jobs go on."""
+    """Control page of the log and the journal's files cut to nothing: publishing, reading and jobs still work."""
     server = start()
     with server:
         server.publish("orders", event("1"))

@@ -188,7 +188,7 @@ def check_binary(server, heads, cut, kind=b"application/json"):
                 way = b"same" if quick else b"%d.%d.%d" % (number, turn, at)
                 data = binary(channel, way, lines, body, kind)
                 said.append(answers(server, [data[:cut], data[cut:]], 1))
-        # What made a head known on the quick way is an event, too, unless its body has to be JSON.
+        # A head that is cached on the fast path is an event without a body too, unless its body has to be JSON.
         kept = [made for made in stored(server, channel) if b'"id":"other"' not in made[1]]
         found.append((said, kept))
     assert found[0] == found[1]

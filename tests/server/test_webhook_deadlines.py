@@ -1,4 +1,4 @@
-"""Sinks that answer a byte at a time, or hang: deadlines hold, and nobody else waits for them."""
+"""Sinks that answer a byte at a time, or hang: deadlines end them, and no other webhook waits."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_an_answer_has_one_deadline(start, hooks, drips):
         assert good.ids(1) == ["1"]
         found = asyncio.run(dead_letters(server.port, len(PARTS)))
 
-    assert {letter["reason"] for letter in found} == {"no whole answer within 0.4 s"}
+    assert {letter["reason"] for letter in found} == {"no complete response within 0.4 s"}
 
 
 def test_connecting_and_tls_are_part_of_it(start, drips, hooks):
@@ -162,10 +162,12 @@ def test_connecting_and_tls_are_part_of_it(start, drips, hooks):
         one.close()
 
     late = [line for said in server.said for line in said.splitlines() if "webhook_refused" in line]
-    assert [json.loads(line)["reason"] for line in late] == ["no whole answer within 0.4 s"] * 4
+    assert [json.loads(line)["reason"] for line in late] == [
+        "no complete response within 0.4 s"
+    ] * 4
 
 
-def test_slow_sinks_hold_up_nobody(start, hooks, drips):
+def test_slow_sinks_delay_no_others(start, hooks, drips):
     """Forty sinks that hang leave deliveries, new subscriptions and the end of the server as they are."""
     good, later = hooks(), hooks()
     flags = ["--webhook-timeout-ms", 600_000, "--drain-timeout-ms", 500]
@@ -188,7 +190,7 @@ def test_slow_sinks_hold_up_nobody(start, hooks, drips):
         assert server.stop() == 0  # fails when it takes longer than the deadline of the tests
 
 
-def test_slow_handshakes_hold_up_nobody(start, hooks, drips):
+def test_slow_handshakes_delay_no_others(start, hooks, drips):
     """Only so many sinks of one host are asked at a time; others are asked at once, and so is the drain."""
     drip, good = drips("headers", consents=False), hooks()
     flags = ["--webhook-timeout-ms", 600_000, "--drain-timeout-ms", 500]
@@ -290,7 +292,7 @@ def test_kills_amid_slow_sinks_lose_nothing(start, hooks, drips):
         with contextlib.suppress(ConnectionError):
             while True:
                 if acknowledged == killed_at:
-                    # Between an event and its deliveries, while publishing goes on.
+                    # Between an event and its deliveries, while publishing continues.
                     threading.Timer(chance.random() / 50, server.process.kill).start()
                 server.publish("k", event(str(acknowledged)))
                 acknowledged += 1

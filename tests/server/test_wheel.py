@@ -99,7 +99,7 @@ def test_any_sequence_of_moves(moves):
 
 
 def test_removed_is_forgotten():
-    """What was removed is not called, not kept, and does not come back with a later deadline."""
+    """A removed object is not called, not kept, and not added again by a later deadline."""
     loop = Loop()
     wheel, thing = Wheel(loop), Thing()
     wheel.set(thing, 1001.0)

@@ -171,7 +171,7 @@ def test_retention_is_a_gap_not_silence(tmp_path, kernel):
 
 
 def test_a_repaired_gap_below_the_start(tmp_path, kernel):
-    """Who reads from behind a gap does not meet it, though the segment is read from its beginning."""
+    """A read from the end of a gap does not report it, though the segment is read from its beginning."""
     path = str(tmp_path / "log")
     with virta.open(path, durability="none") as log:
         ends = []

@@ -57,7 +57,7 @@ class Finding:
 @click.option("--spark-job", is_flag=True, help="Also start Spark and run a one-row job.")
 @click.option(
     "--data-dir",
-    help="Also check who can read this data directory (or log); the default one if it is there.",
+    help="Also check who can read this data directory (or log); the default one if it exists.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON array.")
 def doctor(*, spark_job: bool, data_dir: str | None, as_json: bool) -> None:

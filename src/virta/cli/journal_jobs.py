@@ -176,7 +176,7 @@ def resume(client: Client, as_json: bool, domain: str) -> None:  # noqa: FBT001
     type=float,
     help="Seconds before a failed job is tried again (1), doubled each time; 0: at once.",
 )
-@click.option("--retry-delay-max", type=float, help="Seconds that are not doubled beyond (3600).")
+@click.option("--retry-delay-max", type=float, help="Longest delay in seconds (3600).")
 @connected
 def configure(client: Client, as_json: bool, domain: str, **settings: Any) -> None:  # noqa: FBT001
     """Change or show the settings of DOMAIN."""

@@ -90,7 +90,7 @@ def give_back(client: Client, as_json: bool, keys: tuple[str, ...]) -> None:  # 
 @click.argument("keys", nargs=-1, required=True)
 @click.option("--reason", default="", show_default=False, help="Why, for whoever looks later.")
 @click.option("--delay", type=SECONDS, help="Seconds until it is tried again; else the domain's.")
-@click.option("--dead", is_flag=True, help="Do not try again: to the dead jobs.")
+@click.option("--dead", is_flag=True, help="Mark the job as dead: no further attempt.")
 @connected
 def fail(
     client: Client,

@@ -51,12 +51,12 @@ SAID_S_MAX = 0.5
 @click.option(
     "--max-attempts",
     type=click.IntRange(1),
-    help="Dead after so many attempts, if sooner than the domain says.",
+    help="Failed attempts until a job is dead, if fewer than the domain allows.",
 )
 @click.option(
     "--retry-delay",
     type=float,
-    help="Seconds until a failed job is tried again, doubled each time; else the domain's.",
+    help="Seconds before a failed job is tried again, doubled each time; default: the domain's.",
 )
 @click.option("--host", default="127.0.0.1", envvar="VIRTA_JOURNAL_HOST", help="The daemon's host.")
 @click.option(

@@ -35,7 +35,7 @@ DIALECTS = ("query-string", "koncorde", "cesql", "cloudevents")
 # Digits of an integer that Python converts without being asked twice.
 _INTEGER_DIGITS_MAX = 4000
 
-# Filters behind a refused one that are asked whether they look like the same other dialect.
+# Filters after a refused one that are checked for the same other dialect.
 ALIKE_LINES_MAX = 10_000
 
 STDIN = "-"
@@ -58,7 +58,7 @@ dialect_option = click.option(
 
 def read_filters(path: str, dialect: str) -> Iterator[tuple[int, Filter]]:
     """
-    The filters of a file with their line numbers; InputError at the first that is not one.
+    Return the filters of a file with their line numbers; raise InputError at the first invalid one.
 
     Filters that parse but look like another dialect's are counted in a warning on standard error.
     """
@@ -87,7 +87,7 @@ def read_filters(path: str, dialect: str) -> Iterator[tuple[int, Filter]]:
 
 
 def _count_alike(error: Any, lines: Iterable[str]) -> str:
-    """Tell how many of the lines from a refused one on look like the dialect that it looks like."""
+    """Return a note on how many of the filters from a refused one on look like its likely dialect."""
     from virta.filters.hints import likely_dialect
 
     likely = error.members.get("likelyDialect")

@@ -140,7 +140,7 @@ def _append_lines(
 @click.option("--wait", type=DURATION, help="Wait so long for the log to be created.")
 @click.option(
     "--on-gap", type=click.Choice(["error", "skip"]), default="error", show_default=True,
-    help="What to do where records are not in the log any more: end with an error, or say so and go on.",
+    help="Where records were removed from the log: end with an error, or report it and continue.",
 )  # fmt: skip
 def tail(
     path: str, *, follow: bool, count: int | None, start: str | int | datetime | None, end: Any,
@@ -185,7 +185,7 @@ def tail(
 
 
 class _Reading:
-    """Reads of one log and the same topics; gaps end them, or are reported and passed over."""
+    """Reads of one log and the same topics; gaps end them, or are reported and skipped."""
 
     def __init__(self, source: Log, topics: Any, *, skip_gaps: bool) -> None:
         self._source = source
@@ -196,7 +196,7 @@ class _Reading:
     def batches(
         self, start: Any, end: Any, *, follow: bool = False, timeout: float | None = None
     ) -> Iterator[list[Record]]:
-        while True:  # every gap ends further on
+        while True:  # each gap moves the start forward
             try:
                 with self._source.read(
                     self._topics, start=start, end=end, follow=follow, timeout=timeout
@@ -205,7 +205,7 @@ class _Reading:
             except LogGapError as gap:
                 if not self._skip_gaps:
                     raise
-                if gap.next > self._reported:  # looking back may meet it again
+                if gap.next > self._reported:  # a later read may meet the same gap again
                     self._reported = gap.next
                     _report_gap(gap.first, gap.next)
                 start = gap.next
@@ -214,11 +214,11 @@ class _Reading:
 
 
 def _report_gap(first: int, following: int) -> None:
-    click.echo(f"gap: offsets {first} to {following - 1} are not in the log any more", err=True)
+    click.echo(f"gap: offsets {first} to {following - 1} are no longer in the log", err=True)
 
 
 class _GapReports(logging.Handler):
-    """Says on stderr which offsets a consumer passes over; the log only warns of them."""
+    """Reports on stderr which offsets a consumer skips; the log only warns of them."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if str(record.msg).startswith("log_gap_skipped") and isinstance(record.args, tuple):
@@ -287,7 +287,7 @@ def _tail_consumer(
 
 
 def _commit(consumer: Consumer) -> None:
-    """Commit; one that was stopped (Ctrl-Z) for longer than its lease says what it lost, and goes on."""
+    """Commit; after a stop (Ctrl-Z) longer than the lease, report the lost partitions and continue."""
     try:
         consumer.commit()
     except ConsumerError as exc:

@@ -107,11 +107,13 @@ def _describe(source: Log) -> dict[str, Any]:
 
 
 def _clock_notice(ahead: float) -> list[str]:
-    """A line when the newest record is so far in the future that somebody's clock was wrong."""
+    """Return a line if the newest record is so far in the future that a clock was wrong."""
     if ahead < CLOCK_AHEAD_S:
         return []
-    said = f"the newest record is {ahead:.0f} s ahead of this machine's clock: a clock was wrong;"
-    return [f"clock      {said} times stand still until then (docs/log.md, Wrong clocks)"]
+    said = (
+        f"the newest record is {ahead:.0f} s ahead of this machine's clock, so a clock was wrong:"
+    )
+    return [f"clock      {said} all records get its time until then (docs/log.md, Wrong clocks)"]
 
 
 def _topics(source: Log) -> dict[str, Any]:

@@ -66,7 +66,9 @@ def publish(
 
     accepted, note = 0, ""
     if data is None and file is None and sys.stdin.isatty():
-        click.echo("reading events from the terminal, one JSON a line; Ctrl-D ends", err=True)
+        click.echo(
+            "reading events from the terminal, one JSON object per line; Ctrl-D ends", err=True
+        )
     try:
         with Client(url, token=token) as client:
             if data is not None:
@@ -74,7 +76,7 @@ def publish(
                 if id_ is not None:
                     event = event.replace(id=id_)
                 if client.publish(channel, event).duplicate:
-                    note = ": the server had it already"
+                    note = ": the server already had it"
                 accepted = 1
             else:
                 for batch in _batches(file or sys.stdin):

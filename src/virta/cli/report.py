@@ -105,7 +105,7 @@ def print_report(members: dict[str, Any], text: Sequence[str], *, as_json: bool)
 
 
 def one_line(text: str) -> str:
-    """Return a text with everything escaped that does not print, so it stays on its line."""
+    """Return a text with unprintable characters escaped, so it stays on its line."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -41,7 +41,7 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _declared(setting: Setting) -> tuple[str, ...]:
-    """The setting's flags; what is on by default has one to turn it off."""
+    """Return the setting's flags; a setting that is on by default has one to turn it off."""
     if setting.kind is bool and setting.default:
         return tuple(f"{flag}/--no-{flag.removeprefix('--')}" for flag in setting.flags)
     return setting.flags

@@ -27,13 +27,13 @@ EXIT_TOO_FEW = 3
 @click.option(
     "--from", "start", help="earliest, latest, an offset, a position or an RFC 3339 time."
 )
-@click.option("--last-event-id", help="Continue behind this: an id or a position of a frame.")
+@click.option("--last-event-id", help="Continue after this: the id of a frame, or a position.")
 @click.option("--count", type=click.IntRange(1), help="End after so many events.")
 @click.option(
     "--timeout",
     type=click.FloatRange(0, min_open=True),
     metavar="SECONDS",
-    help="End when no event came for so long; with --count, exit code 3 if there were fewer.",
+    help="End when no event arrived for this long; with --count, exit code 3 if there were fewer.",
 )
 @click.option("--no-reconnect", is_flag=True, help="End when the connection is cut.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON event a line, also on a terminal.")
@@ -53,7 +53,7 @@ def subscribe(
     """
     Print the events of CHANNEL that satisfy QUERY, e.g. 'status=paid&/total=>100'.
 
-    Exit codes: 0 ended as asked, 1 refused or unreachable, 3 --timeout passed before --count events.
+    Exit codes: 0 ended as requested, 1 refused or unreachable, 3 --timeout passed before --count events.
     """
     from virta.client import Client
     from virta.errors import ClientError
@@ -90,12 +90,12 @@ def subscribe(
         click.echo(f"error: no answer from {url} for {timeout:g} s", err=True)
         sys.exit(EXIT_FAILURE)
     if idle.over and count is not None:
-        click.echo(f"{heard} of {count} events came; none for {timeout:g} s", err=True)
+        click.echo(f"{heard} of {count} events arrived; none for {timeout:g} s", err=True)
         sys.exit(EXIT_TOO_FEW)
 
 
 class _IdleTimer:
-    """Close a subscription that brings nothing for so long; printing an event does not count."""
+    """Close a subscription without events for a number of seconds; time to print does not count."""
 
     def __init__(self, events: Subscription, timeout: float | None) -> None:
         self._events = events
@@ -104,7 +104,7 @@ class _IdleTimer:
         self._deadline: float | None = None
         self._left = False
         self.over = False
-        self.connected = False  # when it was over
+        self.connected = False  # whether the stream was open when the time passed
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> _IdleTimer:
@@ -119,7 +119,7 @@ class _IdleTimer:
             self._changed.notify()
 
     def start(self) -> None:
-        """Wait for the next event from now on."""
+        """Restart the time for the next event."""
         if self._timeout is not None:
             self._set(time.monotonic() + self._timeout)
 

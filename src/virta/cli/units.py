@@ -80,10 +80,13 @@ def show_count(count: int, noun: str) -> str:
 
 
 def show_time(micros: int | None) -> str | None:
-    """Microseconds since the epoch as RFC 3339 in UTC."""
+    """Return microseconds since the epoch as RFC 3339 in UTC, or as a number beyond the year 9999."""
     if micros is None:
         return None
-    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
+    try:
+        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
+    except OverflowError:
+        return f"{micros} µs"
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 

@@ -1,7 +1,7 @@
 """
 `AsyncClient`: the server from asyncio; the same methods as `Client`, awaited.
 
-Requests share a pool of kept connections; each subscription has a connection of its own and reconnects
+Requests share a pool of kept connections; each subscription has its own connection and reconnects
 and resumes exactly like a blocking one (they share `Cursor` and `FrameReader`).
 """
 
@@ -29,7 +29,6 @@ from virta.client.wire import (
     channel_path,
     collection_path,
     filter_path,
-    is_final,
     messages_body,
     publication,
     streams_cursor,
@@ -72,7 +71,7 @@ class AsyncClient:
     # Channels.
 
     async def publish(self, channel: str, *events: Event | Mapping[str, Any]) -> Published:
-        """Publish events, several as one batch; many publications may be on their way at once."""
+        """Publish events, several as one batch; many publications may run at once."""
         path, kind, body = publication(channel, events)
         _, headers = await self.request("POST", path, body, {"Content-Type": kind})
         return Published.of(headers)
@@ -139,7 +138,7 @@ class AsyncSubscription:
     """
     An async iterator of `Received`; `close` ends it, also from another task.
 
-    A read that is cancelled, by `asyncio.wait_for` for instance, loses nothing: the next goes on.
+    A read that is cancelled, by `asyncio.wait_for` for instance, loses nothing: the next one continues.
     """
 
     def __init__(self, pool: Pool, cursor: Cursor, *, reconnect: bool) -> None:
@@ -151,17 +150,17 @@ class AsyncSubscription:
         self._connection: Connection | None = None
         self._reading = False
         self._reader = FrameReader()
-        # Frames that were read and not yet returned: UNREAD_BYTES_MAX and a frame at most.
+        # Frames that were read and not yet returned: at most UNREAD_BYTES_MAX and one frame.
         self._frames: deque[Frame] = deque()
 
     @property
     def last_event_id(self) -> str | None:
-        """Where a later subscription would continue."""
+        """Return the id from which a later subscription would continue."""
         return self._cursor.last_event_id
 
     @property
     def connected(self) -> bool:
-        """Tell whether the stream is open right now."""
+        """Return whether the stream is open now."""
         return self._connection is not None
 
     def __aiter__(self) -> AsyncSubscription:
@@ -169,7 +168,7 @@ class AsyncSubscription:
 
     async def __anext__(self) -> Received:
         if self._reading:
-            raise RuntimeError("another task reads this subscription: give each task its own")
+            raise RuntimeError("another task is reading this subscription: give each task its own")
         self._reading = True
         try:
             return await self._next()
@@ -212,27 +211,22 @@ class AsyncSubscription:
         path, headers = self._cursor.request()
         self._opening = asyncio.ensure_future(self._pool.stream(path, headers))
         try:
-            stream = await opened(self._opening, self._closed)
-        except ClientError as error:
-            if not self._reconnect or is_final(error):
-                self._closed.set()
-                raise
-            self._cursor.unanswered(error)
-            await pause(self._closed, self._cursor.wait_s())
-            return
+            stream = await opened(
+                self._opening, self._closed, self._cursor, reconnect=self._reconnect
+            )
         finally:
             self._opening = None
         if stream is None:
             return
         connection, received = stream
-        if self._closed.is_set():  # just when it was open
+        if self._closed.is_set():  # closed while it was opening
             connection.abort()
             return
         self._connection, self._reader = connection, FrameReader()
         self._cursor.connected(received.get("virta-position"))
 
     async def _read(self, connection: Connection) -> None:
-        """Read more frames; a connection that was cut or silent for too long is given up."""
+        """Read more frames; close a connection that was cut or silent for too long."""
         try:
             async with asyncio.timeout_at(connection.received_at + SILENCE_S):
                 data = await connection.read()

@@ -1,8 +1,8 @@
 """
-Connections of the blocking `Client`: kept open between requests, whichever thread makes them.
+Connections of the blocking `Client`: kept open between requests, and shared by all threads.
 
-A request takes the connection that was used last, or opens one: there are never more than requests at
-once. One that was idle for long, that the server has closed, or that a parent process made is not used.
+A request uses the connection that was used last, or opens one: there are never more than concurrent
+requests. A connection that was idle for long, was closed by the server, or belongs to a parent process is not used.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Connections:
                 answered = True
                 answer = response.read(ANSWER_BYTES_MAX + 1)
                 if len(answer) > ANSWER_BYTES_MAX:
-                    raise HTTPException(f"the answer has over {ANSWER_BYTES_MAX} bytes")  # noqa: TRY301
+                    raise HTTPException(f"the response has over {ANSWER_BYTES_MAX} bytes")  # noqa: TRY301
             except (OSError, HTTPException, ValueError) as error:
                 self._drop(connection)
                 again = kept and not answered and (not sent or is_repeatable(method, path))
@@ -97,7 +97,7 @@ class Connections:
         self, path: str, headers: dict[str, str], opened: Callable[[socket.socket], None]
     ) -> tuple[HTTPConnection, HTTPResponse]:
         """
-        Open a stream on a connection of its own; `opened` gets its socket before anything is sent.
+        Open a stream on its own connection; `opened` is called with its socket before anything is sent.
 
         Raises:
             ClientError: refused, or no answer.
@@ -163,7 +163,7 @@ class Connections:
             self._open.discard(connection)
 
     def _forget(self) -> None:
-        """Leave the parent its connections: answers on them would reach either process."""
+        """Leave the connections to the parent: responses on them could reach either process."""
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._open, self._idle = set(), []
@@ -171,16 +171,16 @@ class Connections:
 
 def _closed_by_peer(connection: HTTPConnection) -> bool:
     """
-    Tell whether a kept connection has ended.
+    Return whether a kept connection has ended.
 
-    Nothing may arrive between requests: what can be read is its end, or an answer to no request.
+    Nothing may arrive between requests: readable bytes are its end, or a response to no request.
     """
     sock = connection.sock
     return sock is None or sock.fileno() < 0 or is_readable(sock.fileno())
 
 
 def is_readable(descriptor: int) -> bool:
-    """Tell whether a read would not wait."""
+    """Return whether a read would not block."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(0))

@@ -24,7 +24,7 @@ FRAME_BYTES_MAX = 16 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Frame:
-    """One frame: `data` is its text, `id` is None when the frame had none, `comment` its last comment."""
+    """One frame: `data` is its text, `id` is None if the frame has none, `comment` its last comment."""
 
     event: str
     data: str
@@ -38,7 +38,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Received:
-    """An event as a subscriber gets it: `id` is what to resume from, `offset` its place in the log."""
+    """An event as a subscriber gets it: resume from `id`; `offset` is its place in the log."""
 
     event: Event
     id: str

@@ -1,8 +1,8 @@
 """
-HTTP/1.1 as a client reads and writes it: bytes in, a response out; no I/O.
+HTTP/1.1 for a client: bytes in, a response out; no I/O.
 
-`ResponseReader` accepts a response in any pieces and hands out its body as it arrives, however it is
-delimited: a proxy may have chosen another way than the server.
+`ResponseReader` accepts a response in any pieces and returns its body as it arrives, however it is
+delimited: a proxy may use another encoding than the server.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# A head or a chunk's size line that is longer comes from no server of ours.
+# No Virta server sends a longer head or chunk size line.
 HEAD_BYTES_MAX = 65536
-# The largest answer that is kept in memory as a whole; pages of the API are far smaller.
+# The largest response that is kept in memory as a whole; pages of the API are far smaller.
 ANSWER_BYTES_MAX = 256 * 1024 * 1024
 
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: .*)?", re.DOTALL)
@@ -47,8 +47,8 @@ class ResponseReader:
     """
     Read one response.
 
-    `status` is 0 until the head is complete; `complete` is set at the end of the body, and `keep` tells
-    then whether the connection can serve another request.
+    `status` is 0 until the head is complete; `complete` is set at the end of the body, and `keep` then says
+    whether the connection can be used for another request.
     """
 
     __slots__ = ("_bodiless", "_buffer", "_chunked", "_in_chunk", "_left", "complete", "headers", "keep", "status")  # fmt: skip
@@ -67,13 +67,15 @@ class ResponseReader:
 
     def feed(self, data: bytes) -> bytes:
         """
-        Accept bytes of the connection; return those of the body among them.
+        Parse bytes of the connection; return those of the body among them.
 
         Raises:
-            ValueError: this is not HTTP/1.1.
+            ValueError: the bytes are not HTTP/1.1.
         """
         if self.complete:
-            self.keep = False  # more than was asked for: nothing that follows can be trusted
+            self.keep = (
+                False  # more bytes than the response: the connection cannot be trusted any more
+            )
             return b""
         if not self.status:
             self._buffer += data
@@ -95,12 +97,14 @@ class ResponseReader:
         Note that the connection has ended, which completes a body without a length.
 
         Raises:
-            ConnectionError: the response is not whole.
+            ConnectionError: the response is not complete.
         """
         if self.complete:
             return
         if not self.status or self._left is not None:
-            raise ConnectionError("the server closed the connection before the answer was complete")
+            raise ConnectionError(
+                "the server closed the connection before the response was complete"
+            )
         self.complete = True
 
     def _read_head(self, head: bytes) -> bool:
@@ -161,7 +165,7 @@ class ResponseReader:
         return b"".join(parts)
 
     def _read_line(self, line: bytes) -> None:
-        """Read a line between chunks: the end of one, a size, or a trailer behind the last."""
+        """Parse a line between chunks: the end of one, a size, or a trailer after the last."""
         if self._in_chunk:
             if line:
                 raise ValueError(f"a chunk is followed by {line[:60]!r}")

@@ -1,9 +1,9 @@
 """
 Connections of `AsyncClient`: kept open between requests, bounded, each used by one request at a time.
 
-A request takes the connection that was used last, or opens one while fewer than `CONNECTIONS_MAX` are in
-use; further requests wait in order. A connection returns to the pool when its answer was read whole
-and both sides may go on; anything else closes it.
+A request uses the connection that was used last, or opens one while fewer than `CONNECTIONS_MAX` are in
+use; further requests wait in order. A connection returns to the pool when its response was read completely
+and both sides allow reuse; otherwise it is closed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator
 
-# Requests that are on their way at once: enough to fill one group commit of the server after the other.
+# Concurrent requests: enough to fill every group commit of the server.
 CONNECTIONS_MAX = 16
 # Time for TLS to shut down when the client is closed.
 CLOSE_S_MAX = 1.0
 # A subscription that is not read stops reading from its socket here.
 UNREAD_BYTES_MAX = 256 * 1024
 
-# What reading may raise: cut off, or not HTTP.
+# Errors of reading: the connection was cut, or the bytes are not HTTP.
 UNREADABLE = (OSError, ValueError)
 
 Answer = tuple[int, dict[str, str], bytes]
@@ -48,7 +48,7 @@ class Connection(asyncio.Protocol):
         self._paused = False
         self._error: Exception | None = None
         self.closed = self._loop.create_future()
-        # Whether the server has sent any byte of an answer to the present request.
+        # Whether the server has sent any byte of a response to the current request.
         self.answered = False
         self.received_at = 0.0
 
@@ -59,7 +59,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         reader = self._reader
-        if reader is None:  # an answer without a request, such as 408
+        if reader is None:  # a response without a request, such as 408
             self.abort()
             return
         self.answered = True
@@ -96,7 +96,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """Tell whether another request may be sent."""
+        """Return whether another request may be sent."""
         assert self._transport is not None
         sent = self._transport.get_write_buffer_size() == 0
         whole = self._reader is None or (self._reader.complete and self._reader.keep)
@@ -104,17 +104,17 @@ class Connection(asyncio.Protocol):
 
     @property
     def quiet(self) -> bool:
-        """Tell whether nothing waits to be read: the loop may not have noticed yet that it ended."""
+        """Return whether nothing can be read: the loop may not have noticed the end of the connection yet."""
         assert self._transport is not None
         return not is_readable(self._transport.get_extra_info("socket").fileno())
 
     async def exchange(self, method: str, data: bytes) -> Answer:
         """
-        Send a request and return its answer, read whole.
+        Send a request and return its complete response.
 
         Raises:
             OSError: the connection was cut.
-            ValueError: the answer is not HTTP, or too large.
+            ValueError: the response is not HTTP, or too large.
         """
         reader = self._send(method, data)
         while not reader.complete:
@@ -128,7 +128,7 @@ class Connection(asyncio.Protocol):
         self._reader = None
 
     async def open_stream(self, method: str, data: bytes) -> tuple[int, dict[str, str]]:
-        """Send a request and return the head of its answer; `read` returns the body."""
+        """Send a request and return the head of its response; `read` returns the body."""
         reader = self._send(method, data)
         self._streaming = True
         while not reader.status:
@@ -137,11 +137,11 @@ class Connection(asyncio.Protocol):
 
     async def read(self) -> bytes:
         """
-        Return what has arrived of the body, at least one byte; none at its end.
+        Return what has arrived of the body, at least one byte; empty at its end.
 
         Raises:
             OSError: the connection was cut.
-            ValueError: what arrives is not HTTP.
+            ValueError: the bytes are not HTTP.
         """
         assert self._reader is not None
         while not self._body:
@@ -152,7 +152,7 @@ class Connection(asyncio.Protocol):
         self._body, self._size = [], 0
         if self._paused and self._transport is not None and not self._transport.is_closing():
             self._paused = False
-            self.received_at = self._loop.time()  # silence counts from here
+            self.received_at = self._loop.time()  # silence is measured from here
             self._transport.resume_reading()
         return data
 
@@ -171,7 +171,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close at once, whatever is unsent."""
+        """Close at once; unsent bytes are dropped."""
         # The loop may be closed already when a forgotten subscription is collected.
         with contextlib.suppress(RuntimeError):
             if self._transport is not None:
@@ -265,7 +265,7 @@ class Pool:
                         raise
                     continue
                 except BaseException:
-                    # Not close(): that would first send the rest of the body to a stuck server.
+                    # Not close(): that would first send the rest of the body to a server that does not read.
                     self._drop(connection)
                     raise
                 self._give_back(connection)
@@ -273,7 +273,7 @@ class Pool:
 
     async def stream(self, path: str, headers: dict[str, str]) -> tuple[Connection, dict[str, str]]:
         """
-        Open a stream of events on a connection of its own, which the caller closes.
+        Open a stream of events on its own connection, which the caller closes.
 
         Raises:
             ClientError: refused, or no answer.
@@ -292,7 +292,7 @@ class Pool:
         return connection, received
 
     async def close(self) -> None:
-        """Close every connection; requests under way fail, later ones keep no connection."""
+        """Close every connection; running requests fail, later ones keep no connection."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -312,7 +312,7 @@ class Pool:
 
     @contextlib.asynccontextmanager
     async def _reaching(self) -> AsyncIterator[None]:
-        """Limit the time, and turn what goes wrong on the way to the server into a `ClientError`."""
+        """Limit the time of a request, and turn connection errors into `ClientError`."""
         try:
             async with asyncio.timeout(self._timeout):
                 yield
@@ -323,7 +323,7 @@ class Pool:
             raise unreachable(self._address, error) from error
 
     def _attach(self) -> None:
-        """Belong to the running loop; connections of an earlier one ended with it."""
+        """Use the running loop; drop connections of an earlier loop, which ended with it."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop = loop
@@ -372,7 +372,7 @@ class Pool:
             self._timer = self._loop.call_later(IDLE_S, _expire, weakref.ref(self))
 
     def expire(self) -> None:
-        """Close what was not used for `IDLE_S`; the oldest come first."""
+        """Close connections that were not used for `IDLE_S`, oldest first."""
         assert self._loop is not None
         self._timer = None
         limit = self._loop.time() - IDLE_S
@@ -383,13 +383,13 @@ class Pool:
             self._timer = self._loop.call_later(wait, _expire, weakref.ref(self))
 
     def __del__(self) -> None:
-        # A client that was forgotten leaves no connection behind.
+        # A client that is garbage collected closes its connections.
         for connection in self._open:
             connection.abort()
 
 
 def _expire(pool: weakref.ref[Pool]) -> None:
-    """Expire the connections of a pool that is still in use; the timer does not keep it alive."""
+    """Expire idle connections of a pool; the timer's weak reference does not keep the pool alive."""
     found = pool()
     if found is not None:
         found.expire()

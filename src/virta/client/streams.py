@@ -1,7 +1,7 @@
 """
 Subscriptions to streams, over WebSocket: blocking and for asyncio; both need the `websockets` package.
 
-After a cut they are subscribed again, and continue behind the last message they gave.
+When the connection is cut they reconnect and continue after the last message they returned.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class StreamSubscription:
         socket = self._socket
         if socket is not None:
             socket.close()
-        with contextlib.suppress(ValueError):  # a thread reads: it ends by itself
+        with contextlib.suppress(ValueError):  # another thread is reading, and ends by itself
             self._messages.close()
 
     def __enter__(self) -> StreamSubscription:
@@ -86,7 +86,7 @@ class StreamSubscription:
             self._cursor.connected(None)
             self._socket = socket
             with socket:
-                if self._closed.is_set():  # while it connected
+                if self._closed.is_set():  # closed while it was connecting
                     return
                 try:
                     for text in socket:
@@ -188,21 +188,16 @@ class AsyncStreamSubscription:
     async def _connect(self) -> None:
         self._opening = asyncio.ensure_future(self._open())
         try:
-            socket = await opened(self._opening, self._closed)
-        except ClientError as error:
-            if not self._reconnect or is_final(error):
-                self._closed.set()
-                raise
-            self._cursor.unanswered(error)
-            await pause(self._closed, self._cursor.wait_s())
-            return
+            socket = await opened(
+                self._opening, self._closed, self._cursor, reconnect=self._reconnect
+            )
         finally:
             self._opening = None
         if socket is None:
             return
         self._cursor.connected(None)
         self._socket = socket
-        if self._closed.is_set():  # just when it was open
+        if self._closed.is_set():  # closed while it was opening
             await socket.close()
 
     async def _open(self) -> AsyncSocket:
@@ -225,10 +220,26 @@ class AsyncStreamSubscription:
             raise unreachable(self._address, error) from error
 
 
-async def opened(opening: asyncio.Task[T], closed: asyncio.Event) -> T | None:
-    """Return what a task opens; None when `close`, in another task, has cancelled it."""
+async def opened(
+    opening: asyncio.Task[T], closed: asyncio.Event, cursor: Cursor, *, reconnect: bool
+) -> T | None:
+    """
+    Return the connection that a task opens; None if the subscription was closed or has to try again.
+
+    Before it has to try again, this waits for the cursor's pause.
+
+    Raises:
+        ClientError: the server refused, or did not answer and `reconnect` is False.
+    """
     try:
         return await opening
+    except ClientError as error:
+        if not reconnect or is_final(error):
+            closed.set()
+            raise
+        cursor.unanswered(error)
+        await pause(closed, cursor.wait_s())
+        return None
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if closed.is_set() and task is not None and not task.cancelling():
@@ -237,7 +248,7 @@ async def opened(opening: asyncio.Task[T], closed: asyncio.Event) -> T | None:
 
 
 async def pause(closed: asyncio.Event, wait_s: float) -> None:
-    """Wait so long, or until a subscription is closed."""
+    """Wait for a number of seconds, or until the subscription is closed."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(wait_s):
             await closed.wait()

@@ -1,7 +1,8 @@
 """
 `Client`: the server from blocking code.
 
-One client may be used by many threads, which share its kept connections. A subscription is an iterator that reconnects by itself and continues behind the last event it gave: without gap or
+One client may be used by many threads, which share its kept connections. A subscription is an iterator that
+reconnects by itself and continues after the last event it returned: without gap or
 duplicate as long as the log still has what was missed (otherwise `on_gap` is called).
 """
 
@@ -85,11 +86,11 @@ class Client:
         """
         Publish events, several as one batch.
 
-        Returns the durability that was met, as text, with the `offset` of the (first) event and whether
+        Returns the durability that was met, as a string, with the `offset` of the (first) event and whether
         it was a `duplicate`.
 
         Events are `virta.event.Event` or the JSON object of one; any other mapping becomes the data of a
-        new event. Repeating a publication is safe: the server knows events by source and id.
+        new event. Repeating a publication is safe: the server drops repeats by source and id.
 
         Raises:
             ClientError: refused, or no answer.
@@ -114,7 +115,7 @@ class Client:
         Args:
             query: terms as in a URL, e.g. `status=paid&/total=>100`.
             start: "earliest", "latest", an offset, a position or a datetime; without it only new events.
-            last_event_id: continue behind this: the `id` of what was received.
+            last_event_id: continue after this: the `id` of what was received.
             reconnect: come back after a cut; without it iteration ends there.
             on_gap: called with what the server says when something could not be resumed.
         """
@@ -136,9 +137,9 @@ class Client:
         on_gap: Callable[[dict[str, Any]], None] | None = None,
     ) -> StreamSubscription:
         """
-        Subscribe to messages as (stream id, text); needs the `websockets` package. Close it to end.
+        Subscribe to messages as (stream id, text); needs the `websockets` package. `close` ends it.
 
-        After a cut it subscribes again, and continues behind the last message it gave.
+        When the connection is cut it reconnects and continues after the last message it returned.
         """
         return StreamSubscription(
             self._address,
@@ -194,7 +195,7 @@ class Subscription:
 
     @property
     def connected(self) -> bool:
-        """Tell whether the stream is open right now."""
+        """Return whether the stream is open now."""
         return self._connected
 
     def __iter__(self) -> Subscription:

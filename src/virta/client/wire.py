@@ -31,8 +31,8 @@ logger = logging.getLogger("virta.client")
 PORT_DEFAULT = 8232
 URL_DEFAULT = f"http://127.0.0.1:{PORT_DEFAULT}"
 TIMEOUT_S = 30.0
-# How long a connection is kept for the next request: far below the server's own idle timeout (180 s), so that it rarely closes one
-# at the moment it is used again.
+# How long a connection is kept for the next request: far below the server's own idle timeout (180 s), so the
+# server rarely closes one while it is being reused.
 IDLE_S = 20.0
 # Waits between attempts to reconnect: doubling, with jitter, up to this.
 BACKOFF_FIRST_S = 0.1
@@ -43,7 +43,7 @@ SILENCE_S = 75.0
 QUERY_SAFE = "%!\"$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 # Answers of a server, or of a proxy before it, that will be well again.
 PASSING = frozenset({408, 425, 429, 502, 503, 504})
-# Asks for exact positions as the ids of all frames (docs/server.md, Resuming).
+# Requests exact positions as the ids of all frames (docs/server.md, Resume).
 POSITIONS = {"Virta-Positions": "1"}
 POSITION = re.compile(r"[0-9a-f]{12}\.(0|[1-9][0-9]{0,18})")
 # Events that are made of a plain mapping get these attributes.
@@ -59,10 +59,10 @@ Start = str | int | datetime
 
 class Published(str):
     """
-    What a publication achieved: the durability that was met, as text.
+    The result of a publication: the durability that was met, as a string.
 
-    `offset` is where the log has its first event (None when the server did not say), `duplicate` tells
-    that the server had the event already; `offset` is then the original's.
+    `offset` is that of its first event in the log (None if the server did not send it). `duplicate` is True
+    if the server already had the event; `offset` is then the original's.
     """
 
     __slots__ = ("duplicate", "offset")
@@ -89,7 +89,7 @@ class Published(str):
 
     @property
     def durability(self) -> str:
-        """The durability that was met: none, interval, group or fsync."""
+        """Return the durability that was met: none, interval, group or fsync."""
         return str(self)
 
     def __repr__(self) -> str:
@@ -126,7 +126,7 @@ def publication(
     Return path, content type and body of a publication.
 
     Raises:
-        ClientError: something is neither an event nor a mapping.
+        ClientError: something is neither an event nor a mapping, or cannot be written as JSON.
     """
     bodies = [_encoded(event) for event in events]
     path = channel_path(channel)
@@ -144,9 +144,12 @@ def _encoded(event: Event | Mapping[str, Any]) -> bytes:
             "as publish(channel, *events)",
             code="bad-event",
         )
-    if "specversion" in event or ("source" in event and ("id" in event or "type" in event)):
-        return msgspec.json.encode(event)
-    return Event.new(TYPE_DEFAULT, SOURCE_DEFAULT, dict(event)).to_line()
+    try:
+        if "specversion" in event or ("source" in event and ("id" in event or "type" in event)):
+            return msgspec.json.encode(event)
+        return Event.new(TYPE_DEFAULT, SOURCE_DEFAULT, dict(event)).to_line()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ClientError(f"cannot write the event as JSON: {error}", code="bad-event") from None
 
 
 def channel_path(channel: str, start: Start | None = None, query: str = "") -> str:
@@ -183,7 +186,7 @@ def streams_cursor(
     last_event_id: str | None,
     on_gap: Callable[[dict[str, Any]], None] | None,
 ) -> Cursor:
-    """Return the memory of a subscription to streams."""
+    """Return the cursor of a subscription to streams."""
     path = streams_query(streams, max_queued)
     return Cursor(lambda _: path, None, last_event_id, on_gap)
 
@@ -224,7 +227,7 @@ def check_stream(kind: str | None) -> None:
 
 def is_repeatable(method: str, path: str) -> bool:
     """
-    Tell whether a request may arrive twice without harm.
+    Return whether a request may arrive twice without harm.
 
     Publications to channels may: the server drops repeats by source and id. Messages to streams have
     no id, and a POST to the journal may push or take a job.
@@ -279,18 +282,18 @@ class Cursor:
         return self._path(self._start), headers
 
     def connected(self, position: str | None) -> None:
-        """Note that the stream is open; before its first frame `position` is where to come back to."""
+        """Record that the stream is open; until its first frame, `position` is where to resume."""
         self._attempts = 0
         self._told = False
         if self._start is None and self.last_event_id is None and position is not None:
             self._start = int(position)
 
     def take(self, frame: Frame) -> Received | None:
-        """Note a frame; return what it delivers, if anything."""
+        """Process a frame; return the event that it delivers, if any."""
         if frame.retry_ms is not None:
             self._retry_s = frame.retry_ms / 1000
         if frame.id:
-            # Also of frames without an event: what did not match need not be read again.
+            # Frames without an event too: events that did not match need not be read again.
             self.last_event_id = frame.id
         if frame.event == "data" and frame.id is not None:
             event = Event.from_json(frame.data, lenient=True)
@@ -300,7 +303,7 @@ class Cursor:
         return None
 
     def take_message(self, text: str | bytes) -> tuple[str, str] | None:
-        """Note a message of a stream's socket; return (stream id, text) when it delivers one."""
+        """Process a message of a stream's socket; return (stream id, text) if it delivers one."""
         message = msgspec.json.decode(text)
         position = message.get("position")
         if position is not None:
@@ -328,12 +331,12 @@ class Cursor:
 
 
 def _offset(frame: Frame) -> int | None:
-    """Return the offset of a `data` frame's record: its id is the position behind it."""
+    """Return the offset of a `data` frame's record: its id is the position after it."""
     assert frame.id is not None
     found = POSITION.fullmatch(frame.id)
     if found is not None:
         return int(found[1]) - 1
-    try:  # a server that gives no positions may still say it in the frame's comment
+    try:  # a server without positions may still send the offset in the frame's comment
         return int(msgspec.json.decode(frame.comment)["offset"])
     except (TypeError, KeyError, ValueError, msgspec.DecodeError):
         return None

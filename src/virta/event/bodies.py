@@ -1,5 +1,5 @@
 """
-The body of a binary message: what its content type makes of it (HTTP binding §3.1.1 and §3.1.2).
+How the content type of a binary message decides what its body is (HTTP binding §3.1.1 and §3.1.2).
 
 | content type | the event's data |
 |---|---|
@@ -22,7 +22,7 @@ from typing import Final
 from virta.event.rules import is_json_type
 
 _CHARSET: Final = re.compile(r";\s*charset\s*=\s*\"?([^\s\";]+)", re.IGNORECASE)
-# Content types come from publishers: no more of them are remembered than publishers can have in use.
+# Publishers choose content types, so the cache is bounded.
 _TYPES_MAX: Final = 256
 
 
@@ -32,7 +32,7 @@ class BodyKind(Enum):
     JSON = "json"
     TEXT = "text"
     BYTES = "bytes"
-    UNKNOWN = "unknown"  # nothing: there is no content type
+    UNKNOWN = "unknown"  # there is no content type
 
 
 @lru_cache(maxsize=_TYPES_MAX)
@@ -50,7 +50,7 @@ def body_kind(content_type: str | None) -> BodyKind:
 
 def body_text(body: bytes, content_type: str | None) -> str | None:
     """
-    Return a body of kind TEXT or UNKNOWN as a string, None when it has to stay bytes.
+    Return a body of kind TEXT or UNKNOWN as a string, or None if it has to stay bytes.
 
     Bytes beyond ASCII are text only as UTF-8, and only when the content type names no other charset.
     """

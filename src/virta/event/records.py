@@ -1,15 +1,15 @@
 """
 What a filter sees of a log record.
 
-    record ──► its event ──┬─► asked by query strings, CESQL and CloudEvents filters
-                           └─► document_of: asked by Koncorde's filters
+    record ──► its event ──┬─► query strings, CESQL and CloudEvents filters
+                           └─► document_of ──► Koncorde filters
 
 A record is an event when its value is a JSON object in UTF-8 with a text `source` and an `id` that is a text,
 or a number, which becomes the text it is written as. Anything else that an embedded process appended is
 wrapped in an event of type `virta.record`: its source is `/log/` and the topic, its id the offset, its data
 the value (`data_base64` when the value is no JSON).
 
-Live delivery, replay, Spark and users of `virta.match.Matcher` all ask here, so that the same record has the
+Live delivery, replay, Spark and users of `virta.match.Matcher` all call this module, so the same record gets the
 same answer everywhere.
 """
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 RECORD_TYPE: Final = "virta.record"
 RECORD_SOURCE: Final = "/log/"
-# The dialect whose filters speak of an event's data; all others speak of the event.
+# The dialect whose filters apply to an event's data; all others apply to the event.
 DOCUMENT_DIALECT: Final = "koncorde"
-# Neighbouring records share their second.
+# Neighbouring records often share the second of their time.
 _SECONDS_CACHE_MAX: Final = 64
 
 
 class RecordLike(Protocol):
-    """The part of a log record that is looked at."""
+    """The members of a log record that are used here."""
 
     @property
     def topic(self) -> bytes: ...
@@ -58,7 +58,7 @@ class EventHead(msgspec.Struct):
 
 class _Parts(msgspec.Struct):
     data: msgspec.Raw = msgspec.Raw(b"")
-    # Decoded only when it is a text: a number of any size may stand here.
+    # Decoded only if it is a string: it may also be a number of any size.
     subject: msgspec.Raw = msgspec.Raw(b"")
 
 
@@ -78,7 +78,7 @@ _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
 def filter_view(record: RecordLike, dialect: str = "query-string") -> bytes:
-    """Return the JSON that a filter of a dialect is asked about, of any record of a log."""
+    """Return the JSON that a filter of `dialect` sees of any record of a log."""
     event = record_event(record)
     return document_of(event.value, event.id) if dialect == DOCUMENT_DIALECT else event.value
 
@@ -90,7 +90,7 @@ def record_event(record: RecordLike) -> RecordEvent:
 
 
 def read_event(value: bytes) -> RecordEvent | None:
-    """Return the event that a record's value is, None when it is none; a number as id becomes its text."""
+    """Return the event that a record's value is, or None; a number as id becomes its text."""
     try:
         if not value.isascii():
             value.decode()
@@ -118,13 +118,13 @@ def _with_number(value: bytes) -> RecordEvent | None:
 
 
 def number_text(raw: Bytes) -> str | None:
-    """Return a JSON number as the text it is written as, None for any other JSON."""
+    """Return a JSON number as the text it is written as, or None for any other JSON."""
     text = bytes(raw).decode("ascii", "replace").strip()
     return text if text[:1] in set("-0123456789") and text else None
 
 
 def respelled(members: dict[str, msgspec.Raw], id_: str) -> bytes:
-    """Return an event whose id is a text now; every other member keeps its bytes."""
+    """Return an event with its id as a string; every other member keeps its bytes."""
     return _encode(members | {"id": msgspec.Raw(_encode(id_))})
 
 
@@ -142,12 +142,12 @@ def document_of(event: bytes, id_: str) -> bytes:
     if not data.startswith(b"{"):
         return b'{"_id":%b}' % identity
     inner = data[1:-1].strip()
-    # Of equal names the last counts in every JSON reader here, so the data's own `_id` stays.
+    # Every JSON reader here uses the last of equal names, so the data's own `_id` wins.
     return b'{"_id":%b%b%b}' % (identity, b"," if inner else b"", inner)
 
 
 def decode_any(raw: bytes) -> Any:
-    """Read JSON with numbers beyond a double, which are infinite, as the matcher reads them."""
+    """Read JSON as the matcher does: numbers beyond a double are infinite."""
     try:
         return msgspec.json.decode(raw)
     except msgspec.ValidationError:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 EVENT_BYTES_MAX: Final = 10 * 1024 * 1024
 BATCH_BYTES_MAX: Final = 64 * 1024 * 1024
 # As objects, 100,000 small events take 70 MB and two thirds of a second to parse; five times as many take
-# 300 MB and four seconds, in which a server reading them one by one would serve nobody else.
+# 300 MB and four seconds, during which a server that reads them one by one would serve no other request.
 BATCH_EVENTS_MAX: Final = 100_000
-# Channel, source and id together, in UTF-8. Thorium measures its budget at start, ours is fixed at its most.
+# Channel, source and id together, in UTF-8. Thorium measures its budget at start; this is its maximum.
 IDENTITY_BYTES_MAX: Final = 65_536
 EXTENSIONS_MAX: Final = 256
 # The core suggests 20; real extensions are longer, megabytes are an attack.

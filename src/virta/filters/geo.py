@@ -9,8 +9,8 @@ Distances are metres on the WGS84 ellipsoid by Andoyer's first-order formula (go
 20,000 km; the sphere is off by up to 0.56 %). A circle is cut by a rough box round it, as Koncorde's
 is: the sphere's degrees for the radius, which takes 0.67 % off the northern and southern tips at the
 equator. Edges of polygons are great circles, so they bulge towards the poles; a polygon may cross the
-antimeridian and itself (what it winds round, either way, is inside). A polygon round a pole has the pole
-inside that is nearer to it: of the two parts of the globe, the smaller one.
+antimeridian and itself (what it winds around, in either direction, is inside). A polygon around a pole contains
+the nearer pole: the smaller of the two parts of the globe.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ def in_polygon(polygon: Polygon, lat: float, lon: float) -> bool:
     Non-zero winding: edges that pass south of the point, eastward ones less westward ones.
 
     An edge spans the point's meridian when its ends lie on different sides of it, the western side
-    taking the meridian itself, so that a vertex exactly south of the point is counted once. Of a polygon
-    round the South Pole the edges north of the point are counted.
+    including the meridian itself, so that a vertex exactly south of the point is counted once. For a polygon
+    around the South Pole, the edges north of the point are counted.
     """
     if not (math.isfinite(lat) and math.isfinite(lon)):
         return False
@@ -162,7 +162,7 @@ def in_polygon(polygon: Polygon, lat: float, lon: float) -> bool:
     sign = -1 if is_southern else 1
     turns = 0
     for start, normal, towards, back, lon_from, lon_to, lon_by, polar in edges:
-        if towards is back:  # no edge but a vertex that stands twice
+        if towards is back:  # a repeated vertex, not an edge
             if all(abs(p - s) <= EDGE_SINE_MAX for p, s in zip(point, start, strict=True)):
                 return True
             continue
@@ -175,7 +175,7 @@ def in_polygon(polygon: Polygon, lat: float, lon: float) -> bool:
             return True
         side = polar or side
         here = _wrapped(lon_from - lon)
-        # The very number that is `here` for the next edge, so that each vertex lies on one side for both.
+        # Exactly the value that is `here` for the next edge, so each vertex is on the same side for both edges.
         there = _wrapped(lon_to - lon)
         there += 360 * math.floor((here + lon_by - there) / 360 + 0.5)
         if here <= 0 < there:
@@ -192,7 +192,7 @@ Edge: TypeAlias = tuple[Vector, Vector, Vector, Vector, float, float, float, flo
 
 @lru_cache(maxsize=1024)
 def _edges(polygon: Polygon) -> tuple[list[Edge], bool]:
-    """The edges, and whether the polygon lies round the South Pole."""
+    """Return the edges, and whether the polygon goes around the South Pole."""
     edges: list[Edge] = []
     longitudes = _longitudes(polygon.points)
     vectors = [_vector(lat, lon) for lat, lon in polygon.points]
@@ -203,7 +203,7 @@ def _edges(polygon: Polygon) -> tuple[list[Edge], bool]:
         lat_from, lat_to = polygon.points[i - 1][0], polygon.points[i][0]
         lon_from = longitudes[i - 1]
         lon_by = _wrapped(longitudes[i] - lon_from)
-        # As the cross product of the ends, but exact to the last digits for ends close together.
+        # The cross product of the ends, computed so that it stays accurate for ends close together.
         normal = _unit(
             _cross(
                 (start[0] + end[0], start[1] + end[1], start[2] + end[2]),
@@ -226,7 +226,7 @@ def _edges(polygon: Polygon) -> tuple[list[Edge], bool]:
 
 
 def _pole(lat_from: float, lat_to: float, lon_by: float) -> float:
-    """1.0 for an edge to, from or straight over the North Pole, -1.0 for the South Pole, else 0.0."""
+    """Return 1.0 for an edge to, from or straight over the North Pole, -1.0 for the South Pole, else 0.0."""
     if abs(lat_from) == NORTH:
         return math.copysign(1.0, lat_from)
     if abs(lat_to) == NORTH:
@@ -237,7 +237,7 @@ def _pole(lat_from: float, lat_to: float, lon_by: float) -> float:
 
 
 def _longitudes(points: tuple[Point, ...]) -> list[float]:
-    """The vertices' longitudes; a pole has none of its own and takes that of the vertex before it."""
+    """Return the vertices' longitudes; a pole has none of its own and gets that of the vertex before it."""
     longitudes = [lon for _, lon in points]
     count = len(points)
     first = next((i for i, (lat, _) in enumerate(points) if abs(lat) != NORTH), 0)

@@ -1,9 +1,9 @@
 """
-What somebody may have meant who wrote a filter in the wrong language.
+Suggestions for filters that were probably written in another dialect or language.
 
-A filter that is refused, or that parses but can hardly be meant as it stands, often is a filter of another
+A filter that is refused, or that parses but is unlikely to be intended, is often a filter of another
 dialect (`{"equals": …}` or `type = 'a'` as a query string) or uses the operators of another language
-(`a>5` for `a=>5`). Nothing here decides whether a filter is valid; it only finds words for the message.
+(`a>5` for `a=>5`). Nothing here decides whether a filter is valid; it only adds to the message.
 """
 
 from __future__ import annotations
@@ -15,29 +15,31 @@ from urllib.parse import quote, unquote_plus
 
 from virta.errors import FilterError
 
-# Texts without any of this have nothing odd about them.
+# A text without any of these characters needs no hint.
 _ODD = re.compile(r"'|==|%27|%3d|\b(?:AND|OR|XOR|NOT|LIKE|EXISTS|IN)\b", re.IGNORECASE)
 
-# Characters of a text that is looked into for the sake of a message; longer ones are judged by their start.
+# Characters that are read to find a hint; of longer texts only the start is used.
 HINT_CHARS_MAX = 16_384
+# Levels of `not` that are followed to find the dialect of an object; people write one or two.
+NESTED_NOT_MAX = 7
 
 # Keywords of one JSON dialect that the other does not have; `not` is in both.
 _CLOUDEVENTS = frozenset({"exact", "prefix", "suffix", "all", "any", "sql"})
 _CESQL_WORD = re.compile(r"'|\b(?:AND|OR|XOR|NOT|LIKE|EXISTS|IN)\b", re.IGNORECASE)
 _NAME = r"[^<>=!{}()\"'\s&;]+"
-# Matched against one term between separators, so that no text has two readings to try.
+# Matched against one term between separators, so that no backtracking is possible.
 _TERM = re.compile(rf"{_NAME}=\S*")
 _COMPARISON = re.compile(rf"({_NAME})\s*(==|=|!=|<>|<=|>=|<|>)(.*)", re.DOTALL)
 _OPERATORS = {"==": "", "=": "", "!=": "!", "<>": "!"}
 _QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
-# A literal that is a JSON scalar or starts as an operator does must be put in quotes to stay a text.
+# A literal that is a JSON scalar or starts like an operator must be quoted to stay a string.
 _NEEDS_QUOTES = re.compile(r"[!<>~\[\"\s]|(?:null|true|false|-?[0-9.eE+-]+)\Z|\Z")
-# What may stand in a suggestion as it is; everything else is percent-encoded.
+# Characters that a suggestion contains unescaped; everything else is percent-encoded.
 _PLAIN = "/!<>=~[]\".,:'()*@$?"
 
 
 def likely_dialect(source: Any) -> str | None:
-    """Return the dialect that a filter seems to be written in, None when nothing speaks for one."""
+    """Return the dialect that a filter seems to be written in, or None."""
     if isinstance(source, bytes | bytearray):
         source = bytes(source[:HINT_CHARS_MAX]).decode("utf-8", "replace")
     if not isinstance(source, str):
@@ -54,7 +56,7 @@ def likely_dialect(source: Any) -> str | None:
 
 
 def doubt(source: str, dialect: str) -> str | None:
-    """Return what is odd about a filter that parses, for those who read warnings, or None."""
+    """Return a warning about a filter that parses but is probably not what was meant, or None."""
     if dialect != "query-string" or not _ODD.search(source):
         return None
     likely = likely_dialect(source)
@@ -72,13 +74,13 @@ def doubt(source: str, dialect: str) -> str | None:
 
 
 def suggested_term(piece: str) -> str | None:
-    """Return the query-string term that a comparison such as `a > 5` or `a == 'x'` stands for."""
+    """Return the query-string term that means the same as a comparison such as `a > 5` or `a == 'x'`."""
     found = _COMPARISON.fullmatch(unquote_plus(piece[:HINT_CHARS_MAX]).strip())
     if found is None:
         return None
     name, operator, value = found[1], found[2], found[3].strip()
     if operator in {"==", "="} and value[:1] in {">", "<"}:
-        return None  # `a ==> 5`: nobody knows
+        return None  # `a ==> 5` is ambiguous
     quoted = _QUOTED.fullmatch(value)
     if quoted is not None:
         value = quoted[1] if quoted[1] is not None else quoted[2]
@@ -113,7 +115,7 @@ def with_hint(error: FilterError, source: Any, dialect: str) -> FilterError:
 
 
 def looks_like(dialect: str) -> str:
-    """Return the words that name the likely dialect."""
+    """Return the part of a message that names the likely dialect."""
     return f'it looks like a filter of another dialect: did you mean dialect "{dialect}"?'
 
 
@@ -121,12 +123,13 @@ def _json_dialect(source: Any) -> str | None:
     """Return the dialect of an object or a list of objects."""
     if isinstance(source, list | tuple):
         return "cloudevents" if source and isinstance(source[0], dict) else None
-    for _ in range(len("not not")):  # `not` is in both languages: look inside, but not for ever
-        if not isinstance(source, dict):
-            return None
-        if "not" not in source:
+    # `not` is in both languages, so its operand decides.
+    for _ in range(NESTED_NOT_MAX):
+        if not isinstance(source, dict) or "not" not in source:
             break
         source = source["not"]
+    if not isinstance(source, dict):
+        return None
     return "cloudevents" if _CLOUDEVENTS & source.keys() else "koncorde"
 
 
@@ -142,7 +145,7 @@ def _loaded(text: str) -> Any:
 
 
 def _is_expression(text: str) -> bool:
-    # The dialects use this module for their messages, so it may import them only when asked.
+    # The dialects import this module for their messages, so it imports them only when called.
     from virta.filters.cesql.parser import parse_expression  # noqa: PLC0415
 
     try:

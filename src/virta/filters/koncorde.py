@@ -121,7 +121,7 @@ class _Reader:
         self.late: FilterError | None = None
 
     def keep_late(self, late: FilterError) -> None:
-        """Remember the first refusal that goes behind Koncorde's own."""
+        """Remember the first refusal that is reported only if Koncorde itself refuses nothing."""
         self.late = self.late or late
 
     def take_late(self) -> FilterError:

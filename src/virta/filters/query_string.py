@@ -12,7 +12,7 @@ Splitting comes before percent-decoding. Types never mix, numbers are doubles of
 below 0, and a missing value satisfies only `!`. A conjunction takes one range (two bounds of one path and
 type) or one prefix, and one equality a path: what breaks these rules is refused with Thorium's code.
 A key that looks like an expression of another language (`a>5`, `status == 'paid'`, `{"equals": …}`) is
-refused as well; percent-encoded and with a `=` behind it, any name can be a key.
+refused as well; percent-encoded and followed by `=`, any name can be a key.
 Where the ancestor's code and its documentation part, this follows the documentation: every term of a
 conjunction must hold, whatever stands beside it.
 """
@@ -82,8 +82,8 @@ SENTENCES = {
 }
 
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
-# No name of a member that people write as it is: quotes, braces, comparisons and blanks belong to other
-# languages. Escaped they are part of the name.
+# Characters that an unescaped key cannot contain: quotes, braces, comparisons and blanks belong to other
+# languages. Escaped, they are part of the name.
 _NO_NAME = re.compile(r"[<>{}\"' \t\r\n]")
 # The ends of `a !`, `a >` and `a ` in `a != 5`, `a >= 5` and `a == 5` as a browser encodes them.
 _CUT_OPERATOR = re.compile(r"[!<> \t\r\n]\Z")
@@ -155,7 +155,7 @@ def _conjunction(text: str, terms_max: int) -> Node:
 
 def _check_key(key: str, equals: str, value: str, conjunction: str) -> None:
     """
-    Refuse a term that was hardly meant as a query string has it.
+    Refuse a term that is probably not meant as a query string.
 
     That is a key with a character of `_NO_NAME` as it is, or one that ends in `!` (`a!=5`); a term
     without `=` that has one in any spelling (`a%3E5`); and `a == 5`, `a >= 5` or `a != 5` with escaped
@@ -186,7 +186,7 @@ def _invalid_key(key: str, term: str, conjunction: str) -> FilterError:
         members["likelyDialect"] = likely
         questions.append(looks_like(str(likely)))
     escaped = quote(unquote_plus(shown), safe="/~")
-    advice = " ".join(questions) or f"a member of this name is written `{escaped}=VALUE`"
+    advice = " ".join(questions) or f"write `{escaped}=VALUE` for a member of this name"
     return _refused("invalid-key", f"{term[:KEY_CHARS_SHOWN]!r}: {advice}", path=shown, **members)
 
 

@@ -1,7 +1,7 @@
 """
 An event on its way out: what the log holds, decoded as far as delivery needs it.
 
-Which event a record is, and what is made of a record that is none: `virta.event.records`.
+`virta.event.records` decides which event a record is, and wraps a record that is none.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["Delivery", "RecordLike", "decode_head", "from_record", "identity", "
 # The CloudEvents extension attribute that carries a position over a WebSocket.
 POSITION_ATTRIBUTE = "virtaposition"
 
-# No JSON, and not blank: a value that satisfies no filter.
+# Not JSON and not blank: a value that satisfies no filter.
 UNREADABLE = b"-"
 
 
@@ -78,11 +78,11 @@ class Delivery(msgspec.Struct, gc=False):
         return websocket_text(with_member(self.value, POSITION_ATTRIBUTE, position))
 
     def document(self) -> bytes:
-        """The document that Koncorde's filters speak of (`virta.event.records`)."""
+        """Return the document that Koncorde filters apply to (`virta.event.records`)."""
         try:
             return document_of(self.value, self.id)
         except RecursionError:
-            # It was read when it was accepted, less deep in calls. The matcher calls it unreadable.
+            # It was parsed when accepted, with a shallower call stack. The matcher treats it as unreadable.
             return UNREADABLE
 
 
@@ -129,12 +129,12 @@ def _text_positions(deliveries: Sequence[Delivery], tag: bytes) -> bytes:
     return b"".join([delivery.positioned_text(tag) for delivery in deliveries])
 
 
-# How a hearer wants its bytes; indexes into ENCODERS. The second three carry positions.
+# Output formats of a subscriber; indexes into ENCODERS. The second three carry positions.
 SSE_CHUNKED, SSE_PLAIN, WEBSOCKET = range(3)
 SSE_CHUNKED_POSITIONS, SSE_PLAIN_POSITIONS, WEBSOCKET_POSITIONS = range(3, 6)
 CHUNKED = frozenset({SSE_CHUNKED, SSE_CHUNKED_POSITIONS})
 SOCKETS = frozenset({WEBSOCKET, WEBSOCKET_POSITIONS})
-# Each takes events and the log's tag.
+# Each is called with events and the log's tag.
 ENCODERS: tuple[Callable[[Sequence[Delivery], bytes], bytes], ...] = (
     _chunked,
     _plain,

@@ -90,7 +90,7 @@ def event_frame(source: str, id_: str, value: bytes, timestamp: int, offset: int
 
 
 def position_frame(tag: bytes, value: bytes, timestamp: int, offset: int) -> bytes:
-    """Make the same frame with the position behind the event as its id; -1 has none."""
+    """Make the same frame with the position after the event as its id; offset -1 has none."""
     if offset < 0:
         return b': {"timestamp":"%b"}\nevent: data\ndata: %b\n\n' % (
             _timestamp_bytes(timestamp),
@@ -120,7 +120,7 @@ def named_frame(
 
 
 def with_member(value: bytes, name: str, text: str) -> bytes:
-    """Add a member with a plain text to a JSON object that has members, in place of one of that name."""
+    """Add a string member to a JSON object that has members, replacing one of that name."""
     if b'"%b"' % name.encode() in value or not value.endswith(b"}"):
         try:
             return _json.encode(_decode_members(value) | {name: text})

@@ -159,7 +159,7 @@ class Hub:
     # The position.
 
     def position_text(self, offset: int) -> str:
-        """Return the position of a consumer that was sent everything below this offset."""
+        """Return the position of a consumer that has received everything below this offset."""
         return Position(self.tag, offset).text
 
     def advance(self, position: int) -> None:
@@ -263,7 +263,7 @@ class Hub:
     def _deliver_one_stream(
         self, messages: list[Delivery], hearers: Sequence[StreamConsumer]
     ) -> None:
-        """Everyone hears the same bytes once: they are put together once, with positions or without."""
+        """Send all messages to consumers of one stream, encoding them once with positions and once without."""
         self.delivered += len(messages) * len(hearers)
         made: dict[bool, tuple[list[bytes], bytes]] = {}
         for hearer in hearers:

@@ -1,16 +1,16 @@
 """
-Where events stand in the log, by channel, source and id.
+Offsets of events in the log, by channel, source and id.
 
 `Last-Event-ID` may name an event that was published long ago, or more than once. The index answers
-with the oldest offset. It is filled from the log when somebody asks, newest records first, and keeps
-8 bytes a record, so that each part of the log is read at most once, whatever is asked how often:
+with the oldest offset. It is filled from the log on demand, newest records first, and keeps
+8 bytes per record, so that each part of the log is read at most once, whatever is searched for:
 
     blocks, by offset:   [first … next) ─► sorted array of  hash of (channel, source, id) | offset - first
                           44 bits of a keyed hash ─────────┘                     20 bits ─┘
 
 One search reads at most `SEARCH_BYTES_MAX` and `SEARCH_RECORDS_MAX` of the log, and the whole index
-holds at most `INDEX_RECORDS_MAX` records. What they leave out is reported, never ignored
-(`Found.searched_from`); a later search goes on where the limit of one search ended it.
+holds at most `INDEX_RECORDS_MAX` records. Parts that were not searched are reported, never ignored
+(`Found.searched_from`); a later search continues where the limit stopped an earlier one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from virta.log import Log
     from virta.log.seek import SegmentInfo
 
-# What one search may read of the log that no search has read before: each is about a second or two of
+# Limits of what one search may read of the log for the first time: each is one or two seconds of
 # one core.
 SEARCH_BYTES_MAX = 1024 * 1024 * 1024
 SEARCH_RECORDS_MAX = 1024 * 1024
@@ -51,7 +51,7 @@ _DEAD_LETTERS = DEAD_LETTERS.encode()
 
 
 class Found(NamedTuple):
-    """The oldest offset (None: not found) and from which offset on the log was searched."""
+    """The oldest offset (None: not found) and the offset from which the log was searched."""
 
     offset: int | None
     searched_from: int
@@ -105,7 +105,7 @@ class IdIndex:
         return Found(None, searched_from)
 
     def _is(self, offset: int, wanted: set[tuple[str, str]]) -> bool:
-        """Compare with the record itself; one that is not there any more counts as the one."""
+        """Compare with the record itself; a record that was removed counts as a match."""
         with self._log.read(
             start=offset, end=offset + 1, on_gap="skip", on_corruption="skip"
         ) as reader:
@@ -115,7 +115,7 @@ class IdIndex:
         return True
 
     def _cover(self, end: int) -> int:
-        """Read what is missing below `end`, newest first; return from where on nothing is missing."""
+        """Read what is missing below `end`, newest first; return the offset from which on the index is complete."""
         first = self._log.first_offset
         self._drop_below(first)
         segments: list[SegmentInfo] | None = None
@@ -132,7 +132,7 @@ class IdIndex:
             if self._records >= INDEX_RECORDS_MAX:
                 if not at:
                     break
-                self._records -= len(self._blocks.pop(0).entries)  # the newest count more
+                self._records -= len(self._blocks.pop(0).entries)  # newer records are more useful
                 at -= 1
                 continue
             floor = max(first, self._blocks[at - 1].next if at else 0)
@@ -170,7 +170,7 @@ class IdIndex:
                         continue
                     channel, source, id_ = identity(record)
                     entries.append(self._hash(channel, source, id_) | record.offset - start)
-            # What is not visible yet is read by a later search.
+            # A later search reads records that are not visible yet.
             next_ = max(start, min(stop, reader.position))
         entries.sort()
         return _Block(start, next_, array("Q", entries))

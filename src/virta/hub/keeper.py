@@ -56,11 +56,11 @@ APPEND_WEIGHT = 0.2
 # disk is quick again. After this many that were not too slow the loop tries one itself.
 CALM_S = 0.005
 CALM_APPENDS = 32
-# The loop waits this long for other writers; after that the thread does.
+# The event loop waits this long for other writers; after that a thread does.
 LOOP_LOCK_S_MAX = 0.002
-# A publication is refused when the write lock was not free for this long: less than clients wait for an answer.
+# A publication is refused if the write lock was not free for this long: shorter than client timeouts.
 LOCK_S_MAX = 5.0
-# Publishing stands still when one append takes longer than this: not ready.
+# The server is not ready when one append takes longer than this.
 STALL_S_MAX = 2.0
 # Records of others go to the loop in runs of about this many.
 FOREIGN_RUN_MAX = 4096
@@ -104,7 +104,7 @@ class Keeper:
         self.failure: LogError | None = None  # the last error of following, None when all is well
         self.refused: LogError | None = None  # the error of the last append, None when it succeeded
         self._refused_bytes = 0  # of the append that was refused
-        self._began: float | None = None  # when the append under way began
+        self._began: float | None = None  # when the running append began
         # A sync has failed: what the disk holds is unknown, and only a new process may find out.
         self.poisoned: LogSyncError | None = None
 
@@ -118,7 +118,7 @@ class Keeper:
 
     @property
     def trouble(self) -> str | None:
-        """Why publications fail or wait now, None when they do not; noticed without another publication."""
+        """Return why publications fail or wait now, or None; it changes without another publication."""
         failure = self.poisoned or self.failure or self.refused
         if failure is not None:
             return failure.message
@@ -143,7 +143,7 @@ class Keeper:
             self._usual_append_s += APPEND_WEIGHT * (took - self._usual_append_s)
             if isinstance(commit.error, LogLockTimeoutError):
                 commit.error = None
-                # Nothing was written: the thread can wait for the lock, as nothing else is under way.
+                # Nothing was written, and no other append is running: the thread can wait for the lock.
                 self._commits.put(commit)
                 return
             self._note(commit)
@@ -214,7 +214,7 @@ class Keeper:
         logger.warning("append_failed code=%s: %s", error.code, error.message)
         if isinstance(error, LogSyncError):
             self.poisoned = error
-        if not isinstance(error, LogLimitError):  # that is about the records
+        if not isinstance(error, LogLimitError):  # caused by the records, not by the log
             self.refused = error
             records = commit.records
             self._refused_bytes = (
@@ -224,7 +224,7 @@ class Keeper:
             )
 
     def _probe(self) -> None:
-        """After a refused append: find out whether another would succeed, though nobody asks for one."""
+        """Find out, after a refused append, whether another would succeed, without waiting for one."""
         if isinstance(self.refused, LogLockTimeoutError | LogWriteError):
             self.refused = probe(self._log.path, self._refused_bytes)
 

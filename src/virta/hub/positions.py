@@ -1,5 +1,5 @@
 """
-Positions: where a consumer continues, as a text that it can keep.
+Positions: the place where a consumer continues, as a string that it can store.
 
     1f0c9be2a7d4.4711      TAG.OFFSET
 
@@ -19,9 +19,9 @@ from urllib.parse import unquote, unquote_plus
 TAG_DIGITS = 12
 # Offsets are 64-bit numbers.
 OFFSET_DIGITS_MAX = 19
-# A text has several blanks only when its source or id has; more than this is no sensible id.
+# A text has several blanks only if its source or id has; an id with more than this is not searched for.
 SPLITS_MAX = 16
-# Names no place in any log: who comes back with it is told of a gap.
+# Names no place in any log: a consumer that resumes with it gets a gap.
 NOWHERE = "0" * TAG_DIGITS + ".0"
 
 _POSITION = re.compile(rf"([0-9a-f]{{{TAG_DIGITS}}})\.([0-9]{{1,{OFFSET_DIGITS_MAX}}})")
@@ -39,13 +39,13 @@ class Position(NamedTuple):
 
 
 class EventId(NamedTuple):
-    """An event that was seen: its source and id as one text."""
+    """An event that the consumer received: its source and id as one string."""
 
     text: str
 
     def pairs(self) -> list[tuple[str, str]]:
         """
-        Return every (source, id) that the text can stand for; none when it names no event.
+        Return every (source, id) that the text can mean; empty if it names no event.
 
         Frames write a blank inside a part as `%20`, so their ids have one `+` and one meaning. Texts
         with more come from older servers, and texts with blanks were decoded on the way: those have
@@ -63,7 +63,7 @@ class EventId(NamedTuple):
         return pairs
 
 
-# Where a consumer may start: "earliest", "latest", an offset, a time, a position, behind an event.
+# Where a consumer may start: "earliest", "latest", an offset, a time, a position, after an event.
 Place = str | int | datetime | Position | EventId
 
 
@@ -73,20 +73,20 @@ def tag_of(log_id: str) -> str:
 
 
 def parse_position(text: str) -> Position | None:
-    """Read a position; None when the text is none."""
+    """Parse a position; return None if the text is not one."""
     found = _POSITION.fullmatch(text)
     return Position(found[1], int(found[2])) if found else None
 
 
 def parse_offset(text: str) -> int | None:
-    """Read a plain offset; None when the text is none."""
+    """Parse a plain offset; return None if the text is not one."""
     if text.isascii() and text.isdigit() and len(text) <= OFFSET_DIGITS_MAX:
         return int(text)
     return None
 
 
 def parse_last_event_id(text: str) -> Place:
-    """Read what a consumer saw last: a position, an offset (that record was seen), or source and id."""
+    """Parse what a consumer received last: a position, an offset (of that record), or source and id."""
     position = parse_position(text)
     if position is not None:
         return position

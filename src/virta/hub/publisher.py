@@ -211,7 +211,7 @@ class Publisher:
 
     def place(self, part: Delivery | Part) -> tuple[int | None, bool]:
         """
-        Return where a publication that was answered stands in the log, and whether it is a repeat.
+        Return the offset of a publication that was written, and whether it is a repeat.
 
         That is the offset of the first event that it wrote. When it wrote none, it is that of the
         event that its first one repeats, None if that is no longer known.
@@ -316,7 +316,7 @@ class Publisher:
             self._finish(gathering, commit.error)
 
     def _refuse_waiting(self, error: LogError) -> None:
-        """Refuse what waits behind a write that waited for the lock in vain: it would only wait longer."""
+        """Refuse publications queued behind a write that could not get the lock: they would only wait longer."""
         waiting = list(self._waiting)
         self._waiting.clear()
         for gathering in waiting:

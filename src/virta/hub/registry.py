@@ -72,7 +72,7 @@ class Registry:
     """Filters by place and by id. Writing methods block on the disk: call them in a thread."""
 
     def __init__(self, path: Path) -> None:
-        # Subscriptions hold the secrets of their sinks, so nobody shares this directory.
+        # Subscriptions contain the secrets of their sinks, so this directory is never shared.
         _keep_private(path)
         self._log = virta.log.open(path, lock_timeout=LOCK_S_MAX)
         self._filters: dict[str, Registered] = {}
@@ -244,10 +244,10 @@ class Registry:
 
 def _keep_private(path: Path) -> None:
     """Let only the owner read the registry: its directory, and the files it has."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files.make_directory(path)
     # Where another user owns the directory, that user decides.
     with contextlib.suppress(PermissionError):
-        path.chmod(0o700)
+        path.chmod(files.PRIVATE_DIRECTORY)
         for file in path.iterdir():
             if file.is_file():
                 file.chmod(files.PRIVATE_FILE)

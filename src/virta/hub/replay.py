@@ -52,18 +52,18 @@ PIECE_BYTES_MAX = 256 * 1024
 PIECE_RECORDS_MAX = 8192
 # A reader of the log has a buffer of a mebibyte: so many read at once, the others wait their turn.
 REPLAYS_MAX = 32
-# Searches for a source and id that wait or run (one runs at a time); the next one gets a gap instead.
-# Each costs a task of a few KiB, and many browsers come back at once after a restart.
+# Searches for a source and id that wait or run (one runs at a time); beyond that a consumer gets a gap.
+# Each costs a task of a few KiB, and many browsers reconnect at once after a restart.
 SEARCHES_MAX = 16_384
 
 
 @dataclass(frozen=True)
 class Start:
     """
-    Where to begin: an offset, and what has to be said first when something is missing.
+    Where to begin: an offset, and the gap to report first if something is missing.
 
-    `again` is the position that leads to the same gap: who is cut off before it was told of the gap
-    comes back with that.
+    `again` is the position that leads to the same gap: a consumer that is cut off before it received the gap
+    resumes with it.
     """
 
     offset: int
@@ -100,7 +100,7 @@ class Replayer:
 
     @property
     def searched_bytes(self) -> int:
-        """Bytes of the log that were read to find events by source and id."""
+        """Return the bytes of the log that were read to find events by source and id."""
         return self._index.bytes_read
 
     async def find(self, channel: str, place: Place) -> Start:
@@ -116,14 +116,14 @@ class Replayer:
             return await self._behind(channel, place)
         if not isinstance(place, datetime):
             return self.at(place)
-        # What comes while a time is looked for is new, also when that time lies ahead.
+        # Events that arrive during the search for a time are new, also if that time is in the future.
         position = self._hub.position
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(self._executor, self.at, place)
         return Start(min(found.offset, position), found.gap)
 
     async def _behind(self, channel: str, seen: EventId) -> Start:
-        """Return the place behind an event, the oldest one when the id occurs several times."""
+        """Return the place after an event, after the oldest one if the id occurs several times."""
         position = self._hub.position  # what comes during the search is not missed with the rest
         named: dict[str, object] = {"lastEventID": seen.text}
         pairs = seen.pairs()
@@ -135,7 +135,7 @@ class Replayer:
         self._searches.add(search)
         search.add_done_callback(self._searched)
         try:
-            # A consumer that leaves does not end its search: the thread would still be busy with it.
+            # A consumer that disconnects does not end its search: the thread could not be interrupted.
             found = await asyncio.shield(search)
         except LogError as error:
             logger.warning("search_failed code=%s: %s", error.code, error.message)
@@ -146,13 +146,13 @@ class Replayer:
             more = {"searchedFrom": found.searched_from} if cut else {}
             return self._lost({"reason": reason} | named | more, position)
         if cut:
-            # An older event with the same id may stand where nobody searched.
+            # An older event with the same id may be in the part that was not searched.
             gap = {"reason": "search-limit"} | named | {"searchedFrom": found.searched_from}
             return Start(found.offset + 1, gap | {"resumedAt": found.offset + 1})
         return Start(found.offset + 1)
 
     def _searched(self, search: asyncio.Task[Found]) -> None:
-        """Forget a search that has ended; its error may have nobody left to see it."""
+        """Forget a search that has ended; retrieve its error, which may have no reader left."""
         self._searches.discard(search)
         if not search.cancelled():
             search.exception()
@@ -163,14 +163,14 @@ class Replayer:
             return await loop.run_in_executor(self._executor, self._index.find, channel, pairs, end)
 
     def _lost(self, gap: dict[str, object], position: int | None = None) -> Start:
-        """Return the present end, for a consumer whose place is not known."""
+        """Return the current end of the log, for a consumer whose place is not known."""
         if position is None:
             position = self._hub.position
         gap |= {"earliest": self._log.first_offset, "resumedAt": position}
         return Start(position, gap)
 
     def at(self, place: Place) -> Start:
-        """Return where a place is that needs no search; blocking only for a time."""
+        """Resolve a place that needs no search; blocks only if it is a time."""
         assert not isinstance(place, EventId)
         if place == "latest":
             return Start(self._hub.position)
@@ -212,7 +212,7 @@ class Replayer:
 
         Args:
             drained: gives what to wait for before more may be written, or None.
-            tell_gap: says that offsets are missing, and up to which offset everything else was sent.
+            tell_gap: called with the missing offsets, and the offset up to which everything else was sent.
         """
         way: _StreamWay | _ChannelWay
         if isinstance(consumer, StreamConsumer):
@@ -254,7 +254,7 @@ class Replayer:
         try:
             async for piece in self._pieces(reader, way):
                 for problem in reader.problems[damage:]:
-                    # Somewhere in this piece: told before it, and again to who comes back.
+                    # The gap is somewhere in this piece: report it before the piece, and again on resume.
                     tell_gap(_damaged(problem, end), position)
                 damage = len(reader.problems)
                 if piece.deliveries:
@@ -289,7 +289,7 @@ class Replayer:
 
 
 class _ChannelWay:
-    """How history reaches a subscription on a channel."""
+    """Sends history to a subscription on a channel."""
 
     def __init__(
         self, hub: Hub, subscription: Subscription, is_first: Callable[[Delivery], bool]
@@ -305,7 +305,7 @@ class _ChannelWay:
         return read_piece(reader, self.consumer.filter)
 
     def send(self, deliveries: list[Delivery]) -> None:
-        """Send the events of a piece, without those that live consumers did not get either."""
+        """Send the events of a piece, except those that live consumers did not get either."""
         chosen = [delivery for delivery in deliveries if self._is_first(delivery)]
         if chosen:
             payload = ENCODERS[self.consumer.encoding](chosen, self._tag)
@@ -316,7 +316,7 @@ class _ChannelWay:
 
 
 class _StreamWay:
-    """How history reaches a consumer of streams."""
+    """Sends history to a consumer of streams."""
 
     topic = STREAMS
 

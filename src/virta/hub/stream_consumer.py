@@ -58,7 +58,7 @@ class StreamConsumer:
         self.blocked = False
         self.closed = False
         self.positions = positions
-        # While history is sent: everything below this offset was. None: the hub's position counts.
+        # While history is sent: everything below this offset was sent. None: use the hub's position.
         self.reached: int | None = None
         self.dropped = 0
         self.dropped_told = 0
@@ -96,7 +96,7 @@ class StreamConsumer:
             self.sink.write(self._queue.popleft())
 
     def close(self) -> None:
-        """Forget what waits, and the sink: what is still offered goes nowhere."""
+        """Drop pending messages and the sink; later messages are ignored."""
         self._queue.clear()
         self.sink = NOWHERE
         self.put = NOWHERE.write

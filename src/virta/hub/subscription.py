@@ -41,7 +41,7 @@ class Sink(Protocol):
 
 class Nowhere:
     """
-    The sink of whatever is closed.
+    The sink of a closed consumer.
 
     A consumer and its sink refer to each other: with this in the sink's place neither keeps the other in memory.
     """
@@ -112,9 +112,9 @@ class Subscription:
         self.closed = False
         self.dropped = 0
         self.dropped_told = 0
-        # While history is sent: everything below this offset was. None: the hub's position counts.
+        # While history is sent: everything below this offset was sent. None: use the hub's position.
         self.reached: int | None = None
-        # How a transport says that events were dropped, where a frame of ours is not its way.
+        # How a transport reports dropped events, if not by an `overflow` frame.
         self.tell_overflow: Callable[[dict[str, object]], None] | None = None
         self.backlog_bytes = 0
         self.blocked_since: float | None = None
@@ -159,7 +159,7 @@ class Subscription:
         )
 
     def close(self) -> None:
-        """Forget everything that waits, and the sink: what is still sent goes nowhere."""
+        """Drop pending events and the sink; later events are ignored."""
         self.closed = True
         self._backlog = None
         self.backlog_bytes = 0
@@ -193,6 +193,6 @@ class Subscription:
             return
         if self.encoding in SOCKETS:
             return  # a CloudEvents socket carries events only; /metrics has the count
-        # No id: who comes back with the last one it has gets what was dropped here.
+        # No id: a consumer that resumes from its last id gets the events dropped here.
         frame = named_frame("overflow", data)
         self.sink.write(chunk(frame) if self.encoding in CHUNKED else frame)

@@ -18,6 +18,7 @@ from msgspec import Meta
 from virta.journal.cron import Cron, Schedule
 from virta.journal.domain import (
     DEAD,
+    DEFAULTS,
     STATE_NAMES,
     TRACEBACK_MARK,
     WORKING,
@@ -73,7 +74,7 @@ class Command(msgspec.Struct, forbid_unknown_fields=True):
     offset: Annotated[int, Meta(le=LIMIT_MAX)] = 0
     delay: Annotated[float, Meta(le=DELAY_S_MAX)] | None = None
     traceback: str = ""
-    dead: bool = False  # of a failure: it is no use to try again
+    dead: bool = False  # of a failure: do not try again
     settings: dict[str, Any] = {}
 
 
@@ -172,7 +173,7 @@ class Admin:
                     self._remember(RAN_PREFIX + key[len(CRON_PREFIX) :], due, now)
 
     def expect_all(self, now: int) -> None:
-        """Work out anew when each recurring job is due."""
+        """Compute again when each recurring job is due."""
         for key, (cron, schedule, _) in list(self._crons.items()):
             self._expect(key, cron, schedule, now)
 
@@ -185,7 +186,7 @@ class Admin:
         """One push for all the times that passed while no daemon was there, dated by the last one."""
         ran = RAN_PREFIX + key[len(CRON_PREFIX) :]
         store = self._engine.store
-        # What comes from a clock that was far ahead says nothing of times that passed since.
+        # A time from a clock that was far ahead does not tell which times have passed since.
         known = [
             entry.timestamp
             for entry in map(store.stored, (key, ran))
@@ -376,7 +377,11 @@ class Admin:
         merged = {**msgspec.to_builtins(current), **command.settings}
         if not command.settings:
             return merged  # only asked for: a domain without settings stays one
-        value = Value(Type.STRING, msgspec.json.encode(merged))
+        stored = dict(merged)
+        if stored["retry_delay_max"] == DEFAULTS.retry_delay_max:
+            # Daemons from before this setting refuse it: as a copy, and in a directory that they open again.
+            del stored["retry_delay_max"]
+        value = Value(Type.STRING, msgspec.json.encode(stored))
         # Without a timestamp it is later than what is stored, by whatever clock.
         reply = self._engine.handle(Request(Function.SET, key=key, value=value), session)
         if reply.error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -19,6 +20,8 @@ from virta.journal.domain import parse_key
 from virta.journal.messages import RefusedError, Type, Value
 
 SET_OPTIONS = ("overwrite", "persist", "expires", "ttl")
+# Not all that `float` takes: "nan" is no time, and "1_0" a mistake.
+_SECONDS = re.compile(r"-?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 FLAGS = {"1": True, "true": True, "0": False, "false": False}
 
 
@@ -146,9 +149,12 @@ def set_command(
 
 
 def query_arguments(query: str) -> dict[str, str]:
-    """Bytes that are not UTF-8 are kept as halves of pairs, see `argument`."""
-    pairs = parse_qsl(query, keep_blank_values=True, errors="surrogateescape")
-    return {name: value for name, value in pairs if value or name == "raw"}
+    """
+    Return the arguments of a query; bytes that are not UTF-8 are kept as halves of pairs, see `argument`.
+
+    An empty text is the same as none, an empty number or flag is refused where it is read.
+    """
+    return dict(parse_qsl(query, keep_blank_values=True, errors="surrogateescape"))
 
 
 def argument(arguments: dict[str, str], name: str, default: str = "") -> bytes:
@@ -173,10 +179,9 @@ def flag(arguments: dict[str, str], name: str, *, default: bool = False) -> bool
 
 def _seconds(arguments: dict[str, str], name: str) -> float | None:
     text = arguments.get(name)
-    try:
-        return None if text is None else float(text)
-    except ValueError as error:
-        raise RefusedError("bad-request", f"{name} {text!r:.60} is no number of seconds") from error
+    if text is not None and not (text.isascii() and _SECONDS.fullmatch(text)):
+        raise RefusedError("bad-request", f"{name} {text!r:.60} is no number of seconds")
+    return None if text is None else float(text)
 
 
 def cursor(text: str) -> bytes:

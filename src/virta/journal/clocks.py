@@ -7,7 +7,7 @@ those keep what was left of them when the clock is set by `step` µs:
     deadlines of work, marks, locks        move by `step`: none lapses early, none lasts for days
     values with a ttl                      move by `step`, as a touch counts from the clock as well
     starts of jobs that wait               move back with the clock, never forward: a start is a time that the
-                                           producer gave or a delay, nobody can tell, and no job may wait longer
+                                           producer gave or a delay, which look the same, and no job may wait longer
                                            because a clock was corrected
     how long finished commands and
     tombstones are remembered              move by `step`
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("virta.journal")
 
-# Less than this is a clock that is slewed, or a process that waited for its turn.
+# A smaller difference is a slewed clock, or a process that was not scheduled.
 CLOCK_STEP_US_MIN = 1_000_000
-# Both clocks are read within this, else the process stood still in between and nothing can be concluded.
+# Both clocks must be read within this time; else the process was stopped in between, and the result is ignored.
 SAMPLE_US_MAX = 100_000
-# Suspended time passes for leases, too, where the system counts it.
+# Suspended time counts for leases too, where the system measures it.
 _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -45,7 +45,7 @@ def steady_clock() -> int:
 
 
 class StepWatch:
-    """Compares the clock with one that nobody can set."""
+    """Compares the clock with one that cannot be set."""
 
     def __init__(self, clock: Callable[[], int], steady: Callable[[], int]) -> None:
         self._clock = clock
@@ -53,7 +53,7 @@ class StepWatch:
         self._ahead = clock() - steady()
 
     def step(self) -> int:
-        """Return by how much (µs) the clock was set since the last call; 0: not at all."""
+        """Return by how much (µs) the clock was set since the last call, or 0."""
         before = self._steady()
         now = self._clock()
         after = self._steady()
@@ -77,8 +77,8 @@ def went_back(engine: Engine, last: int, now: int) -> int:
     """
     Return by how much the clock went back since the last run (µs, not above 0).
 
-    `last` is the clock's last known time, 0 if that is lost: then the largest timestamp stands for it, if
-    that is further ahead than a right clock allows.
+    `last` is the clock's last known time, 0 if that is lost: then the largest timestamp is used instead, if
+    that is further ahead than a correct clock allows.
     """
     newest = engine.newest_stamp()
     if newest > now + CLOCK_SKEW_US_MAX:

@@ -320,9 +320,9 @@ def fail(
     key: Key, reason: str, *, delay: float | None = None, traceback: str = "", dead: bool = False
 ) -> Command[dict[str, Any]]:
     """
-    Say that an attempt failed: it is counted, and the job tried again or put to the dead letters.
+    Report a failed attempt: it is counted, and the job is tried again or becomes dead.
 
-    Again after `delay` seconds, else after the domain's back-off; never with `dead`. The end of `traceback`
+    It is tried again after `delay` seconds, or the domain's back-off; never with `dead`. The end of `traceback`
     is kept with the job.
     """
     name = to_bytes(key).decode(errors="replace")
@@ -392,7 +392,7 @@ def _us(seconds: float | None) -> int | None:
 
 
 def own_time() -> int:
-    """Return the time (µs) that durations are counted from here; the daemon's may differ."""
+    """Return this process's time (µs), from which durations are counted; the daemon's may differ."""
     return system_clock()
 
 

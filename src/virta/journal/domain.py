@@ -30,17 +30,17 @@ DELAYED, READY, HELD, WORKING, DEAD, GONE = range(6)
 STATE_NAMES = ("delayed", "ready", "held", "working", "dead", "gone")
 WORK_DEADLINE_US = 24 * 3600 * 1_000_000
 ATTEMPTS_MAX = 65_535  # what the details of a reply can say
-# Tried 25 times over about 13 hours, a job outlives an outage of a night; Sidekiq, Faktory, River and
-# graphile-worker stop after as many.
+# Tried 25 times over about 13 hours, a job survives an outage of a night; Sidekiq, Faktory, River and
+# graphile-worker have the same limit.
 ATTEMPTS_DEFAULT = 25
 BACK_OFF_S = 1.0
 BACK_OFF_S_MAX = 3600.0
-# Up to this part of a pause is left out, so that jobs that failed together are not tried together.
+# A pause is shortened by up to this part, so that jobs that failed together are not tried together.
 RETRY_JITTER = 0.25
 # Between the reason and the traceback of a failure, which are kept as one text.
 TRACEBACK_MARK = "\x1e"
 REASON_CHARS_MAX = 1_000
-TRACEBACK_CHARS_MAX = 4_000  # its end: that is where it happened
+TRACEBACK_CHARS_MAX = 4_000  # the end of it, which shows where the error was raised
 HOSTS_MAX = 1_024  # uris up to their path whose host is known without looking
 HEAP_SLACK = 64  # stale items a heap may hold however few jobs it has
 
@@ -52,11 +52,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
     paused: bool = False
     deadline: float = 0.0  # seconds of work by default, 0: 24 hours
-    # After so many lapsed or failed attempts a job is dead, 0: never.
+    # Expired or failed attempts after which a job is dead, 0: never.
     max_attempts: int = ATTEMPTS_DEFAULT
     mode: Literal["debounce", "throttle"] = "debounce"
     retry_delay: float = BACK_OFF_S  # seconds, doubled with each failed attempt, 0: at once
-    retry_delay_max: float = BACK_OFF_S_MAX  # seconds it is not doubled beyond
+    retry_delay_max: float = BACK_OFF_S_MAX  # longest delay in seconds
 
     def problem(self) -> str:
         """Why these settings cannot be, or nothing."""
@@ -78,14 +78,14 @@ def back_off(delay: float, longest: float, attempts: int, salt: bytes) -> float:
     """
     Return the seconds until the next attempt of a job that failed after `attempts` others.
 
-    `delay` is doubled with each of them up to `longest`; up to a quarter is left out, by `salt`.
+    `delay` is doubled with each of them up to `longest`; `salt` decides by how much, up to a quarter, it is shortened.
     """
     pause = min(delay * 2.0 ** min(attempts, 30), max(longest, delay))
     return pause * (1 - RETRY_JITTER * zlib.crc32(salt) / (1 << 32))
 
 
 def reason_text(reason: str, traceback: str) -> str:
-    """Return both as the one text that is kept, each not longer than it may be."""
+    """Return reason and traceback as the one text that is stored, each within its limit."""
     text = reason.replace(TRACEBACK_MARK, " ")[:REASON_CHARS_MAX]
     return f"{text}{TRACEBACK_MARK}{traceback[-TRACEBACK_CHARS_MAX:]}" if traceback else text
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 TIDY_US = 1_000_000
 PEER_PREFIX = b"peer:"
 PULL_PREFIX = b"pull:"
-# Commands that change nothing if what is stored is newer; the others are made newer where they are carried out.
+# Commands that change nothing if the stored value is newer; others get a newer timestamp when executed.
 _LATEST_WINS = frozenset({Function.SET, Function.DELETE, Function.RENAME, Function.PUSH})
 
 
@@ -65,7 +65,7 @@ class Engine:
         self.clock = clock
         if steady is None and clock is system_clock:
             steady = clocks.steady_clock
-        # A clock without a steady one beside it is taken at its word.
+        # Without a steady clock to compare with, the clock is trusted.
         self._steps = None if steady is None else clocks.StepWatch(clock, steady)
         # Not `or`: an empty one is false, and its limits and its disk would be lost.
         self.store = Store() if store is None else store
@@ -145,10 +145,10 @@ class Engine:
 
     def stamp(self, now: int) -> int:
         """
-        Return a timestamp of our own, later than every one before.
+        Return a timestamp of this daemon, later than every one before.
 
-        Unless those are from a clock that was far ahead: then new ones would be, too, and win over commands
-        of clients with a right clock. `_stamp_for` keeps the order where it counts.
+        Except when those are from a clock that was far ahead: then new ones would be too, and win over commands
+        of clients with a correct clock. `_stamp_for` keeps the order where it matters.
         """
         if self._last_stamp > now + rules.CLOCK_SKEW_US_MAX:
             self._last_stamp = 0
@@ -156,7 +156,7 @@ class Engine:
         return self._last_stamp
 
     def _stamp_for(self, request: Request, now: int) -> int:
-        """Return a timestamp later than all that is known of the request's keys: it must have an effect."""
+        """Return a timestamp later than all stored ones of the request's keys, so that it has an effect."""
         stamp = self.stamp(now)
         if request.function not in _LATEST_WINS:
             return stamp
@@ -199,7 +199,7 @@ class Engine:
             if self._tidy_at and self.jobs.leases is not None:
                 self.jobs.leases.note_clock(
                     now
-                )  # not before what a step moved is on its way to the disk
+                )  # only after what a clock step changed is being written to disk
             self._tidy_at = now + TIDY_US
             gone = self.store.tick(now)
             if gone:

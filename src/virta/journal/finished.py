@@ -44,9 +44,9 @@ class Finished:
                 del self.commands[uri]
 
     def shift(self, step: int) -> None:
-        """The clock was set by `step` µs; what is remembered lasts as long as it would have."""
+        """Move all times by `step` µs after the clock was set, so entries expire as they would have."""
         moved = [(when + step, uri, timestamp) for when, uri, timestamp in self._order]
-        self._order.clear()  # the same object: `tables` gave it away
+        self._order.clear()  # keep the same object: `tables` has returned it
         self._order.extend(moved)
 
     def all(self) -> list[tuple[int, bytes, int]]:

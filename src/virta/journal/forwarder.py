@@ -248,7 +248,7 @@ def _request(record: Spooled) -> Request:
 
 def _claim(directory: Path) -> int:
     path = directory / "forwarder.lock"
-    descriptor = files.open_file(path, os.O_RDWR | os.O_CREAT)
+    descriptor = files.open_lock(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

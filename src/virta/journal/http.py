@@ -108,7 +108,7 @@ class Handler:
         except (ValueError, msgspec.ValidationError, msgspec.DecodeError) as error:
             return _problem(RefusedError("bad-request", str(error)[:300]), path)
         except RecursionError:
-            # How deep JSON can be read or written depends on how deep in calls that happens.
+            # How deeply nested JSON can be read or written depends on the depth of the call stack.
             return _problem(RefusedError("bad-request", NESTED), path)
 
     async def _route(
@@ -201,10 +201,10 @@ class Handler:
 
     async def _page(self, arguments: dict[str, str]) -> dict[str, Any]:
         count = min(bodies.number(arguments, "count", 100), PAGE_KEYS_MAX)
-        if "cursor" in arguments:
+        if arguments.get("cursor"):
             again = count if "count" in arguments else None
             command = commands.more(bodies.cursor(arguments["cursor"]), count=again)
-        elif "regex" in arguments:
+        elif arguments.get("regex"):
             command = commands.search(bodies.argument(arguments, "regex"), count=count)
         else:
             prefix = bodies.argument(arguments, "prefix")
@@ -220,7 +220,7 @@ class Handler:
     async def _jobs(self, method: str, arguments: dict[str, str], body: bytes) -> Response:
         if method == "GET":
             fields: dict[str, Any] = {
-                name: arguments[name] for name in ("domain", "state") if name in arguments
+                name: arguments[name] for name in ("domain", "state") if arguments.get(name)
             }
             fields |= {"limit": bodies.number(arguments, "limit", 100)}
             fields |= {"offset": bodies.number(arguments, "offset", 0)}
@@ -249,7 +249,7 @@ class Handler:
     ) -> Response:
         if action == "show":
             _only(method, "GET")
-            named = {name: arguments[name] for name in ("uri", "key") if name in arguments}
+            named = {name: arguments[name] for name in ("uri", "key") if arguments.get(name)}
             return _json(await self._admin("show", **named))
         if action not in JOB_ACTIONS:
             raise RefusedError("unknown-function", f"jobs have no action {action[:40]!r}")

@@ -27,7 +27,7 @@ from virta.journal.rules import TIME_US_MAX
 from virta.journal.table import DIED, DONE, FAILED, HANDED_OUT, LAPSED, PUSHED, JobTable
 
 PRIORITY_MAX = 255
-# How often a daemon that is not to end attempts itself looks whether it is now.
+# How often a daemon that does not end attempts checks whether it has to now.
 LAPSE_LOOK_US = 1_000_000
 
 
@@ -304,7 +304,7 @@ class Jobs(JobTable):
     # Time.
 
     def shift(self, step: int, now: int) -> None:
-        """The clock was set by `step` µs: see `clocks` for what moves with it."""
+        """Move times by `step` µs after the clock was set; `clocks` lists which."""
         for job in list(self._working.values()):
             job.worked_until = min(max(job.worked_until + step, 1), TIME_US_MAX)
             job.domain.move(job, WORKING)
@@ -402,9 +402,9 @@ class Jobs(JobTable):
 
     def _start_has_come(self, job: Job, now: int) -> None:
         """
-        A job that NEXT handed out was due, though its start may be ahead of a clock that was set back since.
+        Return whether a job's start has come. A job that NEXT returned was due, even if the clock was set back since.
 
-        One that was marked by its key before its start (the lease is its id) waits for that again.
+        A job that was marked by its key before its start (the lease is its id) waits for it again.
         """
         if job.id != job.lease:
             job.start = min(job.start, now)

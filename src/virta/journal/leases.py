@@ -3,7 +3,7 @@ Who works on what, kept where a crash does not reach: a memory-mapped table of s
 
     at    bytes
     0     4    "VJL1", then 4 of zero
-    8     8    what the clock said when it was last looked at, µs, 0: unknown
+    8     8    time of the clock when it was last read, µs, 0: unknown
     16    4    CRC-32 of those 8 bytes, then 12 of zero
     32n   8    id of the job, 0: the slot is free
           8    lease, the id of the attempt
@@ -16,8 +16,8 @@ A reserve costs a store into memory, neither a record in the log nor a system ca
 `kill -9` because the kernel has the page. Nobody waits for the disk: a power cut may forget the marks
 of the last half minute, and those jobs are then visible early.
 
-A map of a file that another process truncates would end the daemon (SIGBUS). So it is guarded; where the
-native half is not built, the table is in memory and in the file, by `pwrite`.
+A mapped file that another process truncates would end the daemon (SIGBUS). So it is guarded; where the
+native module is not built, the table is in memory and written to the file by `pwrite`.
 
 Invariants: a slot counts only if its CRC fits and the job it names is in the log with as many attempts
 behind it; so a slot of an attempt whose end the log knows marks nothing. A slot is freed only after the
@@ -75,7 +75,7 @@ class Leases:
         self._free: list[int] = []
         self._ended: list[Job] = []
         self.leaving: list[Job] = []  # whose end is on its way to the log
-        self.clock = 0  # what the clock said last in the process before this one, 0: unknown
+        self.clock = 0  # last time of the clock in the previous process, 0: unknown
 
     def load(self) -> Iterator[Lease]:
         """What is in the file; a slot that was being written when the process died is passed over."""
@@ -102,7 +102,7 @@ class Leases:
         self._descriptor = files.open_file(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         self._map = self._mapped()
         self._store(0, MAGIC)
-        self.note_clock(self.clock)  # until what depends on it is on disk
+        self.note_clock(self.clock)  # keep the old time until what depends on it is on disk
         self._free = list(range(self._slots - 1, 0, -1))
         for job in working:
             job.slot = 0
@@ -120,7 +120,7 @@ class Leases:
         self._store(slot * SLOT_BYTES, body + _SUM.pack(zlib.crc32(body)))
 
     def note_clock(self, now: int) -> None:
-        """Keep what the clock says, so that the next process knows if it went back."""
+        """Store the clock's time, so that the next process can detect that it went back."""
         if self._map is not None:
             body = now.to_bytes(8, "little")
             self._store(CLOCK_AT, body + _SUM.pack(zlib.crc32(body)))
@@ -163,7 +163,7 @@ class Leases:
             os.pwrite(self._descriptor, data, at)
 
     def _check_file(self) -> None:
-        """Warn when the file was truncated; what was in the map is lost, what was in memory is not."""
+        """Warn if the file was truncated; the contents of the map are lost, those in memory are not."""
         if isinstance(self._map, bytearray):
             if os.fstat(self._descriptor).st_size < len(self._map):
                 log.warning(
@@ -197,7 +197,7 @@ class Leases:
         return True
 
     def _mapped(self) -> mmap.mmap | bytearray:
-        """The file in its new size; space is claimed first, as a hole on a full disk would fail later."""
+        """Resize the file; allocate space first, because a hole would fail later on a full disk."""
         size = self._slots * SLOT_BYTES
         os.posix_fallocate(self._descriptor, 0, size)
         if kernel.guard is None and native is None:

@@ -105,7 +105,7 @@ class Node:
         self._committing = False
         self._overdue = False  # a batch was asked for meanwhile
         self._commit_s = 0.0
-        self.commits = 0  # to the log, and how long they took all together, for figures
+        self.commits = 0  # commits to the log, and their total time, for statistics
         self.commit_seconds = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_us = 0  # the moment of the clock that the timer is for

@@ -221,8 +221,8 @@ class Peers:
         self.backlog = Ticket()  # what a process before this one left in the spools
         # Before the journal is restored, so that its own ids are known from those of others.
         engine.jobs.use_range(zlib.crc32(name.encode()) % NAME_RANGES)
-        engine.primary = False  # what is done elsewhere must not be done here again
-        engine.start_copying()  # also of what restoring changes, because the clock was set in between
+        engine.primary = False  # the primary does this; it must not happen twice
+        engine.start_copying()  # also changes made by restoring, if the clock was set in between
         self._engine = engine
         self._name = name
         self._peers = peers

@@ -119,7 +119,7 @@ class Persistence:
         back = clocks.went_back(engine, self._leases.clock, now)
         if back:
             clocks.shift(engine, back, now)
-            # On disk before the clock's new time is: a crash in between must find the old one.
+            # Written before the clock's new time: after a crash in between, the old time must be found.
             self.commit(images.drain(engine, now))
         self._leases.note_clock(now)
         engine.admin.restored(now)
@@ -280,7 +280,7 @@ class Persistence:
 
 
 def _claim(path: Path) -> int:
-    descriptor = files.open_file(path, os.O_RDWR | os.O_CREAT)
+    descriptor = files.open_lock(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

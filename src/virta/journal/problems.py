@@ -9,7 +9,7 @@ from __future__ import annotations
 PATH = "/problems/"
 
 EXPLANATIONS = {
-    "already-exists": "The key, or a newer version of it, is there already. Send `overwrite`, or choose another key.",
+    "already-exists": "The key, or a newer version of it, already exists. Send `overwrite`, or choose another key.",
     "bad-cursor": "The cursor was not given by this journal, or belongs to another query. Start the query again without one.",
     "bad-flags": "A flag or field has no meaning for this function. Leave it out.",
     "bad-priority": "Priorities are whole numbers from 0 to 255; the smallest comes first.",
@@ -22,7 +22,7 @@ EXPLANATIONS = {
     "disk": "The disk refused to write, so nothing was stored. Free some space or repair the disk, then repeat the request.",
     "does-not-exist": "There is no such key, job, domain or schedule.",
     "key-missing": "The request names no key.",
-    "locked": "Another client holds the lock. Wait until it is given back or expires.",
+    "locked": "Another client holds the lock. Wait until it is released or expires.",
     "method-not-allowed": "The route exists, but not with this method; the header `Allow` lists those that do.",
     "no-copies": "Too few other daemons have confirmed the change in time. It is stored here; repeat it to be sure of the copies.",
     "not-owner": "The job or lock belongs to another client, or its deadline has passed.",

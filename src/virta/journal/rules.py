@@ -29,7 +29,7 @@ from virta.journal.messages import (
 # What a message can hold; not every request comes as one.
 TIME_US_MAX = (1 << 64) - 1
 COUNT_MAX = 65_535
-# Of a timestamp the next one must fit a message, too; whatever comes from a daemon is below.
+# The timestamp after this one must still fit a message; timestamps of daemons are below it.
 STAMP_US_MAX = 1 << 62
 # One bad clock would otherwise freeze a key until that time comes.
 CLOCK_SKEW_US_MAX = 300 * 1_000_000

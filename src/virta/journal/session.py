@@ -64,7 +64,7 @@ class Listeners:
         self.awaited.setdefault(domain, {})[session] = announced
 
     def announced_nothing(self) -> None:
-        """The clock was set: the times that were announced mean nothing, whoever waits is woken anyway."""
+        """Forget announced times after the clock was set; waiting clients are woken anyway."""
         for waiting in self.awaited.values():
             waiting.update(dict.fromkeys(waiting))
 

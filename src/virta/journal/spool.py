@@ -56,6 +56,9 @@ REJECTED = "rejected.fjs"
 PING_SOCKET = "ping.sock"
 STAMP = "stamp"  # the last timestamp, 20 digits
 STAMP_DIGITS = 20
+# Its lock is held for microseconds; who holds it for so long was stopped, perhaps for hours.
+STAMP_PATIENCE_S = 1.0
+_STAMP_PAUSE_S = 0.001
 # A clock that lags a little must not find its file gone.
 DELETE_AFTER_HOUR_S = 300
 # Those whose repetition is harmless: a resent RENAME would report a missing key.
@@ -131,6 +134,7 @@ class Spool:
         self.directory = directory
         files.make_directory(directory)
         self._named = ""  # the file of which the name is on disk
+        self._stuck = False  # a stopped process has the stamp's lock: do not wait for it again
         self._ping = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
 
     def put(self, request: Request) -> None:
@@ -152,14 +156,15 @@ class Spool:
 
     def _stamp(self) -> int:
         """
-        Return a timestamp later than those of everything spooled here before, by any process.
+        Return a timestamp later than all spooled here before, by any process.
 
-        A clock that was set back in between must not make the later command the older one. If it was ahead by
+        A clock that was set back in between must not make the later command older. If it was ahead by
         more than a daemon accepts, that command is refused anyway, and this one must not be.
         """
-        descriptor = os.open(self.directory / STAMP, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = files.open_file(self.directory / STAMP, os.O_RDWR | os.O_CREAT)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            # Without the lock two commands of two processes may get one timestamp, at worst.
+            self._stuck = not _locked(descriptor, 0.0 if self._stuck else STAMP_PATIENCE_S)
             text = os.pread(descriptor, STAMP_DIGITS, 0)
             now, last = system_clock(), int(text) if text.isdigit() else 0
             stamp = max(now, last + 1) if last <= now + CLOCK_SKEW_US_MAX else now
@@ -218,6 +223,20 @@ class Spool:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _locked(descriptor: int, patience_s: float) -> bool:
+    """Lock a file for this process alone; False when somebody else kept it all the time."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_STAMP_PAUSE_S)
+        else:
+            return True
 
 
 class SpoolFile:

@@ -334,7 +334,7 @@ class Store(Shelf):
         return gone
 
     def shift(self, step: int) -> None:
-        """The clock was set by `step` µs: see `clocks` for what moves with it."""
+        """Move times by `step` µs after the clock was set; `clocks` lists which."""
         for entry in dict.fromkeys(self._entries.values()):
             if entry.lock_owner is not None:
                 entry.lock_until += step

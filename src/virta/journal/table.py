@@ -37,10 +37,10 @@ JOBS_MAX = 10_000_000
 LIST_MAX = 1_000
 # 2^40 ids for each of the 2^23 names a daemon may have.
 ID_RANGE_SHIFT = 40
-# What is counted since the process started; the native half counts the first three as well.
+# Counters since the process started; the native module updates the first three as well.
 PUSHED, HANDED_OUT, DONE, FAILED, LAPSED, DIED = range(6)
 TOTAL_NAMES = ("pushed", "handed_out", "done", "failed", "lapsed", "died")
-# The job that is ready for longest is looked for among so many that wait, and the heads of so many domains.
+# The oldest ready job is searched for among this many waiting jobs, and the first jobs of this many domains.
 OLDEST_JOBS_MAX = 10_000
 OLDEST_DOMAINS_MAX = 1_000
 
@@ -53,7 +53,7 @@ class JobTable:
         self.finished = Finished()
         self.leases: Leases | None = None  # set by whoever has a disk
         self.copied = False  # other daemons have to hear of what happens here
-        # Deadlines count by the clock of the daemon that hands out; one whose clock is ahead must not end them.
+        # Deadlines use the clock of the daemon that assigns jobs; one whose clock is ahead must not end them.
         self.lapsing = True
         # The log has to learn something, and the acknowledgement of the last changes to wait for that.
         self.wants_log = False
@@ -116,10 +116,10 @@ class JobTable:
 
     def oldest_ready(self, now: int) -> int:
         """
-        Return for how long (µs) the oldest job that is ready has been, 0 if none is.
+        Return how long (µs) the oldest ready job has been ready, 0 if there is none.
 
-        Bounded: with more jobs and domains than it looks at, one that is older may be missed. Those that
-        wait are in the order in which they came.
+        Bounded: with more jobs and domains than it reads, an older one may be missed. Waiting jobs
+        are in the order in which they arrived.
         """
         ready = [
             job.start

@@ -56,7 +56,7 @@ RETRY_S_MIN = 0.1
 RETRY_S_MAX = 10.0
 REASON_CHARS_MAX = 500
 TRACEBACK_FRAMES_MAX = 20
-# The clocks of worker and daemon are compared so often: either may be set at any time.
+# How often the clocks of worker and daemon are compared: either may be set at any time.
 COMPARE_CLOCKS_S = 10.0
 TAKE_MAX = 1_000  # what one NEXT gives
 GIVE_BACK_S_MAX = 5.0  # at the end, for a daemon that does not answer
@@ -68,9 +68,9 @@ class Worker:
         concurrency: jobs worked on at a time, all domains together.
         work_for: seconds until a job counts as lapsed; extended for as long as its handler runs.
         grace: seconds that running handlers get when the worker is told to stop.
-        max_attempts: a job that failed so often is dead, sooner than its domain says (None: as that says).
+        max_attempts: failed attempts until a job is dead, if fewer than its domain allows (None: the domain's).
         retry_delay: seconds until a failed job is tried again, doubled each time up to `retry_delay_max`
-            and up to a quarter shorter (None: as its domain says).
+            and up to a quarter shorter (None: the domain's).
     """
 
     def __init__(
@@ -208,14 +208,14 @@ class Worker:
             delay = min(delay * 2, RETRY_S_MAX)
 
     async def _compare_clocks(self, client: AsyncClient) -> None:
-        """Deadlines are times of the daemon's clock, which may not be ours."""
+        """Compare the clocks: deadlines are times of the daemon's clock, which may differ from ours."""
         self._compare_at = time.monotonic() + COMPARE_CLOCKS_S
         before = commands.own_time()
         daemons = await client.call(commands.ping())
         self._ahead_us = daemons - (before + commands.own_time()) // 2
 
     def _by_its_clock(self, command: Command[T]) -> Command[T]:
-        """Let a command mean a deadline by the daemon's clock."""
+        """Convert a command's deadline to the daemon's clock."""
         request = command.request
         assert request.timeout is not None
         request.timeout = max(request.timeout + self._ahead_us, 1)
@@ -273,7 +273,7 @@ class Worker:
                 task.add_done_callback(self._ended)
             free -= len(found.jobs)
             if found.jobs and free > 0:
-                again = self._time()  # only who is told that there is nothing is told when there is
+                again = self._time()  # only a worker that got "no job" is notified of the next one
             elif not found.jobs and found.wake_up is not None:
                 again = found.wake_up if again is None else min(again, found.wake_up)
         return again
@@ -316,7 +316,7 @@ class Worker:
             beating.cancel()
 
     def _failure(self, lease: Lease, error: BaseException) -> Command[Any]:
-        """What is said of an attempt that failed; the daemon knows what the domain wants."""
+        """Return the fields of a failure report; the daemon applies the domain's settings."""
         delay = None
         if self._retry_delay is not None:
             delay = back_off(self._retry_delay, self._retry_delay_max, lease.attempts, lease.key)
@@ -435,7 +435,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _traceback(error: BaseException) -> str:
-    """The end of it; a command of the shell has none, what it said is the reason."""
+    """Return the end of the traceback; a shell command has none, and its output is the reason."""
     if isinstance(error, JournalError) and error.code == "command-failed":
         return ""
     lines = traceback.format_exception(error, limit=-TRACEBACK_FRAMES_MAX)

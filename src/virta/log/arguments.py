@@ -49,7 +49,7 @@ def check_producer(producer: object) -> None:
 
 def with_json_values(records: Sequence[Any]) -> list[Any] | None:
     """
-    Return the records with values that are a dict or a list as JSON; None when there is no such value.
+    Return the records with dict and list values encoded as JSON, or None if there are no such values.
 
     Raises:
         LogTypeError: a value cannot be written as JSON.

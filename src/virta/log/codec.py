@@ -417,7 +417,7 @@ def read(
         if after > end:
             return records, pos, prev, next_offset, Status.SHORT, after - pos
         lost = batch.flags & FLAG_REPAIR and next_offset + batch.span > max(start, next_offset)
-        if lost and not through_repairs:  # not for offsets that nobody asked for
+        if lost and not through_repairs:  # gaps below the start were not requested
             return records, pos, prev, next_offset, Status.REPAIR, batch.span
         if crc32c(buf[body:after]) != payload_crc:
             return records, pos, prev, next_offset, Status.BAD_PAYLOAD, 0

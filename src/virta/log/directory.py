@@ -215,16 +215,15 @@ def boot_id() -> int:
 
 def open_locks(directory: Path) -> tuple[int, int, int]:
     """Descriptors of writer.lock, sync.lock and the control page, made if missing."""
-    flags = os.O_RDWR | os.O_CREAT
     fds: list[int] = []
     try:
-        fds.extend(files.open_file(directory / name, flags) for name in (WRITER_LOCK, SYNC_LOCK))
-        control = files.open_file(directory / CONTROL, flags)
+        fds.extend(files.open_lock(directory / name) for name in (WRITER_LOCK, SYNC_LOCK))
+        control = files.open_file(directory / CONTROL, os.O_RDWR | os.O_CREAT)
         fds.append(control)
         size = os.fstat(control).st_size
         if size < CONTROL_BYTES:
             if size:
-                os.pwrite(control, bytes(8), 0)  # what is left of a truncated page means nothing
+                os.pwrite(control, bytes(8), 0)  # the rest of a truncated page is invalid
             os.ftruncate(control, CONTROL_BYTES)
             with suppress(OSError):  # so that a full disk has room for this page at least
                 os.posix_fallocate(control, 0, CONTROL_BYTES)
@@ -246,7 +245,7 @@ def maintaining(directory: Path, *, wait: bool = True) -> Iterator[bool]:
 
     Without `wait` it gives False where another one is at work.
     """
-    fd = files.open_file(directory / MAINT_LOCK, os.O_RDWR | os.O_CREAT)
+    fd = files.open_lock(directory / MAINT_LOCK)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

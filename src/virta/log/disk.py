@@ -27,7 +27,7 @@ def disk_error(exc: OSError, doing: str, consequence: str = "") -> LogWriteError
         code, hint = "log_too_many_files", "close some files or raise the limit (ulimit -n)"
     elif exc.errno in {errno.EACCES, errno.EPERM}:
         code = "log_permission"
-        hint = "a log is its owner's, who can share it with a group (docs/log.md, Who may use it)"
+        hint = "its owner can share it with a group (docs/log.md, Who may use it)"
     else:
         code, hint = "log_write_failed", "check the disk"
     said = f"{consequence}: {hint}" if consequence else hint
@@ -36,12 +36,12 @@ def disk_error(exc: OSError, doing: str, consequence: str = "") -> LogWriteError
 
 @contextmanager
 def written_already(directory: Path) -> Iterator[None]:
-    """Raise no lock timeout for records that are written: it means that nothing was, and invites a repeat."""
+    """Turn a lock timeout after the write into another error: a timeout means that nothing was written."""
     try:
         yield
     except LogLockTimeoutError as exc:
         raise LogWriteError(
-            f"what was appended to {directory} is written, but may not be on disk yet: {exc.message}",
+            f"the records appended to {directory} are written, but may not be on disk yet: {exc.message}",
             code="log_not_synced",
         ) from exc
 

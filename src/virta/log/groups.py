@@ -3,10 +3,10 @@ Named consumers: a durable position, and members that share the work.
 
 Records are spread over partitions by key (records without a key, by offset), so one key's records stay in order.
 Each partition has one owner at a time. An owner that dies gives up its locks to the kernel and its partitions go to
-the others at once. One that lives but asks for no record and commits nothing for longer than its lease (stopped, or
+the others at once. One that runs but reads no record and commits nothing for longer than its lease (stopped, or
 in a handler that does not return) is hung: it no longer counts when partitions are divided, and loses those it has.
 Either way the next owner starts at the committed position: what was not committed is delivered again, nothing is
-skipped. A member that comes back is fenced by the generation of each partition and takes part again.
+skipped. A member that continues later is fenced by the generation of each partition and joins again.
 
 The committed position also moves over records that are not for this consumer (other topics) or not for this member
 (other partitions), as it reads past them, while nothing that was delivered is uncommitted.
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from virta.log.handle import Log
     from virta.log.record import Record
 
-# How often a member checks whether partitions should change hands, and moves over records that are not its own.
+# How often a member checks whether partitions should change owner, and moves past records of other members.
 _BALANCE_S: Final = 0.2
 
 __all__ = ["Consumer", "ConsumerInfo", "advance_consumers", "list_consumers", "position_of"]
@@ -53,7 +53,7 @@ class ConsumerInfo(NamedTuple):
     """
     A consumer as `log.consumers()` reports it; `updated` is µs since the epoch.
 
-    `members` are at work, `hung` ones exist but have let their lease run out. `lag` counts the records of the
+    `members` are active, `hung` members exist but their lease has expired. `lag` counts the records of the
     consumer's topics that it has not committed; it is an upper bound when `lag_exact` is False.
     """
 
@@ -72,7 +72,9 @@ def list_consumers(log: Log) -> list[ConsumerInfo]:
     infos = []
     for name in list_names(log.path):
         slots = _slots_of(log, name)
-        with LockFile(log.path, name) as locks:
+        members: set[int] = set()
+        # Without a lock file no member ever joined.
+        with suppress(FileNotFoundError), LockFile(log.path, name, read_only=True) as locks:
             members = locks.others()
         beats = Heartbeats(log.path, name, read_only=True)
         try:
@@ -106,18 +108,21 @@ def _slots_of(log: Log, name: str) -> list[Slot]:
 @in_words("moving the consumers of")
 def advance_consumers(log: Log, *, dry_run: bool) -> list[int]:
     """
-    Move every consumer's positions over records of other topics; return the lowest position of each.
+    Move every consumer's positions past records of other topics; return the lowest position of each.
 
-    Retention needs it: it may then remove those records without leaving a gap in front of the consumer.
+    Retention needs this: it can then remove those records without leaving a gap before the consumer's position.
     """
     lowest = []
     for name in list_names(log.path):
         start = [slot.next for slot in _slots_of(log, name)]
-        # Records in front of it are gone already, perhaps unread: the consumer has to meet that gap itself.
+        # Records at this position were removed already, perhaps unread: the consumer has to get that gap itself.
         if min(start) < log.first_offset:
             lowest.append(min(start))
             continue
-        first = count_unread(log, start, load_topics(log.path, name), bounded=False).first
+        # Not over what a power cut may take: those offsets could be given to records for this consumer.
+        durable = log.durable_offset
+        unread = count_unread(log, start, load_topics(log.path, name), bounded=False)
+        first = [max(min(f, durable), s) for f, s in zip(unread.first, start, strict=True)]
         lowest.append(min(first))
         if dry_run or first == start:
             continue
@@ -212,7 +217,7 @@ class Consumer:
         self._balance()
         if fenced:
             raise ConsumerError(
-                f"consumer {self.name!r}: partitions {fenced} went to another member because this one asked for "
+                f"consumer {self.name!r}: partitions {fenced} went to another member because this one read "
                 f"no record and committed nothing for longer than its lease of {self._lease:g} s; their records "
                 "since the last commit will be delivered again",
                 code="consumer_lost",
@@ -239,7 +244,7 @@ class Consumer:
 
     @property
     def lag(self) -> int:
-        """Records of its topics that no member has committed; an upper bound when there are very many."""
+        """Return how many records of its topics no member has committed; an upper bound if there are very many."""
         self._open_or_raise()
         positions = [slot.next for slot in self._positions.read()]
         return count_unread(self._log, positions, self._topics).records
@@ -252,7 +257,7 @@ class Consumer:
     def close(self) -> None:
         """Leave: partitions go to the others, uncommitted records are delivered again."""
         if not self._closed:
-            if self._locks.fd >= 0:  # else in a child, after a fork: it is the parent's
+            if self._locks.fd >= 0:  # else this is a forked child, and the lock is the parent's
                 with suppress(LogError, OSError):
                     self._advance()
                 with suppress(OSError):
@@ -327,7 +332,7 @@ class Consumer:
         """One by one, so that a commit in between covers exactly what was handed out."""
         third = self._lease / 3
         for record in records:
-            # A handler may take its time with each, and one that took too long has lost its partitions.
+            # The handler may take long for each record, and may have lost its partitions meanwhile.
             if time.monotonic() - self._renewed > third:
                 self._tend()
                 if self._changed:
@@ -340,7 +345,7 @@ class Consumer:
                 return
 
     def _advance(self) -> None:
-        """Commit what was scanned and is not for this member, if nothing delivered is uncommitted."""
+        """Commit scanned records that are not for this member, if nothing delivered is uncommitted."""
         self._advanced = time.monotonic()
         if self._dirty:
             return
@@ -361,13 +366,13 @@ class Consumer:
 
     @in_words("renewing the lease of a consumer")
     def _beat(self) -> None:
-        # A third more than the lease, for it is renewed only after a third of it.
+        # A third more than the lease, because it is renewed only after a third of it has passed.
         self._beats.beat(self._member, self._lease * 4 / 3)
         self._renewed = time.monotonic()
 
     @in_words("sharing a consumer's work")
     def _balance(self) -> None:
-        """Take what is free or abandoned up to a fair share; give back what is over it, if all is committed."""
+        """Acquire free or abandoned partitions up to a fair share; release those over it once all is committed."""
         self._balanced = time.monotonic()
         self._settle()
         if self._positions.chained:
@@ -385,14 +390,14 @@ class Consumer:
             if slot.owner == self._member:
                 self._owned[partition] = slot.generation
                 self._next[partition] = self._committed[partition] = slot.next
-                # Of this one the present scan has delivered nothing.
+                # The current scan has delivered nothing of this partition.
                 self._scanned = min(self._scanned, slot.next)
                 self._changed = True
             elif partition in self._owned:
                 self._forget(partition)
 
     def _division(self, slots: list[Slot], mine: set[int]) -> dict[int, Slot]:
-        """Which slots to change so that this member has its share."""
+        """Return the slots to change so that this member has its share."""
         now = now_us()
         live = self._live(slots, now)
         fair = -(-len(slots) // (len(live) + 1))
@@ -402,7 +407,7 @@ class Consumer:
         for partition, slot in enumerate(slots):
             if partition in mine:
                 continue
-            # Our number on a partition we do not know: a dead member's, whose number we got.
+            # Our number on a partition we do not own: from a dead member that had this number before.
             if slot.owner not in live and room > 0:
                 changes[partition] = slot.owned_by(self._member, now)
                 room -= 1
@@ -411,11 +416,11 @@ class Consumer:
         return changes
 
     def _live(self, slots: list[Slot], now: int) -> set[int]:
-        """The other members that are at work."""
+        """Return the other active members."""
         members = self._locks.others()
         hung, silent = self._beats.judge(members)
         if silent:
-            # Members of older versions say it in their slots, by the clock on the wall.
+            # Members of older versions record it in their slots, by wall-clock time.
             expired = now - int(self._lease * 1e6)
             at_work = {slot.owner for slot in slots if slot.time >= expired}
             late = {slot.owner for slot in slots} - at_work
@@ -432,7 +437,7 @@ class Consumer:
         self._changed = True
 
     def _lose(self, partitions: Iterable[int]) -> None:
-        """Others have these now; if anything delivered is uncommitted, the next commit says so."""
+        """Note partitions that other members own now; the next commit fails if delivered records are uncommitted."""
         for partition in partitions:
             self._forget(partition)
             if self._dirty:
@@ -442,7 +447,7 @@ class Consumer:
     def _write(
         self, done: dict[int, int] | None = None, *, back: bool = False, durable: bool = True
     ) -> list[int]:
-        """Move positions, or just stamp the slots; returns the partitions that are not ours any more."""
+        """Move positions, or only stamp the slots; return the partitions that are no longer ours."""
         lost: list[int] = []
 
         def move(slots: list[Slot]) -> dict[int, Slot]:

@@ -161,7 +161,9 @@ class Log:
         except IndexError as exc:
             plain = with_json_values(records)
             if plain is not None:
-                return self.append_many(plain, durability=durability, producer=producer)
+                return self.append_many(
+                    plain, durability=durability, producer=producer, lock_timeout=lock_timeout
+                )
             raise record_error(records[exc.args[0]], exc.args[0], len(records)) from None
         except OverflowError as exc:
             raise LogLimitError(
@@ -243,8 +245,8 @@ class Log:
         Args:
             start: where a consumer begins that has no position yet.
             partitions: keys are spread over so many parts; fixed when the consumer is first made.
-            lease: the poll interval: seconds that a member may take between two records it asks for or commits.
-                After it, and at most a third more, it is hung and loses its parts to others.
+            lease: the poll interval: seconds that a member may take between two reads or commits.
+                After that, and at most a third more, it is hung and loses its partitions to others.
             on_gap: what to do when retention removed records before they were read.
         """
         self._writable()
@@ -265,10 +267,10 @@ class Log:
         self, *, after: str | bytes | None = None, limit: int = TOPICS_MAX
     ) -> list[TopicInfo]:
         """
-        Count the records of each topic: up to `limit` topics in order of their names, from behind `after`.
+        Count the records of each topic: up to `limit` topics in order of their names, after the name `after`.
 
-        Every sealed segment is read once per handle and remembered; later calls read what is new. Ask again
-        with `after` set to the last name when there are as many as `limit`.
+        Every sealed segment is read once per handle and remembered; later calls read what is new. Call again
+        with `after` set to the last name if there are `limit` topics.
         """
         self._open_or_raise()
         return self._topics.find(self, after, limit)
@@ -307,7 +309,7 @@ class Log:
 
     @property
     def clock_ahead(self) -> float:
-        """Seconds by which the newest record is ahead of this machine's clock; 0.0 when it is not."""
+        """Return the seconds by which the newest record is ahead of this machine's clock, or 0.0."""
         self._open_or_raise()
         return seek.clock_ahead(self)
 

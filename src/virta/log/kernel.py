@@ -33,8 +33,8 @@ read: Callable[..., codec.Read]
 crc8: Callable[..., int]
 crc32c: Callable[..., int]
 Kernel: Any
-# Keep SIGBUS away from a writable map of a file that another process may truncate: guard(map, fd) -> handle,
-# unguard(handle) before the map is closed, guard_faults(handle). None without the native half: do not map then.
+# Protect a writable map of a file that another process may truncate from SIGBUS: guard(map, fd) -> handle,
+# unguard(handle) before the map is closed, guard_faults(handle). None without the native module: do not map then.
 guard: Callable[..., int] | None = None
 unguard: Callable[[int], None]
 guard_faults: Callable[[int], int]

@@ -2,7 +2,7 @@
 How far behind a consumer is: the records of its topics that it has not committed.
 
 Counting reads the log from the lowest committed position on, at most LAG_RECORDS_MAX records or LAG_BYTES_MAX bytes of
-values. Offsets behind that are counted as they are, so a long lag is an upper bound (`exact` is False).
+values. Offsets after that are counted without being read, so a long lag is an upper bound (`exact` is False).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Unread(NamedTuple):
 
 
 def partition_of(record: Record, partitions: int) -> int:
-    """The partition of a record: by key, so that one key's records stay in order; without a key by offset."""
+    """Return the partition of a record: by key, so one key's records stay in order; without a key by offset."""
     number: int = kernel.crc32c(record.key) if record.key else record.offset
     return number % partitions
 
@@ -44,17 +44,17 @@ def count_unread(
     """
     Count the records from `positions` (one per partition) to the end of the log.
 
-    Without `bounded` it reads on to the first such record, however far that is, and counts no further.
+    Without `bounded` it reads up to the first such record, however far that is, and stops counting there.
     """
     end = log.next_offset
     found: dict[int, int] = {}
     records = passed = size = 0
     at = max(min(positions), min(log.first_offset, end))
     exact = True
-    # Records of other topics count for the bound, though not for the lag.
+    # Records of other topics count toward the limit, but not toward the lag.
     wanted = None if bounded else topics
     try:
-        # Committed: counting is no reason to sync.
+        # Read up to the committed end: counting needs no sync.
         with log.read(wanted, start=at, end=end, visibility="committed") as reader:
             for batch in reader.batches():
                 passed += len(batch)
@@ -73,6 +73,6 @@ def count_unread(
             else:
                 at = end
     except LogError:
-        exact = False  # damaged, or removed meanwhile: what was not read counts
+        exact = False  # damaged, or removed meanwhile: count what could not be read
     first = [max(position, found.get(p, at)) for p, position in enumerate(positions)]
     return Unread(records + end - at, exact and at == end, first)

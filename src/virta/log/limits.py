@@ -37,17 +37,17 @@ READ_RECORDS_MAX: Final = 16_384
 # A GAP record's count is a four-byte varlong.
 GAP_MAX: Final = (1 << 28) - 1
 
-# Topics in one answer of `log.topics()`; more are asked for in pages.
+# Topics in one result of `log.topics()`; further ones come in pages.
 TOPICS_MAX: Final = 10_000
 # Counts of topics remembered, over all segments of a handle: some 40 MiB. Segments beyond are read again each time.
 TOPIC_COUNTS_MAX: Final = 100_000
 
 LOCK_TIMEOUT_S: Final = 10.0
-# A probe of the disk writes no more than this, however large the append was that failed.
+# A probe of the disk writes at most this much, however large the failed append was.
 PROBE_BYTES_MAX: Final = 1024 * 1024
-# Opening waits this long for the write lock when the log needs no recovery: who only reads needs no lock.
+# Opening waits this long for the write lock if the log needs no recovery: reading needs no lock.
 OPEN_LOCK_TIMEOUT_S: Final = 1.0
-# A newest record this far in the future is worth a warning; clocks that are looked after differ by less.
+# A newest record this far in the future gets a warning; synchronised clocks differ by less.
 CLOCK_AHEAD_S: Final = 60.0
 SYNC_INTERVAL_S: Final = 0.05
 # Without a wake-up (another kernel, a read-only directory) a follower looks this often.
@@ -57,15 +57,15 @@ CONSUMER_NAME_MAX: Final = 128
 PARTITIONS_DEFAULT: Final = 16
 PARTITIONS_MAX: Final = 256
 MEMBERS_MAX: Final = 1023
-# The poll interval: a member that asks for no record and commits nothing for so long is taken for hung.
+# The poll interval: a member that reads no record and commits nothing for this long is considered hung.
 LEASE_S_DEFAULT: Final = 30.0
 LEASE_S_MAX: Final = 86_400.0
-# A change of positions takes microseconds; one that takes this long belongs to a stopped process. To be wrong
-# about it costs a file copy, no data.
+# A change of positions takes microseconds; one that takes this long belongs to a stopped process. A wrong
+# guess costs a file copy, but no data.
 CHANGE_PATIENCE_S: Final = 1.0
-# So many processes may be stopped in the middle of a change before a consumer gives up.
+# Processes that may be stopped in the middle of a change before a consumer gives up.
 TURNS_MAX: Final = 64
-# What counting a consumer's lag reads at most; offsets beyond are counted without being read.
+# Limits of what counting a consumer's lag reads; later offsets are counted without being read.
 LAG_RECORDS_MAX: Final = 200_000
 LAG_BYTES_MAX: Final = 64 * 1024 * 1024
 

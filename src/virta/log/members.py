@@ -1,13 +1,13 @@
 """
-Which members of a consumer are at work (groups/<name>.members), and what they read (groups/<name>.topics).
+Which members of a consumer are active (groups/<name>.members), and which topics they read (groups/<name>.topics).
 
     .members  per member 24 bytes: u64 boot id | u64 alive until, µs of CLOCK_MONOTONIC | u32 0 | u32 crc32c
     .topics   JSON: {"topics": [...]}, or null for all; the member that joined last wrote it
 
-The lock on its byte (positions.py) says that a member's process exists; this says that it gets on. Each member writes
-its own entry, when it asks for a record or commits: a process that is stopped, or a handler that does not return,
-writes none. All processes of one boot share CLOCK_MONOTONIC, which no clock step moves and which stands still while
-the machine sleeps. An entry of another boot says nothing.
+The lock on its byte (positions.py) shows that a member's process exists; this shows progress. Each member writes
+its own entry when it reads a record or commits: a process that is stopped, or a handler that does not return,
+writes none. All processes of one boot share CLOCK_MONOTONIC, which no clock step changes and which stops while
+the machine sleeps. Entries of another boot are ignored.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ class Heartbeats:
             self._fd = -1
 
     def beat(self, member: int, seconds: float) -> None:
-        """Say that `member` is at work for that long from now on."""
+        """Record that `member` is active for that long from now on."""
         entry = _ENTRY.pack(self._boot, uptime_us() + int(seconds * 1e6), 0)
         entry += kernel.crc32c(entry).to_bytes(4, "little")
         write_all(self._fd, entry, member * ENTRY_BYTES)
 
     def clear(self, member: int) -> None:
-        """Leave no entry behind for the next process that gets this number."""
+        """Remove the entry, so that the next process with this number does not inherit it."""
         write_all(self._fd, bytes(ENTRY_BYTES), member * ENTRY_BYTES)
 
     def judge(self, members: set[int]) -> tuple[set[int], set[int]]:
-        """(hung, silent): those of `members` whose time is over, and those without an entry of this boot."""
+        """Return (hung, silent): members whose lease has expired, and those without an entry of this boot."""
         hung: set[int] = set()
         silent: set[int] = set()
         data = b""
@@ -74,14 +74,14 @@ class Heartbeats:
             sound = kernel.crc32c(entry[:20]) == int.from_bytes(entry[20:], "little")
             boot, until, _ = _ENTRY.unpack(entry[:20]) if sound and entry else (0, 0, 0)
             if boot != self._boot:
-                silent.add(member)  # an older version's, or it is just being written
+                silent.add(member)  # of an older version, or being written now
             elif until < now:
                 hung.add(member)
         return hung, silent
 
 
 def save_topics(directory: Path, name: str, topics: frozenset[bytes] | None) -> None:
-    """Note what a consumer reads, for those who count its lag."""
+    """Record which topics a consumer reads, so that its lag can be counted."""
     path = directory / GROUPS / f"{name}.topics"
     # Topics are bytes that need not be UTF-8.
     listed = None
@@ -98,7 +98,7 @@ def save_topics(directory: Path, name: str, topics: frozenset[bytes] | None) -> 
 
 
 def load_topics(directory: Path, name: str) -> frozenset[bytes] | None:
-    """What a consumer reads; None: everything, or nobody noted it."""
+    """Return the topics that a consumer reads; None if it reads all, or none were recorded."""
     try:
         text = (directory / GROUPS / f"{name}.topics").read_bytes()
         listed = json.loads(text)["topics"]

@@ -58,7 +58,7 @@ def open_log(
         visibility: what readers see: "durable" records only (default), or all "committed" ones
             (default with durability="none").
         segment_bytes: size at which a new log starts its next segment; fixed when the log is made.
-        mode: who may use a log that this call makes, as a directory's mode: 0o700 (default), or 0o770 to share it
+        mode: directory mode of a log that this call creates: 0o700 (default), or 0o770 to share it
             with the directory's group; files follow. An existing directory keeps its mode.
         lock_timeout: seconds to wait for other writers before giving up.
         wait: seconds to wait for somebody else to create the log; implies create=False.

@@ -44,7 +44,7 @@ Committed = tuple[bytes, int, int, int, int, int, int, int, int, int]  # _PAGE, 
 
 
 class _Page:
-    """The control file, open for as long as anybody uses it, whichever thread closes the kernel meanwhile."""
+    """The control file, which stays open while any thread uses it, even if another closes the kernel."""
 
     def __init__(self, fd: int) -> None:
         self._fd = os.dup(fd)
@@ -53,7 +53,7 @@ class _Page:
         return self._fd
 
     def __exit__(self, *exc: object) -> None:
-        """Nothing: it is the reference that keeps it open."""
+        """Do nothing: the reference keeps the file open."""
 
     def __del__(self) -> None:
         if hasattr(self, "_fd"):
@@ -75,7 +75,7 @@ class Kernel:
         self._sync_fd = sync_fd
         self._boot_id = boot_id
         self._writable = writable
-        # Not mapped: an access to a mapped file that another process truncates would end this one (SIGBUS).
+        # Not mapped: accessing a mapped file that another process truncated would end this one (SIGBUS).
         self._page: _Page | None = _Page(control_fd)
         self._faults = 0
         self._write_mutex = threading.Lock()
@@ -85,7 +85,7 @@ class Kernel:
         self._salt = 0
         self._closed = False
         self._failed = 0
-        self._stuck = False  # see native/log.c, as the next
+        self._stuck = False  # this and the next: see native/log.c
         self._own = (0, 0)
         self._headroom = HEADROOM_MIN
         self._extended = False
@@ -111,6 +111,7 @@ class Kernel:
             old = self._segment_fd
             self._segment_fd, self._segment_base, self._salt = segment_fd, base, salt
             self._extended = False
+            self._own = (0, 0)  # after a repair the same bytes may be written again
         if old >= 0:
             os.close(old)
 
@@ -181,7 +182,7 @@ class Kernel:
     ) -> None:
         with self._control() as fd:
             if os.fstat(fd).st_size < CONTROL_BYTES:
-                # Truncated. First: making a file longer clears what was stored behind its end.
+                # Truncated. Do this first: extending a file clears what was stored past its end.
                 os.ftruncate(fd, CONTROL_BYTES)
         seq = self._get32(_SEQ) | 1
         self._put32(_SEQ, seq)
@@ -250,7 +251,7 @@ class Kernel:
             if valid != CURRENT or base != self._segment_base or self._segment_fd < 0:
                 return ATTENTION, 0, 0, 0, 0, 0
             if not last_pos and end > SEGMENT_HEADER_BYTES:
-                return ATTENTION, 0, 0, 0, 0, 0  # a page that was cut in the middle
+                return ATTENTION, 0, 0, 0, 0, 0  # the page was truncated in the middle
             size = max(end, extent)
             stat = os.fstat(self._segment_fd)
             if self._get32(_WRITING) or stat.st_nlink == 0 or stat.st_size != size:
@@ -402,7 +403,7 @@ class Kernel:
             raise ValueError("kernel is closed")
 
     def faults(self) -> int:
-        """How often the control page was found truncated."""
+        """Return how often the control page was found truncated."""
         return self._faults
 
     def _get(self, at: int, size: int) -> bytes:
@@ -424,7 +425,7 @@ class Kernel:
         return page
 
     def _name_holder(self, pid: int) -> None:
-        with suppress(OSError):  # it is for people
+        with suppress(OSError):  # the number is only informational
             self._put32(_HOLDER, pid)
 
     def _get32(self, at: int) -> int:
@@ -440,7 +441,7 @@ class Kernel:
             with self._control() as fd:
                 page = os.pread(fd, CONTROL_BYTES, 0)
             if len(page) < CONTROL_BYTES:
-                # Truncated: what is left of it means nothing, to anybody.
+                # Truncated: the rest of it is invalid for every process.
                 self._faults += 1
                 if self._writable:
                     self._put(0, bytes(8))

@@ -14,7 +14,7 @@ A write goes to the older of a partition's two slots, so a torn one leaves the o
 good CRC counts. A generation is turn * 1024 + member: it names the owner (1023: nobody) and it fences, for the turn
 grows with every change of owner and a commit of an older generation is refused.
 
-A process that is stopped (SIGSTOP) while it holds the changing byte would block the whole group, and it may go on to
+A process that is stopped (SIGSTOP) while it holds the changing byte would block the whole group, and it may continue to
 write at any later time. So after a second without any change the others continue in a new file: turn + 1, which has a
 changing byte of its own. `link` makes that file, so only one of several processes can. Every change ends with a check
 that its file is still the last one; if not, it is done again in the new file. A change that passed this check came
@@ -61,7 +61,7 @@ TURN_BYTES: Final = 1024
 MEMBER_BYTE: Final = 1024
 NOBODY: Final = MEMBERS_MAX
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-# Waiting for the changing byte: first as short as a change takes, then no longer than anybody notices.
+# Pauses while waiting for the changing byte: first as short as a change, at most below what users notice.
 _PAUSE_S_MIN: Final = 0.00005
 _PAUSE_S_MAX: Final = 0.005
 
@@ -107,6 +107,7 @@ class Positions:
         self._flags = os.O_CLOEXEC | (os.O_RDONLY if read_only else os.O_RDWR)
         self._turn = self._first_turn = self._state = 0
         self._successor = ""
+        self._first_file = (0, 0)  # device and inode of the file without a number
         self._reopen()
 
     def close(self) -> None:
@@ -127,7 +128,7 @@ class Positions:
         self, locks: LockFile, compute: Callable[[list[Slot]], dict[int, Slot]]
     ) -> dict[int, Slot]:
         """
-        Replace the slots that `compute` returns for the current ones, while nobody else changes any.
+        Replace the slots that `compute` returns for the current ones, excluding other changes meanwhile.
 
         `compute` has no side effects: it is called again when the file was superseded meanwhile.
         """
@@ -143,12 +144,12 @@ class Positions:
                 locks.drop(byte)
 
     def sync(self) -> None:
-        """Make what was written durable; not while the changing byte is locked, for it takes its time."""
+        """Sync the file; call it without the lock on the changing byte, because it is slow."""
         os.fdatasync(self.fd)
 
     @property
     def chained(self) -> bool:
-        """Whether files of earlier turns are still there."""
+        """Return whether files of earlier turns still exist."""
         return self._turn != self._first_turn
 
     def collapse(self, locks: LockFile) -> None:
@@ -178,7 +179,7 @@ class Positions:
         """Open the file of the last turn."""
         while True:
             fd, header = self._open_file(self.path)
-            first = header[4]
+            first, first_file = header[4], _identity(os.fstat(fd))
             while True:
                 try:
                     following, its_header = self._open_file(self._path_of(header[4] + 1))
@@ -191,7 +192,7 @@ class Positions:
             os.close(fd)  # replaced by `collapse` since it was opened
         self.close()
         self.fd = fd
-        self._first_turn = first
+        self._first_turn, self._first_file = first, first_file
         _, _, self.partitions, self.created, self._turn, self._state = header
         self._successor = str(self._path_of(self._turn + 1))
 
@@ -208,10 +209,13 @@ class Positions:
         return fd, _HEADER.unpack(header[:60])
 
     def _superseded(self) -> bool:
-        return os.fstat(self.fd).st_nlink == 0 or os.path.exists(self._successor)
+        if os.fstat(self.fd).st_nlink == 0 or os.path.exists(self._successor):
+            return True
+        # `collapse` replaces the first file before it removes ours, and may be killed in between.
+        return self.chained and _identity(os.stat(self.path)) != self._first_file
 
     def _lock(self, locks: LockFile) -> int:
-        """Lock the changing byte of the last turn; return it."""
+        """Lock the changing byte of the last turn and return it."""
         while True:
             if self._superseded():
                 self._reopen()
@@ -226,7 +230,7 @@ class Positions:
                 self._supersede()
 
     def _wait_for(self, locks: LockFile, byte: int) -> bool:
-        """Lock `byte`; False when its holder made no change for so long that it must be stopped."""
+        """Lock `byte`; return False if its holder made no change for so long that it must be stopped."""
         seen = b""
         deadline, pause = 0.0, _PAUSE_S_MIN
         while not locks.take(byte):
@@ -234,7 +238,7 @@ class Positions:
                 return False
             data = self._data()
             now = time.monotonic()
-            if data != seen:  # it changes hands
+            if data != seen:  # other processes make progress
                 seen, deadline = data, now + CHANGE_PATIENCE_S
             elif now >= deadline:
                 return False
@@ -243,10 +247,10 @@ class Positions:
         return True
 
     def _supersede(self) -> None:
-        """Make the file of the next turn, unless another process did."""
+        """Create the file of the next turn unless another process did."""
         if self._turn - self._first_turn >= TURNS_MAX:
             raise ConsumerError(
-                f"{TURNS_MAX} processes stand still while they change the positions of consumer {self.name!r}; "
+                f"{TURNS_MAX} processes are stopped while they change the positions of consumer {self.name!r}; "
                 "continue or end them (they are in state T in ps)",
                 code="consumer_stuck",
             )
@@ -254,7 +258,7 @@ class Positions:
         make_file(self._path_of(self._turn + 1), header + self._data())
 
     def _late(self, slots: list[Slot]) -> dict[int, Slot]:
-        """In a new turn: what was changed in earlier ones after they were copied."""
+        """Return what was changed in earlier turns after they were copied to this one."""
         if not self._state & _UNMERGED:
             return {}
         self._state = _HEADER.unpack(os.pread(self.fd, _HEADER.size, 0))[5]
@@ -277,7 +281,7 @@ class Positions:
         return late
 
     def _merge(self) -> None:
-        """Under the lock of a new turn, before anything is changed in it."""
+        """Merge earlier turns; call it under the lock of a new turn, before any change in it."""
         if self._state & _UNMERGED:
             self._write(self._late(self._slots(self._data())))
             write_all(self.fd, self._header(self._turn, 0), 0)
@@ -330,6 +334,10 @@ class Positions:
         return best, which
 
 
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
 def _changing_byte(turn: int) -> int:
     return CHANGING_BYTE + turn % TURN_BYTES
 
@@ -340,7 +348,7 @@ def pack_header(partitions: int, created: int, turn: int, state: int) -> bytes:
 
 
 def make_file(path: Path, data: bytes) -> bool:
-    """Make a file that is whole from the start; False if there is one of that name."""
+    """Create a file with all its contents at once; return False if one of that name exists."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     write_whole(temporary, data)
     try:
@@ -362,7 +370,7 @@ def create_positions(directory: Path, name: str, partitions: int, start: int) ->
     path = folder / f"{name}.grp"
     if path.exists():
         return
-    # Later turns of a consumer that somebody removed are not ours.
+    # Files of later turns are left from a consumer that was removed.
     numbers = [entry.name.removeprefix(f"{name}.grp.") for entry in folder.glob(f"{name}.grp.*")]
     turn = max((int(number) for number in numbers if number.isdecimal()), default=0)
     body = _SLOT.pack(1, start, now_us(), NOBODY)
@@ -373,9 +381,11 @@ def create_positions(directory: Path, name: str, partitions: int, start: int) ->
 class LockFile:
     """The byte locks of one consumer, held through one open file description."""
 
-    def __init__(self, directory: Path, name: str) -> None:
+    def __init__(self, directory: Path, name: str, *, read_only: bool = False) -> None:
+        """Open it; with `read_only` only `others` can be asked, also where nothing may be written."""
         path = directory / GROUPS / f"{name}.lock"
-        self.fd = files.open_file(path, os.O_RDWR | os.O_CREAT)
+        flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
+        self.fd = files.open_file(path, flags)
         self._pid = os.getpid()
         _open.add(self)
 
@@ -443,7 +453,7 @@ def position_of(directory: Path, name: str) -> int | None:
     if not _NAME.fullmatch(name):
         return None
     try:
-        positions = Positions(directory, name)
+        positions = Positions(directory, name, read_only=True)
     except FileNotFoundError:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Would an append succeed now? Asked after one has failed, when nobody may be about to try another."""
+"""Find out whether an append would succeed now, after one has failed and without waiting for the next."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 def probe(directory: Path, size: int) -> LogError | None:
     """
-    Return what would refuse an append of `size` bytes to the log in `directory`, or None.
+    Return the error that an append of `size` bytes to the log in `directory` would raise, or None.
 
-    The write lock must be free, and a scratch file of that size must be written and synced beside the
+    The write lock must be free, and a scratch file of that size must be written and synced next to the
     segments. Never waits for the lock.
     """
     try:

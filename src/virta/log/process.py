@@ -26,7 +26,7 @@ def _after_fork() -> None:
 
 
 def _close_all() -> None:
-    """At exit, while threads still run: a log with durability `interval` syncs what is not synced."""
+    """Sync logs with durability `interval` at exit, while threads still run."""
     for log in list(open_handles):
         log.close()
 

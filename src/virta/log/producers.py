@@ -1,7 +1,7 @@
 """
-Which batch each idempotent producer appended last, by whichever process.
+The last batch of each idempotent producer, in any process.
 
-Sealed segments say it in their indexes, the rest is read from the batches that were appended since.
+Indexes of sealed segments contain it; the rest is read from the batches appended since.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ProducerTable:
         """Read the batches appended since the last call: by others, or before the log was opened."""
         bases = segment_bases(self._directory)
         if self._read_to is None or self._read_to[0] != bases[-1]:
-            # Sealed since, perhaps even compacted: for batches that were removed only the index tells.
+            # Sealed since, perhaps even compacted: only the index still lists batches that were removed.
             self._read_to = load_producers(self._directory, bases, self._producers)
         base, at = self._read_to
         for number in [b for b in bases if b >= base]:

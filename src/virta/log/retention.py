@@ -108,7 +108,7 @@ def lowest_pin(directory: Path) -> int | None:
 
 
 def _pinned_offset(text: bytes) -> int:
-    """Return a pin's offset; one that cannot be read, or says what no offset is, keeps everything."""
+    """Return a pin's offset; an unreadable or invalid pin keeps everything."""
     try:
         offset = json.loads(text)["offset"] if text else 0
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -160,7 +160,7 @@ def _doomed(
     consumed: bool,
     keep_unread: bool,
 ) -> list[SegmentInfo]:
-    """The segments to remove; every consumer has read what is below `slowest`."""
+    """Return the segments to remove; every consumer has read the records below `slowest`."""
     segments = log.segments()
     pinned = lowest_pin(log.path)
     total = sum(info.bytes for info in segments)

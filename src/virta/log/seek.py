@@ -109,13 +109,16 @@ def last_segment(directory: Path) -> Segment | None:
 
 
 def clock_ahead(log: Log) -> float:
-    """Seconds by which the newest record's time is ahead of this machine's clock, 0.0 when it is not."""
+    """Return the seconds by which the newest record is ahead of this machine's clock, 0.0 when that is not known."""
     snapshot = log.source.snapshot()
     if snapshot is not None and snapshot.current:
         last_time = snapshot.last_time
     else:
-        rows = describe(log)
-        last_time = rows[-1][5] if rows else 0
+        try:
+            rows = describe(log)
+        except LogCorruptionError:
+            return 0.0  # those who read or verify the log report the damage
+        last_time = rows[-1].last_time if rows else 0
     return max(last_time - now_us(), 0) / 1e6
 
 
@@ -141,7 +144,7 @@ def total_bytes(log: Log) -> int:
 
 @in_words("looking at the segments of")
 def describe(log: Log) -> list[SegmentInfo]:
-    """What is known of every segment."""
+    """Return the details of every segment."""
     rows: list[SegmentInfo] = []
     bases = segment_bases(log.path)
     for number, base in enumerate(bases):

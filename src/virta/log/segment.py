@@ -281,12 +281,16 @@ def now_us() -> int:
 
 
 def describe_ahead(last_time: int) -> str:
-    """Say that the newest record is from the future, and what follows from it."""
-    stamped, now = (
-        f"{datetime.fromtimestamp(us // 1_000_000, UTC):%Y-%m-%dT%H:%M:%SZ}"
-        for us in (last_time, now_us())
-    )
+    """Return a sentence that the newest record is from the future, with the consequence."""
     return (
-        f"the newest record is stamped {stamped}, but this machine's clock says {now}; one of the two clocks was"
+        f"the newest record is stamped {_time_text(last_time)}, but this machine's clock says"
+        f" {_time_text(now_us())}; one of the two clocks was"
         " wrong. Times never go back, so all records get that time until then (docs/log.md, Wrong clocks)"
     )
+
+
+def _time_text(us: int) -> str:
+    try:
+        return f"{datetime.fromtimestamp(us // 1_000_000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    except (ValueError, OverflowError, OSError):
+        return f"{us} µs after 1970"  # beyond the year 9999: damage, or a clock that is very wrong

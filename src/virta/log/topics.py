@@ -3,7 +3,7 @@ Topics of a log: how many records and bytes each has, and its first and last rec
 
 Offsets and times are in the batches, topics only in the records, so counting reads every record once. What a
 segment holds changes only at its end, or with its salt (compaction), or with the log's epoch (repair): the
-counts of a segment are remembered with the offset they reach, and the next call goes on from there.
+counts of a segment are remembered with the offset they reach, and the next call continues there.
 
 Memory is bounded: one answer has at most TOPICS_MAX topics, and a handle remembers TOPIC_COUNTS_MAX counts. A
 segment that does not fit is read again by each call; the answer is the same.
@@ -48,7 +48,7 @@ class TopicInfo(NamedTuple):
 
 
 class _Counted(NamedTuple):
-    """What was counted of a segment: the records below offset `upto`."""
+    """The counts of one segment, for records below offset `upto`."""
 
     salt: int
     upto: int
@@ -56,7 +56,7 @@ class _Counted(NamedTuple):
 
 
 class TopicCounts:
-    """What one handle has counted so far; safe to use from many threads, which take turns."""
+    """The counts of one handle so far; safe to use from many threads, one at a time."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
@@ -76,7 +76,7 @@ class TopicCounts:
         return [TopicInfo(Name(topic), *row) for topic, row in found.rows()]
 
     def _count(self, log: Log, found: _Smallest) -> None:
-        if self._epoch != log.epoch:  # records may have gone
+        if self._epoch != log.epoch:  # records may have been removed
             self._epoch = log.epoch
             self._segments.clear()
         end = log.next_offset
@@ -111,7 +111,7 @@ def _tables(log: Log, table: Table, start: int, stop: int, room: int) -> Iterato
     with reader:
         for records in reader.batches():
             for name, key, value, offset, timestamp in records:
-                topic = bytes(name)  # compared natively, which Name is not
+                topic = bytes(name)  # bytes compare faster than Name
                 row = table.get(topic)
                 size = len(key) + len(value)
                 if row is None:
@@ -127,7 +127,7 @@ def _tables(log: Log, table: Table, start: int, stop: int, room: int) -> Iterato
 
 
 def _salt(directory: Path, base: int) -> int | None:
-    """Tell one generation of a segment from the next; None when it is not there any more."""
+    """Return a value that identifies this generation of a segment; None if the segment was removed."""
     try:
         with Segment(directory, base) as segment:
             return segment.header.salt
@@ -138,13 +138,13 @@ def _salt(directory: Path, base: int) -> int | None:
 
 
 class _Smallest:
-    """The sums of the topics with the smallest names behind `after`: never of more than twice `limit`."""
+    """Sums of the topics with the smallest names after `after`; holds at most twice `limit` topics."""
 
     def __init__(self, after: bytes | None, limit: int) -> None:
         self._after = after
         self._limit = limit
         self._rows: Table = {}
-        self._last: bytes | None = None  # names behind it are not among the smallest
+        self._last: bytes | None = None  # names after it are not among the smallest
 
     def add(self, table: Table) -> None:
         after, rows = self._after, self._rows
@@ -164,7 +164,7 @@ class _Smallest:
                 sums[3], sums[5] = row[3], row[5]  # tables come in the order of the log
 
     def rows(self) -> list[tuple[bytes, Row]]:
-        """The topics in order."""
+        """Return the topics in order of their names."""
         return sorted(self._rows.items())[: self._limit]
 
     def _prune(self) -> None:

@@ -95,27 +95,27 @@ class Writer:
         self._producers = ProducerTable(directory)
         self._interval: IntervalSync | None = None
         self._making = threading.Lock()
-        # What our own appends have waited for; a leader that stands still tells it later.
+        # The position our own appends have waited for; a stopped leader publishes it later.
         self.synced_next = 0
         self._closed = False
         self._warned = False
         self._open()
 
     def _open(self) -> None:
-        """Attach, unless a process that stands still has the lock: who only reads can do without."""
+        """Attach, unless a stopped process holds the lock: reading works without it."""
         current = self.snapshot().current
         timeout = min(self._lock_timeout, OPEN_LOCK_TIMEOUT_S) if current else self._lock_timeout
         try:
-            # Damage is said again by every append; repair needs a handle.
+            # Every append reports damage again, and repair needs an open handle.
             with suppress(LogCorruptionError), self.locked(timeout):
                 self._attach()
         except LogLockTimeoutError:
             if not current:
-                raise  # it may need recovery before anybody can read it
+                raise  # the log may need recovery before it can be read
         self._check_clock(self.snapshot().last_time)
 
     def _check_clock(self, last_time: int) -> None:
-        """Warn once of a newest record from the future: every append gets its time until then."""
+        """Warn once if the newest record is from the future: every append gets its time until then."""
         if last_time > now_us() + CLOCK_AHEAD_S * 1e6 and not self._warned:
             self._warned = True
             logger.warning("log_clock_ahead %s: %s", self.directory, describe_ahead(last_time))
@@ -229,7 +229,7 @@ class Writer:
 
     @contextmanager
     def locked(self, timeout: float | None = None) -> Iterator[None]:
-        """Hold the write lock; wait for it no longer than `timeout` seconds, or the log's own limit."""
+        """Hold the write lock; wait for it at most `timeout` seconds, or the log's own limit."""
         patience = self._lock_timeout if timeout is None else timeout
         try:
             got = self._core.lock(patience)
@@ -352,7 +352,7 @@ class Writer:
             header = SegmentHeader(first, now_us(), self._stream, new_salt(), 0, NO_SEGMENT, 0)
             self._begin(header, 0)
             return
-        # Closed at the end, whatever happens: an exception and its frames may live for long.
+        # Always closed at the end: an exception and its frames may live long.
         with Segment(self.directory, bases[-1]) as segment:
             self._attach_to(segment, snapshot, page=page, distrust=distrust)
 

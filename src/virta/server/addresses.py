@@ -3,7 +3,7 @@ The addresses to which webhooks may be sent.
 
 A subscriber chooses the address of its sink, and the server connects to it from inside its network. So
 only public addresses are allowed, unless `--webhook-allow` lists a network or a host: loopback, private
-and link-local ones lead to services that trust whoever can reach them, and to the metadata of clouds.
+and link-local ones lead to services that trust every client that can reach them, and to cloud metadata.
 IPv6 addresses that wrap an IPv4 address (mapped, NAT64, 6to4, Teredo) would lead there as well.
 """
 
@@ -50,7 +50,7 @@ _NOT_PUBLIC_6 = [
 
 
 def read_rule(text: str) -> str | None:
-    """Return an entry of `--webhook-allow` in its normal form, or None when it is none."""
+    """Return an entry of `--webhook-allow` in its normal form, or None if it is invalid."""
     lowered = text.strip().lower()
     try:
         return str(ip_network(lowered.removeprefix("[").removesuffix("]"), strict=False))
@@ -72,7 +72,7 @@ class SinkRules:
                 self._hosts.add(rule)
 
     def permits(self, host: str, address: str) -> bool:
-        """Tell whether `address`, to which `host` was resolved, may be connected to."""
+        """Return whether the server may connect to `address`, to which `host` was resolved."""
         if host.lower().removesuffix(".") in self._hosts:
             return True
         number = ip_address(address.partition("%")[0])

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 SUBSCRIBE_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 JOURNAL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
-# The AsyncAPI document names the host it was asked at; a server has few names.
+# The AsyncAPI document contains the host of the request; a server has few names.
 ASYNCAPI_HOSTS_MAX = 8
 JOURNAL = "/journal/"
 KEYCOUNTS = "/metrics/keycounts/"
@@ -111,10 +111,10 @@ def build_app(service: Service) -> ASGIApp:
 
 class Doorkeeper:
     """
-    Asks for the token and answers preflights, before any route.
+    Checks the token and answers preflights, before any route.
 
-    The connection has checked the Host and the Origin (`Door.check_head`); here the answers get the
-    CORS lines that follow from it.
+    The connection has checked the Host and the Origin (`Door.check_head`); here the responses get the
+    CORS headers that result from it.
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
@@ -150,7 +150,7 @@ class Doorkeeper:
 
 
 def _with_cors(send: Send, lines: bytes) -> Send:
-    """Add the CORS lines of a request to its answer."""
+    """Add the CORS headers of a request to its response."""
     if not lines:
         return send
     split = [line.partition(b": ") for line in lines.split(b"\r\n") if line]
@@ -165,7 +165,7 @@ def _with_cors(send: Send, lines: bytes) -> Send:
 
 
 def _name_code(path: str) -> str:
-    """The code for a path whose names are no text."""
+    """Return the error code for a path whose names are not UTF-8."""
     return "invalid-channel" if path.startswith(KEYCOUNTS) else "invalid-name"
 
 
@@ -293,7 +293,7 @@ class Endpoints:
         return json_response(self._service, _asyncapi_text(host, secure=secure))
 
     async def problem(self, request: Request) -> Response:
-        """The page that a problem document's `type` leads to."""
+        """Return the page that a problem document's `type` links to."""
         code = request.path_params["code"]
         text = problems.page(code, JOURNAL_STATUS.get(code, 400))
         if text is None:
@@ -383,7 +383,7 @@ def _encode(value: object) -> bytes:
     return msgspec.json.encode(value)
 
 
-# Made once: making the schemas takes milliseconds and leaves thousands of objects to the cyclic collector.
+# Built once: the schemas take milliseconds and leave thousands of objects to the garbage collector.
 @cache
 def _openapi_text() -> bytes:
     return _encode(openapi())

@@ -8,22 +8,22 @@ from virta.server.schemas import SCHEMAS, Schema
 
 def asyncapi(host: str, *, secure: bool = False) -> Schema:
     """
-    Return what is sent without being asked each time: server-sent events and WebSockets.
+    Return the AsyncAPI document: server-sent events and WebSockets.
 
     Args:
-        host: by which whoever asks has reached the server, with its port.
+        host: name and port by which the client reached the server.
         secure: the server speaks TLS.
     """
     end = "s" if secure else ""
     message = {
         "payload": {"$ref": "#/components/schemas/Message"},
-        "description": "With `$positions=1`, `position` says where to continue behind it.",
+        "description": "With `$positions=1`, `position` is where to continue after it.",
     }
     event = {
         "contentType": "application/cloudevents+json",
         "payload": {"$ref": "#/components/schemas/Event"},
         "description": "With `$positions=1`, a WebSocket's events have the attribute `virtaposition` "
-        "and the `id` of server-sent events is a position: come back with `$last-event-id`.",
+        "and the `id` of server-sent events is a position: resume with `$last-event-id`.",
     }
     channels = {
         "channel": {

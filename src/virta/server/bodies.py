@@ -1,9 +1,9 @@
 """
-What may be said of a body before it is read: its encoding, and how much of all bodies is unfinished.
+Checks of a body before it is read: its encoding, and the memory of all bodies that are still arriving.
 
 A body is kept in memory until it is complete. One connection's is bounded by `--max-body-size-bytes`; all together are
-bounded here. When there are too many, the one that has been arriving for longest is refused: an honest publisher's body
-is whole within moments, so it is not the one that makes room, and nobody has to wait for anybody.
+bounded here. When they exceed the limit, the one that began first is refused: a normal publisher's body
+is complete within milliseconds, so it is not the one that is refused, and no request has to wait.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ IDENTITY = frozenset({b"", b"identity"})
 class Uploading(Protocol):
     """A connection with a body that is not complete."""
 
-    def crowded_out(self) -> None:
-        """Refuse the body and let go of it."""
+    def refuse_body(self) -> None:
+        """Refuse the body and release its memory."""
 
 
 class UnfinishedBodies:
@@ -35,26 +35,26 @@ class UnfinishedBodies:
         self._sizes: dict[Uploading, int] = {}  # the oldest first
 
     def set(self, connection: Uploading, size: int) -> None:
-        """Note how much of a body has arrived; the oldest ones are refused if it is too much."""
+        """Record how much of a body has arrived; refuse the oldest bodies if the total is over the limit."""
         self.bytes += size - self._sizes.get(connection, 0)
         self._sizes[connection] = size
         while self.bytes > self.bytes_max:
             oldest = next(iter(self._sizes))
             self.drop(oldest)
             self.refused += 1
-            oldest.crowded_out()
+            oldest.refuse_body()
 
     def drop(self, connection: Uploading) -> None:
         """Forget a body: it is complete, refused or lost."""
         self.bytes -= self._sizes.pop(connection, 0)
 
 
-def crowded_out(bodies: UnfinishedBodies) -> RequestError:
+def too_many_unfinished(bodies: UnfinishedBodies) -> RequestError:
     return RequestError(
         503,
         "too-many-unfinished-bodies",
-        f"requests under way hold more than {bodies.bytes_max} bytes, and this one has waited for "
-        "longest: send it again, faster or in smaller pieces",
+        f"bodies that are still arriving have more than {bodies.bytes_max} bytes, and this one began "
+        "first: send it again, faster or in smaller requests",
         maxBytes=bodies.bytes_max,
     )
 
@@ -64,7 +64,7 @@ def check_encodings(headers: Headers) -> None:
     Refuse a body that would have to be decoded first.
 
     Raises:
-        RequestError: 415 for a content encoding, 501 for a transfer encoding other than chunked. One beside a
+        RequestError: 415 for a content encoding, 501 for a transfer encoding other than chunked. One with a
             length could be read in two ways: the parser refuses that with 400.
     """
     framed = any(name == b"content-length" for name, _ in headers)
@@ -85,7 +85,7 @@ def check_encodings(headers: Headers) -> None:
 
 
 def bad_length(reason: str, bytes_max: int) -> RequestError:
-    """A length the parser cannot count is a length all the same: the body is too large."""
+    """Refuse a length that is too large for the parser: the body is too large."""
     if "overflow" in reason.lower():
         return RequestError(413, "body-too-large", maxBytes=bytes_max)
     return RequestError(400, "invalid-content-length")

@@ -1,4 +1,4 @@
-"""`GET /channels`: which channels there are, what the log holds of each, and how many subscribe to it now."""
+"""`GET /channels`: the channels, what the log contains of each, and their current subscriptions."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 # Channels in one answer.
 PAGE_DEFAULT = 100
 PAGE_MAX = 1000
-# The first answer waits for a scan of the whole log. Later than this the client is told to come back; the
-# scan goes on, and what it has counted is remembered.
+# The first response waits for a scan of the whole log. After this long the client has to try again; the
+# scan continues, and its counts are kept.
 COUNT_S_MAX = 10.0
 
 
 class ChannelsApi:
-    """The handler. Records are counted in one thread of its own: it keeps no reader of history waiting."""
+    """The handler. It counts records in its own thread, so readers of history do not wait for it."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -55,14 +55,14 @@ class ChannelsApi:
                 )
         except TimeoutError:
             raise RequestError(
-                503, "channels-not-counted", "the log is still being counted: ask again later"
+                503, "channels-not-counted", "the log is still being counted: try again later"
             ) from None
         except LogError as error:
             raise log_refusal(error) from error
         return Response(msgspec.json.encode(page), 200, self._service.responder.event_headers())
 
     async def _count(self, log: Log) -> None:
-        """Bring the counts up to date: one scan for all who ask meanwhile, which outlives them."""
+        """Update the counts; requests share one scan, which continues if they are cancelled."""
         if self._counting is None or self._counting.done():
             loop = asyncio.get_running_loop()
             self._counting = loop.run_in_executor(self._thread, lambda: log.topics(limit=1))
@@ -70,7 +70,7 @@ class ChannelsApi:
 
 
 def channel_page(log: Log, live: dict[str, int], after: str | None, limit: int) -> dict[str, Any]:
-    """Return up to `limit` channels behind `after`, in order of their UTF-8, and where the next page begins."""
+    """Return up to `limit` channels after the name `after`, in order of their UTF-8, and the next page's `after`."""
     behind = b"" if after is None else after.encode("utf-8", "surrogatepass")
     found = {name: _row(name, None, live[name]) for name in live if name.encode() > behind}
     logged = 0
@@ -105,7 +105,7 @@ def _row(name: str, info: TopicInfo | None, subscribers: int) -> dict[str, Any]:
 
 
 def _name(topic: bytes) -> str | None:
-    """Return the channel of a topic; None for the server's own, and for those that no channel can name."""
+    """Return the channel of a topic; None for the server's own, and for topics that cannot be channel names."""
     try:
         name = bytes(topic).decode()
     except UnicodeDecodeError:

@@ -70,7 +70,7 @@ class ColdLane(QuickLane):
             self._gone.set()
 
     def release(self) -> None:
-        """The connection is lost: tell the request that is worked on, and refer to none any more."""
+        """Notify the request in progress that the connection is lost, and drop all references."""
         self.tell_gone()
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
@@ -81,10 +81,10 @@ class ColdLane(QuickLane):
         super().release()
 
     def answer_last(self, exchange: Exchange | None, response: bytes) -> None:
-        """Answer what cannot be read on, in its turn: behind the answers to what came before it."""
+        """Refuse a request that cannot be parsed, after the responses to earlier ones."""
         exchange = exchange or self.cold
         if exchange is not None and exchange is self.cold and exchange.start is None:
-            # It is the framework's turn, which waits for a body that will not come.
+            # The framework is waiting for a body that will not arrive.
             self.write(with_lines(response, exchange.cors))
             self.end()
             return
@@ -93,7 +93,7 @@ class ColdLane(QuickLane):
         self.exchanges.answer(exchange, response, close=True)
 
     def head_without_upgrade(self, method: bytes) -> bytes:
-        """The head of the request that was just read, as if it had not asked for an upgrade."""
+        """Return the head of the current request without its upgrade."""
         kept = [(n, v) for n, v in self.headers if n not in {b"upgrade", b"connection"}]
         if not self.parser.should_keep_alive():
             kept.append((b"connection", b"close"))

@@ -31,7 +31,7 @@ OFF = "none"
 # Python would also read `8_0` and digits of other scripts; nobody means them.
 INTEGER = re.compile(r"\s*[+-]?[0-9]{1,100}\s*")
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
-# How one entry of each list is read, and how many there may be.
+# How one entry of each list is parsed, and how many entries are allowed.
 READERS: dict[str, tuple[Callable[[str], str | None], int]] = {
     "allow_origin": (read_origin, ORIGINS_MAX),
     "allow_host": (read_host, HOSTS_MAX),
@@ -192,7 +192,7 @@ def _converted(setting: Setting, raw: Any) -> Any:
 
 
 def _several(raw: Any, read: Callable[[str], str | None], most: int) -> tuple[str, ...] | None:
-    """A list of values, given as one text with commas or as several."""
+    """Parse a list of values, given as one string with commas or as several strings."""
     texts = [raw] if isinstance(raw, str) else raw
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         return None

@@ -1,9 +1,9 @@
 """
 The door: who may talk to the server at all.
 
-`check_head` is the one place that decides about the head of a request, before any route: whether it
-names this server (`virta.server.hosts`) and whether the web page that sends it may
-(`virta.server.origins`). It also says which CORS lines the answer carries. `admit` asks for a token.
+`check_head` is the one place that checks the head of a request, before any route: whether it
+names this server (`virta.server.hosts`) and whether the web page that sent it is allowed
+(`virta.server.origins`). It also returns the CORS headers of the response. `admit` checks the token.
 
 Programs need no token on loopback. Anything else needs a file of bearer tokens or the word `--insecure`; without either
 the server does not start. Tokens are kept as hashes and compared in constant time. A token comes in
@@ -36,7 +36,7 @@ HASH_PREFIX = "sha256:"
 TOKENS_MAX = 10_000
 TOKEN_CHARS_MIN = 16  # shorter ones can be guessed
 
-# `--thorium-compatible`: every answer says that any page may read it.
+# `--thorium-compatible`: every response allows any page to read it.
 THORIUM_CORS = b"Access-Control-Allow-Origin: *\r\n"
 VERSIONS = frozenset({"1.0", "1.1"})
 # A Host is a name or address and a port, or nothing.
@@ -46,9 +46,9 @@ ABSOLUTE = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
 # Links on pages of other sites may lead here: the console, and the callback of a webhook, whose address
 # has a key. They answer people, and following a link does nothing that its key does not allow.
 LINKED = re.compile(rb"/(?:subscriptions/[^/?#]+/confirm)?(?:\?.*)?", re.DOTALL)
-# What browsers tell about the page that makes a request.
+# Headers in which browsers identify the page that makes a request.
 BROWSERS = frozenset({b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest"})
-# What nobody but the owner of a token file may do. A pipe or descriptor (`<(…)`) has no lasting mode to check.
+# Mode bits that a token file must not have. A pipe or descriptor (`<(…)`) has no lasting mode to check.
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 _IN_QUERY = b"access_token="
@@ -88,7 +88,7 @@ def read_tokens(path: str) -> list[bytes]:
 
 
 def _check_private(path: str) -> None:
-    """Refuse a file whose tokens other users of the machine can read, as ssh does with its keys."""
+    """Refuse a token file that other users of the machine can read, as ssh does with its keys."""
     mode = os.stat(path).st_mode
     if stat.S_ISREG(mode) and mode & OTHERS:
         raise ConfigError(
@@ -129,32 +129,34 @@ class Door:
         self._digests = digests or []
         self._hosts = hosts
         self._origins = origins
-        self.cors = cors  # of every answer, or nothing: then only of answers to allowed pages
-        self.open = not self._digests  # programs are not asked for anything
+        self.cors = (
+            cors  # for every response; empty: only responses to allowed pages have CORS headers
+        )
+        self.open = not self._digests  # programs need no token
 
     def check_head(
         self, version: str, method: bytes, target: bytes, headers: Headers, local: str | None
     ) -> bytes:
         """
-        Check for whom a request is and which page sends it; return the CORS lines of its answer.
+        Check the Host and the Origin of a request; return the CORS headers of its response.
 
         `local` is the address at which the connection arrived.
 
         Raises:
-            RequestError: 505 or 400 for a version or Host that cannot be, 421 for the Host of another
-                server, 403 for a page that may not.
+            RequestError: 505 or 400 for an invalid version or Host, 421 for the Host of another
+                server, 403 for a page that is not allowed.
         """
         if version not in VERSIONS:
             raise RequestError(505, "invalid-version", f"HTTP/{version} is not HTTP/1.1")
         hosts = [value for name, value in headers if name == b"host"]
         host = self._checked_host(version, target, hosts, local)
-        told = [pair for pair in headers if pair[0] in BROWSERS]
-        if not told:  # a program
+        sent = [pair for pair in headers if pair[0] in BROWSERS]
+        if not sent:  # a program
             return self.cors
-        origins = [value for name, value in told if name == b"origin"]
+        origins = [value for name, value in sent if name == b"origin"]
         for origin in origins:
             self._origins.check(origin, host)
-        fetch = dict(told)
+        fetch = dict(sent)
         if not origins and not _follows_link(method, target, fetch):
             self._origins.check_site(fetch.get(b"sec-fetch-site", b""))
         return self.cors or (_cors(origins[0]) if origins else b"")
@@ -162,10 +164,10 @@ class Door:
     def _checked_host(
         self, version: str, target: bytes, hosts: list[bytes], local: str | None
     ) -> bytes:
-        """Return the host of a request; RFC 9112 §3.2: there is one, and one in the target counts."""
+        """Return the host of a request; RFC 9112 §3.2: exactly one is required, and one in the target wins."""
         if len(hosts) != 1 and (hosts or version == "1.1"):
             said = "no Host header" if not hosts else f"{len(hosts)} Host headers"
-            raise RequestError(400, "invalid-host", f"{said}: HTTP/1.1 asks for one")
+            raise RequestError(400, "invalid-host", f"{said}: HTTP/1.1 requires exactly one")
         if hosts:
             if not HOST.fullmatch(hosts[0]):
                 raise RequestError(400, "invalid-host", "the Host header names no host")
@@ -178,7 +180,7 @@ class Door:
 
     def admit(self, headers: Headers, query: bytes) -> bytes:
         """
-        Check a request's token; give back its query without it.
+        Check a request's token; return its query without the token.
 
         Raises:
             RequestError: 401, saying which check failed.
@@ -206,7 +208,7 @@ class Door:
 
 
 def _follows_link(method: bytes, target: bytes, fetch: dict[bytes, bytes]) -> bool:
-    """Tell whether a person followed a link to an address that is meant for it, in a window of its own."""
+    """Return whether a person followed a link, as a top-level navigation, to a path that allows it."""
     return (
         method == b"GET"
         and fetch.get(b"sec-fetch-mode") == b"navigate"
@@ -216,7 +218,7 @@ def _follows_link(method: bytes, target: bytes, fetch: dict[bytes, bytes]) -> bo
 
 
 def _cors(origin: bytes) -> bytes:
-    """Let an allowed page read the answer, and its headers."""
+    """Return headers that let an allowed page read the response and its headers."""
     return (
         b"Access-Control-Allow-Origin: %b\r\nAccess-Control-Expose-Headers: *\r\nVary: Origin\r\n"
         % origin.strip()
@@ -224,7 +226,7 @@ def _cors(origin: bytes) -> bytes:
 
 
 def _take_token(query: bytes) -> tuple[bytes | None, bytes]:
-    """The first token in a query, and the query without any."""
+    """Return the first token in a query, and the query without tokens."""
     if _IN_QUERY not in query:
         return None, query
     tokens, rest = take_parameters(query, lambda piece: piece.startswith(_IN_QUERY))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # In the scope of a request: an event of its connection that is set when the peer sends no more.
 GONE = "virta.gone"
-# In the scope of a request: the CORS lines of its answer (`virta.server.door`).
+# Key in the scope of a request: the CORS headers of its response (`virta.server.door`).
 CORS = "virta.cors"
 
 
@@ -30,7 +30,7 @@ class Exchange:
     """
     `start` is called when it is this request's turn to write; `response` is what a hot route says.
 
-    `cors` are the lines that let the page which asks read the answer; programs get none.
+    `cors` are the headers that let the requesting page read the response; programs get none.
     """
 
     __slots__ = ("close", "cors", "response", "start")
@@ -105,13 +105,13 @@ class ExchangeQueue:
         self._exchanges.clear()
 
     def close(self) -> None:
-        """The connection is lost: answers that come later are not written, and nothing refers to it any more."""
+        """Drop all references to a lost connection; later responses are not written."""
         self._exchanges.clear()
         self._write, self._end = _write_nothing, _end_nothing
 
 
 def _write_nothing(data: bytes) -> None:
-    """Ignore an answer whose connection is lost."""
+    """Ignore a response whose connection is lost."""
 
 
 def _end_nothing() -> None:

@@ -1,4 +1,4 @@
-"""What a request for a WebSocket has to say before it is upgraded."""
+"""Checks of a WebSocket request before it is upgraded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from virta.errors import RequestError, StreamIdError
 from virta.hub.stream_consumer import QUEUED_MAX, QUEUED_MIN
 from virta.streams import Segments, parse_stream_id
 
-# Subtub reads a sign and leading zeros; no honest number is longer.
+# Subtub accepts a sign and leading zeros; no valid number is longer.
 INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
 
 
@@ -26,15 +26,15 @@ def check_handshake(headers: dict[bytes, bytes]) -> None:
 
 def check_subscribe(query: bytes) -> tuple[list[Segments], int, bool]:
     """
-    Read the parameters of `/subscribe`: streams, queue length, whether drops are told.
+    Parse the parameters of `/subscribe`: streams, queue length, whether drops are reported.
 
     Raises:
-        RequestError: with the sentence that is the whole answer.
+        RequestError: its message is the whole response.
     """
     values: dict[str, list[str | None]] = {}
     for part in query.split(b"&"):
         name, sign, value = part.replace(b"+", b" ").partition(b"=")
-        # A name without `=` has no value: it asks for no stream at all, `streams=` for the empty id.
+        # A name without `=` has no value and requests no stream; `streams=` requests the empty id.
         text = _query_text(value) if sign else None
         values.setdefault(_query_text(name), []).append(text)
     if "streams" not in values:
@@ -62,7 +62,7 @@ def check_subscribe(query: bytes) -> tuple[list[Segments], int, bool]:
 
 
 def _query_text(raw: bytes) -> str:
-    """A part of a query, decoded; two streams whose ids are no UTF-8 must not become one."""
+    """Decode a part of a query; two stream ids that are not UTF-8 must not become the same one."""
     try:
         return unquote_to_bytes(raw).decode()
     except UnicodeDecodeError:

@@ -1,7 +1,7 @@
 """
 The names that this server answers to: the `Host` of each request.
 
-This closes DNS rebinding. The owner of `evil.example` can let that name lead to 127.0.0.1 after a
+This prevents DNS rebinding. The owner of `evil.example` can point that name to 127.0.0.1 after a
 browser has loaded a page from it; to the browser that page then has the same origin as this server, so
 its requests need no `Origin` header and no preflight. Their `Host` is still `evil.example`, so a
 request whose `Host` is not one of the server's names is refused.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ANY = "*"
 # Entries of --allow-host.
 HOSTS_MAX = 100
-# Host headers that were found right, so that a repeat costs one lookup, and how long one may be.
+# Cached Host headers that passed the check, so that a repeat costs one lookup, and their largest size.
 VERDICTS_MAX = 1024
 VERDICT_BYTES_MAX = 255 + len(":65535")
 
@@ -37,7 +37,7 @@ _AUTHORITY = re.compile(r"(\[[0-9a-f:.%a-z]+\]|[^\[\]:]*)(?::[0-9]{0,5})?")
 
 
 def read_host(text: str) -> str | None:
-    """Return a configured host in its normal form, or None when it is neither a name nor an address."""
+    """Return a configured host in its normal form, or None if it is neither a name nor an address."""
     lowered = text.strip().lower()
     if lowered == ANY:
         return ANY
@@ -47,7 +47,7 @@ def read_host(text: str) -> str | None:
 
 
 def host_name(authority: str) -> str | None:
-    """Return the host of `host[:port]` in its normal form, or None when it has no such form."""
+    """Return the host of `host[:port]` in its normal form, or None if it is invalid."""
     found = _AUTHORITY.fullmatch(authority.strip().lower())
     if found is None or not found[1]:
         return None
@@ -55,7 +55,7 @@ def host_name(authority: str) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether an address to listen on can only be reached from this machine."""
+    """Return whether an address to listen on can only be reached from this machine."""
     if host == "localhost":
         return True
     address = _address(host.removeprefix("[").removesuffix("]"))
@@ -63,12 +63,12 @@ def is_loopback(host: str) -> bool:
 
 
 def is_loopback_name(host: str) -> bool:
-    """Tell whether a browser takes a name or address for its own machine (RFC 6761 §6.3)."""
+    """Return whether a browser resolves a name or address to its own machine (RFC 6761 §6.3)."""
     return is_loopback(host) or host.endswith(".localhost")
 
 
 def _normal(host: str) -> str:
-    """Return one spelling for all of a host: no trailing dot or zone, IPv4 out of IPv6."""
+    """Return the normal form of a host: no trailing dot or zone, IPv4-mapped IPv6 as IPv4."""
     address = _address(host)
     return host.removesuffix(".") if address is None else str(address)
 
@@ -114,12 +114,12 @@ class Hosts:
             if len(authority) <= VERDICT_BYTES_MAX:
                 self._right.add(authority)
             return
-        # Depends on the connection, so it is not remembered.
+        # Depends on the connection, so it is not cached.
         if self._wildcard and name is not None and local is not None and name == _normal(local):
             return
         raise RequestError(
             421,
             "misdirected-host",
-            f"this server does not go by the name {text[:100]!r}: ask it by its address, or start it "
-            "with --allow-host NAME if that is its name",
+            f"{text[:100]!r} is not a name of this server: use its address, or start it "
+            "with --allow-host NAME if that name is correct",
         )

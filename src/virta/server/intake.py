@@ -32,7 +32,7 @@ from virta.hub.topics import META, STREAMS, is_reserved
 from virta.log.limits import KEY_BYTES_MAX
 from virta.streams import canonical_stream_id, parse_stream_id
 
-# Also what stands for binary mode, whatever the type of its body.
+# Also represents binary mode, whatever the type of the body.
 BINARY = b"application/json"
 STRUCTURED = b"application/cloudevents+json"
 BATCH = b"application/cloudevents-batch+json"
@@ -89,9 +89,9 @@ def check_channel(channel: str) -> None:
 
 def content_mode(head: dict[bytes, bytes]) -> tuple[bytes, bytes]:
     """
-    Return the content type's header (empty: there is none) and which of the three modes it asks for.
+    Return the Content-Type header (empty: there is none) and which of the three modes it selects.
 
-    Binary is what has `ce-` headers, or Thorium's one type for it, and no type of CloudEvents. What has
+    A request is binary if it has `ce-` headers, or Thorium's type for it, and no type of CloudEvents. One with
     neither is refused as Thorium refuses it (§4, 3 to 5).
     """
     content_type = head.get(b"content-type", b"")
@@ -101,7 +101,7 @@ def content_mode(head: dict[bytes, bytes]) -> tuple[bytes, bytes]:
         return BATCH, BATCH
     essence = content_type.split(b";", 1)[0].strip().lower()
     if essence in MODES:
-        # The very objects, so that callers can compare by identity.
+        # These exact objects, so that callers can compare by identity.
         return content_type, _SAME[essence]
     is_known = essence == BINARY or not BINARY_HEADERS.isdisjoint(head)
     if not is_known or essence.startswith(CLOUDEVENTS):
@@ -119,7 +119,7 @@ def content_mode(head: dict[bytes, bytes]) -> tuple[bytes, bytes]:
 
 
 def may_be_empty(content_type: bytes, mode: bytes) -> bool:
-    """Tell whether an empty body is an event without data: in binary mode, if it need not be JSON."""
+    """Return whether an empty body is an event without data: in binary mode, unless it must be JSON."""
     return mode is BINARY and body_kind(_text(content_type)) is not BodyKind.JSON
 
 
@@ -352,7 +352,7 @@ def _data(body: bytes, content_type: str) -> bytes:
 
 
 def _json_text(body: bytes) -> bytes:
-    """Return a body as JSON that everyone can read, on one line; RequestError when it is none."""
+    """Return a body as valid JSON on one line; raise RequestError if it is not JSON."""
     _check_utf8(body)
     try:
         msgspec.json.decode(body, type=msgspec.Raw)

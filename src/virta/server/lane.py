@@ -50,7 +50,7 @@ class QuickLane(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self.deadline = NEVER
         self.slot = OFF_WHEEL
-        self.cors = b""  # of the answer to the request whose head was read last
+        self.cors = b""  # CORS headers of the response to the request whose head was read last
         self.exchanges = ExchangeQueue(self.write, self.end)
         # The parser stands between two requests and this is still a connection for requests.
         self.between = True
@@ -60,7 +60,7 @@ class QuickLane(HttpToolsProtocol):
         # A publication with a known head whose body is not all there, and since when.
         self._held = b""
         self._held_since = 0.0
-        # Of the body that arrives.
+        # State of the body that is arriving.
         self.body_bytes = 0
 
     def parse(self, data: bytes) -> None:
@@ -75,7 +75,7 @@ class QuickLane(HttpToolsProtocol):
     def expired(self, now: float) -> None:
         raise NotImplementedError
 
-    def crowded_out(self) -> None:
+    def refuse_body(self) -> None:
         raise NotImplementedError
 
     def refuse(
@@ -87,7 +87,7 @@ class QuickLane(HttpToolsProtocol):
         raise NotImplementedError
 
     def enter(self, cors: bytes | None = None) -> Exchange:
-        """Give a request its place in line; on the quick way it comes from a program."""
+        """Queue a request in order of arrival; on the fast path it comes from a program."""
         exchange = Exchange(cors=self.service.door.cors if cors is None else cors)
         self.exchanges.add(exchange)
         return exchange
@@ -134,7 +134,7 @@ class QuickLane(HttpToolsProtocol):
             if self.deadline > deadline:
                 self.service.wheel.set(self, deadline)
 
-    def drop_held(self) -> None:
+    def drop_first_piece(self) -> None:
         """Forget the first piece of a publication, which will not be read."""
         self._held, self._held_since = b"", 0.0
 
@@ -150,28 +150,28 @@ class QuickLane(HttpToolsProtocol):
             self.quick = self.enter()
 
     def arrive_in_time(self, now: float) -> None:
-        """A request is arriving: limit its time, from its first byte, and its share of memory."""
+        """Limit the time of an arriving request, from its first byte, and its share of memory."""
         if self.body_bytes:
             self.service.unfinished.set(self, self.body_bytes)
         if self.deadline > now + self.service.body_s:
             self.service.wheel.set(self, now + self.service.body_s)
 
     def forget_body(self) -> None:
-        """The body that arrived is complete, refused or lost."""
+        """End the limits of a body that is complete, refused or lost."""
         if self.body_bytes:
             self.body_bytes = 0
             self.service.unfinished.drop(self)
 
     def release(self) -> None:
         """
-        Let go of everything that refers back to this connection, which is lost.
+        Drop every reference back to this connection, which is lost.
 
-        Without that it would wait for the cyclic collector, which seldom looks at what is some minutes old.
+        Otherwise it would stay in memory until a full garbage collection, which is rare.
         """
         self.service.wheel.remove(self)
         self.service.unfinished.drop(self)
         self.exchanges.close()
-        # Its publication is still written to the log; the answer has nowhere to go.
+        # Its publication is still written to the log; the response is dropped.
         self.quick = None
         self._held = self._arriving_head = self.head_bytes = b""
         self.between = False

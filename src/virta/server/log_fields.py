@@ -1,13 +1,13 @@
 """
 Fields of log lines that came through the standard library.
 
-Libraries log `logger.warning("append_failed code=%s: %s", code, reason)`: an event's name, fields, and what else there
-is to say. A line for programs has them as members of an object, not inside a text:
+Libraries log `logger.warning("append_failed code=%s: %s", code, reason)`: an event's name, fields, and a
+reason. A line for programs has them as members of an object, not inside a string:
 
     {"message": "append_failed", "code": "log_disk_full", "reason": "…"}
 
-The template of a record still has both apart, so they are taken from there. Lines of another shape (uvicorn's,
-asyncio's) stay as they are.
+The template of a record has names and values apart, so fields are read from it. Lines of another shape (uvicorn's,
+asyncio's) are not changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # An event's name has an underscore: the first word of a sentence has none.
 EVENT = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)+(?=[:\s]|$)")
-# `%%`, or a place for a value, with or without a name.
+# `%%`, or a placeholder for a value, with or without a name.
 PLACE = re.compile(r"%%|(?:\b([a-z_][a-z0-9_]*)=)?(%[-#0 +]*\d*(?:\.\d+)?[a-zA-Z])")
 REASON = "reason"
 # Members of every line, which a field must not replace.
@@ -31,7 +31,7 @@ TAKEN = frozenset({"event", "message", "level", "timestamp", "exception"})
 def spread_fields(
     _logger: object, _method: str, event_dict: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    """Turn the text of a foreign record into an event with fields: a processor of structlog."""
+    """Turn the text of a standard-library record into an event with fields; a structlog processor."""
     record: logging.LogRecord | None = event_dict.get("_record")
     arguments = event_dict.pop("positional_args", None) or ()
     if record is None or not isinstance(record.msg, str) or not isinstance(arguments, tuple):
@@ -46,9 +46,9 @@ def spread_fields(
 
 def read_line(template: str, arguments: tuple[object, ...]) -> tuple[str, dict[str, object]] | None:
     """
-    Give the event's name and its fields; None for a line of another shape.
+    Return the event's name and its fields; None for a line of another shape.
 
-    What stands in no field is the field `reason`. Numbers and texts stay what they are.
+    Text outside of fields becomes the field `reason`. Numbers and strings keep their types.
     """
     start = EVENT.match(template)
     if start is None:

@@ -33,7 +33,7 @@ JOURNAL_TOTALS = (
     ("acks", "Jobs that were done"),
     ("failures", "Attempts that failed"),
     ("lapses", "Attempts whose deadline passed"),
-    ("deaths", "Jobs that had their last attempt"),
+    ("deaths", "Jobs that became dead"),
 )
 CONTENT_TYPE = "text/plain; version=0.0.4"
 
@@ -147,7 +147,7 @@ class Metrics:
         yield refusals
 
     def _of_journal(self, server: JournalServer) -> Iterator[Metric]:
-        # The only label is a job's state: of domains there may be as many as there are hosts.
+        # The only label is a job's state: the number of domains is not bounded.
         node = server.node
         jobs, store, now = node.engine.jobs, node.engine.store, node.engine.clock()
         jobs.tick(now)
@@ -158,7 +158,7 @@ class Metrics:
         for name, text, value in (
             (
                 "oldest_ready_seconds",
-                "How long the oldest job that is ready has been",
+                "Time since the oldest ready job became ready",
                 jobs.oldest_ready(now) / 1e6,
             ),
             ("domains", "Domains with jobs or settings", len(jobs.schedule.domains)),

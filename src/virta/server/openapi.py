@@ -45,13 +45,13 @@ def body(kinds: dict[str, Schema]) -> Schema:
     }
 
 
-LOG_BUSY = "Another process keeps the log's write lock; nothing was kept; see `Retry-After`."
+LOG_BUSY = "Another process holds the log's write lock; nothing was written; see `Retry-After`."
 # What any route may answer, whatever it does.
 COMMON = {
     "400": refusal("The request cannot be understood; `code` says why."),
     "401": refusal("A token is needed, or the one sent is not known."),
     "403": refusal("The page's origin is not allowed, or the channel is the server's own."),
-    "421": refusal("The Host is no name of this server."),
+    "421": refusal("The Host is not a name of this server."),
     "500": refusal("The server failed; the request may be repeated."),
 }
 CHANNEL = parameter("name", "path", CHANNEL_NAME, "The channel, at most 1024 bytes.")
@@ -66,14 +66,14 @@ LAST_ID = parameter(
     "Last-Event-ID",
     "header",
     {"type": "string"},
-    "Continue behind this: a position, an offset, or an event's source and id as a frame has them.",
+    "Continue after this: a position, an offset, or an event's source and id as in a frame.",
     required=False,
 )
 LAST_ID_OPTION = parameter(
     "$last-event-id",
     "query",
     {"type": "string"},
-    "The same as `Last-Event-ID`, for who cannot set headers.",
+    "The same as `Last-Event-ID`, for clients that cannot set headers.",
     required=False,
 )
 POSITIONS = parameter(
@@ -245,7 +245,7 @@ def _filters() -> dict[str, Schema]:
                     "401": {"description": "A token is needed."},
                     "403": {"description": "The page's origin is not allowed."},
                     "404": {"description": "There are none."},
-                    "421": {"description": "The Host is no name of this server."},
+                    "421": {"description": "The Host is not a name of this server."},
                 },
             },
         },
@@ -300,7 +300,7 @@ def _subscriptions() -> dict[str, Schema]:
     asked = COMMON | {
         "202": answer("The sink has yet to consent, by callback.", ref("Subscription")),
         "413": refusal("The body is too large."),
-        "429": refusal("Too many sinks are being asked."),
+        "429": refusal("Too many handshakes with sinks are in progress."),
     }
 
     def confirm(operation: str) -> Schema:

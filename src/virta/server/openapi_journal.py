@@ -82,7 +82,7 @@ def _operation(
         "404": {"description": "There is no such thing.", "content": problem},
         "409": {"description": "What is stored is in the way.", "content": problem},
         "413": {"description": "Too large.", "content": problem | refusal},
-        "421": {"description": "The Host is no name of this server.", "content": refusal},
+        "421": {"description": "The Host is not a name of this server.", "content": refusal},
         "503": {"description": "Not now: the disk, or copies.", "content": problem},
         "507": {"description": "No room.", "content": problem},
     }

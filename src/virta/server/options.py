@@ -27,23 +27,23 @@ SWITCH = {"1": True, "0": False}
 
 
 class StreamOptions(NamedTuple):
-    """What a consumer asks for beside its query."""
+    """Options of a consumer, apart from its query."""
 
     query: bytes  # without the options
-    seen: Place | None  # where to continue, by what it saw last
-    positions: bool  # every id is to be a position
-    in_url: bool  # the URL says what was seen last
+    seen: Place | None  # what the consumer received last; the stream continues after it
+    positions: bool  # make every id a position
+    in_url: bool  # `seen` came from the URL
 
 
 def read_options(query: bytes, headers: dict[bytes, bytes]) -> StreamOptions:
     """
-    Take the options out of a query; the headers of the same meaning are read beside.
+    Read the options from a query and from the headers with the same meaning.
 
-    Of both ways to say what was seen last, the header counts: a browser repeats its URL and sends
-    the newer header by itself.
+    If the header and the URL both name the last event, the header wins: a browser repeats its URL and sends
+    the newer header automatically.
 
     Raises:
-        RequestError: 400 for an unknown option, or a value that it cannot have.
+        RequestError: 400 for an unknown option or an invalid value.
     """
     given: dict[str, str] = {}
     if b"$" in query or b"%24" in query:
@@ -56,7 +56,7 @@ def read_options(query: bytes, headers: dict[bytes, bytes]) -> StreamOptions:
                 raise RequestError(
                     400,
                     "unknown-option",
-                    f"{name!r} is no option: {known} are. For a member of the data of that name "
+                    f"{name!r} is not an option: {known} are. For a member of the data with that name "
                     f"write the path /{name}",
                 )
             if name in given:
@@ -73,9 +73,9 @@ def read_options(query: bytes, headers: dict[bytes, bytes]) -> StreamOptions:
 
 def take_parameters(query: bytes, is_taken: Callable[[bytes], bool]) -> tuple[list[bytes], bytes]:
     """
-    Split a query into the parameters that are taken and the query without them.
+    Split a query into the options and the query without them.
 
-    A part between semicolons that held nothing else goes as a whole: left empty, it would be a
+    A part between semicolons that contained only options is removed: left empty, it would be a
     query that everything satisfies.
     """
     taken: list[bytes] = []

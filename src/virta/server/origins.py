@@ -6,7 +6,7 @@ requests (GET, or POST with `text/plain`) without asking first. So the server re
 origins itself, for reading and writing, on every route and method. Programs send no `Origin` and no
 `Sec-Fetch-Site` and are not affected.
 
-    allow_origin   pages that may
+    allow_origin   allowed pages
     not given      own pages
     a list         the pages listed, and own ones
     `*`            any page
@@ -67,7 +67,7 @@ class Origins:
 
     def check(self, origin: bytes, host: bytes) -> None:
         """
-        Refuse a page that may not; `host` is the checked `Host` of the request.
+        Refuse a page that is not allowed; `host` is the checked `Host` of the request.
 
         Raises:
             RequestError: 403, with the flag that would allow it.
@@ -99,14 +99,14 @@ class Origins:
             )
 
     def _own(self, origin: str, host: str) -> bool:
-        """Tell whether a page comes from this server, or from the machine on which it is used."""
+        """Return whether a page comes from this server, or from the machine that runs the browser."""
         normal = _normal(origin)
         if normal is None:
             return False
         parts = urlsplit(normal)
         if parts.scheme not in DEFAULT_PORTS:
             return False
-        # Asked by a loopback name, the server is on the browser's machine, and so is the page.
+        # A loopback name means that server, browser and page are on one machine.
         here = self._local or is_loopback_name(host_name(host) or "")
         if here and is_loopback_name(parts.hostname or ""):
             return True

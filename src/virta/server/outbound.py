@@ -1,9 +1,9 @@
 """
-Requests to other servers: an event loop in a thread of its own, and names that are looked up once.
+Requests to other servers: an event loop in its own thread, and name lookups that are shared.
 
 HTTP clients take CPU time and their connections may hang at any byte; the thread keeps both away from
-the loop that serves. Nothing here waits for anybody else: each request has a deadline of its own, and a
-name server that does not answer holds up one host.
+the loop that serves. Requests do not wait for each other: each has its own deadline, and a
+name server that does not answer delays one host.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Lookups under way, each in a thread: the system's resolver may take half a minute, and cannot be stopped.
+# Running lookups, each in a thread: the system's resolver may take half a minute, and cannot be stopped.
 LOOKUPS_MAX = 64
 # Addresses of one host that are tried, one after the other.
 ADDRESSES_MAX = 4
@@ -35,7 +35,7 @@ STOP_S = 1.0
 
 
 class OutboundLoop:
-    """Runs coroutines in a thread of its own, which starts with the first one."""
+    """Runs coroutines in its own thread, which starts with the first one."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -46,7 +46,7 @@ class OutboundLoop:
         if self._loop is None:
             # A closed connection of asyncio's own loop refers to itself, and waits for the cyclic collector.
             self._loop = uvloop.new_event_loop()
-            # A daemon: a process that is to end does not wait for it.
+            # A daemon thread: the process does not wait for it at exit.
             self._thread = threading.Thread(
                 target=self._loop.run_forever, name="virta-outbound", daemon=True
             )
@@ -54,7 +54,7 @@ class OutboundLoop:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def stop(self) -> None:
-        """Cancel what runs, and end the thread. Blocks for `STOP_S` at most."""
+        """Cancel running requests and end the thread. Blocks for `STOP_S` at most."""
         loop, thread = self._loop, self._thread
         if loop is None or thread is None:
             return
@@ -76,10 +76,10 @@ async def _cancel_all() -> None:
 
 class Resolver:
     """
-    Finds the permitted addresses of hosts; one lookup a host at a time, whoever asks.
+    Finds the permitted addresses of hosts; concurrent lookups of one host share a result.
 
-    Callers connect to the addresses that they are given, never to the name: a second lookup could
-    give another address than the one that was checked.
+    Callers connect to the returned addresses, never to the name: a second lookup could
+    return another address than the one that was checked.
     """
 
     def __init__(self, rules: SinkRules) -> None:
@@ -88,7 +88,7 @@ class Resolver:
 
     async def addresses(self, host: str) -> list[str]:
         """
-        Return the addresses of a host that may be connected to, at least one.
+        Return the permitted addresses of a host, at least one.
 
         Raises:
             OSError: the name cannot be resolved now, or none of its addresses is permitted.
@@ -103,10 +103,10 @@ class Resolver:
 
     def _start(self, host: str) -> asyncio.Future[list[str]]:
         if len(self._running) >= LOOKUPS_MAX:
-            raise OSError(f"{LOOKUPS_MAX} names are being looked up: no more at a time")
+            raise OSError(f"{LOOKUPS_MAX} names are being looked up: that is the limit")
         loop = asyncio.get_running_loop()
         running: asyncio.Future[list[str]] = loop.create_future()
-        # Nobody may be waiting any more when it fails.
+        # It may fail after all its waiters were cancelled.
         running.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._running[host] = running
         threading.Thread(

@@ -73,13 +73,13 @@ def name_fault(channel: str) -> str:
 
 
 def form_decode(raw: bytes, *, code: str, **members: object) -> str:
-    """Decode `+` and `%XX`; a bad escape and what is no UTF-8 are refused."""
+    """Decode `+` and `%XX`; refuse a bad escape and bytes that are not UTF-8."""
     check_escapes(raw, code=code, **members)
     return check_text(raw.replace(b"+", b" "), code=code, **members)
 
 
 def check_text(raw: bytes, *, code: str, **members: object) -> str:
-    """Decode `%XX`; refuse what is no UTF-8, since two names that replace it would be one."""
+    """Decode `%XX`; refuse bytes that are not UTF-8: replacing them could make two names equal."""
     try:
         return unquote_to_bytes(raw).decode()
     except UnicodeDecodeError:
@@ -98,7 +98,7 @@ def parse_start(text: str) -> Place:
     """
     Read `earliest`, `latest`, an offset, an RFC 3339 time, a position, or an event's source and id.
 
-    The last two continue behind what was seen, the others begin with the record they name.
+    The last two continue after what was received, the others begin with the record they name.
     """
     if text in {"earliest", "latest"}:
         return text
@@ -116,7 +116,7 @@ def parse_start(text: str) -> Place:
         raise RequestError(
             400,
             "invalid-start",
-            f"{text!r} is no start: write earliest, latest, an offset, an RFC 3339 time, a position "
+            f"{text!r} is not a start: write earliest, latest, an offset, an RFC 3339 time, a position "
             "or the id of a frame",
         ) from None
 

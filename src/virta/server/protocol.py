@@ -26,7 +26,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 
 from virta.errors import FilterError, HubError, RequestError
 from virta.server import responses
-from virta.server.bodies import bad_length, check_encodings, crowded_out
+from virta.server.bodies import bad_length, check_encodings, too_many_unfinished
 from virta.server.cold import ColdLane
 from virta.server.door import ABSOLUTE
 from virta.server.exchange import Exchange, ExchangeQueue, with_lines
@@ -228,15 +228,15 @@ class HotProtocol(ColdLane):
         else:
             self.transport.close()
 
-    def crowded_out(self) -> None:
-        """Refuse the body that arrives: all unfinished ones together are too large."""
-        self.drop_held()  # read now, it would count again, and the next one would have to make room
+    def refuse_body(self) -> None:
+        """Refuse the arriving body, because all unfinished ones together are too large."""
+        self.drop_first_piece()  # read now, it would count again, and another body would be refused for it
         self.settle_quick()
         self._deaf = True
         self.between = False
-        error = crowded_out(self.service.unfinished)
+        error = too_many_unfinished(self.service.unfinished)
         if self.socket is not None:
-            self.socket.crowded_out(error.code)
+            self.socket.refuse_message(error.code)
         elif self.request is not None:
             self.request.refuse(error, close=True)
         else:
@@ -482,7 +482,7 @@ class HotProtocol(ColdLane):
         self.refuse_last(refusal)
 
     def refuse_last(self, error: RequestError) -> None:
-        """Refuse the request whose head was read last; the connection ends behind the answer."""
+        """Refuse the request whose head was read last; the connection ends after the response."""
         self.service.count_refusal(error)
         more = MORE_HEADERS.get(error.status, b"")
         response = self.service.responder.refused(error, close=True, more=more)

@@ -67,7 +67,7 @@ RUN_BYTES_MAX = 8 * 1024 * 1024
 # Milliseconds in which a body was read and its JSON parsed.
 Times = tuple[int, int]
 NO_TIMES = (0, 0)
-# Who waits for an answer, its times, and what it sent.
+# The connection that waits for a response, its times, and what it sent.
 Waiting = tuple["QuickLane", Times, "Delivery | Parcel | list[Delivery]"]
 
 

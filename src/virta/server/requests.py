@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from virta.server.protocol import HotProtocol
 
 WRITING = frozenset({b"POST", b"PUT"})
-# `origin`: the answer to a page differs from that to a program.
+# `origin`: the response to a page differs from that to a program.
 LONG_WAY = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"origin"})
 # Paths repeat: a publisher sends to few channels.
 PATH_CACHE_MAX = 4096
@@ -141,7 +141,7 @@ class HotRequest(Exchange):
     def refuse(self, error: RequestError, *, close: bool) -> None:
         shut = close or self.is_last
         more = responses.timings(self._read_ms, self._parse_ms)
-        self._body = b""  # the answer may have to wait for its turn
+        self._body = b""  # the response may have to wait for earlier ones
         self.protocol.refuse(self, error, close=shut, more=more)
         if close:
             self.protocol.request = None
@@ -153,7 +153,7 @@ class HotRequest(Exchange):
 
     def check_length(self, *, empty: bool = False) -> None:
         """
-        Refuse a length that cannot be; a chunked body has none and is counted instead.
+        Refuse an invalid length; a chunked body has none and is counted instead.
 
         `empty` allows a length of 0.
         """

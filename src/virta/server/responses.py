@@ -54,7 +54,7 @@ def empty(status: int, *, close: bool = True) -> bytes:
 
 
 def preflight(requested_headers: bytes, *, close: bool) -> bytes:
-    """Answer OPTIONS: an allowed page may use everything the server offers."""
+    """Return the response to a preflight: an allowed page may use every method and header."""
     allowed = requested_headers or b"Authorization, Content-Type, Last-Event-ID, Virta-Positions"
     return (
         b"%b%b%bAccess-Control-Allow-Methods: %b\r\nAccess-Control-Allow-Headers: %b\r\nAccess-Control-Max-Age: %d\r\n\r\n"
@@ -94,7 +94,7 @@ def timings(read_ms: int, parse_ms: int = -1) -> bytes:
 
 
 def placed(offset: int | None, *, repeat: bool) -> bytes:
-    """Make the headers that say where a publication stands, each behind a line end."""
+    """Make the headers with the offset of a publication, each preceded by a line end."""
     line = b"" if offset is None else b"\r\nVirta-Offset: %d" % offset
     return line + b"\r\nVirta-Duplicate: true" if repeat else line
 
@@ -112,7 +112,7 @@ class Responder:
             f"Content-Type: {JSON_TYPE}\r\nce-specversion: 1.0\r\nce-datacontenttype: {JSON_TYPE}\r\n"
             f"ce-type: {RESPONSE_TYPE}\r\nce-source: {header_safe(source_name)}\r\n"
         ).encode()
-        # `cors` is what every answer carries: other answers get it from their exchange.
+        # `cors` is for every response made here; other responses get it from their exchange.
         self._accepted = (
             status_line(202)
             + COMMON
@@ -123,13 +123,13 @@ class Responder:
         self._quickly_accepted = with_lines(self._accepted, cors)
 
     def accepted(self, read_ms: int, parse_ms: int, encode_ms: int, place: bytes) -> bytes:
-        """The 202 of a publication; `place` is what `placed` gave."""
+        """Return the 202 of a publication; `place` is the result of `placed`."""
         number = self.numbers(1)
         tail = self.accepted_tail(read_ms, parse_ms, encode_ms)
         return b"%b%08x%b%b" % (self._head(self._accepted), number & 0xFFFFFFFF, place, tail)
 
     def accepted_head(self) -> bytes:
-        """A 202 of the quick way up to the number of the answer, in 8 hexadecimal digits."""
+        """Return a 202 of the fast path up to the number of the response, which has 8 hexadecimal digits."""
         return self._head(self._quickly_accepted)
 
     def _head(self, fixed: bytes) -> bytes:

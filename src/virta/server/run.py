@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 BACKLOG = 4096
 # The thread that has just synced the log waits at most this long for a busy event loop.
 SWITCH_S = 0.0005
-# Allocations before the collector looks at young objects, then how rarely it looks at older ones. A closed connection
-# needs no collector; what libraries leave in cycles does, and reaches the oldest generation under load. The interpreter
-# itself puts a full collection off until a quarter of all old objects is new, so thousands of consumers cost no more
+# Allocations before the collector runs on young objects, then how rarely it runs on older ones. A closed connection
+# needs no collector; cycles that libraries leave do, and reach the oldest generation under load. The interpreter
+# itself delays a full collection until a quarter of all old objects is new, so thousands of consumers cost no more
 # of them: 0.1 µs an object, 15 objects a consumer.
 COLLECTOR = (20_000, 20, 10)
-# Unanswered keepalive probes after which a peer is gone: together they take as long as the silence before them.
+# Unanswered keepalive probes after which a connection is closed: together they take as long as the silence before.
 KEEPALIVE_PROBES = 4
 LEVELS = {"trace": 10, "debug": 10, "info": 20, "warn": 30, "error": 40}
 
@@ -65,10 +65,6 @@ def run(config: Config) -> None:
     gc.set_threshold(*COLLECTOR)
     listener = _bind(config.host, config.server_port)
     notice_dead_peers(listener, config.tcp_keepalive_ms, config.tcp_user_timeout_ms)
-    if os.geteuid() == 0:
-        structlog.get_logger("virta.server").warning(
-            "running_as_root", advice="run it as a user of its own: nothing here needs root"
-        )
     try:
         uvloop.run(serve(config, listener))
     finally:
@@ -82,6 +78,7 @@ async def serve(config: Config, listener: socket.socket) -> None:
     shown = f"[{host}]" if ":" in host else host
     url = f"{scheme}://{shown}:{port}"
     _greet(url, config.data_dir)
+    _warn_of_root()
     service = Service(config)
     await service.start()
     members = {"service": service, "way": QuickWay(service)}
@@ -119,12 +116,19 @@ async def serve(config: Config, listener: socket.socket) -> None:
 
 
 def _greet(url: str, data_dir: str) -> None:
-    """Tell a person the address before any log line; what a program reads stays as it is."""
+    """Print the address for a person before any log line; output for programs does not change."""
     if sys.stdout.isatty():
         lines = LogLines(sys.stdout)
         lines.write(f"Virta at {url} (Ctrl-C stops it)\n")
         lines.write(f"Data in {os.path.abspath(data_dir)}\n")
         lines.flush()
+
+
+def _warn_of_root() -> None:
+    if os.geteuid() == 0:
+        structlog.get_logger("virta.server").warning(
+            "running_as_root", advice="run the server as its own user: it does not need root"
+        )
 
 
 class _Server(uvicorn.Server):
@@ -190,7 +194,7 @@ class LogLines(io.TextIOBase):
 def configure_logging(level: str) -> None:
     """One line per event on standard output: for people on a terminal, JSON otherwise."""
     renderer: Any = (
-        structlog.dev.ConsoleRenderer()
+        structlog.dev.ConsoleRenderer(event_key="message")
         if sys.stdout.isatty()
         else structlog.processors.JSONRenderer()
     )
@@ -217,7 +221,7 @@ def configure_logging(level: str) -> None:
         )
     )
     logging.basicConfig(level=LEVELS[level], handlers=[handler])
-    # httpx would tell the whole address of a sink, which may hold a key.
+    # httpx would log the whole address of a sink, which may contain a key.
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "websockets", "httpx", "httpcore"):
         logging.getLogger(name).setLevel(max(LEVELS[level], logging.WARNING))
 
@@ -240,7 +244,7 @@ def notice_dead_peers(
     listener: socket.socket, keepalive_ms: int | None, user_timeout_ms: int | None
 ) -> None:
     """
-    Let the kernel end connections whose peer is gone without a word (power, cable, a firewall that forgot).
+    Let the kernel end connections whose peer vanished without closing (power, cable, a firewall timeout).
 
     Linux: accepted sockets inherit these options from the listener.
     """

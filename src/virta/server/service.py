@@ -139,7 +139,7 @@ class Service:
         self.ready = True
 
     def drain(self) -> None:
-        """Begin to end: take nothing new, and give what is under way until the drain's deadline."""
+        """Begin to drain: accept nothing new, and give running requests until the drain's deadline."""
         self.draining = True
         self._drain_until = time.monotonic() + self.config.drain_timeout_ms / 1000
         self.pipelines.stop_soon()
@@ -239,7 +239,7 @@ class Service:
 
 
 def _own_hosts(config: Config) -> list[str]:
-    """Names the server has by other settings: where webhooks call back."""
+    """Return names of the server from other settings: the host of the webhook callback."""
     name = host_name(urlsplit(config.webhook_callback_url or "").netloc)
     return [name] if name else []
 
@@ -249,7 +249,7 @@ def _lock_directory(data_dir: str, mode: int) -> int:
     path = os.path.join(data_dir, LOCK_NAME)
     try:
         files.make_directory(data_dir, mode)
-        handle = files.open_file(path, os.O_CREAT | os.O_RDWR)
+        handle = files.open_lock(path)
         for name in (LOG_NAME, REGISTRY_NAME):
             files.make_inside(os.path.join(data_dir, name))
     except OSError as error:

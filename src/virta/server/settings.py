@@ -92,7 +92,7 @@ SETTINGS: tuple[Setting, ...] = (
         65535,
         "TCP port of HTTP and WebSocket; 0 takes a free one.",
         thorium=True,
-        # No variable: Kubernetes sets VIRTA_PORT, to an address, beside a service called virta.
+        # Not a variable: Kubernetes sets VIRTA_PORT to an address for a service called virta.
         also=("port",),
         variables=("SUBTUB_BIND_PORT",),
     ),
@@ -115,7 +115,7 @@ SETTINGS: tuple[Setting, ...] = (
         kind=str,
         default="0700",
         choices=("0700", "0750", "0770"),
-        help="Mode of a data directory that the server makes: 0750 lets its group read, 0770 write too.",
+        help="Mode of a data directory that the server creates: 0750 lets its group read, 0770 write too.",
     ),
     Setting(
         name="durability",
@@ -146,7 +146,7 @@ SETTINGS: tuple[Setting, ...] = (
         default=None,
         many=True,
         form="self, *, null, or origins such as https://app.example.com",
-        help="Web pages that may use the server beside own ones (repeatable): origins, self or *.",
+        help="Web pages that may use the server besides its own (repeatable): origins, self or *.",
     ),
     Setting(
         name="allow_host",
@@ -154,19 +154,19 @@ SETTINGS: tuple[Setting, ...] = (
         default=None,
         many=True,
         form="host names or addresses without a port, or *",
-        help="Names of this server beside loopback and --host (repeatable); * takes any Host.",
+        help="Names of this server besides loopback and --host (repeatable); * allows any Host.",
     ),
     Setting(
         name="thorium_compatible",
         kind=bool,
         default=False,
-        help="Send Thorium's `Access-Control-Allow-Origin: *` with every answer.",
+        help="Send Thorium's `Access-Control-Allow-Origin: *` with every response.",
     ),
     Setting(
         name="percent_decode_headers",
         kind=bool,
         default=True,
-        help="Percent-decode ce- headers, as CloudEvents asks; off leaves them as Thorium does.",
+        help="Percent-decode ce- headers, as CloudEvents requires; off leaves them as Thorium does.",
     ),
     Setting(
         name="source_name",
@@ -221,7 +221,7 @@ SETTINGS: tuple[Setting, ...] = (
         128 * MEBIBYTE,
         MEBIBYTE,
         1024 * 1024 * MEBIBYTE,
-        "Bytes of bodies that are still arriving, over all connections; beyond it the oldest gets 503.",
+        "Bytes of bodies that are still arriving, over all connections; above it the oldest gets 503.",
     ),
     _number(
         "max_idempotency_keys",
@@ -302,7 +302,7 @@ SETTINGS: tuple[Setting, ...] = (
         60_000,
         1000,
         32_767_000,
-        "Silence after which the kernel asks whether a peer is still there; none never asks.",
+        "Silence after which the kernel probes a peer; none never probes.",
         optional=True,
     ),
     _number(
@@ -310,7 +310,7 @@ SETTINGS: tuple[Setting, ...] = (
         300_000,
         1000,
         INT_MAX,
-        "A connection whose peer acknowledges nothing for this long is lost; none leaves it to the kernel.",
+        "A connection whose peer acknowledges nothing for this long is closed; none leaves it to the kernel.",
         optional=True,
     ),
     _number("max_request_line_bytes", 4096, 256, MEBIBYTE, "Longest request line, else 414."),
@@ -327,7 +327,7 @@ SETTINGS: tuple[Setting, ...] = (
         default=None,
         many=True,
         form="networks such as 10.0.0.0/8, addresses or host names",
-        help="Where webhooks may be beside public addresses (repeatable): CIDR networks or hosts.",
+        help="Allowed sinks of webhooks besides public addresses (repeatable): CIDR networks or hosts.",
     ),
     Setting(
         name="webhook_callback_url",
@@ -346,7 +346,7 @@ SETTINGS: tuple[Setting, ...] = (
     _number(
         "webhook_attempts", 8, 1, 100, "Attempts to deliver an event before it is a dead letter."
     ),
-    _number("webhook_timeout_ms", 10_000, 100, 600_000, "Time a webhook has for its whole answer."),
+    _number("webhook_timeout_ms", 10_000, 100, 600_000, "Time for a webhook's whole response."),
     _number("webhook_backoff_ms", 1000, 1, 3_600_000, "First wait between attempts; it doubles."),
     _number(
         "drain_timeout_ms",

@@ -1,11 +1,11 @@
 """
-Talking to a webhook: one HTTP request at a time, on a connection that is kept.
+Requests to a webhook: one HTTP request at a time, on a connection that is kept open.
 
 Follows "HTTP 1.1 Web Hooks for Event Delivery" (CloudEvents): the validation handshake before the
 first delivery, and what each answer to a delivery means.
 
-A request and its answer have one deadline together, from the lookup of the name to the last byte of the
-body, so a sink that sends a byte now and then is as late as one that sends none. The name is resolved
+A request and its response share one deadline, from the lookup of the name to the last byte of the
+body, so a sink that sends a byte now and then times out like one that sends none. The name is resolved
 once for a connection, and the address that was checked (`virta.server.addresses`) is the one connected
 to. Redirects are not followed.
 """
@@ -37,9 +37,9 @@ ANSWER_BYTES_MAX = 65536
 RETRY_AFTER_S_MAX = 3600.0
 # An idle connection is closed after this; a name is looked up again after this.
 KEPT_S = 60.0
-# What keeps a request from being sent or answered.
+# Errors of a request that could not be sent or was not answered.
 FAILURES = (OSError, httpx.HTTPError, httpx.InvalidURL, UnicodeError)
-# What using a connection that the sink has just closed looks like.
+# Errors of a request on a connection that the sink has just closed.
 CLOSED = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 USER_AGENT = "virta"
 USERINFO = re.compile(r"^([^/?#]*//)[^/?#]*@")
@@ -71,7 +71,7 @@ class Permission:
 
     granted: bool
     rate: int | None = None
-    refusal: str = ""  # why not, for the server's own log: subscribers are not told
+    refusal: str = ""  # the reason, for the server's own log only: subscribers must not learn it
 
 
 class Sink:
@@ -99,7 +99,7 @@ class Sink:
         self._method = method
         self._resolver = resolver
         self._transport: httpx.AsyncHTTPTransport | None = None
-        self._kept_until = 0.0  # when a connection that has answered is too old to be used again
+        self._kept_until = 0.0  # when a kept connection is too old to be used again
         self._addresses: list[str] = []
         self._resolved_at = 0.0
 
@@ -110,7 +110,7 @@ class Sink:
             await transport.aclose()
 
     async def validate(self, callback: str | None) -> Permission:
-        """Ask whether this server may send, now or by a later call of `callback` (§4)."""
+        """Request the sink's consent, given now or by a later call of `callback` (§4)."""
         asked = {"Content-Length": "0"}
         if callback is not None:
             asked["WebHook-Request-Callback"] = callback
@@ -126,7 +126,7 @@ class Sink:
             return Permission(granted=False)
         origins = {name.strip() for name in allowed.split(",")}
         if status >= 300 or not {self._origin, "*"} & origins:
-            refusal = f"the sink answered {status} and allows {allowed or 'nobody'}"
+            refusal = f"the sink answered {status} and allows {allowed or 'no origin'}"
             return Permission(granted=False, refusal=refusal)
         return Permission(granted=True, rate=read_rate(headers.get("webhook-allowed-rate")))
 
@@ -148,13 +148,13 @@ class Sink:
 
     def _reason(self, error: Exception) -> str:
         if isinstance(error, TimeoutError):
-            return f"no whole answer within {self._deadline_s:g} s"
+            return f"no complete response within {self._deadline_s:g} s"
         return str(error) or type(error).__name__
 
     async def _exchange(
         self, method: str, body: bytes, headers: dict[str, str]
     ) -> tuple[int, httpx.Headers]:
-        """Send a request and read its whole answer before the deadline; else the connection is closed."""
+        """Send a request and read its whole response before the deadline; else close the connection."""
         sent = self._headers | headers
         whole = False
         try:
@@ -201,7 +201,7 @@ class Sink:
     async def _at(
         self, address: str, method: str, body: bytes, headers: dict[str, str]
     ) -> tuple[int, httpx.Headers, bool]:
-        """Ask at one address; the last value tells whether the connection can be used again."""
+        """Send a request to one address; the last value is whether the connection can be used again."""
         if self._transport is None:
             self._transport = _new_transport()
         if self._at_url.host != address:
@@ -248,8 +248,8 @@ def read_sink(url: str) -> httpx.URL:
     except (ValueError, httpx.InvalidURL) as error:
         raise HubError(f"sink {url!r}: {error}", code="invalid-sink") from None
     if parts.scheme not in {"http", "https"} or not read.host or port == 0:
-        raise HubError(f"sink {url!r} is no http or https address", code="invalid-sink")
-    # What stands before an `@` was never sent.
+        raise HubError(f"sink {url!r} is not an http or https address", code="invalid-sink")
+    # The part before an `@` was never sent.
     return read.copy_with(username=None, password=None, fragment=None)
 
 

@@ -3,9 +3,9 @@ A consumer over server-sent events: a connection that a GET has turned into a su
 
     begin ──► head, connect ──► [gap] ──► [replay] ──► attached: events as they come, pings in silence
 
-Every frame's `id` is a place from which the consumer can go on without losing anything: that of an
-event names the event or the position behind it, all others are positions up to which everything was
-written to this consumer. Frames that cannot say that (`overflow`, an end with events waiting) have none.
+Every frame's `id` is a place from which the consumer can resume without loss: that of an
+event names the event or the position after it, all others are positions up to which everything was
+written to this consumer. Frames without such a place (`overflow`, an end with pending events) have none.
 
 The consumer's bytes come ready-made from the hub; here they only meet the transport. When it is full
 the subscription waits and its policy decides (`virta.hub.subscription`).
@@ -208,7 +208,7 @@ class SseConsumer:
             service.filter_streams.setdefault(id_, set()).add(self)
         if self._start is None:
             self._connect(head + framing, service.hub.position_text(service.hub.position))
-        else:  # `connect` says where, once that is found
+        else:  # `connect` follows once the start is found
             self.write(head + framing)
             self._replay = asyncio.ensure_future(self._catch_up(self._start))
         if any(service.registry.get(id_) is None for id_ in self._filter_ids):
@@ -216,7 +216,7 @@ class SseConsumer:
         service.wheel.set(self._protocol, subscription.written_at + service.ping_s)
 
     def _connect(self, head: bytes, position: str) -> None:
-        """Write `connect`, from which on the consumer loses nothing."""
+        """Write `connect`, whose id is the first place to resume from."""
         subscription = self.subscription
         data = {"timestamp": timestamp_text(now_microseconds()), "clientID": subscription.id}
         self.write(head + self._framed(named_frame("connect", data, id_=position)))
@@ -255,7 +255,7 @@ class SseConsumer:
 
     def gone(self) -> None:
         """The connection is lost."""
-        # A task refers to what it works on, and so does whatever its wait has to say.
+        # A task refers to its subject, and so does the exception of its wait.
         replay, self._replay, self._room = self._replay, None, None
         if replay is not None:
             replay.cancel()
@@ -289,7 +289,7 @@ class SseConsumer:
         if self.subscription.overdue(now):
             self.end(f"nothing was taken for {self.subscription.policy.seconds_max} s")
             return
-        if not self._announced:  # its start is still being looked for: `connect` comes first
+        if not self._announced:  # the search for the start is still running: `connect` comes first
             self.subscription.written_at = now
         if (
             self.subscription.blocked_since is None
@@ -323,17 +323,17 @@ class SseConsumer:
             self.finish("internal-failure")
 
     def _begin_at(self, start: Start) -> None:
-        """Write `connect`, and what is missing before the start."""
+        """Write `connect`, and a gap if records before the start are missing."""
         self.subscription.reached = start.offset
         if start.gap is None:
             self._connect(b"", self._service.hub.position_text(start.offset))
         else:
-            # Who gets this far and no further has to be told of the gap the next time.
+            # A consumer that is cut off here has to get the gap when it resumes.
             self._connect(b"", start.again)
             self._tell_gap(start.gap, start.offset)
 
     def _position(self) -> str | None:
-        """Return the position up to which everything was written; None while something waits."""
+        """Return the position up to which everything was written; None while events are pending."""
         subscription = self.subscription
         if subscription.blocked_since is not None or not self._announced:
             return None

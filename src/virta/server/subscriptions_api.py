@@ -88,7 +88,7 @@ class SubscriptionsApi:
         return self._json(hook.status(), 202 if hook.consent.pending else 200)
 
     def _known(self, id_: str) -> dict[str, Any]:
-        """Return the description of a subscription, empty when there is none."""
+        """Return the description of a subscription, empty if there is none."""
         hook = self._service.webhooks.hooks.get(id_)
         return hook.description if hook is not None else {}
 
@@ -102,7 +102,7 @@ class SubscriptionsApi:
             reason = found.gap["reason"]
             if reason != "trimmed":  # else it would silently start at the present end
                 raise RequestError(
-                    400, "invalid-start", f"the log has no place {start.text!r}: {reason}"
+                    400, "invalid-start", f"{start.text!r} is not in the log: {reason}"
                 )
         return found.offset
 
@@ -154,9 +154,9 @@ class SubscriptionsApi:
 
 def _checked(body: Any, old: dict[str, Any] | None = None) -> dict[str, Any]:
     """
-    The shape of a subscription; what its filters mean is checked when they are parsed.
+    Check the shape of a subscription; its filters are checked when they are parsed.
 
-    `old` is the description that it replaces, whose secrets it may keep.
+    `old` is the description that it replaces; `true` keeps a secret of it.
     """
     if not isinstance(body, dict):
         raise _invalid("the body is a JSON object")
@@ -194,9 +194,9 @@ def _checked(body: Any, old: dict[str, Any] | None = None) -> dict[str, Any]:
 
 def _with_kept_headers(body: dict[str, Any], old: dict[str, Any]) -> Any:
     """
-    Return the settings with the values of headers that stay as they are, which are given as `true`.
+    Return the settings, with the old value of each header that is given as `true`.
 
-    That is how they are shown. They stay only for a sink on the same server: whoever may change a
+    That is how values are shown. They are kept only for a sink on the same server: a client that may change a
     subscription must not have its secrets sent somewhere else.
     """
     settings = body.get("protocolsettings", {})
@@ -206,11 +206,9 @@ def _with_kept_headers(body: dict[str, Any], old: dict[str, Any]) -> Any:
     known = old.get("protocolsettings", {}).get("headers", {})
     missing = [name for name, value in headers.items() if value is True and name not in known]
     if missing:
-        raise _invalid(f"header {missing[0]!r} is true, but has no value that could stay: give one")
+        raise _invalid(f"header {missing[0]!r} is true, but has no old value to keep: give a value")
     if _server(body["sink"]) != _server(old["sink"]):
-        raise _invalid(
-            "headers that are true stay only for the same server: give their values again"
-        )
+        raise _invalid("header values are kept only for a sink on the same server: give them again")
     return settings | {
         "headers": {
             name: known[name] if value is True else value for name, value in headers.items()

@@ -1,11 +1,11 @@
 """
-One subscription at work: it follows the log at its own pace and delivers to its sink.
+One active subscription: it follows the log at its own pace and delivers to its sink.
 
-Events go out in the order of the log, one at a time, at least once: the place a subscription has
-reached is kept, and a restart repeats at most what was delivered since. An event that is not taken is
-tried again with growing pauses; after the last attempt, or when the sink refuses it for good, it goes
+Events are sent in the order of the log, one at a time, at least once: the offset a subscription has
+reached is stored, and a restart repeats at most what was delivered since. An event that is not accepted is
+retried with growing pauses; after the last attempt, or when the sink refuses it permanently, it goes
 to the dead letters (`$virta/dead-letters`) and the next one follows. A sink that answers 410 gets
-nothing any more, one that has not consented yet (`virta.server.consent`) nothing so far.
+nothing more, and one that has not consented yet (`virta.server.consent`) gets nothing before it does.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from virta.server.service import Service
 
 BACKOFF_S_MAX = 300.0
-# After a failure of the server's own, delivery goes on after this.
+# Pause after an internal failure, before delivery continues.
 FAILED_S = 1.0
-# A place in the log is kept after so many events, and whenever there is nothing to do.
+# The offset is stored after this many events, and whenever there is nothing to do.
 CURSOR_EVENTS = 100
 DEAD_LETTER_TYPE = "virta.webhook.dead-letter"
 PENDING, ACTIVE, GONE, EXPIRED = "pending", "active", "gone", "expired"
 
 
 class Webhook:
-    """One subscription at work."""
+    """One active subscription."""
 
     def __init__(
         self,
@@ -66,9 +66,9 @@ class Webhook:
         self.filter = build_filter(description)
         self._sink = self.new_sink(service.webhooks.resolver)
         self._granted = asyncio.Event()
-        self._asked_at = 0.0  # when the sink was last asked anything, by the loop's clock
+        self._asked_at = 0.0  # when the last request was sent, by the loop's clock
         self._kept = cursor
-        self.dropped = False  # nobody goes on where it ends
+        self.dropped = False  # deleted, not replaced: its offset need not be stored
         self.task: asyncio.Task[None] | None = None
         self._request: Future[Answer] | None = None  # the last one
 
@@ -91,7 +91,7 @@ class Webhook:
         )
 
     def grant(self, rate: int | None) -> None:
-        """The sink consents."""
+        """Record the sink's consent."""
         self.consent = self.consent.granted(rate)
         if self.state == PENDING:
             self.state = ACTIVE
@@ -115,7 +115,7 @@ class Webhook:
         return without_secrets(self.description) | {"id": self.id, "status": status}
 
     async def run(self, executor: ThreadPoolExecutor) -> None:
-        """Follow the log until the sink is gone, its consent is not given, or the task is cancelled."""
+        """Follow the log until the sink answers 410, does not consent in time, or the task is cancelled."""
         service = self._service
         try:
             await self._consented()
@@ -135,22 +135,22 @@ class Webhook:
             self._close_sink()
 
     def _close_sink(self) -> None:
-        if self._request is not None:  # else there never was a connection
+        if self._request is not None:  # else no connection was ever opened
             self._service.webhooks.outbound.submit(self._sink.close())
 
     async def _consented(self) -> None:
-        """Wait for the callback, as long as it may take."""
+        """Wait for the callback until its deadline."""
         if self.consent.expires is None:
             return
         try:
             async with asyncio.timeout(max(0.0, self.consent.expires - time.time())):
                 await self._granted.wait()
         except TimeoutError:
-            if self.consent.pending:  # else it came in the last moment, and was told that it counts
+            if self.consent.pending:  # else it arrived just before the deadline and was accepted
                 self.state = EXPIRED
 
     async def _round(self, executor: ThreadPoolExecutor) -> None:
-        """Deliver what stands between the cursor and the end, then wait for more."""
+        """Deliver the events between the cursor and the end, then wait for more."""
         service = self._service
         loop = asyncio.get_running_loop()
         end = service.hub.position
@@ -196,7 +196,7 @@ class Webhook:
         await self._bury(delivery, attempt)
 
     async def _send(self, delivery: Delivery) -> Answer:
-        """One request; not before the allowed rate lets the next one go."""
+        """Send one request, once the allowed rate permits it."""
         loop = asyncio.get_running_loop()
         if self.consent.rate is not None:
             due = self._asked_at + 60.0 / self.consent.rate
@@ -207,8 +207,8 @@ class Webhook:
         try:
             return await asyncio.shield(asyncio.wrap_future(request))
         except asyncio.CancelledError:
-            # What the sink takes now must not be sent again after a restart or by a replacement. So its
-            # answer is awaited, until the request's deadline or a second cancellation.
+            # An event that the sink accepts now must not be sent again after a restart or by a replacement. So its
+            # response is awaited, until the request's deadline or a second cancellation.
             try:
                 if not self.dropped:
                     answer = await asyncio.wrap_future(request)
@@ -219,7 +219,7 @@ class Webhook:
             raise
 
     async def _bury(self, delivery: Delivery, attempts: int) -> None:
-        """Keep an event nobody would take, with what is known about it, before going on."""
+        """Store an event that was not accepted as a dead letter, before the next one."""
         self.dead += 1
         now = timestamp_text(now_microseconds())
         source = self._service.config.source_name
@@ -262,7 +262,7 @@ class Webhook:
 
 def without_secrets(description: dict[str, Any]) -> dict[str, Any]:
     """
-    Return a description that may be shown: headers keep their names, and `true` for a value.
+    Return a description without secrets: headers keep their names, and have `true` as value.
 
     Older subscriptions may have a password in the address of their sink.
     """
@@ -275,7 +275,7 @@ def without_secrets(description: dict[str, Any]) -> dict[str, Any]:
 
 
 def build_filter(description: dict[str, Any]) -> Filter:
-    """One filter of everything a subscription asks for; raises FilterError."""
+    """Combine all conditions of a subscription into one filter; raises FilterError."""
     filters = list(description.get("filters", []))
     if description.get("types"):
         filters.append({"any": [{"exact": {"type": name}} for name in description["types"]]})

@@ -1,9 +1,9 @@
 """
-All subscriptions with a sink: asking sinks for their consent, starting, replacing and ending them.
+All subscriptions with a sink: handshakes with sinks, and starting, replacing and ending subscriptions.
 
 Sinks do not wait for each other: each subscription (`virta.server.webhook_delivery`) has one request
-under way at most, on a connection of its own, and each request has a deadline (`virta.server.sinks`).
-Handshakes have limits of their own, so that they never wait behind deliveries.
+at a time, on its own connection, and each request has a deadline (`virta.server.sinks`).
+Handshakes have their own limits, so that they never wait for deliveries.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ T = TypeVar("T")
 WEBHOOKS_MAX = 1000
 # Of them, how many may be waiting for consent: anybody's address can be made to wait.
 PENDING_MAX = 100
-# Handshakes under way, and those with one host: no sink can keep the others from being asked.
+# Concurrent handshakes, in total and with one host: no host can block handshakes with others.
 HANDSHAKES_MAX = 64
 HANDSHAKES_PER_HOST_MAX = 4
 # Threads that read the log for deliveries; nothing in them waits for a sink.
 READERS_MAX = 4
-# After the drain's deadline, requests that are cancelled have this long to end.
+# After the drain's deadline, cancelled requests have this long to end.
 CANCEL_S = 1.0
 
 
@@ -52,7 +52,7 @@ class Webhooks:
         self.resolver = Resolver(rules)
         # Handshakes do not wait for lookups of deliveries.
         self._handshake_resolver = Resolver(rules)
-        self._handshakes: Counter[str] = Counter()  # under way, by host
+        self._handshakes: Counter[str] = Counter()  # running, by host
         # One thread: what is written about a subscription stands in the order in which it was decided.
         self._records = ThreadPoolExecutor(1, thread_name_prefix="virta-registry")
         # Whose sinks are being asked right now: one may call back before it answers.
@@ -68,14 +68,14 @@ class Webhooks:
             try:
                 hook = Webhook(self._service, id_, description, cursor, consent)
             except HubError as error:
-                # Its record stays; the others are not to suffer from it. The message is not logged: it
-                # quotes the address, which may hold a password.
+                # Its record stays, and the other subscriptions start. The message is not logged: it
+                # quotes the address, which may contain a password.
                 self._service.logger.warning("webhook_unusable", id=id_, code=error.code)
             else:
                 self._run(hook)
 
     def stop_soon(self) -> list[asyncio.Task[None]]:
-        """Send nothing more; requests under way go on. Returns what is still to end."""
+        """Stop sending; running requests continue. Return the tasks that have not ended."""
         tasks = [hook.task for hook in self.hooks.values() if hook.task is not None]
         for task in tasks:
             if not task.cancelling():  # a second time would end the wait for its last answer
@@ -83,7 +83,7 @@ class Webhooks:
         return tasks
 
     async def stop(self, wait_s: float = 0.0) -> None:
-        """End everything; requests under way may take `wait_s`, then they are cut off."""
+        """End everything; running requests may take `wait_s`, then they are cancelled."""
         tasks = self.stop_soon()
         for limit_s in (wait_s, CANCEL_S):
             running = [task for task in tasks if not task.done()]
@@ -187,7 +187,7 @@ class Webhooks:
         Do the handshake.
 
         Raises:
-            HubError: the sink does not agree. One text for all reasons: a subscriber is not to learn
+            HubError: the sink does not consent. The text is the same for all reasons: a subscriber must not learn
                 which addresses and ports answer inside the server's network.
         """
         sink = hook.new_sink(self._handshake_resolver)
@@ -196,8 +196,8 @@ class Webhooks:
             or self._handshakes[sink.host] >= HANDSHAKES_PER_HOST_MAX
         ):
             raise HubError(
-                f"too many sinks are being asked: at most {HANDSHAKES_MAX} at a time, and "
-                f"{HANDSHAKES_PER_HOST_MAX} of one host; try again",
+                f"too many handshakes with sinks are in progress: at most {HANDSHAKES_MAX} at a time, and "
+                f"{HANDSHAKES_PER_HOST_MAX} with one host; try again",
                 code="too-many-handshakes",
             )
         self._handshakes[sink.host] += 1
@@ -218,7 +218,7 @@ class Webhooks:
     def _not_agreed(self) -> HubError:
         config = self._service.config
         return HubError(
-            f"the sink did not agree within {config.webhook_timeout_ms} ms: it must have a public address "
+            f"the sink did not consent within {config.webhook_timeout_ms} ms: it must have a public address "
             "(or one that --webhook-allow lists), and answer OPTIONS with the header "
             f"WebHook-Allowed-Origin: {config.webhook_origin}; the server's log has the reason",
             code="sink-refused",
@@ -280,9 +280,7 @@ async def _ended(hook: Webhook) -> None:
     if hook.task is not None:
         hook.task.cancel()
         await asyncio.gather(hook.task, return_exceptions=True)
-        hook.task = (
-            None  # its traceback refers to the webhook: both would wait for the cyclic collector
-        )
+        hook.task = None  # its traceback refers to the webhook, so both would wait for the garbage collector
 
 
 def _callback_url(url: str | None) -> str | None:

@@ -6,8 +6,8 @@ everyone. A consumer is registered before the handshake is answered, so nothing 
 client has seen the 101 can pass it by. One that asks for history (`/from/…`, `Last-Event-ID`) gets it
 first; what is missing is told by an event of type `virta.gap`.
 
-A client that asks for positions gets one with every message, and messages of ours that carry nothing
-else: `virta.connect` first, `virta.ping` when the log has moved on without an event for this client.
+A client that requests positions gets one with every message, and also messages that carry nothing
+else: `virta.connect` first, `virta.ping` when the log has grown without an event for this client.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SILENCE_S = 60.0
 CONNECT, GAP, PING_TYPE, OVERFLOW = "connect", "gap", "ping", "overflow"
 # Bytes from one client in one turn of the loop; as small frames, some ten milliseconds of work.
 SLICE_BYTES = 8192
-BINARY_REFUSED = "binary messages are not read here: send text"
+BINARY_REFUSED = "binary messages are not accepted: send text"
 REASON_BYTES_MAX = 123  # of a close frame, RFC 6455 §5.5
 
 
@@ -77,7 +77,7 @@ class WebSocket:
         self._channel: str | None = None
         self._start: Place | None = None
         self._positions = False
-        self._told = -1  # the offset of the last position that was sent on its own
+        self._offset_sent = -1  # the offset of the last position that was sent without an event
         self._replay: asyncio.Task[None] | None = None
         self._room: asyncio.Future[None] | None = None
         self._message = bytearray()
@@ -110,7 +110,7 @@ class WebSocket:
         self._answer(rest)
 
     def _options(self, query: bytes) -> StreamOptions:
-        """Read what the client asks for; who says in the URL where it was gets positions, too."""
+        """Read the client's options; one that resumes by the URL gets positions too."""
         options = read_options(query, dict(self._connection.headers))
         self._positions = options.positions or options.in_url
         self._start = options.seen
@@ -248,7 +248,7 @@ class WebSocket:
         for event in self._protocol.events_received():
             if isinstance(event, Frame):
                 self._on_frame(event)
-        # A message is kept until its last byte: together with other bodies that arrive they are bounded.
+        # A message is kept until its last byte, so it counts toward the limit of unfinished bodies.
         unfinished = len(self._message) + len(self._protocol.reader.buffer)
         if unfinished:
             self._service.unfinished.set(self._connection, unfinished)
@@ -285,8 +285,8 @@ class WebSocket:
             self._close(CloseCode.GOING_AWAY, "the server is stopping")
         self._connection.transport.close()
 
-    def crowded_out(self, code: str) -> None:
-        """Give up a message that takes too long to arrive: all unfinished ones together are too large."""
+    def refuse_message(self, code: str) -> None:
+        """Refuse the arriving message, because all unfinished bodies together are too large."""
         self._close(CloseCode.TRY_AGAIN_LATER, code)
         self._message = bytearray()
         self._connection.end()
@@ -303,7 +303,7 @@ class WebSocket:
         if subscription is not None:
             hub.detach(subscription)
             hub.announce(subscription, registered=False)
-        self._protocol.parser.close()  # a generator, which refers to its protocol
+        self._protocol.parser.close()  # a generator that refers to its protocol
 
     def full(self) -> None:
         if self._streams is not None:
@@ -350,10 +350,10 @@ class WebSocket:
             self._close(CloseCode.INTERNAL_ERROR, "internal-failure")
 
     def _begin_at(self, start: Start) -> None:
-        """Say where the history begins, and what is missing before."""
+        """Send `connect` with the start of the history, and a gap if records before it are missing."""
         if self._positions:
             text = self._service.hub.position_text(start.offset)
-            # Who gets this far and no further has to be told of the gap the next time.
+            # A client that is cut off here has to get the gap when it resumes.
             again = text if start.gap is None else start.again
             self._tell(CONNECT, {}, again, start.offset)
         if start.gap is not None:
@@ -376,24 +376,24 @@ class WebSocket:
         self._tell(GAP, gap, self._service.hub.position_text(offset), offset)
 
     def _tell_overflow(self, data: dict[str, object]) -> None:
-        """Events were dropped; without a position, so that who comes back gets them."""
+        """Report dropped events without a position, so that a client that resumes gets them."""
         self._tell(OVERFLOW, data)
 
     def _tell_position(self) -> None:
-        """Say how far the client is, when that is further than the last time and nothing waits."""
+        """Send the client's position if it has moved since the last one and nothing is pending."""
         hearer = self._streams or self._subscription
-        if not self._positions or hearer is None or self._blocked or self._told < 0:
+        if not self._positions or hearer is None or self._blocked or self._offset_sent < 0:
             return
         hub = self._service.hub
         offset = hub.position if hearer.reached is None else hearer.reached
-        if offset > self._told:
+        if offset > self._offset_sent:
             self._tell(PING_TYPE, {}, hub.position_text(offset), offset)
 
     def _tell(
         self, kind: str, data: dict[str, object], position: str | None = None, offset: int = -1
     ) -> None:
-        """Send a message of ours: on a channel an event, since a socket there carries nothing else."""
-        self._told = max(self._told, offset)
+        """Send a control message; on a channel it is an event, because its subprotocol allows nothing else."""
+        self._offset_sent = max(self._offset_sent, offset)
         message: dict[str, Any]
         if self._streams is not None:
             message = {kind: data}
@@ -419,7 +419,7 @@ class WebSocket:
         if frame.opcode not in {Opcode.TEXT, Opcode.BINARY, Opcode.CONT}:
             return  # pings are answered and closes echoed by the protocol itself
         if frame.opcode is Opcode.BINARY:
-            # Text is all that either subprotocol knows: what is ignored would look as if it were taken.
+            # Both subprotocols use text only; an ignored message would look as if it were accepted.
             self._close(CloseCode.UNSUPPORTED_DATA, BINARY_REFUSED)
             return
         if self._channel is None:

@@ -18,7 +18,7 @@ logger = logging.getLogger("virta.server")
 
 SLOT_S = 0.05
 NEVER = float("inf")
-# Values of `Timed.slot` beside the numbers of slots.
+# Values of `Timed.slot` besides slot numbers.
 OFF_WHEEL = -1
 REMOVED = -2
 
@@ -27,7 +27,7 @@ class Timed(Protocol):
     """Something with a deadline."""
 
     deadline: float
-    slot: int  # where it stands on the wheel, OFF_WHEEL or REMOVED
+    slot: int  # its slot on the wheel, OFF_WHEEL or REMOVED
 
     def expired(self, now: float) -> None:
         """The deadline has passed; set a new one and come back on the wheel if there is one."""
@@ -38,7 +38,7 @@ class Wheel:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        # Each is in at most one slot, the one it names: sets, so that taking one out is cheap.
+        # Each object is in at most one slot, the one it names: sets make removal cheap.
         self._slots: dict[int, set[Timed]] = {}
         self.now = loop.time()  # as of the last turn: good enough for whoever counts in slots
         self._done = int(self.now / SLOT_S)
@@ -64,7 +64,7 @@ class Wheel:
             self._slots.setdefault(slot, set()).add(timed)
 
     def remove(self, timed: Timed) -> None:
-        """Forget something for good: it is closed, and no deadline given later brings it back."""
+        """Remove a closed object permanently: a deadline set later does not add it again."""
         timed.deadline = NEVER
         self._take_out(timed)
         timed.slot = REMOVED
@@ -83,7 +83,7 @@ class Wheel:
             self._done += 1
             for timed in self._slots.pop(self._done, ()):
                 if timed.slot == REMOVED:
-                    continue  # by one that expired in this slot
+                    continue  # removed by another object that expired in this slot
                 timed.slot = OFF_WHEEL
                 if timed.deadline <= now:
                     self._expire(timed, now)

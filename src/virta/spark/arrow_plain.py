@@ -109,7 +109,7 @@ def decode(
             detail = HEADER_BYTES if status == SHORT else 0
             break
         lost = header.flags & FLAG_REPAIR and following + header.span > start
-        if lost and not through_repairs:  # not for offsets that nobody asked for
+        if lost and not through_repairs:  # gaps below the start were not requested
             status, detail = REPAIR, header.span
             break
         if end - pos < header.size:

@@ -107,7 +107,7 @@ def pack(filters: Mapping[str, Filter | Compiled]) -> pa.Buffer:
 
 
 def sees_ids(compiled: Compiled) -> bool:
-    """Tell whether a filter may look at an event's id; only then its spelling matters."""
+    """Return whether a filter may use an event's id; only then its spelling matters."""
     nodes: list[Node] = [] if compiled.tree is None else [compiled.tree]
     for conjunction in compiled.conjunctions:
         nodes += conjunction
@@ -116,7 +116,7 @@ def sees_ids(compiled: Compiled) -> bool:
 
 def _may_see_id(condition: Condition) -> bool:
     if not condition.path:
-        return True  # it looks at the whole event
+        return True  # it uses the whole event
     first = condition.path[0]
     return first.name.split(".", 1)[0] == "id" if isinstance(first, Flat) else first == "id"
 
@@ -187,9 +187,9 @@ def touch(path: Path) -> None:
 
 def texts_of(column: pa.Array, on: str, *, text_ids: bool = False) -> Texts:
     """
-    The JSON text each row is asked by.
+    Return the JSON text that filters see of each row.
 
-    With `text_ids` the rows are events, and ids that are numbers become texts, as everywhere else.
+    With `text_ids` the rows are events, and ids that are numbers become strings, as everywhere else.
     """
     if on != "event" or text_ids:
         values = [v.encode() if isinstance(v, str) else v or b"" for v in column.to_pylist()]
@@ -211,7 +211,7 @@ def document_of(value: bytes) -> bytes:
     """
     Return what Koncorde's filters see of a record's value (`virta.event.document_of`).
 
-    A value that is no event gives nothing, which no filter matches.
+    A value that is not an event gives an empty text, which no filter matches.
     """
     event = read_event(bytes(value))
     return b"" if event is None else event_document(event.value, event.id)
@@ -278,8 +278,8 @@ def opened_set(path: str, fetch: Callable[[], Any] | None = None) -> FilterSet:
 
 def open_file(path: Path, digest: str) -> FilterSet:
     try:
-        # Parts are unpickled, and the directory may be one that others write to: what could change after its
-        # digest was checked is copied first. Not mapped: a file that is truncated then would end the worker.
+        # Parts are unpickled, and other users may be able to write to the directory: bytes that could change after the
+        # digest was checked are copied first. Not mapped: truncating a mapped file would end the worker.
         source = pa.BufferReader(path.read_bytes())
     except OSError as exc:
         raise MatchError(f"the filter set {path} cannot be read: {exc}") from exc

@@ -50,7 +50,7 @@ COLUMNS = (
 
 DEAD_COLUMNS = (*COLUMNS[:5], "reason")
 
-# Stands for names that could not be read, while the rest of a pipeline is checked; known by identity.
+# Placeholder for names that could not be read while the rest of a pipeline is checked; compared by identity.
 UNREADABLE: Mapping[str, str] = MappingProxyType({})
 
 
@@ -365,7 +365,7 @@ def check_sink(sink: Sink, place: Place, pipeline: Pipeline) -> list[tuple[Place
 
 
 def check_sink_keys(sink: Sink, place: Place) -> list[tuple[Place, str]]:
-    """The keys that a kind of sink needs, and those that it has no use for."""
+    """Report keys that a kind of sink needs and lacks, and keys that it does not use."""
     needed, allowed = SINKS[sink.kind]
     found: list[tuple[Place, str]] = [
         ((*place, name), f"a {sink.kind} sink needs {name}")

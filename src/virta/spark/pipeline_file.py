@@ -45,7 +45,7 @@ TABLES: dict[str, Any] = {
 LIKE = dict.fromkeys(("within", "window", "slide", "session", "late"), "10 minutes")
 STAND_IN = Sink(kind="console")  # for one that could not be read, while the rest is checked
 UNREAD_AGGREGATE = Aggregate(aggregates=UNREADABLE, window="1 minute")
-# What stands for a key that a table lacks, so that its other keys are checked.
+# Placeholders for missing keys of a table, so that its other keys are checked.
 MISSING_KEYS: dict[Any, dict[str, Any]] = {
     Where: {"match": "a=1"},
     Aggregate: {"aggregates": UNREADABLE},
@@ -103,7 +103,7 @@ def check_values(
 ) -> list[tuple[Place, str]]:
     """What is wrong with the values, leaving out what only follows from a wrong shape."""
     broken = {place for place, _ in shape}
-    # A table of a wrong name may be any of those that are missing.
+    # A table with an unknown name may be any of the missing ones.
     misnamed = any(len(place) == 1 and place[0] not in TABLES for place in broken - {("pipeline",)})
     columns = UNREADABLE if misnamed else values.get("columns", {})
     whole = {
@@ -172,7 +172,7 @@ def read_document(document: dict[str, Any], problems: list[tuple[Place, str]]) -
 
 
 def read_table(kind: Any, table: Any, place: Place, problems: list[tuple[Place, str]]) -> Any:
-    """A dataclass of `kind` from what is right in a TOML table; None when it is no table."""
+    """Return a dataclass of `kind` from the valid keys of a TOML table; None if it is not a table."""
     if isinstance(table, list):
         problems.append(((*place, 0), f"write [{place[0]}] (one bracket): there is only one"))
         return None
