@@ -76,7 +76,7 @@ def test_the_command_line_says_it(ahead, command):
     """In words, and as a number for programs; it is no damage."""
     done = CliRunner().invoke(main, ["log", command, str(ahead)])
     assert done.exit_code == 0
-    assert "s ahead of this machine's clock: a clock was wrong" in done.output
+    assert "s ahead of this machine's clock, so a clock was wrong" in done.output
     done = CliRunner().invoke(main, ["log", command, str(ahead), "--json"])
     assert DAY_S - 60 < json.loads(done.output)["clock_ahead_s"] <= DAY_S
     (ahead / "control").unlink()  # by the segments alone

@@ -266,7 +266,7 @@ def test_a_token_file_for_all_is_refused(start, tmp_path):
     assert start("--token-file", file).port
 
 
-def test_running_as_root_warns(start):
+def test_root_is_warned(start):
     """Running as root gives one warning; other users get none."""
     server = start()
     user = int(subprocess.run(["id", "-u"], capture_output=True, check=True).stdout)
