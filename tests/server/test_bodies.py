@@ -9,7 +9,7 @@ import resource
 import socket
 import subprocess
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -205,6 +205,32 @@ def test_only_the_oldest_held_body_makes_room(start):
             made.sendall(pad[-10:])
             assert read(made, b"\r\n").startswith(b"HTTP/1.1 202 ")
     assert unfinished(server) == 0
+
+
+def test_a_refused_socket_is_closed_while_it_still_sends(start):
+    """A socket that is refused in the middle of a message can send the rest, and is closed soon."""
+    server = start("--max-unfinished-body-bytes", MEBIBYTE, "--durability", "none")
+    upgrade = (
+        "Upgrade: websocket",
+        "Connection: Upgrade",
+        "Sec-WebSocket-Version: 13",
+        "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==",
+        "Sec-WebSocket-Protocol: cloudevents.json",
+    )
+    fragment = b"\xff" + (65_536).to_bytes(8, "big") + bytes(4) + b"x" * 65_536
+    with closing(socket.create_connection(("127.0.0.1", server.port), DEADLINE_S)) as made:
+        made.sendall(head(server, "GET", "/channels/c", *upgrade))
+        assert read(made, b"\r\n\r\n").startswith(b"HTTP/1.1 101 ")
+        with suppress(ConnectionError):  # it was closed in the middle
+            made.sendall(b"\x01" + fragment + (b"\x00" + fragment) * 511)
+
+        assert b"too-many-unfinished-bodies" in read(made)
+        deadline = time.monotonic() + DEADLINE_S
+        with suppress(ConnectionError):  # closed, although this side does not close
+            while time.monotonic() < deadline:
+                made.sendall(b"x")
+                time.sleep(0.01)
+        assert time.monotonic() < deadline
 
 
 async def _long_message(server):

@@ -196,7 +196,7 @@ class HotProtocol(ColdLane):
         self.settle_quick()
         if self.consumer is not None:
             self.consumer.expired(now)
-        elif self.socket is not None:
+        elif self.socket is not None and not self.ended:
             self.socket.expired(now)
         elif self.request is not None:
             self.request.refuse(TOO_SLOW, close=True)
