@@ -301,3 +301,25 @@ def test_root_is_warned(start):
     said = [line for line in lines if line["message"] == "running_as_root"]
 
     assert len(said) == (user == 0)
+
+
+def test_a_socket_that_was_given_up_is_closed(start):
+    """A client that goes on sending behind the close frame is cut off, not kept until it is silent."""
+    server = start("--max-unfinished-body-bytes", MEBIBYTE, "--durability", "none")
+    lines = [
+        "Connection: Upgrade",
+        "Upgrade: websocket",
+        "Sec-WebSocket-Version: 13",
+        "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==",
+        "Sec-WebSocket-Protocol: cloudevents.json",
+    ]
+    size = 65_536
+    first, more = (bytes([code, 0xFF]) + size.to_bytes(8, "big") + bytes(4) for code in (1, 0))
+    with closing(socket.create_connection(("127.0.0.1", server.port), DEADLINE_S)) as made:
+        made.sendall(head(server, "GET", "/channels/c", *lines))
+        assert b" 101 " in read(made, b"\r\n\r\n")
+        made.sendall(first + b"x" * size)
+        with pytest.raises(ConnectionError):  # a timeout is none
+            while True:
+                made.sendall(more + b"x" * size)
+    assert unfinished(server) == 0

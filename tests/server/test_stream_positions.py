@@ -146,14 +146,18 @@ def test_frames_carry_offsets(start, native, query):
 def test_http_1_0(server):
     """A stream without chunks has the same ids."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as old:
-        old.sendall(b"GET /channels/old?$positions=1 HTTP/1.0\r\nHost: x\r\n\r\n")
+        old.sendall(b"GET /channels/old?$positions=1 HTTP/1.0\r\nHost: localhost\r\n\r\n")
         text = b""
         while b"event: connect" not in text or not text.endswith(b"\n\n"):
-            text += old.recv(65536)
+            received = old.recv(65536)
+            assert received, text
+            text += received
         answer = server.publish("old", event("1"))
         offset = int(answer.headers["virta-offset"])
         while b"event: data" not in text or not text.endswith(b"\n\n"):
-            text += old.recv(65536)
+            received = old.recv(65536)
+            assert received, text
+            text += received
 
     assert b"\nid: %b.%d\n" % (tag(server).encode(), offset + 1) in text
 
@@ -723,7 +727,7 @@ def test_streams_refuse_unknown_options(server):
     async def scenario():
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(
-            b"GET /subscribe?streams=a:&max_queued=1&$x=1 HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\n"
+            b"GET /subscribe?streams=a:&max_queued=1&$x=1 HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
             b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
             b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
         )
