@@ -717,6 +717,7 @@ def test_tail_over_a_gap(place, retained, more):
     skipped = run(*command, *start, "--on-gap", "skip")
 
     assert (refused.stdout, "not there any more" in refused.stderr) == ("", True)
+    assert refused.stderr.endswith(f"read from {retained}, or with --on-gap skip\n")
     offsets = [json.loads(line)["offset"] for line in skipped.stdout.splitlines()]
     assert offsets == list(range(retained, 100))
     assert skipped.stderr == f"gap: offsets 0 to {retained - 1} are no longer in the log\n"

@@ -179,6 +179,10 @@ def test_wrong_shapes_do_not_hide_wrong_values():
             {'kind = "parquet"': 'kind = "parkett"', '"type"]': '"nothing"]'},
             ["by names 'nothing'", "kind 'parkett'"],
         ),
+        (  # an unknown table beside [columns] is not the columns
+            {"[dead_letter]": "[dead_leter]", 'amount = "': 'amount = "(', '"type"]': '"nothing"]'},
+            ["unknown table 'dead_leter'", "expected a SQL expression", "by names 'nothing'"],
+        ),
         (  # a slide is compared with its window whatever else is wrong
             {'"1 minute"': '"1 minute"\nslide = "1 hour"\nlate = "x"'},
             ["slide '1 hour' is longer", "late 'x'"],

@@ -162,7 +162,10 @@ def tail(
     out = _Output(WRITERS[form])
     waiting = wait.total_seconds() if wait else None
     # A consumer's position is part of the log's directory, so it needs more than reading.
-    with virta.open(path, create=False, read_only=not name, wait=waiting) as source:
+    with (
+        _gap_advice(),
+        virta.open(path, create=False, read_only=not name, wait=waiting) as source,
+    ):
         chosen = topics or None
         if name:
             first = "earliest" if start is None else start
@@ -211,6 +214,16 @@ class _Reading:
                 start = gap.next
             else:
                 return
+
+
+@contextmanager
+def _gap_advice() -> Iterator[None]:
+    """Name the flag in the error about a gap, where the log names the argument in Python."""
+    try:
+        yield
+    except LogGapError as gap:
+        text = gap.message.replace("on_gap='skip'", "--on-gap skip")
+        raise LogGapError(text, first=gap.first, next=gap.next) from None
 
 
 def _report_gap(first: int, following: int) -> None:

@@ -105,7 +105,9 @@ def check_values(
     broken = {place for place, _ in shape}
     # A table with an unknown name may be any of the missing ones.
     misnamed = any(len(place) == 1 and place[0] not in TABLES for place in broken - {("pipeline",)})
-    columns = UNREADABLE if misnamed else values.get("columns", {})
+    columns = values.get("columns", {})
+    if misnamed and not columns:
+        columns = UNREADABLE
     whole = {
         **values,
         "name": values.get("name", "unnamed"),
