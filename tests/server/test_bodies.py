@@ -303,6 +303,11 @@ def test_root_is_warned(start):
     assert len(said) == (user == 0)
 
 
+def send_for_ever(made, data):
+    while True:
+        made.sendall(data)
+
+
 def test_a_socket_that_was_given_up_is_closed(start):
     """A client that goes on sending behind the close frame is cut off, not kept until it is silent."""
     server = start("--max-unfinished-body-bytes", MEBIBYTE, "--durability", "none")
@@ -320,6 +325,5 @@ def test_a_socket_that_was_given_up_is_closed(start):
         assert b" 101 " in read(made, b"\r\n\r\n")
         made.sendall(first + b"x" * size)
         with pytest.raises(ConnectionError):  # a timeout is none
-            while True:
-                made.sendall(more + b"x" * size)
+            send_for_ever(made, more + b"x" * size)
     assert unfinished(server) == 0
