@@ -207,8 +207,8 @@ def test_only_the_oldest_held_body_makes_room(start):
     assert unfinished(server) == 0
 
 
-def test_a_refused_socket_is_closed_while_it_still_sends(start):
-    """A socket that is refused in the middle of a message can send the rest, and is closed soon."""
+def test_a_refused_socket_can_finish_sending(start):
+    """A client that is refused in the middle of a message can send the rest, and then reads the reason."""
     server = start("--max-unfinished-body-bytes", MEBIBYTE, "--durability", "none")
     upgrade = (
         "Upgrade: websocket",
@@ -225,12 +225,6 @@ def test_a_refused_socket_is_closed_while_it_still_sends(start):
             made.sendall(b"\x01" + fragment + (b"\x00" + fragment) * 511)
 
         assert b"too-many-unfinished-bodies" in read(made)
-        deadline = time.monotonic() + DEADLINE_S
-        with suppress(ConnectionError):  # closed, although this side does not close
-            while time.monotonic() < deadline:
-                made.sendall(b"x")
-                time.sleep(0.01)
-        assert time.monotonic() < deadline
 
 
 async def _long_message(server):
@@ -303,13 +297,13 @@ def test_root_is_warned(start):
     assert len(said) == (user == 0)
 
 
-def send_for_ever(made, data):
+def send_until_it_fails(made, data):
     while True:
         made.sendall(data)
 
 
 def test_a_socket_that_was_given_up_is_closed(start):
-    """A client that goes on sending behind the close frame is cut off, not kept until it is silent."""
+    """A client that continues to send after the close frame is cut off, not kept until it is silent."""
     server = start("--max-unfinished-body-bytes", MEBIBYTE, "--durability", "none")
     lines = [
         "Connection: Upgrade",
@@ -325,5 +319,5 @@ def test_a_socket_that_was_given_up_is_closed(start):
         assert b" 101 " in read(made, b"\r\n\r\n")
         made.sendall(first + b"x" * size)
         with pytest.raises(ConnectionError):  # a timeout is none
-            send_for_ever(made, more + b"x" * size)
+            send_until_it_fails(made, more + b"x" * size)
     assert unfinished(server) == 0
