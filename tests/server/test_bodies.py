@@ -9,7 +9,7 @@ import resource
 import socket
 import subprocess
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -207,6 +207,26 @@ def test_only_the_oldest_held_body_makes_room(start):
     assert unfinished(server) == 0
 
 
+def test_a_refused_socket_can_finish_sending(start):
+    """A client that is refused in the middle of a message can send the rest, and then reads the reason."""
+    server = start("--max-unfinished-body-bytes", MEBIBYTE, "--durability", "none")
+    upgrade = (
+        "Upgrade: websocket",
+        "Connection: Upgrade",
+        "Sec-WebSocket-Version: 13",
+        "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==",
+        "Sec-WebSocket-Protocol: cloudevents.json",
+    )
+    fragment = b"\xff" + (65_536).to_bytes(8, "big") + bytes(4) + b"x" * 65_536
+    with closing(socket.create_connection(("127.0.0.1", server.port), DEADLINE_S)) as made:
+        made.sendall(head(server, "GET", "/channels/c", *upgrade))
+        assert read(made, b"\r\n\r\n").startswith(b"HTTP/1.1 101 ")
+        with suppress(ConnectionError):  # it was closed in the middle
+            made.sendall(b"\x01" + fragment + (b"\x00" + fragment) * 511)
+
+        assert b"too-many-unfinished-bodies" in read(made)
+
+
 async def _long_message(server):
     """Send a message in fragments that never ends, until the server gives it up."""
     async with connect(
@@ -277,13 +297,13 @@ def test_root_is_warned(start):
     assert len(said) == (user == 0)
 
 
-def send_for_ever(made, data):
+def send_until_it_fails(made, data):
     while True:
         made.sendall(data)
 
 
 def test_a_socket_that_was_given_up_is_closed(start):
-    """A client that goes on sending behind the close frame is cut off, not kept until it is silent."""
+    """A client that continues to send after the close frame is cut off, not kept until it is silent."""
     server = start("--max-unfinished-body-bytes", MEBIBYTE, "--durability", "none")
     lines = [
         "Connection: Upgrade",
@@ -299,5 +319,5 @@ def test_a_socket_that_was_given_up_is_closed(start):
         assert b" 101 " in read(made, b"\r\n\r\n")
         made.sendall(first + b"x" * size)
         with pytest.raises(ConnectionError):  # a timeout is none
-            send_for_ever(made, more + b"x" * size)
+            send_until_it_fails(made, more + b"x" * size)
     assert unfinished(server) == 0

@@ -232,6 +232,10 @@ class WebSocket:
             self._feed(data)
         if connection.ended or connection.transport.is_closing():
             self._unread = b""
+            if self._reading_paused and not connection.transport.is_closing():
+                # What still arrives is dropped: a peer that cannot finish sending does not close.
+                self._reading_paused = False
+                connection.transport.resume_reading()
             return
         waits = bool(self._unread) or connection.flow.write_paused
         if waits and not self._reading_paused:
