@@ -3,7 +3,7 @@ Offsets of events in the log, by channel, source and id.
 
 `Last-Event-ID` may name an event that was published long ago, or more than once. The index answers
 with the oldest offset. It is filled from the log on demand, newest records first, and keeps
-8 bytes per record, so that each part of the log is read at most once, whatever is searched for:
+8 bytes per record on disk (`virta.hub.id_blocks`), so that each part of the log is read at most once, whatever is searched for:
 
     blocks, by offset:   [first … next) ─► sorted array of  hash of (channel, source, id) | offset - first
                           44 bits of a keyed hash ─────────┘                     20 bits ─┘
@@ -15,13 +15,14 @@ holds at most `INDEX_RECORDS_MAX` records. Parts that were not searched are repo
 
 from __future__ import annotations
 
+import logging
 import os
 from array import array
-from bisect import bisect_left
 from typing import TYPE_CHECKING, NamedTuple
 
 from virta.errors import LogError
 from virta.hub.delivery import from_record, identity
+from virta.hub.id_blocks import HASH_MASK, SPAN_MAX, Block, BlockFile
 from virta.hub.idempotency import key_of
 from virta.hub.topics import DEAD_LETTERS, RESERVED_PREFIX
 
@@ -31,20 +32,18 @@ if TYPE_CHECKING:
     from virta.log import Log
     from virta.log.seek import SegmentInfo
 
+logger = logging.getLogger("virta.hub")
+
 # Limits of what one search may read of the log for the first time: each is one or two seconds of
 # one core.
 SEARCH_BYTES_MAX = 1024 * 1024 * 1024
 SEARCH_RECORDS_MAX = 1024 * 1024
-# Records in the index, 8 bytes each: 64 MiB. Beyond that the oldest are left out.
-INDEX_RECORDS_MAX = 8 * 1024 * 1024
+# Records in the index, 8 bytes each: 128 MiB of disk. Beyond that the oldest are left out.
+INDEX_RECORDS_MAX = 16 * 1024 * 1024
 # The log is read in parts of about this size, so that a search stops close to its limit.
 PART_BYTES = 4 * 1024 * 1024
 # Small blocks are joined up to this many records: a search looks into every block.
 BLOCK_RECORDS_MIN = 16 * 1024
-
-SPAN_BITS = 20
-SPAN_MAX = (1 << SPAN_BITS) - 1
-HASH_MASK = (1 << 64) - 1 - SPAN_MAX
 
 _RESERVED = RESERVED_PREFIX.encode()
 _DEAD_LETTERS = DEAD_LETTERS.encode()
@@ -57,31 +56,13 @@ class Found(NamedTuple):
     searched_from: int
 
 
-class _Block:
-    """The records of a range of offsets."""
-
-    __slots__ = ("entries", "first", "next")
-
-    def __init__(self, first: int, next_: int, entries: array[int]) -> None:
-        self.first = first
-        self.next = next_
-        self.entries = entries
-
-    def offsets(self, hashed: int) -> Iterable[int]:
-        """Yield the offsets of records with this hash, oldest first."""
-        entries = self.entries
-        at = bisect_left(entries, hashed)
-        while at < len(entries) and entries[at] & HASH_MASK == hashed:
-            yield self.first + (entries[at] & SPAN_MAX)
-            at += 1
-
-
 class IdIndex:
     """The index over one log; its methods block, and one thread at a time may call them."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._blocks: list[_Block] = []  # by offset; they do not overlap
+        self._blocks: list[Block] = []  # by offset; they do not overlap
+        self._file = BlockFile(log.path)
         self._records = 0
         # Publishers choose ids: without a secret they could choose ids that collide.
         self._secret = os.urandom(16).hex()
@@ -98,11 +79,19 @@ class IdIndex:
         wanted = set(pairs)
         hashes = [self._hash(channel, source, id_) for source, id_ in wanted]
         for block in self._blocks:
-            candidates = [offset for hashed in hashes for offset in block.offsets(hashed)]
+            candidates = self._candidates(block, hashes)
             for offset in sorted(candidates):
                 if offset < end and self._is(offset, wanted):
                     return Found(offset, searched_from)
         return Found(None, searched_from)
+
+    def _candidates(self, block: Block, hashes: list[int]) -> list[int]:
+        try:
+            return [offset for hashed in hashes for offset in block.offsets(hashed)]
+        except OSError as error:
+            raise LogError(
+                f"the index of event ids cannot be read: {error}", code="id_index_unreadable"
+            ) from error
 
     def _is(self, offset: int, wanted: set[tuple[str, str]]) -> bool:
         """Compare with the record itself; a record that was removed counts as a match."""
@@ -132,7 +121,7 @@ class IdIndex:
             if self._records >= INDEX_RECORDS_MAX:
                 if not at:
                     break
-                self._records -= len(self._blocks.pop(0).entries)  # newer records are more useful
+                self._drop_oldest()  # newer records are more useful
                 at -= 1
                 continue
             floor = max(first, self._blocks[at - 1].next if at else 0)
@@ -144,22 +133,38 @@ class IdIndex:
             cursor = start
         return cursor
 
-    def _insert(self, at: int, block: _Block) -> int:
+    def _insert(self, at: int, block: Block) -> int:
         """Put a block in its place, or into the one before it; return the place for older ones."""
-        self._records += len(block.entries)
+        self._records += block.records
         if at:
             before = self._blocks[at - 1]
-            small = len(before.entries) + len(block.entries) <= BLOCK_RECORDS_MIN
+            small = not before.stored and before.records + block.records <= BLOCK_RECORDS_MIN
             if before.next == block.first and small and block.next - before.first <= SPAN_MAX:
                 shift = block.first - before.first
                 entries = [*before.entries, *[entry + shift for entry in block.entries]]
                 before.entries = array("Q", sorted(entries))
+                before.records = len(before.entries)
                 before.next = block.next
                 return at
         self._blocks.insert(at, block)
+        for grown in self._blocks[max(0, at - 1) : at + 1]:
+            # The newest block goes on growing.
+            if grown is not self._blocks[-1] and not grown.stored:
+                self._store(grown)
         return at
 
-    def _read(self, start: int, stop: int) -> _Block:
+    def _store(self, block: Block) -> None:
+        try:
+            block.store(self._file)
+        except OSError as error:
+            logger.warning("id_index_in_memory: %s", error)
+
+    def _drop_oldest(self) -> None:
+        block = self._blocks.pop(0)
+        self._records -= block.records
+        self._file.drop(block, self._blocks)
+
+    def _read(self, start: int, stop: int) -> Block:
         entries: list[int] = []
         with self._log.read(start=start, end=stop, on_gap="skip", on_corruption="skip") as reader:
             for records in reader.batches():
@@ -173,7 +178,7 @@ class IdIndex:
             # A later search reads records that are not visible yet.
             next_ = max(start, min(stop, reader.position))
         entries.sort()
-        return _Block(start, next_, array("Q", entries))
+        return Block(start, next_, array("Q", entries))
 
     def _hash(self, channel: str, source: str, id_: str) -> int:
         return hash(self._secret + key_of(channel, source, id_)) & HASH_MASK
@@ -181,7 +186,7 @@ class IdIndex:
     def _drop_below(self, first: int) -> None:
         """Forget what the log no longer has."""
         while self._blocks and self._blocks[0].next <= first:
-            self._records -= len(self._blocks.pop(0).entries)
+            self._drop_oldest()
 
 
 def _part_start(segments: list[SegmentInfo], stop: int) -> int:
