@@ -545,7 +545,7 @@ def test_a_lock_timeout_means_that_nothing_was_written(tmp_path, either_kernel):
     with virta.open(tmp_path / "log", lock_timeout=0.05) as log:
         real = log._writer._core
         moved = log._writer._core = MovedBehind(log)
-        with pytest.raises(errors.LogWriteError, match="is written, but may not be on") as caught:
+        with pytest.raises(errors.LogWriteError, match="are written, but may not be on") as caught:
             log.append("t", "", b"written")
         log._writer._core = real
         with pytest.raises(errors.LogLockTimeoutError):
