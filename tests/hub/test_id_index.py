@@ -174,3 +174,20 @@ def test_no_files_are_left_open(log):
         append(log, "c", f"n{n}")
         index.find("c", [("s", f"n{n}")], log.next_offset)
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
+
+
+def test_searches_that_waited_read_nothing_again(log):
+    """A search reads to the end of the log, so those that ask for less or the same cost no reading."""
+    append(log, "c", *range(100))
+    ends = [log.next_offset]
+    for number in range(5):
+        append(log, "c", f"later-{number}")
+        ends.append(log.next_offset)
+    index = IdIndex(log)
+    assert index.find("c", [("s", "later-0")], ends[0]) == Found(None, 0)
+    read = index.bytes_read
+
+    for number, end in enumerate(ends[1:]):
+        assert index.find("c", [("s", f"later-{number}")], end) == Found(end - 1, 0)
+
+    assert index.bytes_read == read

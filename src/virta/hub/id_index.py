@@ -104,9 +104,17 @@ class IdIndex:
         return True
 
     def _cover(self, end: int) -> int:
-        """Read what is missing below `end`, newest first; return the offset from which on the index is complete."""
+        """
+        Read what is missing below `end`, newest first; return the offset from which on the index is complete.
+
+        When anything is missing it reads up to the end of the log: searches that wait behind this one then
+        find everything read.
+        """
         first = self._log.first_offset
         self._drop_below(first)
+        if not self._blocks or self._blocks[-1].next < end:
+            # Finding the place to read from costs more than a few records more.
+            end = max(end, self._log.next_offset)
         segments: list[SegmentInfo] | None = None
         bytes_max = self.bytes_read + SEARCH_BYTES_MAX
         left = SEARCH_RECORDS_MAX
