@@ -176,9 +176,9 @@ class WebSocket:
             connection.end()
             return
         self._open = True
-        hearer = self._streams or self._subscription
-        if hearer is not None:
-            hearer.put = connection.transport.write
+        subscriber = self._streams or self._subscription
+        if subscriber is not None:
+            subscriber.put = connection.transport.write
         self._service.wheel.set(connection, connection.loop.time() + self._service.ping_s)
         if self._start is not None:
             self._replay = asyncio.ensure_future(self._catch_up(self._start))
@@ -335,15 +335,15 @@ class WebSocket:
     async def _catch_up(self, place: Place) -> None:
         """Send what matched since, then go live; as for server-sent events."""
         service = self._service
-        hearer = self._streams or self._subscription
-        assert hearer is not None
+        subscriber = self._streams or self._subscription
+        assert subscriber is not None
         try:
             start = await service.replayer.find(self._channel or STREAMS, place)
-            if hearer.closed:
+            if subscriber.closed:
                 return
             self._begin_at(start)
             await service.replayer.run(
-                hearer, start, drained=self._drained, tell_gap=self._tell_gap
+                subscriber, start, drained=self._drained, tell_gap=self._tell_gap
             )
         except (LogError, HubError, FilterError) as error:
             service.logger.warning("replay_failed", code=error.code, reason=error.message)
@@ -385,11 +385,11 @@ class WebSocket:
 
     def _tell_position(self) -> None:
         """Send the client's position if it has moved since the last one and nothing is pending."""
-        hearer = self._streams or self._subscription
-        if not self._positions or hearer is None or self._blocked or self._offset_sent < 0:
+        subscriber = self._streams or self._subscription
+        if not self._positions or subscriber is None or self._blocked or self._offset_sent < 0:
             return
         hub = self._service.hub
-        offset = hub.position if hearer.reached is None else hearer.reached
+        offset = hub.position if subscriber.reached is None else subscriber.reached
         if offset > self._offset_sent:
             self._tell(PING_TYPE, {}, hub.position_text(offset), offset)
 
@@ -464,9 +464,9 @@ class WebSocket:
         """Behind a close frame nothing is sent: what is still delivered goes nowhere."""
         if self._open and self._protocol.state is not State.OPEN:
             self._open = False
-            hearer = self._streams or self._subscription
-            if hearer is not None:
-                hearer.put = self.write
+            subscriber = self._streams or self._subscription
+            if subscriber is not None:
+                subscriber.put = self.write
 
     def _flush(self) -> None:
         transport = self._connection.transport
