@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from virta.cli import main
 from virta.cli.filter import filter_group
-from virta.cli.lines import LINE_BYTES_MAX
+from virta.cli.input_lines import LINE_BYTES_MAX
 from virta.cli.match import match
 from virta.filters import parse
 

@@ -249,3 +249,12 @@ async def _soon(waiting):
 def ids(frames):
     """Ids of the events among frames."""
     return [made.json["id"] for made in frames if made.event == "data"]
+
+
+def command(server, *arguments, text=None):
+    """Run a `virta` command against a server."""
+    url = f"http://127.0.0.1:{server.port}"
+    whole = [sys.executable, "-m", "virta", *arguments, "--url", url]
+    return subprocess.run(
+        whole, input=text, capture_output=True, text=True, timeout=30, check=False
+    )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import signal
 import socket
 import subprocess
@@ -12,7 +10,7 @@ import sys
 import threading
 
 import pytest
-from server_harness import event, ids, lasting_port
+from server_harness import command, event, ids, lasting_port
 
 import virta
 from virta.client.wire import POSITION
@@ -319,38 +317,6 @@ def test_a_refused_connection_says_what_to_start(host):
         assert f"is `virta serve` running? Start it with `virta serve --port {port}`" in text
 
 
-def command(server, *arguments, text=None):
-    url = f"http://127.0.0.1:{server.port}"
-    whole = [sys.executable, "-m", "virta", *arguments, "--url", url]
-    return subprocess.run(
-        whole, input=text, capture_output=True, text=True, timeout=30, check=False
-    )
-
-
-def test_commands(server):
-    """`virta publish` takes lines and single events, `virta subscribe` prints one event a line."""
-    lines = json.dumps(event("l1", {"n": 1})) + '\n\n{"n": 2}\n'
-    assert command(server, "publish", "cli", text=lines).stderr == "2 accepted\n"
-    assert command(server, "publish", "cli", "--data", '{"n":3}', "--id", "l3").returncode == 0
-
-    out = command(server, "subscribe", "cli", "n=>1", "--from", "earliest", "--count", "2")
-
-    first, second = map(json.loads, out.stdout.splitlines())
-    assert first["data"] == {"n": 2}
-    assert first["source"] == "/virta/cli"
-    assert (second["id"], second["data"]) == ("l3", {"n": 3})
-
-
-def test_commands_fail_with_sentences(server):
-    """Bad input is exit 2, a refusal 1, each with a sentence on standard error."""
-    bad = command(server, "publish", "cli", text="{\n")
-    assert (bad.returncode, "line 1 is not JSON" in bad.stderr) == (2, True)
-    refused = command(server, "publish", "meta", text="{}\n")
-    assert (refused.returncode, "403" in refused.stderr) == (1, True)
-    query = command(server, "subscribe", "cli", "x=~5")
-    assert (query.returncode, "Starts-with" in query.stderr) == (1, True)
-
-
 def test_official_sdk_agrees(server):
     """Events made by the CloudEvents SDK are accepted in both modes and come out equal."""
     from cloudevents.core.bindings.http import to_binary, to_structured
@@ -494,17 +460,6 @@ def test_streams_are_subscribed_again_after_a_restart(start):
     asyncio.run(asyncio.wait_for(scenario(), 30))
 
 
-def test_commands_say_which_line(server):
-    """An event that is none is told with its line, and what was accepted before it."""
-    good = json.dumps(event("ok", {})) + "\n"
-    bad = json.dumps({"specversion": "1.0", "source": "/s", "id": "x"})
-    told = command(server, "publish", "cli2", text=good * 500 + bad)
-
-    assert told.returncode == 1
-    assert "line 501: " in told.stderr
-    assert "(500 events were accepted before)" in told.stderr
-
-
 ODD_EVENTS = [
     {"source": "", "id": ""},
     {"source": "/s", "id": "2", "type": 5, "time": "soon", "UPPER": [1], "x": None},
@@ -534,23 +489,6 @@ def test_whatever_the_server_takes_its_clients_can_read(server, client):
     assert out.stdout.splitlines()[-1].encode() == huge
 
 
-def test_a_terminal_is_shown_text_only(server, client):
-    """On a terminal events are pretty, binary data is shown, and no event speaks to the terminal."""
-    offset = client.publish("tty", ODD_EVENTS[-1]).offset
-    master, slave = os.openpty()
-    whole = [sys.executable, "-m", "virta", "subscribe", "tty", "--from", "earliest"]
-    whole += ["--count", "1", "--url", f"http://127.0.0.1:{server.port}"]
-    with os.fdopen(master, "rb", buffering=0) as terminal:
-        subprocess.run(whole, stdout=slave, timeout=30, check=True)
-        os.close(slave)
-        shown = terminal.read(65536).decode()
-
-    assert f"@{offset} " in shown
-    assert "data_base64: AAEC" in shown
-    assert "\ufffd]0;title\ufffd" in shown
-    assert "\x1b]0" not in shown
-
-
 def test_what_is_no_stream_is_no_subscription(client):
     """An id of no filter is an error at once, not something to come back to."""
     for id_ in ("0" * 64, "no-id"):
@@ -567,22 +505,3 @@ def test_what_is_no_stream_is_no_subscription(client):
 
     with pytest.raises(ClientError, match="text/html"):
         asyncio.run(scenario())
-
-
-def test_a_slow_pipe_is_published_as_it_comes(server, client):
-    """`tail -f … | virta publish`: a line is heard before the next one is written."""
-    whole = [sys.executable, "-m", "virta", "publish", "slow-pipe"]
-    whole += ["--url", f"http://127.0.0.1:{server.port}"]
-    with (
-        subprocess.Popen(whole, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as pipe,
-        client.subscribe("slow-pipe", start="earliest") as events,
-    ):
-        for n in range(3):
-            pipe.stdin.write(b'{"n":%d}\n' % n)
-            pipe.stdin.flush()
-            assert next(events).event.data == {"n": n}
-        pipe.stdin.write(b'{"n":"last"}')  # and no line end
-        said = pipe.communicate(timeout=20)[1]
-        assert next(events).event.data == {"n": "last"}
-
-    assert said == b"4 accepted\n"

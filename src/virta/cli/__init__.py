@@ -13,7 +13,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "config": ("virta.cli.config", "config", "Show every server setting and where it came from."),
     "doctor": ("virta.cli.doctor", "doctor", "Check that what Virta needs is here and works."),
     "filter": ("virta.cli.filter", "filter_group", "Validate, canonicalise and explain filters."),
-    "journal": ("virta.cli.journal_work", "journal", "Keys, values and jobs that are never lost."),
+    "journal": ("virta.cli.journal", "journal", "Keys, values and jobs that are never lost."),
     "lake": ("virta.cli.lake", "lake", "Keep a log's history as Parquet."),
     "publish": ("virta.cli.publish", "publish", "Publish events to a channel."),
     "serve": ("virta.cli.serve", "serve", "Serve channels, streams and filters over HTTP."),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from virta.cli.lines import (
+from virta.cli.input_lines import (
     STDIN,
     InputError,
     dialect_option,

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from virta.cli.lines import STDIN, dialect_option, read_documents, read_filters
+from virta.cli.input_lines import STDIN, dialect_option, read_documents, read_filters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from virta.cli.lines import Document
+    from virta.cli.input_lines import Document
     from virta.filters import Filter
 
 EXIT_NONE = 1

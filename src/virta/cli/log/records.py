@@ -1,4 +1,4 @@
-"""`virta log`: append to a log and read it; looking after it is in log_care, moving it in log_transfer."""
+"""`virta log`: append to a log and read it; looking after it is in maintenance, moving it in transfer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal
 import click
 
 import virta
-from virta.cli import log_care, log_transfer
+from virta.cli.log import maintenance, transfer
 from virta.cli.report import CarefulGroup, InputError, json_option, print_report
 from virta.cli.units import DURATION, PLACE, show_count
 from virta.errors import ConsumerError, LogGapError
@@ -38,7 +38,7 @@ def log() -> None:
     """Append to, read, inspect and look after an event log (a directory)."""
 
 
-for _command in (*log_care.COMMANDS, *log_transfer.COMMANDS):
+for _command in (*maintenance.COMMANDS, *transfer.COMMANDS):
     log.add_command(_command)
 
 
@@ -98,7 +98,7 @@ def _append_lines(
     target: Log, source: BinaryIO, done: dict[str, Any], *, form: str, batch: int,
     durability: Durability | None, topic: str | None, key: str | None, key_separator: str | None, lenient: bool,
 ) -> None:  # fmt: skip
-    from virta.cli.log_lines import line_parser, parse_line, read_lines
+    from virta.cli.log.lines import line_parser, parse_line, read_lines
 
     parse = line_parser(form, topic=topic, key=key, separator=key_separator, lenient=lenient)
     number = 0
@@ -152,7 +152,7 @@ def tail(
 
     With --from and no -n it prints everything from there; with --consumer everything since its last commit.
     """
-    from virta.cli.log_lines import WRITERS
+    from virta.cli.log.lines import WRITERS
 
     if follow and end is not None:
         raise click.UsageError("--to ends the reading and --follow does not: use one of them")

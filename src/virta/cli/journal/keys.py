@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from virta.cli.journal_output import line, moment, nothing, reported, show
+from virta.cli.journal.output import line, moment, nothing, reported, show
 from virta.journal.client import Client
 from virta.journal.commands import Command, Plain, look, set_, to_plain
 from virta.journal.commands import delete as delete_command

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from virta.cli.journal import LIMIT, PORTS, SECONDS, connected, journal
-from virta.cli.journal_output import EXIT_NOTHING, line, moment, nothing, plain_text, reported, show
+from virta.cli.journal.keys import LIMIT, PORTS, SECONDS, connected, journal
+from virta.cli.journal.output import EXIT_NOTHING, line, moment, nothing, plain_text, reported, show
 from virta.errors import JournalError
 from virta.journal.messages import PORT, RefusedError
 

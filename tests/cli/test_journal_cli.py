@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from journal_support import daemon_thread
 
-from virta.cli.journal_work import journal
+from virta.cli.journal import journal
 from virta.journal import Client
 from virta.journal.spool import REJECTED, scan
 
@@ -400,7 +400,7 @@ def test_serve_says_what_is_wrong(tmp_path):
 def test_help_is_quick():
     """`virta journal --help` does not load the daemon."""
     code = (
-        "import sys; from virta.cli.journal_work import journal; "
+        "import sys; from virta.cli.journal import journal; "
         "print([m for m in ('virta.journal.engine', 'virta.log') if m in sys.modules])"
     )
     out = subprocess.run(

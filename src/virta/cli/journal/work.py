@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from virta.cli import journal_taken as journal_taken  # noqa: PLC0414  (its commands are the group's)
-from virta.cli.journal import PORTS, journal
-from virta.cli.journal_jobs import talk
-from virta.cli.journal_output import plain_text, reported
+from virta.cli.journal.jobs import talk
+from virta.cli.journal.keys import PORTS, journal
+from virta.cli.journal.output import plain_text, reported
 from virta.errors import JournalError
 from virta.journal.messages import PORT
 

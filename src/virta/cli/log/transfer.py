@@ -128,7 +128,7 @@ def _import_puro(
 def _import_ndjson(
     target: Log, source: str, bar: Any, *, batch: int, durability: Durability | None, topic: str | None, **_puro: Any
 ) -> dict[str, Any]:  # fmt: skip
-    from virta.cli.log_lines import line_parser, parse_line, read_lines
+    from virta.cli.log.lines import line_parser, parse_line, read_lines
 
     parse = line_parser("ndjson-records", topic=topic, key=None, separator=None, lenient=False)
     done: dict[str, Any] = {
@@ -228,7 +228,7 @@ def _export_puro(
 def _export_ndjson(
     source: Log, target: str, bar: Any, *, topics: tuple[str, ...], start: Any, end: Any, force: bool, **_puro: Any
 ) -> dict[str, Any]:  # fmt: skip
-    from virta.cli.log_lines import WRITERS
+    from virta.cli.log.lines import WRITERS
     from virta.log.transfer import export_lines
 
     with source.read(topics or None, start=start, end=end) as reader:

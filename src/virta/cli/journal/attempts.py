@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from virta.cli.journal import SECONDS, connected, journal
-from virta.cli.journal_output import EXIT_NOTHING, line, moment, nothing, show
+from virta.cli.journal.keys import SECONDS, connected, journal
+from virta.cli.journal.output import EXIT_NOTHING, line, moment, nothing, show
 from virta.journal.commands import Next, next_
 from virta.journal.domain import parse_key
 from virta.journal.messages import RefusedError

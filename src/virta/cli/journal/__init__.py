@@ -1,0 +1,6 @@
+"""`virta journal`: the group with all its commands."""
+
+from virta.cli.journal import attempts as attempts
+from virta.cli.journal import jobs as jobs
+from virta.cli.journal import work as work
+from virta.cli.journal.keys import journal as journal

@@ -1,0 +1,3 @@
+"""`virta log`: the group with all its commands."""
+
+from virta.cli.log.records import log as log
