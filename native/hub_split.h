@@ -4,7 +4,7 @@
  * the events' records as the log has them (docs/format.md), the events one a line, and the digests of their
  * idempotency keys. Whatever is not as most batches are (line ends, escapes in a name, a source or an id, lone
  * surrogates, numbers of odd lengths, a partition key, deep nests, anything wrong) is declined with None: then
- * virta/server/intake.py reads the batch and says what is to be said. So what is taken here is exactly what the plain
+ * virta/server/event_input.py reads the batch and says what is to be said. So what is taken here is exactly what the plain
  * reading would have taken, with the same outcome. */
 #ifndef VIRTA_HUB_SPLIT_H
 #define VIRTA_HUB_SPLIT_H

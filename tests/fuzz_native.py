@@ -28,19 +28,19 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("fuzz")
 sys.path += [str(HERE / "journal"), str(HERE / "hub")]
 
+import test_event_batch as batch  # noqa: E402
 import test_journal_direct as direct  # noqa: E402
 import test_journal_lines as lines  # noqa: E402
 import test_journal_shortcut as shortcut  # noqa: E402
 import test_journal_wire as wire  # noqa: E402
-import test_parcel as parcel  # noqa: E402
 
 from virta.hub import kernel as hub_kernel  # noqa: E402
 from virta.journal import kernel as journal_kernel  # noqa: E402
 
 TESTS = (
     wire.test_both_halves_of_the_wire_agree,
-    parcel.test_a_parcel_is_never_anything_else,
-    parcel.test_the_tables_of_keys_agree,
+    batch.test_an_event_batch_is_never_anything_else,
+    batch.test_the_tables_of_keys_agree,
 )
 
 

@@ -14,17 +14,18 @@ import pytest
 import virta
 from virta.errors import LogGapError, LogWriteError
 from virta.filters import parse
-from virta.hub import id_index, keeper, replay
+from virta.hub import log_follower
 from virta.hub.delivery import SSE_PLAIN, Delivery, from_record
 from virta.hub.hub import Hub
-from virta.hub.id_index import Found
 from virta.hub.idempotency import Idempotency
-from virta.hub.keeper import Keeper
-from virta.hub.positions import EventId
+from virta.hub.log_follower import LogFollower
 from virta.hub.publisher import Publisher
 from virta.hub.registry import Registry
-from virta.hub.replay import Replayer, Start
-from virta.hub.subscription import Subscription
+from virta.hub.resume import id_index, replay
+from virta.hub.resume.id_index import IdSearchResult
+from virta.hub.resume.positions import EventId
+from virta.hub.resume.replay import Replayer, Start
+from virta.hub.subscription import ChannelSubscription
 from virta.log.record import Name, Record
 
 
@@ -60,19 +61,21 @@ class House:
         self.log = log or virta.open(path, visibility="committed")
         self.table = Idempotency(keys_max=1000, horizon_s=1000.0)
         self.hub = Hub()
-        self.keeper = Keeper(self.log, loop, self.arrived, durability=durability)
-        self.hub.position = self.keeper.position
-        self.publisher = Publisher(self.hub, self.keeper, self.table, loop, outstanding_max=10)
+        self.follower = LogFollower(self.log, loop, self.arrived, durability=durability)
+        self.hub.position = self.follower.position
+        self.publisher = Publisher(self.hub, self.follower, self.table, loop, outstanding_max=10)
         self.executor = ThreadPoolExecutor(2)
         self.replayer = Replayer(self.hub, self.log, self.table, self.executor)
-        self.keeper.start()
+        self.follower.start()
 
     def arrived(self, records):
         self.publisher.arrived(records)
 
     def listen(self, channel, query="", dialect="query-string"):
         ear = Ear()
-        subscription = Subscription("1-0", channel, parse(query, dialect), ear, encoding=SSE_PLAIN)
+        subscription = ChannelSubscription(
+            "1-0", channel, parse(query, dialect), ear, encoding=SSE_PLAIN
+        )
         return ear, subscription
 
     def attach(self, *arguments):
@@ -88,7 +91,7 @@ class House:
 
     async def close(self):
         await self.publisher.finished()
-        await asyncio.to_thread(self.keeper.stop)
+        await asyncio.to_thread(self.follower.stop)
         self.executor.shutdown()
         self.log.close()
 
@@ -128,7 +131,7 @@ WAYS = [("none", 0.0), ("group", float("inf")), ("group", -1.0)]
 @pytest.mark.parametrize(("durability", "loop_s"), WAYS)
 def test_order_among_writers_at_once(tmp_path, monkeypatch, durability, loop_s):
     """While another handle appends all the time, hearers still hear the log's order, each record once."""
-    monkeypatch.setattr(keeper, "LOOP_APPEND_S_MAX", loop_s)
+    monkeypatch.setattr(log_follower, "LOOP_APPEND_S_MAX", loop_s)
 
     async def scenario(house):
         ear = house.attach("c")
@@ -194,7 +197,7 @@ def test_failed_writes_are_answered_and_forgotten(tmp_path):
 
 def test_a_repeat_of_an_event_that_was_not_written(tmp_path, monkeypatch):
     """Who repeats an event while its first is being refused has it written, or is refused as well."""
-    monkeypatch.setattr(keeper, "LOOP_APPEND_S_MAX", -1.0)  # appends wait in the thread
+    monkeypatch.setattr(log_follower, "LOOP_APPEND_S_MAX", -1.0)  # appends wait in the thread
 
     async def scenario(house):
         ear = house.attach("c")
@@ -382,7 +385,9 @@ def test_a_way_out_that_fails_is_its_own_affair(tmp_path, caplog):
 
     async def scenario(house):
         for query in ("", "x=1"):
-            house.hub.attach(Subscription("1-9", "c", parse(query, "query-string"), Broken()))
+            house.hub.attach(
+                ChannelSubscription("1-9", "c", parse(query, "query-string"), Broken())
+            )
         ears = [
             house.attach("c"),
             house.attach("c", "x=1"),
@@ -398,8 +403,8 @@ def test_a_way_out_that_fails_is_its_own_affair(tmp_path, caplog):
 
 def test_records_of_others_that_cannot_be_delivered(tmp_path, monkeypatch):
     """What goes wrong with them keeps nobody from publishing: the write they came with is answered."""
-    monkeypatch.setattr(keeper, "LOOP_APPEND_S_MAX", -1.0)  # appends wait in the thread
-    monkeypatch.setattr(keeper, "POLL_S", 3600.0)  # and find the records of others themselves
+    monkeypatch.setattr(log_follower, "LOOP_APPEND_S_MAX", -1.0)  # appends wait in the thread
+    monkeypatch.setattr(log_follower, "POLL_S", 3600.0)  # and find the records of others themselves
 
     async def scenario(house):
         wrong = []
@@ -436,7 +441,7 @@ def test_an_answer_that_fails_keeps_no_other_waiting(tmp_path, caplog):
 
 def test_several_wait_for_the_publisher(tmp_path, monkeypatch):
     """Each of them hears that everything is answered, also when one gave up waiting."""
-    monkeypatch.setattr(keeper, "LOOP_APPEND_S_MAX", -1.0)
+    monkeypatch.setattr(log_follower, "LOOP_APPEND_S_MAX", -1.0)
 
     async def scenario(house):
         real, go = house.log.append_many, threading.Event()
@@ -459,10 +464,10 @@ def test_several_wait_for_the_publisher(tmp_path, monkeypatch):
     assert run(scenario, tmp_path, durability="group") == [None, None]
 
 
-def test_a_keeper_outlives_a_log_that_does_not_say_where_it_ends(tmp_path, monkeypatch):
+def test_the_follower_outlives_a_log_that_does_not_say_where_it_ends(tmp_path, monkeypatch):
     """An error while nothing is to be done ends no thread: the next append is made."""
-    monkeypatch.setattr(keeper, "LOOP_APPEND_S_MAX", -1.0)
-    monkeypatch.setattr(keeper, "RETRY_S", 0.01)
+    monkeypatch.setattr(log_follower, "LOOP_APPEND_S_MAX", -1.0)
+    monkeypatch.setattr(log_follower, "RETRY_S", 0.01)
 
     class Moody(virta.Log):
         asked = threading.Semaphore(0)
@@ -547,7 +552,7 @@ def test_a_consumer_that_leaves_does_not_free_the_turn_of_its_search(tmp_path):
             begun.set()
             go.wait(30)
             running -= 1
-            return Found(0, 0)
+            return IdSearchResult(0, 0)
 
         house.replayer._index.find = find
         asked = [asyncio.ensure_future(house.replayer.find("c", EventId("s+x"))) for _ in range(5)]

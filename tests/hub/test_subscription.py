@@ -9,13 +9,13 @@ import pytest
 
 from virta.filters import parse
 from virta.hub.stream_consumer import StreamConsumer
-from virta.hub.subscription import DROP_OLDEST, SlowPolicy, Subscription
+from virta.hub.subscription import DROP_OLDEST, ChannelSubscription, SlowPolicy
 from virta.streams import StreamIndex, canonical_stream_id, parse_stream_id
 
 VECTORS = Path(__file__).parent.parent / "vectors" / "subtub-overflow-vectors.jsonl"
 
 
-class Sink:
+class SubscriberSink:
     """Takes bytes; says it is full when told to."""
 
     def __init__(self):
@@ -30,9 +30,9 @@ class Sink:
 
 
 def make(**policy):
-    sink = Sink()
+    sink = SubscriberSink()
     held = SlowPolicy(**policy) if policy else None
-    return sink, Subscription("1-0", "c", parse(""), sink, policy=held)
+    return sink, ChannelSubscription("1-0", "c", parse(""), sink, policy=held)
 
 
 def test_live_payloads_go_straight_through():
@@ -123,7 +123,7 @@ def test_a_sink_that_fills_again_keeps_the_rest_waiting():
 )
 def test_overflow_vectors(vector):
     """One queue for all streams of a connection; the newest copies stay."""
-    sink = Sink()
+    sink = SubscriberSink()
     streams = [parse_stream_id(text) for text in vector["subscriptions"]]
     consumer = StreamConsumer(sink, streams, vector["max_queued"])
     index = StreamIndex()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from server_harness import STRUCTURED, Consumer, event, ids, read
-from test_intake import ODD
+from test_event_input import ODD
 
 TOKEN = "a-token-of-sixteen"
 POST = f"POST /channels/h HTTP/1.1\r\nHost: localhost\r\nContent-Type: {STRUCTURED}\r\n"

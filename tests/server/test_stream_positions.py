@@ -14,7 +14,7 @@ from server_harness import BATCH, STRUCTURED, Consumer, event, ids, narrow_socke
 from websockets.asyncio.client import connect
 
 import virta
-from virta.hub.positions import NOWHERE, tag_of
+from virta.hub.resume.positions import NOWHERE, tag_of
 
 POSITION = re.compile(r"([0-9a-f]{12})\.([0-9]+)")
 QUICK_PINGS = ("--ping-interval-ms", 100, "--durability", "none")

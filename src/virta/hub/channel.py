@@ -19,8 +19,8 @@ from virta.match import Matcher
 
 if TYPE_CHECKING:
     from virta.filters import Filter
-    from virta.hub.parcel import Parcel
-    from virta.hub.subscription import Subscription
+    from virta.hub.event_batch import EventBatch
+    from virta.hub.subscription import ChannelSubscription
 
 logger = logging.getLogger("virta.hub")
 
@@ -34,7 +34,7 @@ def root_of(filter_: Filter) -> str:
     return DOCUMENT if filter_.dialect == "koncorde" else EVENT
 
 
-class Entry:
+class FilterGroup:
     """One distinct filter and its subscriptions, by the encoding they want."""
 
     __slots__ = ("filter", "hits", "indexed_as", "subscriptions")
@@ -42,19 +42,19 @@ class Entry:
     def __init__(self, filter_: Filter) -> None:
         self.filter = filter_
         self.indexed_as = ""
-        self.subscriptions: dict[int, dict[Subscription, None]] = {}
+        self.subscriptions: dict[int, dict[ChannelSubscription, None]] = {}
         self.hits: list[Delivery] = []
 
     def __bool__(self) -> bool:
         return bool(self.subscriptions)
 
-    def add(self, subscription: Subscription) -> None:
+    def add(self, subscription: ChannelSubscription) -> None:
         group = self.subscriptions.get(subscription.encoding)
         if group is None:
             group = self.subscriptions[subscription.encoding] = {}
         group[subscription] = None
 
-    def remove(self, subscription: Subscription) -> bool:
+    def remove(self, subscription: ChannelSubscription) -> bool:
         """Take a subscription out; False when it was not in."""
         group = self.subscriptions.get(subscription.encoding, {})
         if subscription not in group:
@@ -90,9 +90,9 @@ class _Index:
 
     def __init__(self) -> None:
         self.matcher = Matcher()
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, FilterGroup] = {}
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: FilterGroup) -> None:
         added = self.matcher.add(entry.filter)
         # The same text, not a copy of it: there may be very many.
         entry.indexed_as = entry.filter.id if added == entry.filter.id else added
@@ -106,13 +106,13 @@ class _Index:
         except EventError:
             return [self._match_one(value) for value in values]
 
-    def hits(self, parcel: Parcel) -> list[tuple[int, Entry]]:
-        """Each event of a parcel (its place) with each entry that holds; a parcel is always readable."""
-        numbers, ends = self.matcher.match_many(parcel.lines, "uint32")
+    def hits(self, batch: EventBatch) -> list[tuple[int, FilterGroup]]:
+        """Each event of a batch (its place) with each entry that holds; a batch is always readable."""
+        numbers, ends = self.matcher.match_many(batch.lines, "uint32")
         if not numbers:
             return []
         found = []
-        for place in range(len(parcel)):
+        for place in range(len(batch)):
             for number in numbers[ends[place] : ends[place + 1]]:
                 id_ = self.matcher.id_of(number)
                 assert id_ is not None  # nobody else removes filters while we ask
@@ -126,7 +126,7 @@ class _Index:
             logger.warning("event_unreadable: %s", error.message)
             return []
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: FilterGroup) -> None:
         self.matcher.remove(entry.indexed_as)
         del self.entries[entry.indexed_as]
 
@@ -138,8 +138,8 @@ class Channel:
         self.name = name
         self._tag = tag  # of the log, for positions
         self.subscribers = 0
-        self._entries: dict[tuple[str, str], Entry] = {}
-        self._everything: Entry | None = None
+        self._entries: dict[tuple[str, str], FilterGroup] = {}
+        self._everything: FilterGroup | None = None
         self._indexes: dict[str, _Index] = {}
 
     def __bool__(self) -> bool:
@@ -149,13 +149,13 @@ class Channel:
         """The distinct filters that stand on the channel."""
         return [entry.filter for entry in self._entries.values()]
 
-    def add(self, subscription: Subscription) -> None:
+    def add(self, subscription: ChannelSubscription) -> None:
         filter_ = subscription.filter
         root = root_of(filter_)
         key = (root, filter_.id)
         entry = self._entries.get(key)
         if entry is None:
-            entry = self._entries[key] = Entry(filter_)
+            entry = self._entries[key] = FilterGroup(filter_)
             if isinstance(filter_.tree, Everything):
                 self._everything = entry
             else:
@@ -163,7 +163,7 @@ class Channel:
         entry.add(subscription)
         self.subscribers += 1
 
-    def remove(self, subscription: Subscription) -> bool:
+    def remove(self, subscription: ChannelSubscription) -> bool:
         """Take a subscription out; False when it was not in."""
         root = root_of(subscription.filter)
         key = (root, subscription.filter.id)
@@ -181,7 +181,7 @@ class Channel:
 
     def deliver(self, deliveries: list[Delivery], now: float) -> int:
         """Match a run of events in order and send each to whoever asked; returns copies sent."""
-        hit: list[Entry] = []
+        hit: list[FilterGroup] = []
         if self._everything is not None:
             self._everything.hits = list(deliveries)
             hit.append(self._everything)
@@ -201,18 +201,18 @@ class Channel:
                     entry.hits.append(delivery)
         return sum([entry.flush(now, self._tag) for entry in hit])
 
-    def deliver_parcel(self, parcel: Parcel, timestamp: int, now: float) -> int:
-        """The same for a parcel, of which only the events that somebody asked for are looked at."""
+    def deliver_batch(self, batch: EventBatch, timestamp: int, now: float) -> int:
+        """The same for a batch, of which only the events that somebody asked for are looked at."""
         events, documents = self._indexes.get(EVENT), self._indexes.get(DOCUMENT)
         some = self._everything is None and (documents is None or not documents.entries)
         if events is None or not some:
-            return self.deliver(parcel.deliveries(timestamp), now)
-        hits = events.hits(parcel)
+            return self.deliver(batch.deliveries(timestamp), now)
+        hits = events.hits(batch)
         if not hits:
             return 0
-        values = parcel.values()
+        values = batch.values()
         places = dict.fromkeys([place for place, _ in hits])
-        picked = parcel.pick(values, places, timestamp)
+        picked = batch.pick(values, places, timestamp)
         deliveries = dict(zip(places, picked, strict=True))
         for place, entry in hits:
             entry.hits.append(deliveries[place])

@@ -8,7 +8,7 @@ Frame of an event, as Thorium sends it (the comment is part of the frame; the of
     id: %2F%2Fsomewhere+some-id
     data: {"source":"//somewhere",…}
 
-For consumers that ask for positions the `id` is one (`virta.hub.positions`).
+For consumers that ask for positions the `id` is one (`virta.hub.resume.positions`).
 
 Everything here is a pure function of its arguments.
 """

@@ -22,7 +22,7 @@ from virta.errors import HubError
 from virta.hub.channel import Channel
 from virta.hub.delivery import Delivery
 from virta.hub.frames import timestamp_text
-from virta.hub.positions import Position, tag_of
+from virta.hub.resume.positions import ResumePosition, tag_of
 from virta.hub.topics import META, STREAMS
 from virta.streams import StreamIndex
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from virta.filters import Filter
-    from virta.hub.parcel import Parcel
+    from virta.hub.event_batch import EventBatch
     from virta.hub.stream_consumer import StreamConsumer
-    from virta.hub.subscription import Subscription
+    from virta.hub.subscription import ChannelSubscription
 
 # More standing queries than this are refused: each costs memory and an index entry.
 SUBSCRIPTIONS_MAX = 1_000_000
@@ -69,7 +69,7 @@ class Hub:
         self._clock_us = clock_us
         self._channels: dict[str, Channel] = {}
         self._streams: StreamIndex[StreamConsumer] = StreamIndex()
-        self._subscriptions: set[Subscription] = set()
+        self._subscriptions: set[ChannelSubscription] = set()
         self._stream_consumers: set[StreamConsumer] = set()
         self._numbers = count()
         self._position_waiters: set[asyncio.Event] = set()
@@ -80,7 +80,7 @@ class Hub:
         """An id that is unique in this process, shaped like Thorium's."""
         return f"{os.getpid()}-{next(self._numbers)}"
 
-    def attach(self, subscription: Subscription) -> None:
+    def attach(self, subscription: ChannelSubscription) -> None:
         """Let a subscription hear everything from `position` on."""
         if len(self._subscriptions) >= SUBSCRIPTIONS_MAX:
             raise HubError(
@@ -95,7 +95,7 @@ class Hub:
         self._subscriptions.add(subscription)
         self.conjunctions += subscription.query.count(";") + 1
 
-    def detach(self, subscription: Subscription) -> None:
+    def detach(self, subscription: ChannelSubscription) -> None:
         """Take a subscription away; fine when it never was attached."""
         subscription.close()
         if subscription not in self._subscriptions:
@@ -124,7 +124,7 @@ class Hub:
         for segments in consumer.streams:
             self._streams.remove(segments, consumer)
 
-    def has_hearers(self, channel: str) -> bool:
+    def has_subscribers(self, channel: str) -> bool:
         """Tell whether anyone would be asked about an event of this channel."""
         if channel == STREAMS:
             return bool(self._stream_consumers)
@@ -160,7 +160,7 @@ class Hub:
 
     def position_text(self, offset: int) -> str:
         """Return the position of a consumer that has received everything below this offset."""
-        return Position(self.tag, offset).text
+        return ResumePosition(self.tag, offset).text
 
     def advance(self, position: int) -> None:
         """Everything before this offset is (about to be) delivered."""
@@ -203,17 +203,17 @@ class Hub:
                 self.delivered += channel.deliver(run, began)
         self.routing_seconds += time.monotonic() - began
 
-    def deliver_parcel(self, parcel: Parcel, timestamp: int) -> None:
-        """Hand the events of a parcel, which stand in the log since `timestamp`, to whoever asked."""
-        channel = self._channels.get(parcel.channel)
+    def deliver_batch(self, batch: EventBatch, timestamp: int) -> None:
+        """Hand the events of a batch, which stand in the log since `timestamp`, to whoever asked."""
+        channel = self._channels.get(batch.channel)
         if channel is None:
             return
         began = time.monotonic()
-        self.routed += len(parcel)
-        self.delivered += channel.deliver_parcel(parcel, timestamp, began)
+        self.routed += len(batch)
+        self.delivered += channel.deliver_batch(batch, timestamp, began)
         self.routing_seconds += time.monotonic() - began
 
-    def announce(self, subscription: Subscription, *, registered: bool) -> None:
+    def announce(self, subscription: ChannelSubscription, *, registered: bool) -> None:
         """Tell the `meta` channel that a subscription came or went."""
         if META not in self._channels:
             return

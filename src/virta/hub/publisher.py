@@ -20,9 +20,9 @@ import msgspec
 
 from virta.errors import LogLockTimeoutError
 from virta.hub.delivery import Delivery, from_record
+from virta.hub.event_batch import EventBatch
 from virta.hub.idempotency import key_of
-from virta.hub.keeper import Commit
-from virta.hub.parcel import Parcel
+from virta.hub.log_follower import Commit
 from virta.hub.topics import DEAD_LETTERS, RESERVED_PREFIX, STREAMS
 from virta.log.codec import Encoded
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from virta.errors import LogError
     from virta.hub.hub import Hub
     from virta.hub.idempotency import Idempotency
-    from virta.hub.keeper import Keeper
+    from virta.hub.log_follower import LogFollower
     from virta.log import Record
 
     Answer = Callable[[LogError | None], None]
-    Part = Sequence[Delivery] | Parcel
+    Part = Sequence[Delivery] | EventBatch
 
 logger = logging.getLogger("virta.hub")
 
@@ -71,7 +71,7 @@ class _Gathering:
     __slots__ = ("answers", "bytes", "count", "parts", "repeats")
 
     def __init__(self) -> None:
-        self.parts: list[_Run | Parcel] = []  # in the order of the log
+        self.parts: list[_Run | EventBatch] = []  # in the order of the log
         self.count = 0  # of their events
         self.repeats: list[Delivery] = []  # of events that are not in the log yet
         self.answers: list[tuple[Answer, int]] = []
@@ -92,18 +92,18 @@ class _Gathering:
         last.marks += marks
         self.count += len(drafts)
 
-    def add_parcel(self, parcel: Parcel) -> None:
-        self.parts.append(parcel)
-        self.count += len(parcel)
+    def add_batch(self, batch: EventBatch) -> None:
+        self.parts.append(batch)
+        self.count += len(batch)
 
     def records(self) -> Sequence[tuple[str, bytes, bytes]] | Encoded:
-        """What the log is to append; parcels among themselves bring it with them."""
-        pieces = [part.records for part in self.parts if isinstance(part, Parcel)]
+        """What the log is to append; batches among themselves bring it with them."""
+        pieces = [part.records for part in self.parts if isinstance(part, EventBatch)]
         if len(pieces) == len(self.parts):
             return Encoded.of(pieces, self.count)
         records: list[tuple[str, bytes, bytes]] = []
         for part in self.parts:
-            if isinstance(part, Parcel):
+            if isinstance(part, EventBatch):
                 records += [(part.channel, b"", value) for value in part.values()]
             else:
                 records += [(d.channel, d.key, d.value) for d in part.drafts]
@@ -116,7 +116,7 @@ class Publisher:
     def __init__(
         self,
         hub: Hub,
-        keeper: Keeper,
+        follower: LogFollower,
         idempotency: Idempotency,
         loop: asyncio.AbstractEventLoop,
         *,
@@ -129,7 +129,7 @@ class Publisher:
         self.duplicates = 0
         self.commits = 0
         self._hub = hub
-        self._keeper = keeper
+        self._follower = follower
         self._idempotency = idempotency
         self._loop = loop
         self._outstanding_max = outstanding_max
@@ -180,13 +180,13 @@ class Publisher:
         number = size = 0
         for part in parts:
             number += len(part)
-            size += part.size if isinstance(part, Parcel) else sum([len(d.value) for d in part])
+            size += part.size if isinstance(part, EventBatch) else sum([len(d.value) for d in part])
         gathering = self._gathering(number, size)
         for part in parts:
-            if not isinstance(part, Parcel):
+            if not isinstance(part, EventBatch):
                 self._gather(gathering, part)
             elif self._idempotency.claim_all(part.digests):
-                gathering.add_parcel(part)
+                gathering.add_batch(part)
             else:  # repeats, which are taken out one by one
                 part.repeated = part.deliveries()
                 self._gather(gathering, part.repeated)
@@ -216,7 +216,7 @@ class Publisher:
         That is the offset of the first event that it wrote. When it wrote none, it is that of the
         event that its first one repeats, None if that is no longer known.
         """
-        if isinstance(part, Parcel):
+        if isinstance(part, EventBatch):
             if part.offset >= 0:
                 return part.offset, False
             part = part.repeated or ()
@@ -252,7 +252,7 @@ class Publisher:
         return [key if self._idempotency.claim(key) else DUPLICATE for key in keys]
 
     def arrived(self, records: list[Record]) -> None:
-        """Deliver what other processes appended (the keeper calls this in the loop)."""
+        """Deliver what other processes appended (the follower calls this in the loop)."""
         now = self._clock()
         written: list[tuple[str, int]] = []
         deliveries: list[Delivery] = []
@@ -290,7 +290,7 @@ class Publisher:
             # Repeats only: what they repeat is written already, since writes are in order.
             self._loop.call_soon(self._finish, gathering, None)
             return
-        self._keeper.commit(Commit(gathering.records(), self._written))
+        self._follower.commit(Commit(gathering.records(), self._written))
 
     def _take_places(self, gathering: _Gathering) -> None:
         """Write repeats whose first did not get into the log: they will be told that they are there."""
@@ -327,7 +327,7 @@ class Publisher:
     def _release(self, gathering: _Gathering) -> None:
         """The events are not in the log: whoever sends them again is the first."""
         for part in gathering.parts:
-            if isinstance(part, Parcel):
+            if isinstance(part, EventBatch):
                 self._idempotency.release(part.digests)
             else:
                 self._idempotency.release([mark for mark in part.marks if mark is not None])
@@ -336,7 +336,7 @@ class Publisher:
         offset = first
         for part in gathering.parts:
             self._settle(part, offset)
-            if isinstance(part, Parcel):
+            if isinstance(part, EventBatch):
                 part.offset = offset
             else:
                 for at, draft in enumerate(part.drafts, offset):
@@ -345,14 +345,14 @@ class Publisher:
         self.published += gathering.count
         self._hub.advance(offset)
         for part in gathering.parts:
-            if isinstance(part, Parcel):
-                self._hub.deliver_parcel(part, timestamp)
+            if isinstance(part, EventBatch):
+                self._hub.deliver_batch(part, timestamp)
             else:
                 self._deliver_run(part.drafts, timestamp)
 
     def _deliver_run(self, drafts: list[Delivery], timestamp: int) -> None:
         hub = self._hub
-        heard = {name for name in {draft.channel for draft in drafts} if hub.has_hearers(name)}
+        heard = {name for name in {draft.channel for draft in drafts} if hub.has_subscribers(name)}
         runs: dict[str, list[Delivery]] = {}
         for draft in drafts if heard else ():
             if draft.channel in heard:
@@ -361,9 +361,9 @@ class Publisher:
         if runs:
             hub.deliver_runs(runs)
 
-    def _settle(self, part: _Run | Parcel, first: int) -> None:
+    def _settle(self, part: _Run | EventBatch, first: int) -> None:
         """Note where events stand, so that repeats are known; messages to streams have no mark."""
-        if isinstance(part, Parcel):
+        if isinstance(part, EventBatch):
             self._idempotency.settle_run(part.digests, first, self._clock())
         elif None not in part.marks:
             self._idempotency.settle_run(cast("list[str]", part.marks), first, self._clock())

@@ -25,7 +25,7 @@ from virta.errors import FilterError, HubError, LogError
 from virta.event import document_of
 from virta.filters import Filter, parse
 from virta.hub.channel import DOCUMENT, root_of
-from virta.hub.keeper import LOCK_S_MAX
+from virta.hub.log_follower import LOCK_S_MAX
 from virta.match import NamedMatchers
 
 if TYPE_CHECKING:

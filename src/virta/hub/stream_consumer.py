@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from virta.hub.delivery import Delivery
-    from virta.hub.subscription import Sink
+    from virta.hub.subscription import SubscriberSink
     from virta.streams import Segments
 
 QUEUED_MIN, QUEUED_MAX = 1, 250
@@ -42,7 +42,7 @@ class StreamConsumer:
 
     def __init__(
         self,
-        sink: Sink,
+        sink: SubscriberSink,
         streams: list[Segments],
         max_queued: int,
         *,

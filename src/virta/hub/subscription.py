@@ -29,7 +29,7 @@ DISCONNECT = "disconnect"
 DROP_OLDEST = "drop-oldest"
 
 
-class Sink(Protocol):
+class SubscriberSink(Protocol):
     """Where a subscription's bytes go."""
 
     def write(self, payload: bytes) -> None:
@@ -65,7 +65,7 @@ class SlowPolicy:
     seconds_max: float = 30.0
 
 
-class Subscription:
+class ChannelSubscription:
     """One hearer of one channel."""
 
     __slots__ = (
@@ -93,7 +93,7 @@ class Subscription:
         id_: str,
         channel: str,
         filter_: Filter,
-        sink: Sink,
+        sink: SubscriberSink,
         *,
         query: str = "",
         encoding: int = SSE_CHUNKED,

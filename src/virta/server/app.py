@@ -245,8 +245,8 @@ class Endpoints:
 
     async def livez(self, request: Request) -> Response:  # noqa: ARG002
         headers = {"Cache-Control": "no-store"}
-        if self._service.keeper.poisoned is not None:
-            text = f"restart me: {self._service.keeper.poisoned.message}\n"
+        if self._service.follower.poisoned is not None:
+            text = f"restart me: {self._service.follower.poisoned.message}\n"
             return PlainTextResponse(text, 503, headers=headers)
         return PlainTextResponse("ok\n", headers=headers)
 
@@ -258,7 +258,7 @@ class Endpoints:
         elif not service.ready:
             why = "starting"
         else:
-            trouble = service.keeper.trouble
+            trouble = service.follower.trouble
             why = f"log: {trouble}" if trouble is not None else _full(service)
         headers = {"Cache-Control": "no-store"}
         if why is None:

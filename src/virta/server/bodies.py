@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from virta.errors import RequestError
 
 if TYPE_CHECKING:
-    from virta.server.intake import Headers
+    from virta.server.event_input import Headers
 
 IDENTITY = frozenset({b"", b"identity"})
 

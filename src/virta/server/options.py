@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote_plus
 
 from virta.errors import RequestError
-from virta.hub.positions import parse_last_event_id
+from virta.hub.resume.positions import parse_last_event_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from virta.hub.positions import Place
+    from virta.hub.resume.positions import Place
 
 POSITIONS, LAST_EVENT_ID = "$positions", "$last-event-id"
 KNOWN = (POSITIONS, LAST_EVENT_ID)

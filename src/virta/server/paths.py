@@ -13,7 +13,7 @@ from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from virta.errors import RequestError
-from virta.hub.positions import EventId, Place, parse_offset, parse_position
+from virta.hub.resume.positions import EventId, Place, parse_offset, parse_position
 from virta.hub.topics import META, is_reserved
 
 CHANNELS = b"/channels/"

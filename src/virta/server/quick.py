@@ -27,18 +27,18 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from virta.errors import LogError, LogLimitError, LogLockTimeoutError, RequestError
-from virta.hub.parcel import Parcel
+from virta.hub.event_batch import EventBatch
 from virta.server import responses
-from virta.server.exchange import Exchange
-from virta.server.intake import (
+from virta.server.event_input import (
     BATCH,
     MODES,
     STRUCTURED,
     Headers,
+    read_batch,
     read_events,
-    read_parcel,
     read_quickly,
 )
+from virta.server.exchange import Exchange
 
 if TYPE_CHECKING:
     from virta.hub.delivery import Delivery
@@ -68,7 +68,7 @@ RUN_BYTES_MAX = 8 * 1024 * 1024
 Times = tuple[int, int]
 NO_TIMES = (0, 0)
 # The connection that waits for a response, its times, and what it sent.
-Waiting = tuple["QuickLane", Times, "Delivery | Parcel | list[Delivery]"]
+Waiting = tuple["QuickLane", Times, "Delivery | EventBatch | list[Delivery]"]
 
 
 class KnownHead(NamedTuple):
@@ -175,7 +175,7 @@ class QuickWay:
                 continue
             room -= len(part)
             number += len(part)
-            if isinstance(part, Parcel):
+            if isinstance(part, EventBatch):
                 drafts = []  # what comes behind it
                 parts += [part, drafts]
             else:
@@ -193,14 +193,14 @@ class QuickWay:
         data: bytes,
         draft: Delivery | None,
         read_ms: int,
-    ) -> tuple[Parcel | list[Delivery] | None, int]:
+    ) -> tuple[EventBatch | list[Delivery] | None, int]:
         """The events of a body that wants a closer look, and how long that took; None: refused."""
         if draft is not None:
             return [draft], 0
         began = perf_counter() if known.size - known.start > TIMED_BODY_BYTES else 0.0
         channel, mode = known.channel, known.mode
         try:
-            part = read_parcel(channel, data, known.start) if mode is BATCH else None
+            part = read_batch(channel, data, known.start) if mode is BATCH else None
             events = part or read_events(
                 channel,
                 known.attributes,

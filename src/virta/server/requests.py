@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 from virta.errors import LogError, RequestError
 from virta.server import responses
-from virta.server.exchange import Exchange
-from virta.server.intake import (
+from virta.server.event_input import (
     BATCH,
     check_channel,
     content_mode,
     may_be_empty,
+    read_batch,
     read_events,
     read_messages,
-    read_parcel,
 )
+from virta.server.exchange import Exchange
 from virta.server.paths import ChannelPath, parse_channel_path
 from virta.server.quick import log_refusal
 from virta.server.sse import open_filter_stream, open_stream
@@ -250,7 +250,7 @@ class ChannelRequest(HotRequest):
         read = perf_counter()
         self._read_ms = int((read - self._started) * 1000)
         channel = self._path.channel
-        part: Part | None = read_parcel(channel, body) if self._mode is BATCH else None
+        part: Part | None = read_batch(channel, body) if self._mode is BATCH else None
         if part is None:
             part = read_events(
                 channel,

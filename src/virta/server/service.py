@@ -27,11 +27,11 @@ from virta import files
 from virta.errors import ConfigError, RequestError
 from virta.hub.hub import Hub
 from virta.hub.idempotency import Idempotency, key_of
-from virta.hub.keeper import Keeper
-from virta.hub.positions import tag_of
+from virta.hub.log_follower import LogFollower
 from virta.hub.publisher import Publisher, read_delivery
 from virta.hub.registry import Registry
-from virta.hub.replay import Replayer
+from virta.hub.resume.positions import tag_of
+from virta.hub.resume.replay import Replayer
 from virta.hub.subscription import SlowPolicy
 from virta.hub.topics import STREAMS
 from virta.journal.daemon import JournalServer
@@ -117,12 +117,12 @@ class Service:
         )
         self.registry = await asyncio.to_thread(Registry, Path(config.data_dir) / REGISTRY_NAME)
         self.hub = Hub(source_name=config.source_name, tag=tag_of(self.log.id))
-        self.keeper = Keeper(self.log, loop, self._arrived, durability=config.durability)
-        self.hub.position = self.keeper.position
-        await asyncio.to_thread(self._learn_tail, self.keeper.position)
+        self.follower = LogFollower(self.log, loop, self._arrived, durability=config.durability)
+        self.hub.position = self.follower.position
+        await asyncio.to_thread(self._learn_tail, self.follower.position)
         self.publisher = Publisher(
             self.hub,
-            self.keeper,
+            self.follower,
             self.idempotency,
             loop,
             outstanding_max=config.max_outstanding_events_per_router_thread,
@@ -132,7 +132,7 @@ class Service:
         await self._start_journal()
         self.webhooks = Webhooks(self)
         self.wheel.start()
-        self.keeper.start()
+        self.follower.start()
         self.webhooks.start()
         self.pipelines = self._listed_pipelines()
         self.pipelines.start()
@@ -154,7 +154,7 @@ class Service:
         if self.journal is not None:
             await self.journal.stop()
         await self.publisher.finished()
-        await asyncio.to_thread(self.keeper.stop)
+        await asyncio.to_thread(self.follower.stop)
         await asyncio.to_thread(self.executor.shutdown)
         await asyncio.to_thread(self.registry.close)
         await asyncio.to_thread(self.log.close)

@@ -29,14 +29,14 @@ from virta.hub.delivery import (
 )
 from virta.hub.frames import LAST_CHUNK, chunk, named_frame, timestamp_text
 from virta.hub.hub import now_microseconds
-from virta.hub.subscription import DISCONNECT, DROP_OLDEST, SlowPolicy, Subscription
+from virta.hub.subscription import DISCONNECT, DROP_OLDEST, ChannelSubscription, SlowPolicy
 from virta.server.options import read_options
 from virta.server.paths import parse_start
 from virta.server.responses import CLOSE, KEEP, SSE_HEAD
 
 if TYPE_CHECKING:
-    from virta.hub.positions import Place
-    from virta.hub.replay import Start
+    from virta.hub.resume.positions import Place
+    from virta.hub.resume.replay import Start
     from virta.server.protocol import HotProtocol
     from virta.server.service import Service
 
@@ -181,7 +181,7 @@ class SseConsumer:
         self._replay: asyncio.Task[None] | None = None
         self._announced = False
         self._filter_ids = filter_ids
-        self.subscription = Subscription(
+        self.subscription = ChannelSubscription(
             self._service.hub.new_client_id(),
             channel,
             filter_,

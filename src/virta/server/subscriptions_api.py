@@ -18,11 +18,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from virta.errors import FilterError, HubError, LogError, RequestError
-from virta.hub.positions import EventId, Position
+from virta.hub.resume.positions import EventId, ResumePosition
 from virta.hub.topics import META
 from virta.server.consent import read_rate
+from virta.server.event_input import check_channel
 from virta.server.filters_api import FILTER_BODY_BYTES_MAX, read_json, refused_filter
-from virta.server.intake import check_channel
 from virta.server.paths import name_fault, parse_start
 from virta.server.sinks import read_sink, without_user
 
@@ -98,7 +98,7 @@ class SubscriptionsApi:
             found = await self._service.replayer.find(description["config"]["channel"], start)
         except LogError as error:
             raise RequestError(500, "internal-failure", error.message) from error
-        if isinstance(start, Position | EventId) and found.gap is not None:
+        if isinstance(start, ResumePosition | EventId) and found.gap is not None:
             reason = found.gap["reason"]
             if reason != "trimmed":  # else it would silently start at the present end
                 raise RequestError(

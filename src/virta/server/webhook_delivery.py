@@ -22,7 +22,7 @@ from virta.filters import Filter, parse
 from virta.hub.delivery import Delivery
 from virta.hub.frames import timestamp_text
 from virta.hub.hub import now_microseconds
-from virta.hub.replay import read_piece
+from virta.hub.resume.replay import read_piece
 from virta.hub.topics import DEAD_LETTERS
 from virta.server.consent import Consent, to_record
 from virta.server.sinks import Answer, Sink, Verdict, without_user

@@ -29,11 +29,11 @@ from virta.hub.delivery import POSITION_ATTRIBUTE, WEBSOCKET, WEBSOCKET_POSITION
 from virta.hub.frames import timestamp_text, websocket_text
 from virta.hub.hub import now_microseconds
 from virta.hub.stream_consumer import StreamConsumer
-from virta.hub.subscription import Subscription
+from virta.hub.subscription import ChannelSubscription
 from virta.hub.topics import STREAMS
 from virta.server import responses
+from virta.server.event_input import STRUCTURED, check_channel, read_events
 from virta.server.handshake import check_handshake, check_subscribe
-from virta.server.intake import STRUCTURED, check_channel, read_events
 from virta.server.options import StreamOptions, read_options
 from virta.server.paths import CHANNELS, parse_channel_path
 from virta.server.sse import parse_query
@@ -41,8 +41,8 @@ from virta.server.sse import parse_query
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from virta.hub.positions import Place
-    from virta.hub.replay import Start
+    from virta.hub.resume.positions import Place
+    from virta.hub.resume.replay import Start
     from virta.server.protocol import HotProtocol
 
 SUBSCRIBE = b"/subscribe"
@@ -73,7 +73,7 @@ class WebSocket:
         self._method = method
         self._protocol = _ServerProtocol(subprotocols=[CLOUDEVENTS], max_size=EVENT_BYTES_MAX)
         self._streams: StreamConsumer | None = None
-        self._subscription: Subscription | None = None
+        self._subscription: ChannelSubscription | None = None
         self._channel: str | None = None
         self._start: Place | None = None
         self._positions = False
@@ -146,7 +146,7 @@ class WebSocket:
         check_handshake(headers)
         if self._start is None:
             self._start = place.start
-        subscription = Subscription(
+        subscription = ChannelSubscription(
             self._service.hub.new_client_id(),
             place.channel,
             filter_,

@@ -1,5 +1,5 @@
 """
-Blocks of the index of event ids (`virta.hub.id_index`): sorted numbers of a range of offsets.
+Blocks of the index of event ids (`virta.hub.resume.id_index`): sorted numbers of a range of offsets.
 
 The block that still grows is in memory. Older ones are in a temporary file without a name, next to the
 log, so that a long history takes disk and not memory; of each, every `FENCE`-th number stays in memory,

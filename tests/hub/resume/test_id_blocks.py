@@ -10,9 +10,9 @@ from array import array
 import pytest
 
 import virta
-from virta.hub import id_blocks, id_index
-from virta.hub.id_blocks import FENCE, HASH_MASK, SPAN_BITS, Block, BlockFile
-from virta.hub.id_index import Found, IdIndex
+from virta.hub.resume import id_blocks, id_index
+from virta.hub.resume.id_blocks import FENCE, HASH_MASK, SPAN_BITS, Block, BlockFile
+from virta.hub.resume.id_index import IdIndex, IdSearchResult
 
 
 def numbers(rng, count, hashes):
@@ -74,7 +74,7 @@ def test_the_index_finds_the_oldest_in_its_file(tmp_path, monkeypatch):
                 oldest.setdefault(id_, start + number)
             for id_ in rng.sample(sorted(oldest), 5):
                 found = index.find("c", [("s", id_)], log.next_offset)
-                assert found == Found(oldest[id_], 0)
+                assert found == IdSearchResult(oldest[id_], 0)
 
         assert sum(len(block.entries) for block in index._blocks) <= 60
         assert [p.name for p in log.path.iterdir() if "tmp" in p.name] == []
@@ -93,6 +93,6 @@ def test_a_full_disk_leaves_blocks_in_memory(tmp_path, monkeypatch, caplog):
         for first in range(0, 300, 60):
             values = [b'{"source":"s","id":"%d"}' % n for n in range(first, first + 60)]
             log.append_many([("c", b"", value) for value in values], durability="none")
-            assert index.find("c", [("s", "3")], log.next_offset) == Found(3, 0)
+            assert index.find("c", [("s", "3")], log.next_offset) == IdSearchResult(3, 0)
 
     assert "id_index_in_memory" in caplog.text

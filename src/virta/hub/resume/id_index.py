@@ -3,14 +3,14 @@ Offsets of events in the log, by channel, source and id.
 
 `Last-Event-ID` may name an event that was published long ago, or more than once. The index answers
 with the oldest offset. It is filled from the log on demand, newest records first, and keeps
-8 bytes per record on disk (`virta.hub.id_blocks`), so that each part of the log is read at most once, whatever is searched for:
+8 bytes per record on disk (`virta.hub.resume.id_blocks`), so that each part of the log is read at most once, whatever is searched for:
 
     blocks, by offset:   [first … next) ─► sorted array of  hash of (channel, source, id) | offset - first
                           44 bits of a keyed hash ─────────┘                     20 bits ─┘
 
 One search reads at most `SEARCH_BYTES_MAX` and `SEARCH_RECORDS_MAX` of the log, and the whole index
 holds at most `INDEX_RECORDS_MAX` records. Parts that were not searched are reported, never ignored
-(`Found.searched_from`); a later search continues where the limit stopped an earlier one.
+(`IdSearchResult.searched_from`); a later search continues where the limit stopped an earlier one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from virta.errors import LogError
 from virta.hub.delivery import from_record, identity
-from virta.hub.id_blocks import HASH_MASK, SPAN_MAX, Block, BlockFile
 from virta.hub.idempotency import key_of
+from virta.hub.resume.id_blocks import HASH_MASK, SPAN_MAX, Block, BlockFile
 from virta.hub.topics import DEAD_LETTERS, RESERVED_PREFIX
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ _RESERVED = RESERVED_PREFIX.encode()
 _DEAD_LETTERS = DEAD_LETTERS.encode()
 
 
-class Found(NamedTuple):
+class IdSearchResult(NamedTuple):
     """The oldest offset (None: not found) and the offset from which the log was searched."""
 
     offset: int | None
@@ -68,7 +68,7 @@ class IdIndex:
         self._secret = os.urandom(16).hex()
         self.bytes_read = 0  # of records
 
-    def find(self, channel: str, pairs: Iterable[tuple[str, str]], end: int) -> Found:
+    def find(self, channel: str, pairs: Iterable[tuple[str, str]], end: int) -> IdSearchResult:
         """
         Find the oldest event below `end` with one of these sources and ids.
 
@@ -82,8 +82,8 @@ class IdIndex:
             candidates = self._candidates(block, hashes)
             for offset in sorted(candidates):
                 if offset < end and self._is(offset, wanted):
-                    return Found(offset, searched_from)
-        return Found(None, searched_from)
+                    return IdSearchResult(offset, searched_from)
+        return IdSearchResult(None, searched_from)
 
     def _candidates(self, block: Block, hashes: list[int]) -> list[int]:
         try:

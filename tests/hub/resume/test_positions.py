@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virta.hub.frames import event_frame, named_frame, position_frame, with_member
-from virta.hub.positions import (
+from virta.hub.resume.positions import (
     NOWHERE,
     EventId,
-    Position,
+    ResumePosition,
     parse_last_event_id,
     parse_position,
     tag_of,
@@ -64,7 +64,7 @@ def test_places():
     tag = tag_of("some log")
 
     assert tag == hashlib.sha256(b"some log").hexdigest()[:12]
-    assert parse_last_event_id(f"{tag}.5") == Position(tag, 5)
+    assert parse_last_event_id(f"{tag}.5") == ResumePosition(tag, 5)
     assert parse_last_event_id("5") == 6  # the record at 5 was seen
     assert parse_last_event_id("5+6") == EventId("5+6")
     assert parse_position(NOWHERE) is not None

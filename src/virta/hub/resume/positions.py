@@ -27,7 +27,7 @@ NOWHERE = "0" * TAG_DIGITS + ".0"
 _POSITION = re.compile(rf"([0-9a-f]{{{TAG_DIGITS}}})\.([0-9]{{1,{OFFSET_DIGITS_MAX}}})")
 
 
-class Position(NamedTuple):
+class ResumePosition(NamedTuple):
     """A place in the log that a tag names."""
 
     tag: str
@@ -64,7 +64,7 @@ class EventId(NamedTuple):
 
 
 # Where a consumer may start: "earliest", "latest", an offset, a time, a position, after an event.
-Place = str | int | datetime | Position | EventId
+Place = str | int | datetime | ResumePosition | EventId
 
 
 def tag_of(log_id: str) -> str:
@@ -72,10 +72,10 @@ def tag_of(log_id: str) -> str:
     return hashlib.sha256(log_id.encode()).hexdigest()[:TAG_DIGITS]
 
 
-def parse_position(text: str) -> Position | None:
+def parse_position(text: str) -> ResumePosition | None:
     """Parse a position; return None if the text is not one."""
     found = _POSITION.fullmatch(text)
-    return Position(found[1], int(found[2])) if found else None
+    return ResumePosition(found[1], int(found[2])) if found else None
 
 
 def parse_offset(text: str) -> int | None:

@@ -27,7 +27,7 @@ from virta.event.rules import (
     IDENTITY_BYTES_MAX,
 )
 from virta.hub.delivery import Delivery
-from virta.hub.parcel import Parcel, pack
+from virta.hub.event_batch import EventBatch, pack
 from virta.hub.topics import META, STREAMS, is_reserved
 from virta.log.limits import KEY_BYTES_MAX
 from virta.streams import canonical_stream_id, parse_stream_id
@@ -165,7 +165,7 @@ def _check_utf8(body: bytes) -> None:
             raise _not_json(f"the body is not UTF-8: {error.reason}") from None
 
 
-def read_parcel(channel: str, data: bytes, start: int = 0) -> Parcel | None:
+def read_batch(channel: str, data: bytes, start: int = 0) -> EventBatch | None:
     """The events of a batch, `data` from `start` on, as a whole; None when it needs a closer look."""
     return pack(channel, data, start, events_max=BATCH_EVENTS_MAX, event_bytes_max=SHORT_CHARS)
 

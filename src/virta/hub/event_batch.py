@@ -1,9 +1,9 @@
 """
-A parcel: the events of one batch to one channel, as the log and the matcher take them.
+A batch: the events of one batch to one channel, as the log and the matcher take them.
 
 Most events of a batch are heard by nobody or only pass through an index, so they are not taken apart:
-a parcel is written, claimed and matched as a whole, and an event of it becomes a `Delivery` when
-somebody hears it. Invariant: a parcel's records, lines and digests are those of its deliveries, in
+a batch is written, claimed and matched as a whole, and an event of it becomes a `Delivery` when
+somebody hears it. Invariant: a batch's records, lines and digests are those of its deliveries, in
 one order.
 """
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 # Fewer events are better off one by one: what came together with them is then sent together.
-PARCEL_EVENTS_MIN = 16
+BATCH_EVENTS_MIN = 16
 
 
-class Parcel:
+class EventBatch:
     """Events that go one way together."""
 
     __slots__ = ("channel", "count", "digests", "lines", "offset", "records", "repeated")
@@ -68,9 +68,9 @@ class Parcel:
 
 def pack(
     channel: str, data: bytes, start: int, *, events_max: int, event_bytes_max: int
-) -> Parcel | None:
-    """The parcel of a batch that is as most are: `data` from `start` on; None when it is not."""
+) -> EventBatch | None:
+    """The batch of a batch that is as most are: `data` from `start` on; None when it is not."""
     found = split(channel, data, start, events_max, event_bytes_max) if split is not None else None
-    if found is None or found[0] < PARCEL_EVENTS_MIN:
+    if found is None or found[0] < BATCH_EVENTS_MIN:
         return None
-    return Parcel(channel, *found)
+    return EventBatch(channel, *found)

@@ -11,7 +11,7 @@ from virta.filters import parse
 from virta.hub.delivery import from_record
 from virta.log.record import Name, Record
 from virta.match import Matcher
-from virta.server.intake import read_events, read_parcel
+from virta.server.event_input import read_batch, read_events
 
 ODD = [
     b'{"source":"s","id":"\\ud800","data":{"a":1}}',
@@ -57,7 +57,7 @@ def test_a_batch_has_one_limit(more, odd):
     body = b"[" + b",".join(one % (n, odd) for n in range(count)) + b"]"
     mode = BATCH.encode()
 
-    whole = read_parcel("c", body)
+    whole = read_batch("c", body)
 
     if not more:
         assert whole is None or len(whole) == count

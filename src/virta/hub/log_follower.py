@@ -1,5 +1,5 @@
 """
-The keeper of the log: writes to it and follows it.
+The follower of the log: writes to it and follows it.
 
 Appends and the search for what other processes appended are made in one order, so runs of records
 reach the hub in the order of the log, each exactly once:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("virta.hub")
 
-# How often an idle keeper looks for records of other processes: the delay they may see.
+# How often an idle follower looks for records of other processes: the delay they may see.
 POLL_S = 0.005
 # A failing log is asked again after this long, so that an error does not become a busy loop.
 RETRY_S = 0.5
@@ -77,7 +77,7 @@ class Commit:
     foreign: list[Record] = field(default_factory=list)
 
 
-class Keeper:
+class LogFollower:
     """Owns the writing side of a log and the position up to which it was followed."""
 
     def __init__(
@@ -100,7 +100,7 @@ class Keeper:
         self._calm = 0  # appends in the thread, one after the other, that were not too slow
         self._position = log.next_offset
         self._commits: queue.SimpleQueue[Commit | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="virta-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="virta-follower", daemon=True)
         self.failure: LogError | None = None  # the last error of following, None when all is well
         self.refused: LogError | None = None  # the error of the last append, None when it succeeded
         self._refused_bytes = 0  # of the append that was refused
@@ -269,4 +269,4 @@ class Keeper:
         try:
             self._loop.call_soon_threadsafe(function, argument)
         except RuntimeError:
-            logger.debug("loop_closed: a result of the keeper came after the end")
+            logger.debug("loop_closed: a result of the follower came after the end")

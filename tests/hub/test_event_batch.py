@@ -12,15 +12,15 @@ from test_hub import House, draft, run
 
 from virta.errors import LogWriteError
 from virta.hub import kernel, keys
+from virta.hub.event_batch import BATCH_EVENTS_MIN, EventBatch
 from virta.hub.idempotency import key_of
-from virta.hub.parcel import PARCEL_EVENTS_MIN, Parcel
 from virta.log import codec
 from virta.log.limits import BATCH_HEADER_BYTES
-from virta.server.intake import BATCH, read_events, read_parcel
+from virta.server.event_input import BATCH, read_batch, read_events
 
 native = pytest.mark.skipif(not kernel.NATIVE, reason="the native half was not built")
 
-FILL = [b'{"source":"s","id":"fill-%d"}' % n for n in range(PARCEL_EVENTS_MIN)]
+FILL = [b'{"source":"s","id":"fill-%d"}' % n for n in range(BATCH_EVENTS_MIN)]
 # Events that are taken as they are: spaces, names twice, pairs of surrogates, wide characters, numbers.
 TAKEN = [
     b'{"id":"a","source":"s","data":{"a":[1,-0.5,1e9,0,12E-3],"b":{},"c":[],"d":null,"e":true}}',
@@ -69,57 +69,58 @@ DECLINED = [
 ]
 
 
-def batch(*events):
+def body_of(*events):
     return b"[%b]" % b",".join([*FILL, *events])
 
 
-def check_parcel(parcel, body, channel="c"):
-    """A parcel is what the plain reading of the same body makes of it."""
+def check_batch(batch, body, channel="c"):
+    """A batch is what the plain reading of the same body makes of it."""
     drafts = read_events(channel, [], BATCH, BATCH, body)
     records = codec.encode([(d.channel, d.key, d.value) for d in drafts])[BATCH_HEADER_BYTES:]
-    assert parcel.records == records
-    assert parcel.values() == [d.value for d in drafts]
-    assert len(parcel) == len(drafts)
-    assert parcel.size == sum(len(d.value) for d in drafts)
+    assert batch.records == records
+    assert batch.values() == [d.value for d in drafts]
+    assert len(batch) == len(drafts)
+    assert batch.size == sum(len(d.value) for d in drafts)
     digest = kernel._native.digest
-    assert parcel.digests == b"".join(digest(key_of(d.channel, d.source, d.id)) for d in drafts)
-    again = [(d.channel, d.source, d.id, d.value, d.timestamp) for d in parcel.deliveries(7)]
+    assert batch.digests == b"".join(digest(key_of(d.channel, d.source, d.id)) for d in drafts)
+    again = [(d.channel, d.source, d.id, d.value, d.timestamp) for d in batch.deliveries(7)]
     assert again == [(d.channel, d.source, d.id, d.value, 7) for d in drafts]
 
 
 @native
 @pytest.mark.parametrize("event", TAKEN)
-def test_usual_batches_become_parcels(event):
+def test_usual_batches_become_event_batches(event):
     """With the records, lines and keys that their events have one by one."""
     for channel in ("c", "ein Kanal für Wörter", "x" * 1000):
-        body = batch(event, event)
-        check_parcel(read_parcel(channel, body), body, channel)
-    parcel = read_parcel("c", b"head" + batch(event) + b" ", 4)
-    check_parcel(parcel, batch(event) + b" ")
+        body = body_of(event, event)
+        check_batch(read_batch(channel, body), body, channel)
+    batch = read_batch("c", b"head" + body_of(event) + b" ", 4)
+    check_batch(batch, body_of(event) + b" ")
 
 
 @native
 @pytest.mark.parametrize("event", DECLINED)
 def test_other_batches_do_not(event):
     """One odd event in it, and the batch is read the plain way."""
-    assert read_parcel("c", batch(event)) is None
-    assert read_parcel("c", b"[%b]" % b",".join([event, *FILL])) is None
+    assert read_batch("c", body_of(event)) is None
+    assert read_batch("c", b"[%b]" % b",".join([event, *FILL])) is None
 
 
 @native
 @pytest.mark.parametrize(
-    "body", [b"", b" ", b"[", b"[]", b"{}", b"]", batch()[:-1], batch() + b"]", batch() + b"\r\n"]
+    "body",
+    [b"", b" ", b"[", b"[]", b"{}", b"]", body_of()[:-1], body_of() + b"]", body_of() + b"\r\n"],
 )
-def test_what_is_no_batch_is_no_parcel(body):
+def test_what_is_no_batch_is_not_split(body):
     """Nor is one that stops too early or goes on too long."""
-    assert read_parcel("c", body) is None
+    assert read_batch("c", body) is None
 
 
 @native
-def test_limits_of_a_parcel(monkeypatch):
+def test_limits_of_an_event_batch(monkeypatch):
     """Small batches, too many events, records too large for one, channels that are none."""
     few = b"[%b]" % b",".join(FILL[1:])
-    assert read_parcel("c", few) is None
+    assert read_batch("c", few) is None
     assert kernel.split("c", few, 0, 100, 100) is not None
     assert kernel.split("c", few, 0, len(FILL) - 2, 100) is None
     assert kernel.split("c", few, 0, 100, 10) is None
@@ -130,8 +131,8 @@ def test_limits_of_a_parcel(monkeypatch):
     many = b"[%b]" % b",".join(FILL * 1100)
     assert kernel.split("x" * 1000, many, 0, 10**6, 100) is None
     assert kernel.split("x", many, 0, 10**6, 100) is not None
-    monkeypatch.setattr("virta.hub.parcel.split", None)
-    assert read_parcel("c", batch()) is None
+    monkeypatch.setattr("virta.hub.event_batch.split", None)
+    assert read_batch("c", body_of()) is None
 
 
 JSON = st.recursive(
@@ -155,7 +156,7 @@ EVENTS = st.dictionaries(NAMES, JSON, max_size=3).map(
     change=st.none() | st.sampled_from([bytes([n]) for n in b'"\\,:[]{}0-.eu\x00\n\xff x']),
 )
 @example(event={"source": "s", "id": "i"}, ascii_=True, spaces=False, at=0.5, change=b"}")
-def test_a_parcel_is_never_anything_else(event, ascii_, spaces, at, change):
+def test_an_event_batch_is_never_anything_else(event, ascii_, spaces, at, change):
     """Whatever a batch is made of, and with any byte of it changed: equal to the plain reading, or none."""
     separators = (" , ", " : ") if spaces else (",", ":")
     text = json.dumps(event, ensure_ascii=ascii_, separators=separators)
@@ -163,10 +164,10 @@ def test_a_parcel_is_never_anything_else(event, ascii_, spaces, at, change):
     if change is not None:
         place = int(at * len(raw))
         raw = raw[:place] + change + raw[place + 1 :]
-    body = batch(raw)
-    parcel = read_parcel("c", body)
-    if parcel is not None:
-        check_parcel(parcel, body)
+    body = body_of(raw)
+    batch = read_batch("c", body)
+    if batch is not None:
+        check_batch(batch, body)
 
 
 # The table of keys.
@@ -221,16 +222,16 @@ def test_a_table_of_keys_grows_and_goes_round(table):
 @native
 def test_keys_and_digests_are_the_same_keys():
     """A key taken as a text is held against its digest, and the other way round."""
-    parcel = read_parcel("c", batch())
-    names = [key_of("c", d.source, d.id) for d in parcel.deliveries()]
+    batch = read_batch("c", body_of())
+    names = [key_of("c", d.source, d.id) for d in batch.deliveries()]
     held = kernel.Keys(100)
     assert held.claim(names[3])
-    assert not held.claim_all(parcel.digests)
+    assert not held.claim_all(batch.digests)
     assert len(held) == 1
     held.release(names)
-    assert held.claim_all(parcel.digests)
+    assert held.claim_all(batch.digests)
     assert not any(held.claim(name) for name in names)
-    held.settle_run(parcel.digests, 100)
+    held.settle_run(batch.digests, 100)
     assert [held.offset(name) for name in names] == list(range(100, 100 + len(names)))
     for wrong in (7, (), [7], ["a", None]):
         with pytest.raises(TypeError):
@@ -243,11 +244,11 @@ def test_keys_and_digests_are_the_same_keys():
 # Through the publisher.
 
 
-def parcel_of(*ids, a=1):
+def event_batch(*ids, a=1):
     events = [{"source": "s", "id": id_, "data": {"a": a, "id": id_}} for id_ in ids]
-    parcel = read_parcel("c", json.dumps(events).encode())
-    assert isinstance(parcel, Parcel)
-    return parcel
+    batch = read_batch("c", json.dumps(events).encode())
+    assert isinstance(batch, EventBatch)
+    return batch
 
 
 def names(prefix, number=20):
@@ -268,7 +269,7 @@ def stored(house):
 
 @native
 @pytest.mark.parametrize("durability", ["none", "group"])
-def test_a_parcel_is_stored_and_heard(tmp_path, durability):
+def test_an_event_batch_is_stored_and_heard(tmp_path, durability):
     """By whoever asked for some of it, for all of it, or by its data; others hear nothing."""
 
     async def scenario(house):
@@ -278,12 +279,12 @@ def test_a_parcel_is_stored_and_heard(tmp_path, durability):
             house.attach("c", "id=nobody"),
             house.attach("other", ""),
         ]
-        assert await publish(house, parcel_of(*names("a"))) is None
-        assert await publish(house, parcel_of(*names("b"))) is None
+        assert await publish(house, event_batch(*names("a"))) is None
+        assert await publish(house, event_batch(*names("b"))) is None
         everything = house.attach("c", "")
-        assert await publish(house, parcel_of(*names("c"))) is None
+        assert await publish(house, event_batch(*names("c"))) is None
         document = house.attach("c", {"equals": {"a": 2}}, "koncorde")
-        assert await publish(house, parcel_of(*names("d"), a=2)) is None
+        assert await publish(house, event_batch(*names("d"), a=2)) is None
         heard = [[event["id"] for event in ear.heard] for ear in (*ears, everything, document)]
         return heard, stored(house), house.hub.routed, house.hub.delivered, house.hub.position
 
@@ -294,7 +295,7 @@ def test_a_parcel_is_stored_and_heard(tmp_path, durability):
 
 
 @native
-def test_a_hearer_gets_the_same_bytes_from_a_parcel(tmp_path):
+def test_a_subscriber_gets_the_same_bytes_from_an_event_batch(tmp_path):
     """As from the events one by one, times included."""
 
     async def scenario(house):
@@ -302,9 +303,9 @@ def test_a_hearer_gets_the_same_bytes_from_a_parcel(tmp_path):
         payloads = []
         subscription.put = payloads.append
         house.hub.attach(subscription)
-        parcel = parcel_of(*names("a"))
-        house.hub.deliver_parcel(parcel, 1_700_000_000_000_000)
-        house.hub.deliver(parcel.deliveries(1_700_000_000_000_000))
+        batch = event_batch(*names("a"))
+        house.hub.deliver_batch(batch, 1_700_000_000_000_000)
+        house.hub.deliver(batch.deliveries(1_700_000_000_000_000))
         return payloads
 
     one, other = run(scenario, tmp_path)
@@ -313,11 +314,11 @@ def test_a_hearer_gets_the_same_bytes_from_a_parcel(tmp_path):
 
 @native
 def test_order_in_one_write_is_the_order_of_taking(tmp_path):
-    """Parcels and single events: the log has them, and hearers hear them, as they were taken."""
+    """Parcels and single events: the log has them, and subscribers hear them, as they were taken."""
 
     async def scenario(house):
         ear, other = house.attach("c", ""), house.attach("c", "id=b2;id=y;id=x")
-        first, last = parcel_of(*names("a")), parcel_of(*names("b"))
+        first, last = event_batch(*names("a")), event_batch(*names("b"))
         between = [draft("c", "x", {"id": "x"}), draft("d", "z"), draft("c", "y", {"id": "y"})]
         assert await publish(house, [], first, between, last, [draft("c", "end")]) is None
         offsets = [house.table.offset(key_of("c", "s", id_)) for id_ in ("a0", "x", "b0", "end")]
@@ -331,16 +332,16 @@ def test_order_in_one_write_is_the_order_of_taking(tmp_path):
 
 
 @native
-def test_repeats_are_taken_out_of_a_parcel(tmp_path):
+def test_repeats_are_taken_out_of_an_event_batch(tmp_path):
     """The whole of it again, some of it, one twice in it, and one that was published alone."""
 
     async def scenario(house):
         ear = house.attach("c", "")
         await publish(house, [draft("c", "a3")])
-        await publish(house, parcel_of(*names("a")))
-        await publish(house, parcel_of(*names("a")))
-        await publish(house, parcel_of(*names("b"), "b1", "a1"), [draft("c", "b2")])
-        await publish(house, parcel_of(*names("c")), parcel_of(*names("c")))
+        await publish(house, event_batch(*names("a")))
+        await publish(house, event_batch(*names("a")))
+        await publish(house, event_batch(*names("b"), "b1", "a1"), [draft("c", "b2")])
+        await publish(house, event_batch(*names("c")), event_batch(*names("c")))
         publisher = house.publisher
         kept = stored(house)
         counts = (publisher.published, publisher.duplicates, publisher.outstanding)
@@ -354,7 +355,7 @@ def test_repeats_are_taken_out_of_a_parcel(tmp_path):
 
 
 @native
-def test_a_parcel_that_was_not_written_may_come_again(tmp_path, monkeypatch):
+def test_an_event_batch_that_was_not_written_may_come_again(tmp_path, monkeypatch):
     """All are told that it is lost; its events are not known, nor are those beside it."""
 
     async def scenario(house):
@@ -365,7 +366,7 @@ def test_a_parcel_that_was_not_written_may_come_again(tmp_path, monkeypatch):
             raise LogWriteError("the disk is gone")
 
         monkeypatch.setattr(house.log, "append_many", fail)
-        parts = (parcel_of(*names("a")), [draft("c", "x")])
+        parts = (event_batch(*names("a")), [draft("c", "x")])
         assert isinstance(await publish(house, *parts), LogWriteError)
         assert isinstance(await publish(house, parts[0]), LogWriteError)
         assert len(house.table) == 0

@@ -22,10 +22,10 @@ from virta.errors import EventError, LogError, LogGapError
 from virta.filters.tree import Everything
 from virta.hub.channel import DOCUMENT, root_of
 from virta.hub.delivery import ENCODERS, Delivery, from_record
-from virta.hub.id_index import Found, IdIndex
 from virta.hub.idempotency import key_of
-from virta.hub.positions import NOWHERE, EventId, Place, Position
 from virta.hub.publisher import read_delivery
+from virta.hub.resume.id_index import IdIndex, IdSearchResult
+from virta.hub.resume.positions import NOWHERE, EventId, Place, ResumePosition
 from virta.hub.stream_consumer import StreamConsumer
 from virta.hub.topics import META, STREAMS
 from virta.match.events import parse_event
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from virta.filters import Filter
     from virta.hub.hub import Hub
     from virta.hub.idempotency import Idempotency
-    from virta.hub.subscription import Subscription
+    from virta.hub.subscription import ChannelSubscription
     from virta.log import Log, Reader, Record
     from virta.log.recovery import Problem
     from virta.streams import Segments
@@ -71,7 +71,7 @@ class Start:
     again: str = NOWHERE
 
 
-class Piece:
+class HistoryPiece:
     """What one read of the log found."""
 
     __slots__ = ("bytes", "deliveries", "finished", "gap", "next")
@@ -95,7 +95,7 @@ class Replayer:
         self._turn = asyncio.Semaphore(REPLAYS_MAX)
         self._index = IdIndex(log)
         self._search_turn = asyncio.Semaphore(1)
-        self._searches: set[asyncio.Task[Found]] = set()
+        self._searches: set[asyncio.Task[IdSearchResult]] = set()
         self.running = 0
 
     @property
@@ -110,7 +110,7 @@ class Replayer:
         Raises:
             LogError: the log cannot be read.
         """
-        if channel == META and isinstance(place, Position | EventId):
+        if channel == META and isinstance(place, ResumePosition | EventId):
             return self._lost({"reason": "no-history"})
         if isinstance(place, EventId):
             return await self._behind(channel, place)
@@ -151,13 +151,13 @@ class Replayer:
             return Start(found.offset + 1, gap | {"resumedAt": found.offset + 1})
         return Start(found.offset + 1)
 
-    def _searched(self, search: asyncio.Task[Found]) -> None:
+    def _searched(self, search: asyncio.Task[IdSearchResult]) -> None:
         """Forget a search that has ended; retrieve its error, which may have no reader left."""
         self._searches.discard(search)
         if not search.cancelled():
             search.exception()
 
-    async def _search(self, channel: str, pairs: list[tuple[str, str]], end: int) -> Found:
+    async def _search(self, channel: str, pairs: list[tuple[str, str]], end: int) -> IdSearchResult:
         loop = asyncio.get_running_loop()
         async with self._search_turn:
             return await loop.run_in_executor(self._executor, self._index.find, channel, pairs, end)
@@ -176,7 +176,7 @@ class Replayer:
             return Start(self._hub.position)
         if place == "earliest":
             return Start(self._log.first_offset)
-        if isinstance(place, Position):
+        if isinstance(place, ResumePosition):
             return self._at_position(place)
         if isinstance(place, int):
             # Whoever knows an offset that this log has not reached knows another log.
@@ -185,7 +185,7 @@ class Replayer:
         with self._log.read(start=place) as reader:
             return Start(reader.position)
 
-    def _at_position(self, place: Position) -> Start:
+    def _at_position(self, place: ResumePosition) -> Start:
         unknown: dict[str, object] = {"reason": "unknown-position", "lastEventID": place.text}
         if place.tag != self._hub.tag:
             return self._lost(unknown)
@@ -201,7 +201,7 @@ class Replayer:
 
     async def run(
         self,
-        consumer: Subscription | StreamConsumer,
+        consumer: ChannelSubscription | StreamConsumer,
         start: Start,
         *,
         drained: Callable[[], asyncio.Future[None] | None],
@@ -273,7 +273,9 @@ class Replayer:
         finally:
             reader.close()
 
-    async def _pieces(self, reader: Reader, way: _ChannelWay | _StreamWay) -> AsyncIterator[Piece]:
+    async def _pieces(
+        self, reader: Reader, way: _ChannelWay | _StreamWay
+    ) -> AsyncIterator[HistoryPiece]:
         loop = asyncio.get_running_loop()
         finished = False
         while not finished:
@@ -292,7 +294,7 @@ class _ChannelWay:
     """Sends history to a subscription on a channel."""
 
     def __init__(
-        self, hub: Hub, subscription: Subscription, is_first: Callable[[Delivery], bool]
+        self, hub: Hub, subscription: ChannelSubscription, is_first: Callable[[Delivery], bool]
     ) -> None:
         self.consumer = subscription
         self.topic = subscription.channel
@@ -300,7 +302,7 @@ class _ChannelWay:
         self._tag = hub.tag.encode()
         self._is_first = is_first
 
-    def read(self, reader: Reader) -> Piece:
+    def read(self, reader: Reader) -> HistoryPiece:
         """Read a piece; runs in a thread."""
         return read_piece(reader, self.consumer.filter)
 
@@ -325,7 +327,7 @@ class _StreamWay:
         self._hub = hub
         self._tag = hub.tag.encode()
 
-    def read(self, reader: Reader) -> Piece:
+    def read(self, reader: Reader) -> HistoryPiece:
         """Read a piece; runs in a thread."""
         return _read_messages(reader, self.consumer.streams)
 
@@ -345,7 +347,7 @@ def _trimmed(first: int, next_: int) -> dict[str, object]:
     return {"reason": "trimmed", "from": first, "resumedAt": next_}
 
 
-def read_piece(reader: Iterator[Record], filter_: Filter) -> Piece:
+def read_piece(reader: Iterator[Record], filter_: Filter) -> HistoryPiece:
     """Read events until the piece is full; runs in a thread."""
     everything = isinstance(filter_.tree, Everything)
     by_document = root_of(filter_) == DOCUMENT
@@ -358,7 +360,7 @@ def read_piece(reader: Iterator[Record], filter_: Filter) -> Piece:
     return _read_piece(reader, copies)
 
 
-def _read_messages(reader: Iterator[Record], streams: list[Segments]) -> Piece:
+def _read_messages(reader: Iterator[Record], streams: list[Segments]) -> HistoryPiece:
     """Read stream messages until the piece is full, each once for every stream it matches."""
 
     def copies(record: Record) -> list[Delivery]:
@@ -371,8 +373,10 @@ def _read_messages(reader: Iterator[Record], streams: list[Segments]) -> Piece:
     return _read_piece(reader, copies)
 
 
-def _read_piece(reader: Iterator[Record], copies: Callable[[Record], list[Delivery]]) -> Piece:
-    piece = Piece()
+def _read_piece(
+    reader: Iterator[Record], copies: Callable[[Record], list[Delivery]]
+) -> HistoryPiece:
+    piece = HistoryPiece()
     for _ in range(PIECE_RECORDS_MAX):
         try:
             record = next(reader)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import virta
-from virta.hub import id_index
-from virta.hub.id_index import Found, IdIndex
+from virta.hub.resume import id_index
+from virta.hub.resume.id_index import IdIndex, IdSearchResult
 
 ALL = [("s", "x"), ("s", "y")]
 
@@ -39,13 +39,13 @@ def test_the_oldest_of_several(log):
     append(log, "c", "a", "x", "b", "x")
     index = IdIndex(log)
 
-    assert index.find("c", [("s", "x")], log.next_offset) == Found(3, 0)
-    assert index.find("c", [("s", "nobody")], log.next_offset) == Found(None, 0)
+    assert index.find("c", [("s", "x")], log.next_offset) == IdSearchResult(3, 0)
+    assert index.find("c", [("s", "nobody")], log.next_offset) == IdSearchResult(None, 0)
     append(log, "c", "new", "x")
-    assert index.find("c", [("s", "new")], log.next_offset) == Found(6, 0)
-    assert index.find("c", [("s", "new"), ("s", "x")], log.next_offset) == Found(3, 0)
+    assert index.find("c", [("s", "new")], log.next_offset) == IdSearchResult(6, 0)
+    assert index.find("c", [("s", "new"), ("s", "x")], log.next_offset) == IdSearchResult(3, 0)
     # What came after the consumer asked is none of its past.
-    assert index.find("c", [("s", "new")], 6) == Found(None, 0)
+    assert index.find("c", [("s", "new")], 6) == IdSearchResult(None, 0)
 
 
 def test_records_that_are_no_events(log):
@@ -55,9 +55,9 @@ def test_records_that_are_no_events(log):
     log.append("$virta/dead-letters", b"", value("x"), durability="none")
     index = IdIndex(log)
 
-    assert index.find("c", [("/log/c", "0")], 3) == Found(0, 0)
-    assert index.find("$virta/streams", [("s", "x")], 3) == Found(None, 0)
-    assert index.find("$virta/dead-letters", [("s", "x")], 3) == Found(2, 0)
+    assert index.find("c", [("/log/c", "0")], 3) == IdSearchResult(0, 0)
+    assert index.find("$virta/streams", [("s", "x")], 3) == IdSearchResult(None, 0)
+    assert index.find("$virta/dead-letters", [("s", "x")], 3) == IdSearchResult(2, 0)
 
 
 def test_unknown_ids_read_nothing_twice(log):
@@ -88,7 +88,7 @@ def test_a_search_that_is_cut_says_so_and_the_next_goes_on(log, monkeypatch):
     while (found := index.find("c", [("s", "x")], end)).searched_from:
         assert found.searched_from < first.searched_from
         first = found
-    assert found == Found(0, 0)
+    assert found == IdSearchResult(0, 0)
 
 
 def test_bytes_are_a_limit_too(log, monkeypatch):
@@ -126,7 +126,7 @@ def test_trimmed_history_is_forgotten(log):
     for first in range(0, 2000, 50):
         append(log, "c", *range(first, first + 50))
     index = IdIndex(log)
-    assert index.find("c", [("s", "0")], log.next_offset) == Found(0, 0)
+    assert index.find("c", [("s", "0")], log.next_offset) == IdSearchResult(0, 0)
     log.retain(max_bytes=16_384)
 
     found = index.find("c", [("s", "0")], log.next_offset)
@@ -184,10 +184,10 @@ def test_searches_that_waited_read_nothing_again(log):
         append(log, "c", f"later-{number}")
         ends.append(log.next_offset)
     index = IdIndex(log)
-    assert index.find("c", [("s", "later-0")], ends[0]) == Found(None, 0)
+    assert index.find("c", [("s", "later-0")], ends[0]) == IdSearchResult(None, 0)
     read = index.bytes_read
 
     for number, end in enumerate(ends[1:]):
-        assert index.find("c", [("s", f"later-{number}")], end) == Found(end - 1, 0)
+        assert index.find("c", [("s", f"later-{number}")], end) == IdSearchResult(end - 1, 0)
 
     assert index.bytes_read == read

@@ -1,0 +1,1 @@
+"""Find the place where a consumer continues, and send it what it missed."""
