@@ -155,7 +155,7 @@ def test_pipelines_are_private(under, monkeypatch):
     pytest.importorskip("pyspark")
     import pyarrow as pa
 
-    from virta.server.pipelines import Output
+    from virta.server.pipeline_supervisor import Output
     from virta.spark import decode, filter_set, java, lake, sink, status
     from virta.spark.layout import Problem
     from virta.spark.pipeline import Pipeline

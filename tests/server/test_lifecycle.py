@@ -30,7 +30,8 @@ def test_health(server):
 
 STOPPED_AT_ONCE = """
 import os, signal, sys, structlog
-from virta.server import config, run
+from virta.server import config_loader as config
+from virta.server import run
 make = structlog.make_filtering_bound_logger(20)
 class Logger(make):
     def info(self, said, **more):

@@ -13,9 +13,9 @@ from server_harness import STRUCTURED, event, read
 
 from virta.cli import main
 from virta.errors import ConfigError, RequestError
-from virta.server.app import build_app
-from virta.server.config import load
-from virta.server.door import Door
+from virta.server.api.app import build_app
+from virta.server.auth import Door
+from virta.server.config_loader import load
 from virta.server.hosts import Hosts, read_host
 from virta.server.origins import Origins
 

@@ -14,7 +14,7 @@ from virta.server.settings import SETTINGS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from virta.server.config import Config
+    from virta.server.config_loader import Config
     from virta.server.settings import Setting
 
 EXIT_USAGE = 2
@@ -60,7 +60,7 @@ def _help(text: str, default: object) -> str:
 def settled(options: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
     """Merge flags, variables and file, or end with a usage error that lists what is wrong."""
     from virta.errors import ConfigError
-    from virta.server.config import load
+    from virta.server.config_loader import load
 
     # A repeatable flag that was not given is an empty tuple.
     flags = {n: None if v == () else v for n, v in options.items() if n != "config_file"}

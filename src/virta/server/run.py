@@ -24,17 +24,17 @@ import uvicorn
 import uvloop
 
 from virta.errors import ConfigError
-from virta.server.app import build_app
-from virta.server.door import check_exposure
+from virta.server.api.app import build_app
+from virta.server.auth import check_exposure
+from virta.server.http.connection import HotProtocol
+from virta.server.http.fast_publish import QuickWay
 from virta.server.log_fields import spread_fields
-from virta.server.protocol import HotProtocol
-from virta.server.quick import QuickWay
 from virta.server.service import Service
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from virta.server.config import Config
+    from virta.server.config_loader import Config
 
 BACKLOG = 4096
 # The thread that has just synced the log waits at most this long for a busy event loop.

@@ -35,20 +35,20 @@ from virta.hub.resume.replay import Replayer
 from virta.hub.subscription import SlowPolicy
 from virta.hub.topics import STREAMS
 from virta.journal.daemon import JournalServer
-from virta.server.bodies import UnfinishedBodies
-from virta.server.config import LOG_NAME
-from virta.server.door import THORIUM_CORS, Door, read_tokens
+from virta.server.auth import THORIUM_CORS, Door, read_tokens
+from virta.server.config_loader import LOG_NAME
 from virta.server.hosts import Hosts, host_name, is_loopback
+from virta.server.http.bodies import UnfinishedBodies
+from virta.server.http.deadlines import Wheel
+from virta.server.http.responses import COMMON, KEEP, Responder
 from virta.server.origins import Origins
-from virta.server.pipelines import Limits, Pipelines
-from virta.server.responses import COMMON, KEEP, Responder
-from virta.server.webhooks import Webhooks
-from virta.server.wheel import Wheel
+from virta.server.pipeline_supervisor import Limits, Pipelines
+from virta.server.webhooks.subscriptions import Webhooks
 
 if TYPE_CHECKING:
     from virta.log.handle import Visibility
-    from virta.server.config import Config
-    from virta.server.sse import SseConsumer
+    from virta.server.config_loader import Config
+    from virta.server.consumers.sse import SseConsumer
 
 # Threads that read history; more would only fight for the disk.
 READERS_MAX = 4

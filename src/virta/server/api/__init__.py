@@ -1,0 +1,1 @@
+"""The ASGI application: control routes and the descriptions of the API."""

@@ -1,0 +1,251 @@
+"""
+CloudEvents Subscriptions: `/subscriptions`, where a subscriber leaves a filter and a sink.
+
+The object is that of the Subscriptions API (version 1.0-wip): `sink`, `protocol` (HTTP), `filters`,
+`types`, `source`, `protocolsettings` (`headers`, `method`); `config.channel` names the channel and
+`config.from` where to begin (`latest` without it).
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import Route
+
+from virta.errors import FilterError, HubError, LogError, RequestError
+from virta.hub.resume.positions import EventId, ResumePosition
+from virta.hub.topics import META
+from virta.server.api.filters import FILTER_BODY_BYTES_MAX, read_json, refused_filter
+from virta.server.event_input import check_channel
+from virta.server.http.routes import name_fault, parse_start
+from virta.server.webhooks.client import read_sink, without_user
+from virta.server.webhooks.consent import read_rate
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from starlette.requests import Request
+
+    from virta.server.service import Service
+
+MEMBERS = frozenset(
+    {"id", "sink", "protocol", "protocolsettings", "config", "filters", "types", "source"}
+)
+
+
+# RFC 9110 §5.6.2; and what belongs to the connection, not to the subscriber.
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+RESERVED_HEADERS = frozenset({"connection", "content-length", "host", "transfer-encoding"})
+
+
+# How an event may be sent.
+METHODS = ("POST", "PUT", "PATCH")
+
+T = TypeVar("T")
+
+
+class SubscriptionsApi:
+    """Handlers under `/subscriptions`."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/subscriptions", self.create, methods=["POST"]),
+            Route("/subscriptions", self.list, methods=["GET"]),
+            Route("/subscriptions/{id}", self.show, methods=["GET"]),
+            Route("/subscriptions/{id}", self.update, methods=["PUT"]),
+            Route("/subscriptions/{id}", self.delete, methods=["DELETE"]),
+            Route("/subscriptions/{id}/confirm", self.confirm, methods=["GET", "POST"]),
+        ]
+
+    async def create(self, request: Request) -> Response:
+        description = _checked(await read_json(request, FILTER_BODY_BYTES_MAX))
+        id_ = str(uuid.uuid4())
+        cursor = await self._cursor(description)
+        hook = await self._agreed(self._service.webhooks.subscribe(id_, description, cursor))
+        response = self._json(hook.status(), 202 if hook.consent.pending else 201)
+        response.headers["Location"] = f"/subscriptions/{id_}"
+        return response
+
+    async def update(self, request: Request) -> Response:
+        """Put another description in a subscription's place; without `config.from` it goes on where it is."""
+        id_ = request.path_params["id"]
+        body = await read_json(request, FILTER_BODY_BYTES_MAX)
+        description = _checked(body, self._known(id_))
+        if body.get("id", id_) != id_:
+            raise _invalid(f"`id` is {body['id']!r}, and {id_!r} in the path")
+        cursor = await self._cursor(description) if "from" in description["config"] else None
+        hook = await self._agreed(self._service.webhooks.replace(id_, description, cursor))
+        if hook is None:
+            raise RequestError(404, "not-found", "no subscription has this id")
+        return self._json(hook.status(), 202 if hook.consent.pending else 200)
+
+    def _known(self, id_: str) -> dict[str, Any]:
+        """Return the description of a subscription, empty if there is none."""
+        hook = self._service.webhooks.hooks.get(id_)
+        return hook.description if hook is not None else {}
+
+    async def _cursor(self, description: dict[str, Any]) -> int:
+        start = parse_start(str(description["config"].get("from", "latest")))
+        try:
+            found = await self._service.replayer.find(description["config"]["channel"], start)
+        except LogError as error:
+            raise RequestError(500, "internal-failure", error.message) from error
+        if isinstance(start, ResumePosition | EventId) and found.gap is not None:
+            reason = found.gap["reason"]
+            if reason != "trimmed":  # else it would silently start at the present end
+                raise RequestError(
+                    400, "invalid-start", f"{start.text!r} is not in the log: {reason}"
+                )
+        return found.offset
+
+    async def _agreed(self, asking: Awaitable[T]) -> T:
+        """Wait for a sink's answer, with the product's errors as ours."""
+        try:
+            return await asking
+        except FilterError as error:
+            raise refused_filter(error) from error
+        except HubError as error:
+            status = 429 if error.code == "too-many-handshakes" else 400
+            raise RequestError(status, error.code, error.message) from error
+        except LogError as error:
+            raise RequestError(500, "internal-failure", error.message) from error
+
+    async def confirm(self, request: Request) -> Response:
+        """The callback of a deferred handshake: the key in its address is all it needs to know."""
+        if request.method == "HEAD":  # who only looks at a link consents to nothing
+            raise HTTPException(405, headers={"Allow": "GET, POST"})
+        rate = read_rate(request.headers.get("webhook-allowed-rate"))
+        key = request.query_params.get("key", "")
+        try:
+            hook = await self._service.webhooks.confirm(request.path_params["id"], key, rate)
+        except LogError as error:
+            raise RequestError(500, "internal-failure", error.message) from error
+        if hook is None:
+            raise RequestError(404, "not-found", "no subscription waits for this confirmation")
+        return self._json({"id": hook.id, "state": hook.state})
+
+    async def list(self, request: Request) -> Response:  # noqa: ARG002
+        return self._json([hook.status() for hook in self._service.webhooks.hooks.values()])
+
+    async def show(self, request: Request) -> Response:
+        hook = self._service.webhooks.hooks.get(request.path_params["id"])
+        if hook is None:
+            raise RequestError(404, "not-found", "no subscription has this id")
+        return self._json(hook.status())
+
+    async def delete(self, request: Request) -> Response:
+        if not await self._service.webhooks.unsubscribe(request.path_params["id"]):
+            raise RequestError(404, "not-found", "no subscription has this id")
+        headers = self._service.responder.event_headers()
+        return Response(None, 204, {k: v for k, v in headers.items() if k != "Content-Type"})
+
+    def _json(self, value: Any, status: int = 200) -> Response:
+        headers = self._service.responder.event_headers()
+        return Response(msgspec.json.encode(value), status, headers)
+
+
+def _checked(body: Any, old: dict[str, Any] | None = None) -> dict[str, Any]:
+    """
+    Check the shape of a subscription; its filters are checked when they are parsed.
+
+    `old` is the description that it replaces; `true` keeps a secret of it.
+    """
+    if not isinstance(body, dict):
+        raise _invalid("the body is a JSON object")
+    unknown = set(body) - MEMBERS
+    if unknown:
+        raise _invalid(f"{min(unknown)!r} is no member: {', '.join(sorted(MEMBERS))}")
+    if not isinstance(body.get("sink"), str):
+        raise _invalid("`sink` is the address of a webhook")
+    if body.get("protocol", "HTTP") != "HTTP":
+        raise _invalid(f"`protocol` is HTTP, got {body['protocol']!r}")
+    config = body.get("config")
+    if not isinstance(config, dict) or not isinstance(config.get("channel"), str):
+        raise _invalid("`config.channel` names the channel")
+    if set(config) - {"channel", "from"}:
+        raise _invalid("`config` has `channel` and `from`, nothing else")
+    fault = name_fault(config["channel"])
+    if fault:
+        raise _invalid(f"`config.channel` is no channel: {fault}")
+    if config["channel"] == META:
+        raise _invalid("`config.channel` is meta, which has no history: read it as a stream")
+    check_channel(config["channel"])
+    if not isinstance(body.get("filters", []), list):
+        raise _invalid("`filters` is an array of filters, which all have to hold")
+    if not _texts(body.get("types", [])):
+        raise _invalid("`types` is an array of texts")
+    if not isinstance(body.get("source", ""), str):
+        raise _invalid("`source` is a text")
+    if without_user(body["sink"]) != body["sink"]:
+        raise _invalid("`sink` has a user or password: send them by `protocolsettings.headers`")
+    settings = _with_kept_headers(body, old or {})
+    _check_settings(settings)
+    made = {name: value for name, value in body.items() if name != "id"}
+    return made | {"protocolsettings": settings} if "protocolsettings" in made else made
+
+
+def _with_kept_headers(body: dict[str, Any], old: dict[str, Any]) -> Any:
+    """
+    Return the settings, with the old value of each header that is given as `true`.
+
+    That is how values are shown. They are kept only for a sink on the same server: a client that may change a
+    subscription must not have its secrets sent somewhere else.
+    """
+    settings = body.get("protocolsettings", {})
+    headers = settings.get("headers") if isinstance(settings, dict) else None
+    if not isinstance(headers, dict) or not any(value is True for value in headers.values()):
+        return settings
+    known = old.get("protocolsettings", {}).get("headers", {})
+    missing = [name for name, value in headers.items() if value is True and name not in known]
+    if missing:
+        raise _invalid(f"header {missing[0]!r} is true, but has no old value to keep: give a value")
+    if _server(body["sink"]) != _server(old["sink"]):
+        raise _invalid("header values are kept only for a sink on the same server: give them again")
+    return settings | {
+        "headers": {
+            name: known[name] if value is True else value for name, value in headers.items()
+        }
+    }
+
+
+def _server(sink: str) -> tuple[str, bytes]:
+    """Return scheme and authority of a sink; raises RequestError."""
+    try:
+        url = read_sink(sink)
+    except HubError as error:
+        raise RequestError(400, error.code, error.message) from error
+    return url.scheme, url.netloc
+
+
+def _check_settings(settings: Any) -> None:
+    """How a subscriber may have its events sent."""
+    if not isinstance(settings, dict) or set(settings) - {"headers", "method"}:
+        raise _invalid("`protocolsettings` has `headers` and `method`, nothing else")
+    if settings.get("method", "POST") not in METHODS:
+        raise _invalid(
+            f"`protocolsettings.method` is one of {', '.join(METHODS)}, got {settings['method']!r}"
+        )
+    headers = settings.get("headers", {})
+    if not isinstance(headers, dict) or not _texts([*headers, *headers.values()]):
+        raise _invalid("`protocolsettings.headers` is an object of texts")
+    if any(c < " " or c > "~" for text in headers.values() for c in text):
+        raise _invalid("headers are printable ASCII")
+    for name in headers:
+        if not HEADER_NAME.fullmatch(name) or name.lower() in RESERVED_HEADERS:
+            raise _invalid(f"{name!r} is no header that a subscription may set")
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+def _invalid(message: str) -> RequestError:
+    return RequestError(400, "invalid-subscription", message)

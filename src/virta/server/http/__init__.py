@@ -1,0 +1,1 @@
+"""HTTP connections: parsing, the fast path for publishing, responses and deadlines."""

@@ -1,0 +1,1 @@
+"""Webhooks: subscriptions with a sink, and deliveries to it."""

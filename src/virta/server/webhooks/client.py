@@ -1,0 +1,278 @@
+"""
+Requests to a webhook: one HTTP request at a time, on a connection that is kept open.
+
+Follows "HTTP 1.1 Web Hooks for Event Delivery" (CloudEvents): the validation handshake before the
+first delivery, and what each answer to a delivery means.
+
+A request and its response share one deadline, from the lookup of the name to the last byte of the
+body, so a sink that sends a byte now and then times out like one that sends none. The name is resolved
+once for a connection, and the address that was checked (`virta.server.webhooks.addresses`) is the one connected
+to. Redirects are not followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from enum import Enum, auto
+from functools import cache
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import httpx
+
+from virta.errors import HubError
+from virta.server.webhooks.consent import read_rate
+
+if TYPE_CHECKING:
+    from virta.server.webhooks.outbound import Resolver
+
+# An answer's body says nothing that is needed; so much of it is read, to keep the connection.
+ANSWER_BYTES_MAX = 65536
+RETRY_AFTER_S_MAX = 3600.0
+# An idle connection is closed after this; a name is looked up again after this.
+KEPT_S = 60.0
+# Errors of a request that could not be sent or was not answered.
+FAILURES = (OSError, httpx.HTTPError, httpx.InvalidURL, UnicodeError)
+# Errors of a request on a connection that the sink has just closed.
+CLOSED = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
+USER_AGENT = "virta"
+USERINFO = re.compile(r"^([^/?#]*//)[^/?#]*@")
+# One deadline is around the whole exchange.
+NO_TIMEOUTS: dict[str, float | None] = dict.fromkeys(("connect", "read", "write", "pool"))
+
+
+class Verdict(Enum):
+    """What an answer means for the event."""
+
+    DELIVERED = auto()
+    AGAIN = auto()  # the sink is not well, or asks for patience
+    REFUSED = auto()  # this event will never be taken
+    GONE = auto()  # no event will ever be taken: 410
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The verdict, why, and how long the sink asked to be left alone."""
+
+    verdict: Verdict
+    reason: str
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Permission:
+    """What the handshake gave: consent, and at most how many requests a minute."""
+
+    granted: bool
+    rate: int | None = None
+    refusal: str = ""  # the reason, for the server's own log only: subscribers must not learn it
+
+
+class Sink:
+    """One webhook. All coroutines run in one loop (`virta.server.webhooks.outbound`), one at a time."""
+
+    def __init__(
+        self,
+        url: str,
+        headers: dict[str, str],
+        deadline_s: float,
+        origin: str,
+        method: str,
+        resolver: Resolver,
+    ) -> None:
+        self._url = self._at_url = read_sink(url)
+        self.host = self._url.raw_host.decode("ascii")
+        ours = {"webhook-request-origin", "content-type", "content-length"}
+        self._headers = {
+            "Host": self._url.netloc.decode("ascii"),
+            "User-Agent": USER_AGENT,
+            "WebHook-Request-Origin": origin,
+        } | {name: v for name, v in headers.items() if name.lower() not in ours}
+        self._deadline_s = deadline_s
+        self._origin = origin
+        self._method = method
+        self._resolver = resolver
+        self._transport: httpx.AsyncHTTPTransport | None = None
+        self._kept_until = 0.0  # when a kept connection is too old to be used again
+        self._addresses: list[str] = []
+        self._resolved_at = 0.0
+
+    async def close(self) -> None:
+        """Close the connection."""
+        transport, self._transport, self._kept_until = self._transport, None, 0.0
+        if transport is not None:
+            await transport.aclose()
+
+    async def validate(self, callback: str | None) -> Permission:
+        """Request the sink's consent, given now or by a later call of `callback` (§4)."""
+        asked = {"Content-Length": "0"}
+        if callback is not None:
+            asked["WebHook-Request-Callback"] = callback
+        try:
+            status, headers = await self._exchange("OPTIONS", b"", asked)
+        except FAILURES as error:
+            return Permission(granted=False, refusal=self._reason(error))
+        finally:
+            await self.close()
+        allowed = headers.get("webhook-allowed-origin", "")
+        # A sink that grants by callback withholds the header, whatever the status (§4.2).
+        if not allowed and callback is not None:
+            return Permission(granted=False)
+        origins = {name.strip() for name in allowed.split(",")}
+        if status >= 300 or not {self._origin, "*"} & origins:
+            refusal = f"the sink answered {status} and allows {allowed or 'no origin'}"
+            return Permission(granted=False, refusal=refusal)
+        return Permission(granted=True, rate=read_rate(headers.get("webhook-allowed-rate")))
+
+    async def deliver(self, body: bytes) -> Answer:
+        """Send one event in structured mode and judge the answer (§3.2)."""
+        kind = {"Content-Type": "application/cloudevents+json; charset=utf-8"}
+        try:
+            status, headers = await self._exchange(self._method, body, kind)
+        except FAILURES as error:
+            return Answer(Verdict.AGAIN, self._reason(error))
+        if 200 <= status < 300:
+            return Answer(Verdict.DELIVERED, "")
+        reason = f"status {status}"
+        if status == 410:
+            return Answer(Verdict.GONE, reason)
+        if status in {408, 425, 429} or status >= 500:
+            return Answer(Verdict.AGAIN, reason, _wait_s(headers.get("retry-after", "")))
+        return Answer(Verdict.REFUSED, reason)
+
+    def _reason(self, error: Exception) -> str:
+        if isinstance(error, TimeoutError):
+            return f"no complete response within {self._deadline_s:g} s"
+        return str(error) or type(error).__name__
+
+    async def _exchange(
+        self, method: str, body: bytes, headers: dict[str, str]
+    ) -> tuple[int, httpx.Headers]:
+        """Send a request and read its whole response before the deadline; else close the connection."""
+        sent = self._headers | headers
+        whole = False
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                status, answered, whole = await self._asked(method, body, sent)
+        finally:
+            if not whole:
+                await self.close()
+        if whole:
+            self._kept_until = time.monotonic() + KEPT_S
+        return status, answered
+
+    async def _asked(
+        self, method: str, body: bytes, headers: dict[str, str]
+    ) -> tuple[int, httpx.Headers, bool]:
+        """Ask, a second time if the sink has closed an idle connection just when it was used again."""
+        if time.monotonic() < self._kept_until:
+            try:
+                return await self._at(self._addresses[0], method, body, headers)
+            except CLOSED:
+                await self.close()
+        await self.close()
+        addresses = await self._resolved()
+        for left, address in enumerate(addresses, 1 - len(addresses)):
+            try:
+                answer = await self._at(address, method, body, headers)
+            except httpx.ConnectError:
+                await self.close()
+                if left == 0:
+                    self._resolved_at = 0.0
+                    raise
+            else:
+                self._addresses = addresses[addresses.index(address) :]
+                return answer
+        raise AssertionError("a resolver gives at least one address")
+
+    async def _resolved(self) -> list[str]:
+        now = time.monotonic()
+        if not self._resolved_at or now - self._resolved_at > KEPT_S:
+            self._addresses = await self._resolver.addresses(self.host)
+            self._resolved_at = now
+        return self._addresses
+
+    async def _at(
+        self, address: str, method: str, body: bytes, headers: dict[str, str]
+    ) -> tuple[int, httpx.Headers, bool]:
+        """Send a request to one address; the last value is whether the connection can be used again."""
+        if self._transport is None:
+            self._transport = _new_transport()
+        if self._at_url.host != address:
+            self._at_url = self._url.copy_with(host=address)
+        request = httpx.Request(
+            method,
+            self._at_url,
+            content=body,
+            headers=headers,
+            extensions={"sni_hostname": self.host, "timeout": NO_TIMEOUTS},
+        )
+        response = await self._transport.handle_async_request(request)
+        stream = response.stream
+        assert isinstance(stream, httpx.AsyncByteStream)
+        try:
+            size = 0
+            async for piece in stream:
+                size += len(piece)
+                if size > ANSWER_BYTES_MAX:
+                    return response.status_code, response.headers, False
+        finally:
+            await stream.aclose()
+        return response.status_code, response.headers, True
+
+
+def without_user(url: str) -> str:
+    """Return an address without the user and password in it."""
+    return USERINFO.sub(r"\1", url)
+
+
+def read_sink(url: str) -> httpx.URL:
+    """
+    Check the address of a webhook.
+
+    Raises:
+        HubError: it is no http or https address.
+    """
+    if not url.isascii():
+        raise HubError(f"sink {url!r} is not ASCII: escape it", code="invalid-sink")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+        read = httpx.URL(url)
+    except (ValueError, httpx.InvalidURL) as error:
+        raise HubError(f"sink {url!r}: {error}", code="invalid-sink") from None
+    if parts.scheme not in {"http", "https"} or not read.host or port == 0:
+        raise HubError(f"sink {url!r} is not an http or https address", code="invalid-sink")
+    # The part before an `@` was never sent.
+    return read.copy_with(username=None, password=None, fragment=None)
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+def _new_transport() -> httpx.AsyncHTTPTransport:
+    """One connection. A transport alone follows no redirects and keeps no cookies."""
+    limits = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=KEPT_S)
+    return httpx.AsyncHTTPTransport(verify=_tls(), trust_env=False, limits=limits)
+
+
+def _wait_s(retry_after: str) -> float:
+    """`Retry-After` in seconds: a number of them, or a date."""
+    text = retry_after.strip()
+    if text.isascii() and text.isdigit():
+        return min(float(text), RETRY_AFTER_S_MAX)
+    try:
+        until = parsedate_to_datetime(text)
+    except (ValueError, TypeError):
+        return 0.0
+    if until.tzinfo is None:
+        until = until.replace(tzinfo=UTC)
+    return min(max((until - datetime.now(UTC)).total_seconds(), 0.0), RETRY_AFTER_S_MAX)

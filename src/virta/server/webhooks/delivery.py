@@ -1,0 +1,286 @@
+"""
+One active subscription: it follows the log at its own pace and delivers to its sink.
+
+Events are sent in the order of the log, one at a time, at least once: the offset a subscription has
+reached is stored, and a restart repeats at most what was delivered since. An event that is not accepted is
+retried with growing pauses; after the last attempt, or when the sink refuses it permanently, it goes
+to the dead letters (`$virta/dead-letters`) and the next one follows. A sink that answers 410 gets
+nothing more, and one that has not consented yet (`virta.server.webhooks.consent`) gets nothing before it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from virta.errors import LogError
+from virta.filters import Filter, parse
+from virta.hub.delivery import Delivery
+from virta.hub.frames import timestamp_text
+from virta.hub.hub import now_microseconds
+from virta.hub.resume.replay import read_piece
+from virta.hub.topics import DEAD_LETTERS
+from virta.server.webhooks.client import Answer, Sink, Verdict, without_user
+from virta.server.webhooks.consent import Consent, to_record
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    from virta.server.service import Service
+    from virta.server.webhooks.outbound import Resolver
+
+BACKOFF_S_MAX = 300.0
+# Pause after an internal failure, before delivery continues.
+FAILED_S = 1.0
+# The offset is stored after this many events, and whenever there is nothing to do.
+CURSOR_EVENTS = 100
+DEAD_LETTER_TYPE = "virta.webhook.dead-letter"
+PENDING, ACTIVE, GONE, EXPIRED = "pending", "active", "gone", "expired"
+
+
+class Webhook:
+    """One active subscription."""
+
+    def __init__(
+        self,
+        service: Service,
+        id_: str,
+        description: dict[str, Any],
+        cursor: int,
+        consent: Consent,
+    ) -> None:
+        self.id = id_
+        self.description = description
+        self.cursor = cursor
+        self.consent = consent
+        self.state = PENDING if consent.pending else ACTIVE
+        self.delivered = 0
+        self.dead = 0
+        self.last_error = ""
+        self._service = service
+        self.channel: str = description["config"]["channel"]
+        self.filter = build_filter(description)
+        self._sink = self.new_sink(service.webhooks.resolver)
+        self._granted = asyncio.Event()
+        self._asked_at = 0.0  # when the last request was sent, by the loop's clock
+        self._kept = cursor
+        self.dropped = False  # deleted, not replaced: its offset need not be stored
+        self.task: asyncio.Task[None] | None = None
+        self._request: Future[Answer] | None = None  # the last one
+
+    def new_sink(self, resolver: Resolver) -> Sink:
+        """
+        Return a connection to the sink, not yet open.
+
+        Raises:
+            HubError: its address cannot be one.
+        """
+        config = self._service.config
+        settings = self.description.get("protocolsettings", {})
+        return Sink(
+            self.description["sink"],
+            settings.get("headers", {}),
+            config.webhook_timeout_ms / 1000,
+            config.webhook_origin,
+            settings.get("method", "POST"),
+            resolver,
+        )
+
+    def grant(self, rate: int | None) -> None:
+        """Record the sink's consent."""
+        self.consent = self.consent.granted(rate)
+        if self.state == PENDING:
+            self.state = ACTIVE
+        self._granted.set()
+
+    def record(self) -> dict[str, Any]:
+        return to_record(self.description, self.consent)
+
+    def status(self) -> dict[str, Any]:
+        status = {
+            "state": self.state,
+            "offset": self.cursor,
+            "delivered": self.delivered,
+            "deadLetters": self.dead,
+            "lastError": self.last_error,
+        }
+        if self.consent.expires is not None:
+            status["expires"] = timestamp_text(int(self.consent.expires * 1_000_000))
+        if self.consent.rate is not None:
+            status["allowedRate"] = self.consent.rate
+        return without_secrets(self.description) | {"id": self.id, "status": status}
+
+    async def run(self, executor: ThreadPoolExecutor) -> None:
+        """Follow the log until the sink answers 410, does not consent in time, or the task is cancelled."""
+        service = self._service
+        try:
+            await self._consented()
+            while self.state == ACTIVE:
+                try:
+                    await self._round(executor)
+                except LogError as error:
+                    self.last_error = error.message
+                    service.logger.warning("webhook_log_failed", id=self.id, reason=error.message)
+                    await asyncio.sleep(FAILED_S)
+                except Exception as error:
+                    # Unexpected; a subscription that silently stopped would be worse than a repeat.
+                    self.last_error = f"internal failure: {type(error).__name__}"
+                    service.logger.exception("webhook_failed", id=self.id)
+                    await asyncio.sleep(FAILED_S)
+        finally:
+            self._close_sink()
+
+    def _close_sink(self) -> None:
+        if self._request is not None:  # else no connection was ever opened
+            self._service.webhooks.outbound.submit(self._sink.close())
+
+    async def _consented(self) -> None:
+        """Wait for the callback until its deadline."""
+        if self.consent.expires is None:
+            return
+        try:
+            async with asyncio.timeout(max(0.0, self.consent.expires - time.time())):
+                await self._granted.wait()
+        except TimeoutError:
+            if self.consent.pending:  # else it arrived just before the deadline and was accepted
+                self.state = EXPIRED
+
+    async def _round(self, executor: ThreadPoolExecutor) -> None:
+        """Deliver the events between the cursor and the end, then wait for more."""
+        service = self._service
+        loop = asyncio.get_running_loop()
+        end = service.hub.position
+        if self.cursor >= end:
+            await self._keep()
+            await service.hub.wait_past(self.cursor)
+            return
+        with service.log.read(
+            topics=[self.channel], start=self.cursor, end=end, on_gap="skip", on_corruption="skip"
+        ) as reader:
+            finished = False
+            while not finished:
+                piece = await loop.run_in_executor(executor, read_piece, reader, self.filter)
+                finished = piece.finished
+                for delivery in piece.deliveries:
+                    await self._deliver(delivery)
+                    self.cursor = delivery.offset + 1
+                    if self.cursor - self._kept >= CURSOR_EVENTS:
+                        await self._keep()
+                    if self.state != ACTIVE:
+                        return
+        self.cursor = end
+
+    async def _deliver(self, delivery: Delivery) -> None:
+        config = self._service.config
+        backoff = config.webhook_backoff_ms / 1000
+        for attempt in range(1, config.webhook_attempts + 1):
+            answer = await self._send(delivery)
+            if answer.verdict is Verdict.DELIVERED:
+                self.delivered += 1
+                return
+            self.last_error = answer.reason
+            if answer.verdict is Verdict.GONE:
+                self.state = GONE
+                self._service.logger.info("webhook_gone", id=self.id)
+                return
+            if answer.verdict is Verdict.REFUSED:
+                break
+            if attempt < config.webhook_attempts:
+                wait = min(backoff * float(1 << min(attempt - 1, 20)), BACKOFF_S_MAX)
+                jitter = random.uniform(0.5, 1.0)  # noqa: S311 - not a secret
+                await asyncio.sleep(max(answer.wait_s, wait * jitter))
+        await self._bury(delivery, attempt)
+
+    async def _send(self, delivery: Delivery) -> Answer:
+        """Send one request, once the allowed rate permits it."""
+        loop = asyncio.get_running_loop()
+        if self.consent.rate is not None:
+            due = self._asked_at + 60.0 / self.consent.rate
+            await asyncio.sleep(max(0.0, due - loop.time()))
+        self._asked_at = loop.time()
+        outbound = self._service.webhooks.outbound
+        request = self._request = outbound.submit(self._sink.deliver(delivery.value))
+        try:
+            return await asyncio.shield(asyncio.wrap_future(request))
+        except asyncio.CancelledError:
+            # An event that the sink accepts now must not be sent again after a restart or by a replacement. So its
+            # response is awaited, until the request's deadline or a second cancellation.
+            try:
+                if not self.dropped:
+                    answer = await asyncio.wrap_future(request)
+                    if answer.verdict is Verdict.DELIVERED:
+                        self.cursor = delivery.offset + 1
+            finally:
+                request.cancel()
+            raise
+
+    async def _bury(self, delivery: Delivery, attempts: int) -> None:
+        """Store an event that was not accepted as a dead letter, before the next one."""
+        self.dead += 1
+        now = timestamp_text(now_microseconds())
+        source = self._service.config.source_name
+        id_ = f"{self.id} {delivery.offset}"
+        letter = {
+            "specversion": "1.0",
+            "id": id_,
+            "source": source,
+            "type": DEAD_LETTER_TYPE,
+            "time": now,
+            "subject": self.id,
+            "data": {
+                "channel": self.channel,
+                "sink": without_user(self.description["sink"]),
+                "attempts": attempts,
+                "reason": self.last_error,
+                "event": msgspec.Raw(delivery.value),
+            },
+        }
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def answered(error: LogError | None) -> None:
+            if done.done():
+                return
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+        draft = Delivery(DEAD_LETTERS, source, id_, msgspec.json.encode(letter))
+        self._service.publisher.submit([draft], answered)
+        await done
+
+    async def _keep(self) -> None:
+        if self.cursor != self._kept:
+            service, cursor = self._service, self.cursor
+            await service.webhooks.write(service.registry.keep_cursor, self.id, cursor)
+            self._kept = cursor
+
+
+def without_secrets(description: dict[str, Any]) -> dict[str, Any]:
+    """
+    Return a description without secrets: headers keep their names, and have `true` as value.
+
+    Older subscriptions may have a password in the address of their sink.
+    """
+    description = description | {"sink": without_user(description["sink"])}
+    settings = description.get("protocolsettings")
+    if not settings or not settings.get("headers"):
+        return description
+    shown = settings | {"headers": dict.fromkeys(settings["headers"], True)}
+    return description | {"protocolsettings": shown}
+
+
+def build_filter(description: dict[str, Any]) -> Filter:
+    """Combine all conditions of a subscription into one filter; raises FilterError."""
+    filters = list(description.get("filters", []))
+    if description.get("types"):
+        filters.append({"any": [{"exact": {"type": name}} for name in description["types"]]})
+    if description.get("source"):
+        filters.append({"exact": {"source": description["source"]}})
+    if not filters:
+        return parse("", "query-string")
+    return parse(filters, "cloudevents")

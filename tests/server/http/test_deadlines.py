@@ -1,0 +1,129 @@
+"""The wheel of deadlines: nobody early, nobody forgotten, moves are cheap."""
+
+from __future__ import annotations
+
+from weakref import ref
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from virta.server.http.deadlines import NEVER, SLOT_S, Wheel
+
+
+class Loop:
+    """A loop whose clock is moved by hand."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def time(self):
+        return self.now
+
+    def call_later(self, delay, callback):
+        return None
+
+
+class Thing:
+    def __init__(self):
+        self.deadline = NEVER
+        self.slot = -1
+        self.fired = []
+
+    def expired(self, now):
+        self.fired.append(now)
+
+
+def turn_to(wheel, loop, moment):
+    while loop.now < moment:
+        loop.now += SLOT_S
+        wheel._turn()
+
+
+def test_fires_after_the_deadline_and_once():
+    """A thing is called within a slot or two of its deadline, then never again."""
+    loop = Loop()
+    wheel, thing = Wheel(loop), Thing()
+    wheel.set(thing, 1001.0)
+
+    turn_to(wheel, loop, 1003.0)
+
+    assert len(thing.fired) == 1
+    assert 1001.0 <= thing.fired[0] <= 1001.0 + 3 * SLOT_S
+
+
+def test_moving_later_by_assignment():
+    """A later deadline is honoured when the old slot comes round."""
+    loop = Loop()
+    wheel, thing = Wheel(loop), Thing()
+    wheel.set(thing, 1001.0)
+    thing.deadline = 1002.0
+
+    turn_to(wheel, loop, 1001.5)
+    assert thing.fired == []
+    turn_to(wheel, loop, 1003.0)
+    assert len(thing.fired) == 1
+
+
+def test_one_that_fails_is_alone_with_it(caplog):
+    """What goes wrong for one is told; the others of its slot, and of later ones, have their turn."""
+    loop = Loop()
+    wheel, things = Wheel(loop), [Thing() for _ in range(4)]
+    things[1].expired = lambda now: 1 / 0
+    for thing, deadline in zip(things, (1001.0, 1001.0, 1001.0, 1002.0), strict=True):
+        wheel.set(thing, deadline)
+
+    turn_to(wheel, loop, 1003.0)
+
+    assert [len(thing.fired) for thing in things] == [1, 0, 1, 1]
+    (record,) = caplog.records
+    assert record.getMessage() == "deadline_failed"
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 60)), min_size=1, max_size=30))
+def test_any_sequence_of_moves(moves):
+    """However a deadline is moved, earlier or later, the thing fires after it, soon, and not before."""
+    loop = Loop()
+    wheel, thing = Wheel(loop), Thing()
+    for wait, ahead in moves:
+        turn_to(wheel, loop, loop.now + wait * SLOT_S)
+        if thing.fired:
+            assert thing.fired[0] >= thing.deadline
+            thing.fired.clear()
+        wheel.set(thing, loop.now + ahead * SLOT_S)
+    last = thing.deadline
+
+    turn_to(wheel, loop, last + 3 * SLOT_S)
+
+    assert len(thing.fired) == 1
+    assert thing.fired[0] >= last
+
+
+def test_removed_is_forgotten():
+    """A removed object is not called, not kept, and not added again by a later deadline."""
+    loop = Loop()
+    wheel, thing = Wheel(loop), Thing()
+    wheel.set(thing, 1001.0)
+    wheel.set(thing, 1000.5)
+    wheel.remove(thing)
+    wheel.set(thing, 1001.0)
+    forgotten = ref(thing)
+    fired = thing.fired
+    del thing
+
+    assert forgotten() is None
+    turn_to(wheel, loop, 1003.0)
+    assert fired == []
+
+
+def test_removed_by_another_of_its_slot():
+    """One that expires may remove others that would expire with it."""
+    loop = Loop()
+    wheel, first, second = Wheel(loop), Thing(), Thing()
+    first.expired = lambda now: (first.fired.append(now), wheel.remove(second))
+    second.expired = lambda now: (second.fired.append(now), wheel.remove(first))
+    wheel.set(first, 1001.0)
+    wheel.set(second, 1001.0)
+
+    turn_to(wheel, loop, 1003.0)
+
+    assert len(first.fired) + len(second.fired) == 1

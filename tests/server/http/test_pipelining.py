@@ -1,0 +1,237 @@
+"""Requests of one connection, one behind the other: each is answered in its turn, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import socket
+from types import SimpleNamespace
+
+import pytest
+import uvicorn
+from server_harness import DEADLINE_S, STRUCTURED, event, read
+from uvicorn.server import ServerState
+
+from virta.filters import parse
+from virta.hub.hub import Hub
+from virta.hub.subscription import SlowPolicy
+from virta.server.consumers.sse import SseConsumer
+from virta.server.http.connection import HotProtocol
+from virta.server.http.deadlines import NEVER
+
+HOST = b"HTTP/1.1\r\nHost: localhost\r\n"
+UPGRADE = (
+    b"GET /channels/u " + HOST + b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+    b"Sec-WebSocket-Protocol: cloudevents.json\r\n\r\n"
+)
+
+
+def post(path, body, kind=STRUCTURED):
+    head = b"Content-Type: %b\r\nContent-Length: %d\r\n\r\n" % (kind.encode(), len(body))
+    return b"POST %b " % path + HOST + head + body
+
+
+def publication(id_):
+    return post(b"/channels/turns", json.dumps(event(id_)).encode())
+
+
+def waiting(domain):
+    """A request that waits for a job longer than any test."""
+    body = json.dumps({"domain": domain, "wait": 60}).encode()
+    return post(b"/journal/jobs/next", body, "application/json")
+
+
+def dial(server, data):
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S)
+    connection.sendall(data)
+    return connection
+
+
+def heard(server):
+    """Behind these requests everything that was sent before them has been read."""
+    for _ in range(3):
+        assert server.request("GET", "/journal/stats").status == 200
+
+
+def statuses(answer):
+    return re.findall(rb"HTTP/1\.1 (\d+)", answer)
+
+
+@pytest.mark.parametrize(
+    ("bad", "status"),
+    [
+        (b"GET /channels/" + b"x" * 5000, b"414"),
+        (b"GET /livez HTTP/1.1\r\nX: " + b"y" * 70_000 + b"\r\n\r\n", b"431"),
+        (b"no HTTP\r\n\r\n", b"400"),
+        (UPGRADE, b"400"),
+    ],
+    ids=["line", "head", "noise", "upgrade"],
+)
+def test_what_cannot_be_read_is_refused_behind_what_could(server, bad, status):
+    """A publication under way is answered first; its answer finds the connection open, and so do others'."""
+    with dial(server, publication(f"before-{status}") + bad) as connection:
+        answer = read(connection)
+
+    assert statuses(answer) == [b"202", status]
+    assert server.request("GET", "/metrics").body.find(b"thorium_outstanding_events 0.0") > 0
+
+
+def test_a_body_that_cannot_be_read_is_refused_at_once(server):
+    """Also when the framework already waits for the rest of it, and behind a publication."""
+    chunked = (
+        b"POST /filters/validate "
+        + HOST
+        + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\nno size\r\n"
+    )
+    for before in (b"", publication("chunks")):
+        with dial(server, before + chunked) as connection:
+            assert statuses(read(connection))[-1] == b"400"
+
+
+def test_a_draining_server_answers_all_that_came_on_one_connection(start):
+    """The first answer of a server that drains is not the last, if others were asked for behind it."""
+    with start("--durability", "none") as server:
+        stream = b"GET /channels/late " + HOST + b"\r\n"
+        with (
+            dial(server, waiting("a") + waiting("b") + publication("behind")) as jobs,
+            dial(server, waiting("c") + stream) as stream_behind,
+        ):
+            heard(server)
+            server.process.send_signal(signal.SIGTERM)
+            assert statuses(read(jobs)) == [b"200", b"200", b"202"]
+            told = read(stream_behind)
+        assert server.stop() == 0
+
+    assert statuses(told) == [b"200", b"200"]
+    assert told.endswith(b"0\r\n\r\n")
+    assert b"event: disconnect" in told
+
+
+def test_whoever_leaves_is_handed_no_job_whatever_it_asked_behind(start):
+    """A waiting request hears that its peer is gone, or sends no more, also when it is not the last one."""
+    with start() as server:
+        left = dial(server, waiting("left") + waiting("other"))
+        heard(server)
+        left.close()
+        heard(server)
+        server.request("POST", "/journal/jobs", b'{"uri": "http://left/1"}')
+        shown = server.request("GET", "/journal/jobs/show?uri=http://left/1")
+        assert shown.json["state"] == "ready"
+
+        with dial(server, waiting("half") + waiting("other")) as half:
+            half.shutdown(socket.SHUT_WR)
+            answer = read(half)
+        assert statuses(answer) == [b"200", b"200"]
+
+
+def test_a_filter_removed_before_its_streams_turn(start):
+    """A stream that waits behind another answer ends as it would have, had it begun at once."""
+    with start() as server:
+        made = server.request("POST", "/filters/i/c", b'{"exists": "a"}').json["id"]
+        stream = b"GET /filters/%b/events " % made.encode() + HOST + b"\r\n"
+        with dial(server, waiting("turn") + stream) as connection:
+            heard(server)
+            assert server.request("DELETE", f"/filters/{made}").status == 204
+            server.request("POST", "/journal/jobs", b'{"uri": "http://turn/1"}')
+            told = read(connection)
+
+    assert statuses(told) == [b"200", b"200"]
+    assert b'"reason":"filter-removed"' in told
+
+
+class Transport(asyncio.Transport):
+    """Takes what is written and says that it is closing when it was told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.written = b""
+        self.closing = self.aborted = False
+
+    def write(self, data):
+        self.written += data
+
+    def close(self):
+        self.closing = True
+
+    def abort(self):
+        self.aborted = True
+
+    def is_closing(self):
+        return self.closing
+
+    def pause_reading(self):
+        pass
+
+    resume_reading = pause_reading
+
+
+def connected(**state):
+    """A connection of a service that has only what it needs, and its transport."""
+    wheel = SimpleNamespace(now=0.0, set=lambda *_: None)
+    service = SimpleNamespace(
+        connections_opened=0, line_bytes_max=100, idle_s=1.0, wheel=wheel, draining=False,
+        config=SimpleNamespace(max_connections=10),
+    )  # fmt: skip
+    service.__dict__.update(state)
+    config = uvicorn.Config(lambda: None, ws="none", lifespan="off", log_config=None)
+    config.load()
+    kind = type("Connection", (HotProtocol,), {"service": service, "way": None})
+    made = kind(config=config, server_state=ServerState(), app_state={})
+    made.connection_made(Transport())
+    return made, made.transport
+
+
+def test_a_connection_accepted_while_the_doors_close():
+    """Nobody will tell it to go: it is not kept, and the end need not wait for it."""
+
+    async def scenario():
+        for draining in (False, True):
+            made, transport = connected(draining=draining)
+            assert transport.closing is draining
+            made.deadline = NEVER
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_behind_answers_that_nobody_reads_is_full_from_the_start():
+    """The transport said once that it is full, to the connection that was: the stream has to know."""
+
+    async def scenario():
+        signs = []
+        stream = SimpleNamespace(
+            begin=lambda: signs.append("begin"),
+            full=lambda: signs.append("full"),
+            room=lambda: signs.append("room"),
+        )
+        made, _ = connected()
+        made.pause_writing()
+        made.become(stream)
+        made.resume_writing()
+        return signs
+
+    assert asyncio.run(scenario()) == ["begin", "full", "room"]
+
+
+def test_nothing_follows_the_end_of_a_stream():
+    """Who does not take it in time is cut; no ping is written behind the last chunk."""
+    transport, loop = Transport(), SimpleNamespace(time=lambda: 1.0)
+    deadlines = []
+    wheel = SimpleNamespace(now=0.0, set=lambda _, deadline: deadlines.append(deadline))
+    service = SimpleNamespace(hub=Hub(), wheel=wheel, ping_s=0.1)
+    protocol = SimpleNamespace(service=service, transport=transport, loop=loop, cors=b"")
+    stream = SseConsumer(
+        protocol, "c", parse("", "query-string"), query="", start=None, positions=False,
+        policy=SlowPolicy(seconds_max=30.0), chunked=True,
+    )  # fmt: skip
+    stream.begin()
+    stream.finish("shutdown")
+    written = transport.written
+
+    stream.expired(deadlines[-1])
+
+    assert deadlines[-1] == 31.0
+    assert written.endswith(b"0\r\n\r\n")
+    assert (transport.written, transport.aborted) == (written, True)
