@@ -3,7 +3,7 @@
  * Kernel is one process's hold on one log directory: the lock files, the control page and the active segment.
  * It appends with one pwrite under flock and publishes the new end in the control page. It never repairs:
  * whenever the page and the file disagree it answers ATTENTION and Python looks closer, holding the lock.
- * virta/log/plain.py is its twin, line for line in meaning. */
+ * virta/log/engine/plain_kernel.py is its twin, line for line in meaning. */
 #define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>

@@ -10,7 +10,8 @@ import hypothesis
 import pytest
 
 from virta.journal import kernel as journal_kernel
-from virta.log import codec, kernel, plain
+from virta.log.engine import kernel, plain_kernel
+from virta.log.format import codec
 
 ROOT = Path(__file__).parent.parent
 
@@ -51,7 +52,7 @@ def either_kernel(request, monkeypatch):
     else:
         for name in ("encode", "walk", "read", "crc8", "crc32c"):
             monkeypatch.setattr(kernel, name, getattr(codec, name))
-        monkeypatch.setattr(kernel, "Kernel", plain.Kernel)
+        monkeypatch.setattr(kernel, "Kernel", plain_kernel.Kernel)
     return request.param
 
 

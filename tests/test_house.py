@@ -20,6 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     "files": set(),
     "event": {"errors"},
     "log": {"errors", "event", "files"},
+    "interop": {"errors", "files", "log"},
     "filters": {"errors"},
     "match": {"errors", "files", "filters"},
     "streams": {"errors"},

@@ -22,7 +22,7 @@ from crash_tools import CHANGES, Action, Faults, Image, Kind, fork, image_of, jo
 
 import virta
 from virta.errors import LogError, LogSyncError, LogWriteError
-from virta.log.directory import segment_bases
+from virta.log.format.directory import segment_bases
 
 CALLS_MAX = 2000
 EACH_KIND_OF_DEATH = (Action.KILL_BEFORE, Action.KILL_AFTER)

@@ -12,7 +12,7 @@ from crash_tools import Image, image_of, restore, rounds_of, seed_of
 
 import virta
 from virta.errors import LogCorruptionError, LogGapError
-from virta.log.directory import segment_bases, segment_name
+from virta.log.format.directory import segment_bases, segment_name
 from virta.log.limits import SEGMENT_HEADER_BYTES
 
 CONTROL = "control"

@@ -15,8 +15,8 @@ from crash_tools import children, fork, join, rounds_of, seed_of
 
 import virta
 from virta.errors import ConsumerError
-from virta.log import kernel
-from virta.log.positions import Positions
+from virta.log.consumers.positions import Positions
+from virta.log.engine import kernel
 
 if TYPE_CHECKING:
     from pathlib import Path

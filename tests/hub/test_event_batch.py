@@ -14,7 +14,7 @@ from virta.errors import LogWriteError
 from virta.hub import kernel, keys
 from virta.hub.event_batch import BATCH_EVENTS_MIN, EventBatch
 from virta.hub.idempotency import key_of
-from virta.log import codec
+from virta.log.format import codec
 from virta.log.limits import BATCH_HEADER_BYTES
 from virta.server.event_input import BATCH, read_batch, read_events
 

@@ -215,14 +215,14 @@ def test_absurd_numbers_in_meta_are_refused_in_words(log, change):
 @pytest.mark.parametrize("text", [b'{"offset": 1e999}', b'{"offset": -1}', b"[" * 4096, b"5", b"x"])
 def test_a_pin_that_says_nothing_keeps_everything(text):
     """A damaged file of a living process must neither stop retention with a traceback nor lose records."""
-    from virta.log.retention import _pinned_offset
+    from virta.log.upkeep.retention import _pinned_offset
 
     assert _pinned_offset(text) == 0
 
 
 def test_a_segment_of_a_newer_version_is_refused(log):
     """The version is in every segment too."""
-    from virta.log import kernel
+    from virta.log.engine import kernel
 
     log.append("t", "", b"")
     log.close()

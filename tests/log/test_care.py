@@ -9,7 +9,7 @@ import pytest
 
 import virta
 from virta import errors
-from virta.log import compaction, retention
+from virta.log.upkeep import compaction, retention
 
 pytestmark = pytest.mark.usefixtures("either_kernel")
 

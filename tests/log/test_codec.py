@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virta.log import codec, kernel
-from virta.log.codec import Status
+from virta.log.engine import kernel
+from virta.log.format import codec
+from virta.log.format.codec import Status
 from virta.log.limits import BATCH_HEADER_BYTES, KEY_BYTES_MAX, TOPIC_BYTES_MAX, VALUE_BYTES_MAX
 
 SALT = 0xC0FFEE11

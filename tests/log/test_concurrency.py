@@ -15,7 +15,7 @@ import pytest
 
 import virta
 from virta.errors import LogClosedError
-from virta.log import kernel
+from virta.log.engine import kernel
 
 CRASH = Path(__file__).parent.parent / "crash"
 sys.path.append(str(CRASH))

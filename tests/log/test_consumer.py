@@ -11,7 +11,9 @@ import pytest
 
 import virta
 from virta import errors
-from virta.log import groups, lag, members, reader
+from virta.log import reader
+from virta.log.consumers import consumer as consumer_module
+from virta.log.consumers import lag, members
 
 pytestmark = pytest.mark.usefixtures("either_kernel")
 
@@ -144,7 +146,7 @@ def clock(monkeypatch):
 
     clock = Clock()
     monkeypatch.setattr(members, "uptime_us", lambda: int(clock.now * 1e6))
-    monkeypatch.setattr(groups.time, "monotonic", clock.monotonic)
+    monkeypatch.setattr(consumer_module.time, "monotonic", clock.monotonic)
     return clock
 
 
@@ -215,8 +217,8 @@ def test_a_clock_step_expires_nothing(log, step, monkeypatch):
         one.commit()
         two.commit()
         shares = one.partitions, two.partitions
-        later = groups.now_us() + step * 1_000_000
-        monkeypatch.setattr(groups, "now_us", lambda: later)
+        later = consumer_module.now_us() + step * 1_000_000
+        monkeypatch.setattr(consumer_module, "now_us", lambda: later)
         one.commit()
         two.commit()
         assert (one.partitions, two.partitions) == shares
@@ -225,8 +227,8 @@ def test_a_clock_step_expires_nothing(log, step, monkeypatch):
 def test_after_a_step_back_a_hung_member_is_still_hung(log, clock, monkeypatch):
     """A wall clock that was set back must not keep a stopped member's partitions for it."""
     hung = log.consumer("g", lease=20.0)
-    later = groups.now_us() - 3_600_000_000
-    monkeypatch.setattr(groups, "now_us", lambda: later)
+    later = consumer_module.now_us() - 3_600_000_000
+    monkeypatch.setattr(consumer_module, "now_us", lambda: later)
     clock.now += 27
     with log.consumer("g", lease=20.0) as eager:
         assert len(eager.partitions) == 16

@@ -12,8 +12,7 @@ import sys
 import pytest
 
 import virta
-from virta.log import retention
-from virta.log.directory import segment_bases, segment_name
+from virta.log.format.directory import segment_bases, segment_name
 from virta.log.limits import (
     BATCH_HEADER_BYTES,
     HEADROOM_BATCH_MAX,
@@ -21,6 +20,7 @@ from virta.log.limits import (
     HEADROOM_MIN,
     SEGMENT_HEADER_BYTES,
 )
+from virta.log.upkeep import retention
 
 pytestmark = pytest.mark.usefixtures("either_kernel")
 

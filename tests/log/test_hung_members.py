@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 import virta
-from virta.log.positions import LockFile, Positions
+from virta.log.consumers.positions import LockFile, Positions
 
 DEADLINE_S = 30.0
 
@@ -36,8 +36,8 @@ for record in consumer.read(follow=True):
 STOPPED_IN_A_CHANGE = """
 import os, signal, sys
 from pathlib import Path
-from virta.log import positions
-from virta.log.positions import LockFile, Positions
+from virta.log.consumers import positions
+from virta.log.consumers.positions import LockFile, Positions
 
 directory, where, to = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 store = Positions(directory, "g")

@@ -18,9 +18,12 @@ import pytest
 
 import virta
 from virta import errors
-from virta.log import compaction, directory, index, kernel, plain, positions, segment
-from virta.log.interval import IntervalSync
+from virta.log.consumers import positions
+from virta.log.engine import kernel, plain_kernel
+from virta.log.engine.interval_sync import IntervalSync
+from virta.log.format import directory, index, segment
 from virta.log.record import datetime_of
+from virta.log.upkeep import compaction
 
 CRASH = Path(__file__).parent.parent / "crash"
 sys.path.append(str(CRASH))
@@ -105,7 +108,7 @@ def test_retention_between_listing_and_opening(log, monkeypatch, look):
             (path / directory.segment_name(base)).unlink(missing_ok=True)
         return bases
 
-    for module in ("seek", "verify", "producers"):
+    for module in ("seek", "upkeep.verify", "engine.producers"):
         monkeypatch.setattr(f"virta.log.{module}.segment_bases", removed_meanwhile)
     look(log)
     assert len(listed(log.path)) == 2
@@ -594,14 +597,16 @@ def test_what_is_durable_is_said_by_one_at_a_time(tmp_path, either_kernel):
 
 def test_a_leader_that_is_overtaken_by_a_rollover(tmp_path, monkeypatch):
     """Its segment is sealed when its sync returns: what is durable does not go back."""
-    monkeypatch.setattr(kernel, "Kernel", plain.Kernel)
+    monkeypatch.setattr(kernel, "Kernel", plain_kernel.Kernel)
     with virta.open(tmp_path / "log", durability="none", segment_bytes=4096) as log:
         log.append("t", "", bytes(3900))
         with virta.open(log.path, durability="none") as other:
-            monkeypatch.setattr(plain, "_LEADER_PATIENCE_S", 0)  # a rollover does not wait for it
+            monkeypatch.setattr(
+                plain_kernel, "_LEADER_PATIENCE_S", 0
+            )  # a rollover does not wait for it
             once(
                 monkeypatch,
-                plain.os,
+                plain_kernel.os,
                 "fdatasync",
                 lambda: other.append("t", "", bytes(3900)),
                 after=True,

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from virta.errors import LogCorruptionError, LogNotFoundError
-from virta.log.codec import decode_varlong, encode_varlong
-from virta.log.puro import PuroReport, Segment, crc_puro, encode, read_puro
+from virta.interop.puro import PuroReport, Segment, crc_puro, encode, read_puro
+from virta.log.format.codec import decode_varlong, encode_varlong
 
 ROOT = Path(__file__).parents[2]
 SHARED = Path(os.environ.get("VIRTA_SHARED", ROOT.parent / "shared"))

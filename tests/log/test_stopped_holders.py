@@ -13,7 +13,7 @@ import pytest
 
 import virta
 from virta import errors
-from virta.log.kernel import Snapshot
+from virta.log.engine.kernel import Snapshot
 
 pytestmark = pytest.mark.usefixtures("either_kernel")
 

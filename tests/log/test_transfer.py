@@ -6,8 +6,8 @@ import pytest
 
 import virta
 from virta.errors import LogCorruptionError, LogFormatError, LogNotFoundError, LogWriteError
-from virta.log.puro import encode, read_puro
-from virta.log.transfer import export_puro, import_puro
+from virta.interop.puro import encode, read_puro
+from virta.interop.transfer import export_puro, import_puro
 
 RECORDS = [(b"topic", b"key %d" % n, b"value %d" % n) for n in range(50)]
 

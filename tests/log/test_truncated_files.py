@@ -13,7 +13,7 @@ import pytest
 import virta
 from virta import errors
 from virta.journal import leases
-from virta.log import kernel
+from virta.log.engine import kernel
 
 DEADLINE_S = 30.0
 

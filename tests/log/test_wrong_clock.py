@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import virta
 from virta.cli import main
-from virta.log import kernel, plain
+from virta.log.engine import kernel, plain_kernel
 
 DAY_S = 86_400
 
@@ -22,9 +22,9 @@ def ahead(tmp_path, monkeypatch):
     path = tmp_path / "log"
     with monkeypatch.context() as patch:
         # The plain kernel asks Python for the time.
-        patch.setattr(kernel, "Kernel", plain.Kernel)
+        patch.setattr(kernel, "Kernel", plain_kernel.Kernel)
         real = time.time_ns
-        patch.setattr(plain.time, "time_ns", lambda: real() + DAY_S * 10**9)
+        patch.setattr(plain_kernel.time, "time_ns", lambda: real() + DAY_S * 10**9)
         with virta.open(path, durability="none") as log:
             log.append("t", "k", b"from tomorrow")
     return path
@@ -48,12 +48,12 @@ def test_opening_warns_once_with_both_times(ahead, caplog):
 def test_a_running_writer_is_warned_at_its_next_segment(tmp_path, caplog, monkeypatch):
     """A handle that was open before learns of it when it rolls over."""
     path = tmp_path / "log"
-    monkeypatch.setattr(kernel, "Kernel", plain.Kernel)
+    monkeypatch.setattr(kernel, "Kernel", plain_kernel.Kernel)
     with virta.open(path, durability="none", segment_bytes=4096) as log:
         log.append("t", "k", b"")
         with monkeypatch.context() as patch:
             real = time.time_ns
-            patch.setattr(plain.time, "time_ns", lambda: real() + DAY_S * 10**9)
+            patch.setattr(plain_kernel.time, "time_ns", lambda: real() + DAY_S * 10**9)
             log.append("t", "k", b"another writer's")
         for _ in range(20):
             log.append("t", "k", bytes(1000))
@@ -88,8 +88,8 @@ def test_a_time_that_no_calendar_has(tmp_path, monkeypatch, caplog):
     """A record from beyond the year 9999 can be warned of and shown, like any other."""
     path = tmp_path / "log"
     with monkeypatch.context() as patch:
-        patch.setattr(kernel, "Kernel", plain.Kernel)
-        patch.setattr(plain.time, "time_ns", lambda: 15_000 * 365 * DAY_S * 10**9)
+        patch.setattr(kernel, "Kernel", plain_kernel.Kernel)
+        patch.setattr(plain_kernel.time, "time_ns", lambda: 15_000 * 365 * DAY_S * 10**9)
         with virta.open(path, durability="none") as log:
             log.append("t", "k", b"v")
     with virta.open(path, durability="none") as log:

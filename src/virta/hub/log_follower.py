@@ -30,7 +30,7 @@ from virta.errors import (
     LogSyncError,
     LogWriteError,
 )
-from virta.log.codec import Encoded
+from virta.log.format.codec import Encoded
 from virta.log.probe import probe
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from virta.log import Log, Record
-    from virta.log.handle import Durability
+    from virta.log.log import Durability
 
 logger = logging.getLogger("virta.hub")
 

@@ -24,7 +24,7 @@ from virta.hub.event_batch import EventBatch
 from virta.hub.idempotency import key_of
 from virta.hub.log_follower import Commit
 from virta.hub.topics import DEAD_LETTERS, RESERVED_PREFIX, STREAMS
-from virta.log.codec import Encoded
+from virta.log.format.codec import Encoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from virta import files
 from virta.journal.kernel import native
-from virta.log import kernel
+from virta.log.engine import kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

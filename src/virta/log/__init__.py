@@ -12,16 +12,16 @@ docs/log.md is the guide, docs/format.md the format to the byte.
 from __future__ import annotations
 
 from virta.log.aio import AsyncConsumer, AsyncLog, AsyncReader, open_async
-from virta.log.compaction import CompactionReport
-from virta.log.groups import Consumer, ConsumerInfo
-from virta.log.handle import Log
+from virta.log.consumers.consumer import Consumer, ConsumerInfo
+from virta.log.log import Log
 from virta.log.opening import open_log as open  # noqa: A004
 from virta.log.reader import Reader
 from virta.log.record import Appended, Name, Record
-from virta.log.retention import Pin, RetentionReport
 from virta.log.seek import SegmentInfo
 from virta.log.topics import TopicInfo
-from virta.log.verify import Problem, RepairReport, VerifyReport
+from virta.log.upkeep.compaction import CompactionReport
+from virta.log.upkeep.retention import Pin, RetentionReport
+from virta.log.upkeep.verify import Problem, RepairReport, VerifyReport
 
 __all__ = [
     "Appended",

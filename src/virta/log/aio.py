@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
-    from virta.log.groups import Consumer, ConsumerInfo
-    from virta.log.handle import Log
+    from virta.log.consumers.consumer import Consumer, ConsumerInfo
+    from virta.log.log import Log
     from virta.log.reader import Reader
     from virta.log.record import Appended, Record
     from virta.log.seek import SegmentInfo

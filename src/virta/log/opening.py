@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from virta import files
 from virta.errors import LogError, LogLimitError, LogNotFoundError
-from virta.log import kernel
-from virta.log.arguments import check_option
-from virta.log.directory import (
+from virta.log.disk_errors import in_words
+from virta.log.engine import kernel
+from virta.log.engine.writer import DURABILITIES
+from virta.log.format.directory import (
     META,
     Meta,
     boot_id,
@@ -20,8 +21,6 @@ from virta.log.directory import (
     read_meta,
     write_meta,
 )
-from virta.log.disk import in_words
-from virta.log.handle import Log
 from virta.log.limits import (
     LOCK_TIMEOUT_S,
     POLL_S,
@@ -29,10 +28,11 @@ from virta.log.limits import (
     SEGMENT_BYTES_MAX,
     SEGMENT_BYTES_MIN,
 )
-from virta.log.writer import DURABILITIES
+from virta.log.log import Log
+from virta.log.validation import check_option
 
 if TYPE_CHECKING:
-    from virta.log.handle import Durability, Visibility
+    from virta.log.log import Durability, Visibility
 
 
 @in_words("opening")

@@ -8,8 +8,8 @@ import tempfile
 from typing import TYPE_CHECKING
 
 from virta.errors import LogError, LogLockTimeoutError
-from virta.log.directory import WRITER_LOCK
-from virta.log.disk import disk_error
+from virta.log.disk_errors import disk_error
+from virta.log.format.directory import WRITER_LOCK
 from virta.log.limits import PROBE_BYTES_MAX
 
 if TYPE_CHECKING:

@@ -14,24 +14,24 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from virta.errors import LogClosedError, LogCorruptionError, LogError, LogGapError
-from virta.log import kernel
-from virta.log.codec import REASONS, Status
-from virta.log.directory import segment_bases, segment_name
-from virta.log.index import load_index
+from virta.log.engine import kernel
+from virta.log.format.codec import REASONS, Status
+from virta.log.format.directory import segment_bases, segment_name
+from virta.log.format.index import load_index
+from virta.log.format.segment import FLAGS_UNLINKED, Position, Segment, unwritten
 from virta.log.limits import (
     POLL_S,
     READ_CHUNK_BYTES,
     READ_RECORDS_MAX,
     SEGMENT_HEADER_BYTES,
 )
-from virta.log.recovery import Problem, find_batch, logger
-from virta.log.segment import FLAGS_UNLINKED, Position, Segment, unwritten
+from virta.log.upkeep.recovery import Problem, find_batch, logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from virta.log.kernel import Snapshot
+    from virta.log.engine.kernel import Snapshot
     from virta.log.record import Record
 
 FOREVER: Final = (1 << 63) - 1

@@ -7,18 +7,18 @@ from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from virta.errors import ConsumerError, LogCorruptionError, LogTypeError
-from virta.log import groups
-from virta.log.codec import Status
-from virta.log.directory import segment_bases, segment_name
-from virta.log.disk import in_words
-from virta.log.index import load_index
+from virta.log.consumers.positions import position_of
+from virta.log.disk_errors import in_words
+from virta.log.format.codec import Status
+from virta.log.format.directory import segment_bases, segment_name
+from virta.log.format.index import load_index
+from virta.log.format.segment import FLAG_COMPACTED, Segment, Walk, now_us
 from virta.log.record import timestamp_of
-from virta.log.segment import FLAG_COMPACTED, Segment, Walk, now_us
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from virta.log.handle import Log
+    from virta.log.log import Log
 
 
 class SegmentInfo(NamedTuple):
@@ -50,7 +50,7 @@ def resolve(log: Log, start: object) -> int:
         return log.next_offset
     if isinstance(start, str):
         name = start.removeprefix("consumer:")
-        position = groups.position_of(log.path, name)
+        position = position_of(log.path, name)
         if position is None:
             raise ConsumerError(
                 f"no consumer named {name!r} in {log.path}; a start is 'earliest', 'latest', an offset, "

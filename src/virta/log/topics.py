@@ -17,16 +17,16 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from virta.errors import LogCorruptionError, LogLimitError, LogTypeError
-from virta.log.directory import segment_bases
+from virta.log.format.directory import segment_bases
+from virta.log.format.segment import Segment
 from virta.log.limits import TOPIC_COUNTS_MAX, TOPICS_MAX
 from virta.log.record import Name
-from virta.log.segment import Segment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from virta.log.handle import Log
+    from virta.log.log import Log
 
 # records, bytes, first offset, last offset, first time, last time
 Row = list[int]

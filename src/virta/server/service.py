@@ -46,7 +46,7 @@ from virta.server.pipeline_supervisor import Limits, Pipelines
 from virta.server.webhooks.subscriptions import Webhooks
 
 if TYPE_CHECKING:
-    from virta.log.handle import Visibility
+    from virta.log.log import Visibility
     from virta.server.config_loader import Config
     from virta.server.consumers.sse import SseConsumer
 

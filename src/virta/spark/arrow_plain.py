@@ -9,7 +9,7 @@ import os
 import struct
 from typing import NamedTuple
 
-from virta.log.codec import crc8, crc32c
+from virta.log.format.codec import crc8, crc32c
 
 HEADER_BYTES = 56
 BATCH_BYTES_MAX = 64 * 1024 * 1024

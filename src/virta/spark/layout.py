@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import virta
 from virta.errors import LogCorruptionError, LogFormatError, LogGapError
-from virta.log.directory import segment_bases
-from virta.log.segment import SegmentHeader, parse_header
+from virta.log.format.directory import segment_bases
+from virta.log.format.segment import SegmentHeader, parse_header
 from virta.spark import arrow_plain as status
 from virta.spark.arrow import FOREVER, kernel
 

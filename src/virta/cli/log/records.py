@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from virta.log import Consumer, Log, Record
-    from virta.log.handle import Durability
+    from virta.log.log import Durability
 
 DURABILITIES: Final = ("none", "interval", "group", "fsync")
 TAIL_RECORDS: Final = 10

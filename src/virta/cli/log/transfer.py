@@ -15,7 +15,7 @@ from virta.cli.units import PLACE, SIZE, show_count, show_size
 
 if TYPE_CHECKING:
     from virta.log import Log
-    from virta.log.handle import Durability
+    from virta.log.log import Durability
 
 FORMATS: Final = ("puro", "ndjson")
 SEGMENT_BYTES: Final = 1024 * 1024 * 1024
@@ -100,7 +100,7 @@ def _import_puro(
     target: Log, source: str, bar: Any, *, crc: str, generation: str, skip_damaged: bool, spurious: bool,
     batch: int, durability: Durability | None, topic: str | None,
 ) -> dict[str, Any]:  # fmt: skip
-    from virta.log.transfer import import_puro
+    from virta.interop.transfer import import_puro
 
     if topic is not None:
         raise click.UsageError("--topic is for --format ndjson: Puro's records have their topics")
@@ -213,7 +213,7 @@ def _export_puro(
     source: Log, target: str, bar: Any, *, crc: Any, topics: tuple[str, ...], start: Any, end: Any,
     segment_bytes: int, force: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    from virta.log.transfer import export_puro, write_flat
+    from virta.interop.transfer import export_puro, write_flat
 
     if target == "-":
         with source.read(topics or None, start=start, end=end) as reader:
@@ -229,7 +229,7 @@ def _export_ndjson(
     source: Log, target: str, bar: Any, *, topics: tuple[str, ...], start: Any, end: Any, force: bool, **_puro: Any
 ) -> dict[str, Any]:  # fmt: skip
     from virta.cli.log.lines import WRITERS
-    from virta.log.transfer import export_lines
+    from virta.interop.transfer import export_lines
 
     with source.read(topics or None, start=start, end=end) as reader:
         lines = map(WRITERS["json"], reader)

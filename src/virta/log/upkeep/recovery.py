@@ -22,11 +22,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from virta import files
 from virta.errors import LogCorruptionError, LogSyncError
-from virta.log import kernel
-from virta.log.codec import FLAG_REPAIR, FLAG_SEAL, Status, encode_record, gap_record, seal_header
-from virta.log.directory import QUARANTINE, sync_directory
-from virta.log.limits import BATCH_HEADER_BYTES, GAP_MAX, READ_CHUNK_BYTES
-from virta.log.segment import (
+from virta.log.engine import kernel
+from virta.log.format.codec import (
+    FLAG_REPAIR,
+    FLAG_SEAL,
+    Status,
+    encode_record,
+    gap_record,
+    seal_header,
+)
+from virta.log.format.directory import QUARANTINE, sync_directory
+from virta.log.format.segment import (
     FLAG_RESEALED,
     Position,
     Segment,
@@ -36,6 +42,7 @@ from virta.log.segment import (
     unwritten,
     write_all,
 )
+from virta.log.limits import BATCH_HEADER_BYTES, GAP_MAX, READ_CHUNK_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path

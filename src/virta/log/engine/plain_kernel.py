@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from virta.log import codec
+from virta.log.format import codec
 from virta.log.limits import (
     BATCH_HEADER_BYTES,
     HEADROOM_BATCH_MAX,

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from virta.log import codec, plain
-from virta.log.directory import CONTROL, CONTROL_BYTES, boot_id
+from virta.log.engine import plain_kernel
+from virta.log.format import codec
+from virta.log.format.directory import CONTROL, CONTROL_BYTES, boot_id
 from virta.log.record import Name, Record
 
 if TYPE_CHECKING:
@@ -48,10 +49,15 @@ if _native is not None:
 else:
     encode, walk, read = codec.encode, codec.walk, codec.read
     crc8, crc32c = codec.crc8, codec.crc32c
-    Kernel = plain.Kernel
+    Kernel = plain_kernel.Kernel
 
-APPENDED, ATTENTION, ROLL, TIMEOUT = plain.APPENDED, plain.ATTENTION, plain.ROLL, plain.TIMEOUT
-FOREIGN, OTHER_BOOT, CURRENT = plain.FOREIGN, plain.OTHER_BOOT, plain.CURRENT
+APPENDED, ATTENTION, ROLL, TIMEOUT = (
+    plain_kernel.APPENDED,
+    plain_kernel.ATTENTION,
+    plain_kernel.ROLL,
+    plain_kernel.TIMEOUT,
+)
+FOREIGN, OTHER_BOOT, CURRENT = plain_kernel.FOREIGN, plain_kernel.OTHER_BOOT, plain_kernel.CURRENT
 
 
 class Snapshot(NamedTuple):

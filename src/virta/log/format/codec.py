@@ -2,7 +2,7 @@
 Records and batches in plain Python: the reference for docs/format.md and the twin of native/log_batch.h.
 
 Pure computation on buffers. `encode`, `walk` and `read` have the same signatures and results as the native
-ones; virta/log/kernel.py picks. Only whole, valid batches ever leave this module.
+ones; virta/log/engine/kernel.py picks. Only whole, valid batches ever leave this module.
 """
 
 from __future__ import annotations

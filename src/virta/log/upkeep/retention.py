@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from virta import files
 from virta.errors import LogTypeError
-from virta.log import groups
-from virta.log.directory import (
+from virta.log.consumers import consumer
+from virta.log.disk_errors import in_words
+from virta.log.format.directory import (
     PINS,
     index_name,
     maintaining,
@@ -25,13 +26,12 @@ from virta.log.directory import (
     segment_name,
     sync_directory,
 )
-from virta.log.disk import in_words
-from virta.log.segment import now_us
+from virta.log.format.segment import now_us
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from virta.log.handle import Log
+    from virta.log.log import Log
     from virta.log.seek import SegmentInfo
 
 
@@ -133,7 +133,7 @@ def retain(
     with maintaining(log.path):
         positions: list[int] = []
         if consumed or keep_unread:
-            positions = groups.advance_consumers(log, dry_run=dry_run)
+            positions = consumer.advance_consumers(log, dry_run=dry_run)
         slowest = min(positions) if positions else None
         doomed = _doomed(
             log, seconds, max_bytes, slowest, consumed=consumed, keep_unread=keep_unread

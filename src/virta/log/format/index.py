@@ -16,11 +16,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from virta.errors import LogError
-from virta.log import kernel
-from virta.log.codec import PRODUCER_ANONYMOUS, Status
-from virta.log.directory import index_name, maintaining, segment_bases, write_whole
+from virta.log.engine import kernel
+from virta.log.format.codec import PRODUCER_ANONYMOUS, Status
+from virta.log.format.directory import index_name, maintaining, segment_bases, write_whole
+from virta.log.format.segment import Position, Segment, Walk
 from virta.log.limits import INDEX_STEP_BYTES, PRODUCERS_MAX
-from virta.log.segment import Position, Segment, Walk
 
 if TYPE_CHECKING:
     from pathlib import Path

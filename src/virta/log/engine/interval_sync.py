@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from virta.errors import LogClosedError, LogError, LogSyncError
 from virta.log.limits import SYNC_INTERVAL_S
-from virta.log.recovery import logger
+from virta.log.upkeep.recovery import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,11 +21,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from virta.errors import ConsumerError, LogClosedError, LogError, LogTypeError
-from virta.log.disk import in_words
-from virta.log.lag import count_unread, partition_of
-from virta.log.limits import LEASE_S_MAX, PARTITIONS_DEFAULT, POLL_S
-from virta.log.members import Heartbeats, load_topics, save_topics
-from virta.log.positions import (
+from virta.log.consumers.lag import count_unread, partition_of
+from virta.log.consumers.members import Heartbeats, load_topics, save_topics
+from virta.log.consumers.positions import (
     NOBODY,
     LockFile,
     Positions,
@@ -35,12 +33,14 @@ from virta.log.positions import (
     list_names,
     position_of,
 )
-from virta.log.segment import now_us
+from virta.log.disk_errors import in_words
+from virta.log.format.segment import now_us
+from virta.log.limits import LEASE_S_MAX, PARTITIONS_DEFAULT, POLL_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from virta.log.handle import Log
+    from virta.log.log import Log
     from virta.log.record import Record
 
 # How often a member checks whether partitions should change owner, and moves past records of other members.

@@ -14,15 +14,11 @@ from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from virta.errors import LogCorruptionError
-from virta.log import kernel
-from virta.log.codec import REASONS, Status, crc32c_seed
-from virta.log.directory import maintaining, segment_bases, segment_name
-from virta.log.disk import in_words
-from virta.log.limits import BATCH_HEADER_BYTES, READ_CHUNK_BYTES, SEGMENT_HEADER_BYTES
-from virta.log.reader import FOREVER
-from virta.log.recovery import Problem, find_batch, quarantine, recover
-from virta.log.seek import total_bytes
-from virta.log.segment import (
+from virta.log.disk_errors import in_words
+from virta.log.engine import kernel
+from virta.log.format.codec import REASONS, Status, crc32c_seed
+from virta.log.format.directory import maintaining, segment_bases, segment_name
+from virta.log.format.segment import (
     FLAG_COMPACTED,
     FLAG_RESEALED,
     FLAGS_UNLINKED,
@@ -33,13 +29,17 @@ from virta.log.segment import (
     Walk,
     write_all,
 )
+from virta.log.limits import BATCH_HEADER_BYTES, READ_CHUNK_BYTES, SEGMENT_HEADER_BYTES
+from virta.log.reader import FOREVER
+from virta.log.seek import total_bytes
+from virta.log.upkeep.recovery import Problem, find_batch, quarantine, recover
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from virta.log.handle import Log
-    from virta.log.writer import Writer
+    from virta.log.engine.writer import Writer
+    from virta.log.log import Log
 
 __all__ = ["Problem", "RepairReport", "VerifyReport", "repair_log", "verify_log"]
 

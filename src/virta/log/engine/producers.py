@@ -9,16 +9,16 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from virta.log.codec import PRODUCER_ANONYMOUS
-from virta.log.directory import segment_bases
-from virta.log.index import Producers, load_producers, remember
-from virta.log.segment import Position, Segment, Walk
+from virta.log.format.codec import PRODUCER_ANONYMOUS
+from virta.log.format.directory import segment_bases
+from virta.log.format.index import Producers, load_producers, remember
+from virta.log.format.segment import Position, Segment, Walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from virta.log.kernel import Snapshot
+    from virta.log.engine.kernel import Snapshot
 
 
 class ProducerTable:

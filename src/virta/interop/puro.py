@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self
 
 from virta.errors import LogCorruptionError, LogNotFoundError
-from virta.log.codec import Buffer, decode_varlong, encode_varlong
-from virta.log.kernel import crc8
+from virta.log.engine.kernel import crc8
+from virta.log.format.codec import Buffer, decode_varlong, encode_varlong
 from virta.log.limits import KEY_BYTES_MAX, TOPIC_BYTES_MAX, VALUE_BYTES_MAX
 
 if TYPE_CHECKING:

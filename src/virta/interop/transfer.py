@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal
 
 from virta import files
 from virta.errors import LogFormatError, LogWriteError
-from virta.log.puro import Crc, Generation, PuroReport, encode, puro_segments, read_puro
+from virta.interop.puro import Crc, Generation, PuroReport, encode, puro_segments, read_puro
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from virta.log import Log
-    from virta.log.handle import Durability
+    from virta.log.log import Durability
     from virta.log.record import Record
 
 BATCH_RECORDS_DEFAULT: Final = 1000

@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from virta.errors import LogError
-from virta.log import kernel
+from virta.log.engine import kernel
 from virta.log.limits import LAG_BYTES_MAX, LAG_RECORDS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from virta.log.handle import Log
+    from virta.log.log import Log
     from virta.log.record import Record
 
 

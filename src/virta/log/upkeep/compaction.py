@@ -13,8 +13,9 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 from virta import files
-from virta.log import kernel
-from virta.log.codec import (
+from virta.log.disk_errors import in_words
+from virta.log.engine import kernel
+from virta.log.format.codec import (
     FLAG_REPAIR,
     FLAG_SEAL,
     REASONS,
@@ -24,19 +25,9 @@ from virta.log.codec import (
     gap_record,
     seal_header,
 )
-from virta.log.directory import maintaining, sync_directory
-from virta.log.disk import in_words
-from virta.log.index import Producers, build_index, index_missing, load_index, save_index
-from virta.log.limits import (
-    BATCH_HEADER_BYTES,
-    GAP_MAX,
-    SEGMENT_HEADER_BYTES,
-    TOMBSTONE_AGE_S,
-)
-from virta.log.reader import FOREVER
-from virta.log.recovery import Problem, seal_batch
-from virta.log.retention import lowest_pin
-from virta.log.segment import (
+from virta.log.format.directory import maintaining, sync_directory
+from virta.log.format.index import Producers, build_index, index_missing, load_index, save_index
+from virta.log.format.segment import (
     FLAG_COMPACTED,
     Position,
     Segment,
@@ -45,13 +36,22 @@ from virta.log.segment import (
     new_salt,
     now_us,
 )
+from virta.log.limits import (
+    BATCH_HEADER_BYTES,
+    GAP_MAX,
+    SEGMENT_HEADER_BYTES,
+    TOMBSTONE_AGE_S,
+)
+from virta.log.reader import FOREVER
+from virta.log.upkeep.recovery import Problem, seal_batch
+from virta.log.upkeep.retention import lowest_pin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from io import BufferedWriter
     from pathlib import Path
 
-    from virta.log.handle import Log
+    from virta.log.log import Log
     from virta.log.record import Record
     from virta.log.seek import SegmentInfo
 

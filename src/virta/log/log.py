@@ -13,17 +13,12 @@ import time
 from typing import TYPE_CHECKING, Any, Literal
 
 from virta.errors import LogClosedError, LogLimitError, LogReadOnlyError, LogSyncError
-from virta.log import compaction, groups, kernel, retention, seek
-from virta.log.arguments import (
-    check_option,
-    check_producer,
-    record_error,
-    topic_set,
-    with_json_values,
-)
-from virta.log.codec import Encoded
-from virta.log.directory import Meta, boot_id, open_locks, segment_bases
-from virta.log.kernel import Snapshot
+from virta.log import seek
+from virta.log.consumers.consumer import Consumer, ConsumerInfo, list_consumers
+from virta.log.engine import kernel
+from virta.log.engine.writer import DURABILITIES, Writer
+from virta.log.format.codec import Encoded
+from virta.log.format.directory import Meta, boot_id, open_locks, segment_bases
 from virta.log.limits import (
     BATCH_BYTES_MAX,
     LEASE_S_DEFAULT,
@@ -31,11 +26,18 @@ from virta.log.limits import (
     POLL_S,
     TOPICS_MAX,
 )
-from virta.log.process import open_handles
+from virta.log.open_logs import open_handles
 from virta.log.reader import FOREVER, Reader, Source
 from virta.log.topics import TopicCounts, TopicInfo
-from virta.log.verify import Problem, RepairReport, VerifyReport, repair_log, verify_log
-from virta.log.writer import DURABILITIES, Writer
+from virta.log.upkeep import compaction, retention
+from virta.log.upkeep.verify import Problem, RepairReport, VerifyReport, repair_log, verify_log
+from virta.log.validation import (
+    check_option,
+    check_producer,
+    record_error,
+    topic_set,
+    with_json_values,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -238,7 +240,7 @@ class Log:
         partitions: int = PARTITIONS_DEFAULT,
         lease: float = LEASE_S_DEFAULT,
         on_gap: Literal["raise", "skip"] = "raise",
-    ) -> groups.Consumer:
+    ) -> Consumer:
         """
         A named consumer with a durable position. All who open one name share its work.
 
@@ -251,7 +253,7 @@ class Log:
         """
         self._writable()
         check_option("on_gap", on_gap, ("raise", "skip"))
-        return groups.Consumer(
+        return Consumer(
             self,
             name,
             topics=topic_set(topics),
@@ -323,9 +325,9 @@ class Log:
         self._open_or_raise()
         return seek.describe(self)
 
-    def consumers(self) -> list[groups.ConsumerInfo]:
+    def consumers(self) -> list[ConsumerInfo]:
         self._open_or_raise()
-        return groups.list_consumers(self)
+        return list_consumers(self)
 
     # --- looking after ---
 
@@ -409,12 +411,11 @@ class Log:
         if not getattr(self, "_closed", True):
             self.close()
 
-    # --- for the reader and the rest of the room ---
+    # --- for the package's own modules ---
 
     @property
     def source(self) -> Source:
-        # Made for who asks and not kept: in no cycle, a log that is dropped is closed there and then, and not by
-        # whichever thread the collector happens to run in.
+        # Not cached: without a reference cycle a dropped log is closed at once, in the thread that dropped it.
         return Source(
             self.path,
             snapshot=self._snapshot,
@@ -440,12 +441,12 @@ class Log:
             raise LogReadOnlyError(f"the log at {self.path} was opened with read_only=True")
         return self._writer
 
-    def _snapshot(self) -> Snapshot | None:
+    def _snapshot(self) -> kernel.Snapshot | None:
         self._open_or_raise()
         if self._core is None:
             return None
         try:
-            return Snapshot(*self._core.snapshot())
+            return kernel.Snapshot(*self._core.snapshot())
         except ValueError as exc:
             raise LogClosedError(f"the log at {self.path} is closed") from exc
 

@@ -19,9 +19,9 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from virta import files
-from virta.log import kernel
-from virta.log.directory import GROUPS, boot_id, write_whole
-from virta.log.segment import write_all
+from virta.log.engine import kernel
+from virta.log.format.directory import GROUPS, boot_id, write_whole
+from virta.log.format.segment import write_all
 
 if TYPE_CHECKING:
     from pathlib import Path

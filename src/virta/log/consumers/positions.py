@@ -34,8 +34,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from virta import files
 from virta.errors import ConsumerError
-from virta.log import kernel
-from virta.log.directory import GROUPS, sync_directory, write_whole
+from virta.log.engine import kernel
+from virta.log.format.directory import GROUPS, sync_directory, write_whole
+from virta.log.format.segment import now_us, write_all
 from virta.log.limits import (
     CHANGE_PATIENCE_S,
     CONSUMER_NAME_MAX,
@@ -43,7 +44,6 @@ from virta.log.limits import (
     PARTITIONS_MAX,
     TURNS_MAX,
 )
-from virta.log.segment import now_us, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,24 +22,16 @@ from virta.errors import (
     LogSyncError,
     LogWriteError,
 )
-from virta.log import kernel
-from virta.log.codec import FLAG_SEAL, PRODUCER_ANONYMOUS, Status
-from virta.log.directory import CONTROL, segment_bases, segment_name, sync_directory
-from virta.log.disk import disk_error, written_already
-from virta.log.index import index_sealed
-from virta.log.interval import IntervalSync
-from virta.log.kernel import FOREIGN, Snapshot
-from virta.log.limits import (
-    BATCH_HEADER_BYTES,
-    CLOCK_AHEAD_S,
-    OPEN_LOCK_TIMEOUT_S,
-    SEGMENT_HEADER_BYTES,
-)
-from virta.log.plain import SETTLE_FSYNC, SETTLE_GROUP, SETTLE_NOT
-from virta.log.producers import ProducerTable
-from virta.log.record import Appended
-from virta.log.recovery import LOST_MAX, Recovered, logger, recover, seal_record
-from virta.log.segment import (
+from virta.log.disk_errors import disk_error, written_already
+from virta.log.engine import kernel
+from virta.log.engine.interval_sync import IntervalSync
+from virta.log.engine.kernel import FOREIGN, Snapshot
+from virta.log.engine.plain_kernel import SETTLE_FSYNC, SETTLE_GROUP, SETTLE_NOT
+from virta.log.engine.producers import ProducerTable
+from virta.log.format.codec import FLAG_SEAL, PRODUCER_ANONYMOUS, Status
+from virta.log.format.directory import CONTROL, segment_bases, segment_name, sync_directory
+from virta.log.format.index import index_sealed
+from virta.log.format.segment import (
     NO_SEGMENT,
     Position,
     Segment,
@@ -51,6 +43,14 @@ from virta.log.segment import (
     now_us,
     rewrite_header,
 )
+from virta.log.limits import (
+    BATCH_HEADER_BYTES,
+    CLOCK_AHEAD_S,
+    OPEN_LOCK_TIMEOUT_S,
+    SEGMENT_HEADER_BYTES,
+)
+from virta.log.record import Appended
+from virta.log.upkeep.recovery import LOST_MAX, Recovered, logger, recover, seal_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ import reprlib
 from typing import TYPE_CHECKING, Any
 
 from virta.errors import LogError, LogLimitError, LogTypeError
-from virta.log.codec import PRODUCER_ANONYMOUS
+from virta.log.format.codec import PRODUCER_ANONYMOUS
 from virta.log.limits import KEY_BYTES_MAX, TOPIC_BYTES_MAX, VALUE_BYTES_MAX
 
 if TYPE_CHECKING:

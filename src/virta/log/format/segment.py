@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from virta import files
 from virta.errors import LogCorruptionError, LogFormatError
-from virta.log import kernel
-from virta.log.codec import REASONS, Batch, Status
-from virta.log.directory import segment_name, sync_directory
+from virta.log.engine import kernel
+from virta.log.format.codec import REASONS, Batch, Status
+from virta.log.format.directory import segment_name, sync_directory
 from virta.log.limits import READ_CHUNK_BYTES, SEGMENT_HEADER_BYTES
 
 if TYPE_CHECKING:

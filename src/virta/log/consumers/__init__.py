@@ -1,0 +1,1 @@
+"""Named consumers: durable positions, members that share the partitions, lag."""

@@ -1,0 +1,1 @@
+"""The bytes of a log: records, batches, segments, indexes, and the files of the directory."""

@@ -1,0 +1,1 @@
+"""Upkeep of a log: recovery, verify and repair, retention, compaction."""
