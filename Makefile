@@ -21,7 +21,7 @@ help:
 	@echo "make test    install everything and run every test"
 	@echo "make lint    ruff and mypy                  make bench  every benchmark"
 	@echo "make setup   the whole environment (.venv)  make clean  remove what make made"
-	@echo "make demo    the log at work, in seconds    make fuzz   the native halves under sanitizers"
+	@echo "make demo    the log at work, in seconds    make fuzz   the native engines under sanitizers"
 
 setup: $(STAMP)
 
@@ -88,7 +88,7 @@ bench-server: setup
 soak-server: setup
 	$(BIN)/python bench/server_soak.py $(SOAK_ARGS)
 
-# The native halves built with ASan and UBSan, apart from the ordinary build, against their plain twins.
+# The native engines, built with ASan and UBSan outside the ordinary build, against the plain ones.
 FUZZ_SECONDS ?= 60
 FUZZ := build/fuzz
 

@@ -34,7 +34,7 @@ TITLES = {
     "posts": "single POSTs/s (300 bytes, 64 connections)",
     "batches": "batched events/s (100 a batch, 1,000 standing queries)",
     "fanout": "SSE deliveries/s (1,000 consumers, every event to all)",
-    "selective": "events/s (5,000 consumers, 5 hear each event)",
+    "selective": "events/s (5,000 consumers, 5 receive each event)",
     "sockets": "WebSocket deliveries/s (1,000 consumers)",
 }
 

@@ -16,12 +16,12 @@ import time
 import uvloop
 
 PAD = "x" * 130
-# When nothing has come for so long, nothing more will; but not longer than so many times.
-SETTLE_S = 0.5
-SETTLE_TICKS_MAX = 20
+# Deliveries have ended when nothing arrived for this long; wait at most this many times.
+QUIET_S = 0.5
+QUIET_TICKS_MAX = 20
 STRUCTURED = b"application/cloudevents+json"
 BATCH = b"application/cloudevents-batch+json"
-# What a consumer hears first: from us, on a WebSocket, from NATS, from Nchan.
+# The first bytes that a consumer receives: from Virta, on a WebSocket, from NATS, from Nchan.
 CONNECTED = (b"event: connect", b" 101 ", b"PONG", b": hi\n")
 
 
@@ -71,7 +71,7 @@ class Publisher(asyncio.Protocol):
 
 
 class Listener(asyncio.Protocol):
-    """Counts the events it hears."""
+    """Counts the events that it receives."""
 
     def __init__(self, request, state, marker):
         self.request, self.state, self.marker = request, state, marker
@@ -80,14 +80,14 @@ class Listener(asyncio.Protocol):
         transport.write(self.request)
 
     def data_received(self, data):
-        self.state.heard += data.count(self.marker)
+        self.state.received += data.count(self.marker)
         if any(sign in data for sign in CONNECTED):
             self.state.connected += 1
 
 
 class State:
     def __init__(self, seconds):
-        self.answered = self.heard = self.connected = self.number = 0
+        self.answered = self.received = self.connected = self.number = 0
         self.latencies = []
         self.until = time.perf_counter() + seconds
 
@@ -116,13 +116,13 @@ async def publishers(state, port, seconds, connections, make, answer=b"HTTP/1.1 
     while time.perf_counter() < state.until:  # noqa: ASYNC110 - a fixed time
         await asyncio.sleep(0.05)
     took = time.perf_counter() - began
-    state.answered_in_time, state.heard_in_time = state.answered, state.heard
-    # What is still on its way is not lost.
+    state.answered_in_time, state.received_in_time = state.answered, state.received
+    # Deliveries under way are not lost.
     before = None
-    for _ in range(SETTLE_TICKS_MAX):
-        if before == (before := (state.answered, state.heard)):
+    for _ in range(QUIET_TICKS_MAX):
+        if before == (before := (state.answered, state.received)):
             break
-        await asyncio.sleep(SETTLE_S)
+        await asyncio.sleep(QUIET_S)
     return took
 
 
@@ -166,8 +166,8 @@ async def run(scenario, port, seconds, number):
         await listeners(state, port, [get("/channels/fanout")] * number, b"event: data")
         took = await publishers(state, port, seconds, 4, singles(state, b"fanout"))
         report = {
-            "deliveries_s": state.heard_in_time / took,
-            "lost": state.answered * number - state.heard,
+            "deliveries_s": state.received_in_time / took,
+            "lost": state.answered * number - state.received,
         }
     elif scenario == "selective":
         requests = [get(f"/channels/selective?key={n // 5}") for n in range(number)]
@@ -175,7 +175,7 @@ async def run(scenario, port, seconds, number):
         took = await publishers(state, port, seconds, 16, singles(state, b"selective", number // 5))
         report = {
             "events_s": state.answered_in_time / took,
-            "lost": state.answered * 5 - state.heard,
+            "lost": state.answered * 5 - state.received,
         }
     elif scenario == "idle":
         requests = [get(f"/channels/idle?key={n}") for n in range(number)]
@@ -195,8 +195,8 @@ async def run(scenario, port, seconds, number):
         )
         took = await publishers(state, port, seconds, 4, lambda: message)
         report = {
-            "deliveries_s": state.heard_in_time / took,
-            "lost": state.answered * number - state.heard,
+            "deliveries_s": state.received_in_time / took,
+            "lost": state.answered * number - state.received,
         }
     elif scenario == "nats":
         request = b'CONNECT {"verbose":false}\r\nSUB bench 1\r\nPING\r\n'
@@ -205,8 +205,8 @@ async def run(scenario, port, seconds, number):
         message = b"PUB bench %d\r\n%b\r\nPING\r\n" % (len(body), body)
         took = await publishers(state, port, seconds, 4, lambda: message, b"PONG")
         report = {
-            "deliveries_s": state.heard_in_time / took,
-            "lost": state.answered * number - state.heard,
+            "deliveries_s": state.received_in_time / took,
+            "lost": state.answered * number - state.received,
         }
     elif scenario == "nchan":
         await listeners(state, port, [get("/subscribe")] * number, b"\ndata: ")
@@ -217,8 +217,8 @@ async def run(scenario, port, seconds, number):
         )
         took = await publishers(state, port, seconds, 4, lambda: message)
         report = {
-            "deliveries_s": state.heard_in_time / took,
-            "lost": state.answered * number - state.heard,
+            "deliveries_s": state.received_in_time / took,
+            "lost": state.answered * number - state.received,
         }
     if state.latencies:
         ordered = sorted(state.latencies)

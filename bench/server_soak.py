@@ -71,7 +71,7 @@ class Soak:
         self.ending = False
 
 
-class Hearer(asyncio.Protocol):
+class Consumer(asyncio.Protocol):
     """A consumer that expects every event of its key, in order."""
 
     def __init__(self, soak, key):
@@ -152,18 +152,18 @@ async def stall(soak, port):
     """Keep two consumers that do not read, one of each policy."""
     loop = asyncio.get_running_loop()
     while True:
-        held = []
+        transports = []
         for policy in (b"disconnect", b"drop-oldest"):
             stalled = socket.socket()
             stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             stalled.setblocking(False)
             await loop.sock_connect(stalled, ("127.0.0.1", port))
             made = await loop.create_connection(lambda p=policy: Stalled(soak, p), sock=stalled)
-            held.append(made[0])
+            transports.append(made[0])
         try:
             await asyncio.sleep(STALL_S)
         finally:
-            for transport in held:
+            for transport in transports:
                 transport.abort()
 
 
@@ -199,7 +199,7 @@ async def clients(options):
     loop = asyncio.get_running_loop()
     soak = Soak(options.consumers, options.port)
     for key in range(options.consumers):
-        await loop.create_connection(lambda k=key: Hearer(soak, k), "127.0.0.1", options.port)
+        await loop.create_connection(lambda k=key: Consumer(soak, k), "127.0.0.1", options.port)
     while soak.connected < options.consumers:  # noqa: ASYNC110 - counted by callbacks
         await asyncio.sleep(TICK_S)
     print("{}", flush=True)  # connected: from here on it counts

@@ -1,5 +1,5 @@
 """
-The Spark room in numbers: reading, matching, writing, latency, executors; beside the alternatives.
+Spark in numbers: reading, matching, writing, latency, executors; beside the alternatives.
 
     python bench/spark_bench.py [--events 1000000] [--filters 100,1000,10000,1000000] [--only read,match,…]
 
@@ -260,13 +260,13 @@ class Bench:
             )
         table = self.spark.createDataFrame(
             [(n, p, v, len(terms)) for n, terms in terms_of.items() for p, v in terms],
-            "filter_id string, path string, held string, needed int",
+            "filter_id string, path string, expected string, needed int",
         )
         pairs = lines.select("id", F.explode(F.map_entries(F.create_map(*[
             x for p in PATHS for x in (F.lit(p), F.col(f"data.{p}"))]))).alias("e"))  # fmt: skip
         joined = (
-            pairs.select("id", F.col("e.key").alias("path"), F.col("e.value").alias("held"))
-            .join(F.broadcast(table), ["path", "held"])
+            pairs.select("id", F.col("e.key").alias("path"), F.col("e.value").alias("expected"))
+            .join(F.broadcast(table), ["path", "expected"])
             .groupBy("id", "filter_id")
             .agg(F.count(F.lit(1)).alias("n"), F.first("needed").alias("needed"))
             .where("n = needed")

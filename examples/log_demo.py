@@ -3,7 +3,7 @@ The log in a few seconds: two writers, a follower, a consumer that resumes, and 
 
     python examples/log_demo.py
 
-Everything happens in a temporary directory that is gone afterwards.
+Everything happens in a temporary directory that is removed afterwards.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def say(text: str = "") -> None:
 
 
 def write_events(path: Path, topic: str, together: Barrier) -> None:
-    """A writer: each round one CloudEvent per city, as one atomic batch."""
+    """Append one CloudEvent per city each round, as one atomic batch."""
     with virta.open(path) as log:
         for round_number in range(ROUNDS):
             together.wait()
@@ -52,7 +52,7 @@ def write_events(path: Path, topic: str, together: Barrier) -> None:
 
 
 def write_until_killed(path: Path, pipe: Connection) -> None:
-    """A writer without end: tells after each append what was acknowledged."""
+    """Append without end, and send what was acknowledged after each append."""
     with virta.open(path) as log:
         while True:
             done = log.append_many([("flood", "", b"x" * 1000)] * KILLED_BATCH)
@@ -60,7 +60,7 @@ def write_until_killed(path: Path, pipe: Connection) -> None:
 
 
 def follow(path: Path, expected: int) -> None:
-    """Two writer processes append while this one prints what arrives."""
+    """Print what two writer processes append."""
     say("1. Two processes append, this one follows")
     together = spawn.Barrier(len(CITIES))
     writers = [spawn.Process(target=write_events, args=(path, topic, together)) for topic in CITIES]
@@ -77,7 +77,7 @@ def follow(path: Path, expected: int) -> None:
 
 
 def resume(path: Path, total: int) -> None:
-    """A named consumer reads some, goes away, and continues where it committed."""
+    """Read some records as a named consumer, close it, and continue where it committed."""
     say("\n2. A named consumer resumes where it left off")
     for turn, count in (("first", 10), ("second", total)):
         with virta.open(path) as log, log.consumer("dashboard") as consumer:
@@ -87,7 +87,7 @@ def resume(path: Path, total: int) -> None:
 
 
 def kill(path: Path) -> None:
-    """kill -9 a writer in mid-append; what it was told is safe is there, and nothing is torn."""
+    """Kill a writer in mid-append: everything acknowledged is there, and no record is torn."""
     say("\n3. kill -9 in mid-append")
     ours, theirs = spawn.Pipe(duplex=False)
     victim = spawn.Process(target=write_until_killed, args=(path, theirs))
@@ -99,7 +99,7 @@ def kill(path: Path) -> None:
     victim.join()
     while ours.poll():
         acknowledged = ours.recv()
-    # If it died inside its write, half a batch is set aside; the log warns of that, and here it is told below.
+    # A batch cut off by the kill is set aside; the log warns of it, and this demo prints it below.
     logging.getLogger("virta.log").setLevel(logging.ERROR)
     with virta.open(path) as log:
         found = log.next_offset
@@ -108,9 +108,9 @@ def kill(path: Path) -> None:
             size = torn.byte_to - torn.byte_from
             say(f"   {size} bytes of the batch it was writing were cut off and set aside")
         after = log.append("weather", "Oslo", b"{}")
-        say(f"   the writer was told that offsets below {acknowledged} are on disk")
+        say(f"   offsets below {acknowledged} were acknowledged to the writer")
         say(
-            f"   the reopened log ends at {found}, {len(problems)} damaged places: nothing told is lost"
+            f"   the reopened log ends at {found}, {len(problems)} damaged places: nothing acknowledged is lost"
         )
         say(f"   and goes on: offset {after.offset}, durability {after.durability}")
     assert found >= acknowledged
