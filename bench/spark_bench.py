@@ -34,8 +34,8 @@ import virta
 import virta.spark
 from virta.filters import parse
 from virta.filters.tree import conditions
-from virta.spark.filter_set import write_set
-from virta.spark.java import ensure_java
+from virta.spark.launch.java import ensure_java
+from virta.spark.matching.filter_set import write_set
 
 SEED = 7
 RUNS = 3

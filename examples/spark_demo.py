@@ -9,8 +9,8 @@ import tempfile
 import virta
 import virta.spark
 from virta.filters import parse
-from virta.spark.pipeline import Aggregate, Pipeline, Sink, Source
-from virta.spark.runner import run
+from virta.spark.pipeline.model import Aggregate, Pipeline, Sink, Source
+from virta.spark.pipeline.runner import run
 
 
 def main() -> None:

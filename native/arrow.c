@@ -2,7 +2,7 @@
  *
  * Two passes over whole, checked batches: the first counts rows and bytes, the second copies into buffers
  * of the exact size. No Arrow header is needed: an Arrow binary column *is* n+1 int32 offsets and the bytes.
- * The byte layout is docs/format.md; the plain twin is virta/spark/arrow_plain.py. */
+ * The byte layout is docs/format.md; the plain twin is virta/spark/source/arrow_plain.py. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* JSON values as Spark's VARIANT binary: the twin of virta/spark/variant.py, which has the layout.
+/* JSON values as Spark's VARIANT binary: the twin of virta/spark/source/variant.py, which has the layout.
  *
  * Children are written first, then moved up to make room for their header, whose widths depend on them.
  * What this cannot write (text with lone surrogates, values over the limit) raises, and the plain twin decides. */

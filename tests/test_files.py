@@ -156,9 +156,13 @@ def test_pipelines_are_private(under, monkeypatch):
     import pyarrow as pa
 
     from virta.server.pipeline_supervisor import Output
-    from virta.spark import decode, filter_set, java, lake, sink, status
-    from virta.spark.layout import Problem
-    from virta.spark.pipeline import Pipeline
+    from virta.spark import lake
+    from virta.spark.launch import java
+    from virta.spark.matching import filter_set
+    from virta.spark.pipeline import status
+    from virta.spark.pipeline.model import Pipeline
+    from virta.spark.source import decode, sink
+    from virta.spark.source.splits import Problem
 
     monkeypatch.setattr(filter_set, "gettempdir", lambda: str(under))
     pipeline = Pipeline.__new__(Pipeline)

@@ -83,7 +83,7 @@ def test_both_engines_agree_with_the_evaluator(records, engine, dialect, text):
 @pytest.mark.parametrize(("dialect", "text"), FILTERS)
 def test_executors_agree_with_the_matcher(records, dialect, text, tmp_path):
     """Spark's filter sets, as its workers use them, answer as the matcher does about every event."""
-    from virta.spark.filter_set import opened_set, texts_of, write_set
+    from virta.spark.matching.filter_set import opened_set, texts_of, write_set
 
     filter_ = parse(text, dialect)
     found = opened_set(write_set({"f": filter_}, str(tmp_path)))
@@ -98,6 +98,6 @@ def test_executors_agree_with_the_matcher(records, dialect, text, tmp_path):
 
 def test_what_is_no_event_matches_nothing_in_spark():
     """Spark shows records that are no events as `invalid` and matches none of them, whatever the filter."""
-    from virta.spark.filter_set import document_of as spark_document
+    from virta.spark.matching.filter_set import document_of as spark_document
 
     assert {spark_document(value) for value, is_event in ODD if not is_event} == {b""}

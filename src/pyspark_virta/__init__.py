@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from virta.spark.source import VirtaSource as DefaultSource
+from virta.spark.source.source import VirtaSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -16,8 +16,8 @@ from strategies import documents, koncorde_filters, values
 from virta.errors import FilterError
 from virta.filters import parse as parse_any
 from virta.filters.canonical import canonicalise, conjunctions
-from virta.filters.koncorde import convert_distance, parse
-from virta.filters.koncorde_regexp import translate
+from virta.filters.koncorde.reader import convert_distance, parse
+from virta.filters.koncorde.regexp import translate
 
 # Seconds of processor time: the bound for hostile input.
 PATIENCE_S = 0.1

@@ -17,7 +17,7 @@ from koncorde_vectors import kept, suite
 
 from virta.errors import FilterError
 from virta.filters.canonical import canonicalise, conjunctions
-from virta.filters.koncorde import convert_distance, convert_geopoint, parse
+from virta.filters.koncorde.reader import convert_distance, convert_geopoint, parse
 from virta.filters.tree import Condition
 
 # Quirk -> why we differ. Vectors carry the name in `quirk`.

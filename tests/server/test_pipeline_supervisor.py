@@ -18,8 +18,8 @@ from server_harness import Server, event
 import virta
 from virta.server import pipeline_supervisor as room
 from virta.server.pipeline_supervisor import Limits, Pipelines, Supervised
-from virta.spark.pipeline_file import loads
-from virta.spark.status import (
+from virta.spark.pipeline.file import loads
+from virta.spark.pipeline.status import (
     BusyError,
     began,
     claimed,
@@ -298,7 +298,7 @@ SUPERVISOR = """
 import sys, threading, structlog
 from pathlib import Path
 from virta.server.pipeline_supervisor import Limits, Supervised
-from virta.spark.pipeline_file import loads
+from virta.spark.pipeline.file import loads
 home, child, text = sys.argv[1:]
 one = Supervised(loads(text, directory=home), [sys.executable, child, home, "wait"], Path(home) / "log",
                  Limits(3, 1000, 1, 1000), structlog.get_logger())

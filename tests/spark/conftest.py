@@ -11,7 +11,7 @@ import pytest
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory):
     pytest.importorskip("pyspark")
-    from virta.spark.launch import session
+    from virta.spark.launch.session import session
 
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
     with warnings.catch_warnings():

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 import virta.spark
 from virta.filters import parse
 from virta.spark.lake import compact
-from virta.spark.launch import use_packed_python
+from virta.spark.launch.session import use_packed_python
 
 
 def keep_compacting(spark, source, lakes):

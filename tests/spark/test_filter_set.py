@@ -14,8 +14,8 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from virta.filters import parse
-from virta.spark import filter_set
-from virta.spark.filter_set import (
+from virta.spark.matching import filter_set
+from virta.spark.matching.filter_set import (
     MatchError,
     joined,
     keep,

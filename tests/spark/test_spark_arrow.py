@@ -15,10 +15,10 @@ pytest.importorskip("pyarrow")
 
 import virta
 from virta.errors import LogCorruptionError, LogGapError
-from virta.spark import arrow, arrow_plain, decode, layout
-from virta.spark.arrow import RECORD_COLUMNS, make_array
-from virta.spark.decode import Reading, read_rows, report
-from virta.spark.layout import Plan, Problem
+from virta.spark.source import arrow, arrow_plain, decode, splits
+from virta.spark.source.arrow import RECORD_COLUMNS, make_array
+from virta.spark.source.decode import Reading, read_rows, report
+from virta.spark.source.splits import Plan, Problem
 
 import pyarrow as pa  # isort: skip
 
@@ -28,7 +28,7 @@ KERNELS = [arrow_plain] + ([arrow.native] if arrow.native else [])
 
 @pytest.fixture(params=KERNELS, ids=lambda k: k.__name__.rpartition(".")[2])
 def kernel(request, monkeypatch):
-    for module in (arrow, decode, layout):
+    for module in (arrow, decode, splits):
         monkeypatch.setattr(module, "kernel", request.param)
     return request.param
 
@@ -54,7 +54,7 @@ def filled(tmp_path_factory):
     return str(path), records
 
 
-def rows_of(path, *, start=0, stop=None, split_bytes=layout.SPLIT_BYTES, **reading):
+def rows_of(path, *, start=0, stop=None, split_bytes=splits.SPLIT_BYTES, **reading):
     """(topic, offset, timestamp, key, value) of a range, through plan and decoder."""
     plan = Plan(
         path,
@@ -206,8 +206,8 @@ def test_damage_names_file_and_range_or_is_skipped(tmp_path, kernel, where):
     plan = Plan(path)
     plan.splits(0, 300, split_bytes=1)
     entries = arrow.native or arrow_plain
-    with layout.opened(segment) as fd:
-        header = layout.read_header(fd, segment)
+    with splits.opened(segment) as fd:
+        header = splits.read_header(fd, segment)
         found = entries.index(
             fd, 64, os.fstat(fd).st_size, header.salt, header.prev_crc, 0, 300, 1
         )[0]

@@ -24,8 +24,8 @@ from pyspark.errors import PySparkException
 from spark_logs import fill, read_log
 
 import virta
-from virta.spark.java import ensure_java
 from virta.spark.lake import compact, lake_ranges, read_all
+from virta.spark.launch.java import ensure_java
 
 pytestmark = pytest.mark.slow
 
@@ -398,7 +398,7 @@ def test_the_name_of_the_packed_python_ends_with_its_last_user(tmp_path):
     link.symlink_to(tmp_path / "of-one-that-was-killed")
     script = (
         "import pathlib, sys\n"
-        "from virta.spark.launch import use_packed_python\n"
+        "from virta.spark.launch.session import use_packed_python\n"
         "use_packed_python('environment')\n"
         "print(pathlib.Path('environment/bin/python').exists(), flush=True)\n"
         "sys.stdin.read()\n"

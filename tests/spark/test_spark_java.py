@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from virta.cli.doctor import doctor
-from virta.spark import java, launch
-from virta.spark.java import Java, JavaError, ensure_java, find_java, java_version, make_shim
-from virta.spark.launch import base_conf
-from virta.spark.python_shim import worker_python
+from virta.spark.launch import java, session
+from virta.spark.launch.java import Java, JavaError, ensure_java, find_java, java_version, make_shim
+from virta.spark.launch.python_shim import worker_python
+from virta.spark.launch.session import base_conf
 
 
 def fake_java(home, version, modules="java.base@17\njdk.incubator.vector@17"):
@@ -117,10 +117,10 @@ def test_where_no_shim_can_be_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "JAVA_HOME", "SPARK_LOCAL_IP"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(launch, "ensure_java", lambda: tmp_path)
-    launch.prepare_environment("local[2]")
+    monkeypatch.setattr(session, "ensure_java", lambda: tmp_path)
+    session.prepare_environment("local[2]")
     assert os.environ["PYSPARK_PYTHON"] == worker_python()
-    launch.prepare_environment("spark://127.0.0.1:7077")
+    session.prepare_environment("spark://127.0.0.1:7077")
     assert os.environ["PYSPARK_PYTHON"] == os.environ["PYSPARK_DRIVER_PYTHON"] == sys.executable
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
 

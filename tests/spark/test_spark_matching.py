@@ -20,9 +20,9 @@ import virta.spark
 from virta.errors import FilterError
 from virta.filters import parse
 from virta.match import compile_filter as match_compile
-from virta.spark import filter_set
-from virta.spark.columns import compile_filter
-from virta.spark.filter_set import (
+from virta.spark.matching import filter_set
+from virta.spark.matching.columns import compile_filter
+from virta.spark.matching.filter_set import (
     MatchError,
     document_of,
     joined,

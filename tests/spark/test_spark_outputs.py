@@ -12,12 +12,12 @@ pytest.importorskip("pyspark")
 
 from spark_logs import fill
 
-from virta.spark.jdbc import JdbcError, write_jdbc
-from virta.spark.pipeline import PipelineError, Sink
-from virta.spark.pipeline_file import loads
-from virta.spark.runner import RunError, run
-from virta.spark.sentences import DRIVER, KAFKA
-from virta.spark.status import read_status
+from virta.spark.pipeline.errors import DRIVER, KAFKA
+from virta.spark.pipeline.file import loads
+from virta.spark.pipeline.jdbc import JdbcError, write_jdbc
+from virta.spark.pipeline.model import PipelineError, Sink
+from virta.spark.pipeline.runner import RunError, run
+from virta.spark.pipeline.status import read_status
 
 pytestmark = pytest.mark.slow
 

@@ -6,9 +6,9 @@ import textwrap
 
 import pytest
 
-from virta.spark.pipeline import Aggregate, Pipeline, PipelineError, Sink, Source, own_topics
-from virta.spark.pipeline_file import load, loads
-from virta.spark.toml_lines import find_lines, line_of
+from virta.spark.pipeline.file import load, loads
+from virta.spark.pipeline.model import Aggregate, Pipeline, PipelineError, Sink, Source, own_topics
+from virta.spark.pipeline.toml_lines import find_lines, line_of
 
 GOOD = textwrap.dedent(
     """

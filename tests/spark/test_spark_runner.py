@@ -18,12 +18,12 @@ from spark_logs import fill, read_log
 import virta
 from virta.cli.pipeline import pipeline as command
 from virta.log.limits import VALUE_BYTES_MAX
-from virta.spark.building import build
-from virta.spark.pipeline import Pipeline, Sink, Source
-from virta.spark.pipeline_file import loads
-from virta.spark.runner import Run, RunError, run
-from virta.spark.sentences import explain
-from virta.spark.status import read_status
+from virta.spark.pipeline.builder import build
+from virta.spark.pipeline.errors import explain
+from virta.spark.pipeline.file import loads
+from virta.spark.pipeline.model import Pipeline, Sink, Source
+from virta.spark.pipeline.runner import Run, RunError, run
+from virta.spark.pipeline.status import read_status
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,8 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, 
 from spark_logs import fill, read_log
 
 import virta
-from virta.spark import sink
-from virta.spark.sink import LogStreamWriter, SinkError, batch_records, chunks, producer_id
+from virta.spark.source import sink
+from virta.spark.source.sink import LogStreamWriter, SinkError, batch_records, chunks, producer_id
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ pytest.importorskip("pyspark")
 from pyspark.sql.types import VariantVal
 
 from virta.errors import EventError
-from virta.spark import variant
-from virta.spark.variant import encode_plain, variant_pair
+from virta.spark.source import variant
+from virta.spark.source.variant import encode_plain, variant_pair
 
 VALUES = st.recursive(
     st.none()

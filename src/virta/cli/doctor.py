@@ -125,7 +125,7 @@ def check_extras() -> list[Finding]:
 
 
 def check_java() -> list[Finding]:
-    from virta.spark.java import JavaError, ensure_java, find_java
+    from virta.spark.launch.java import JavaError, ensure_java, find_java
 
     try:
         java = find_java()
@@ -146,7 +146,7 @@ def check_directory(data_dir: str) -> list[Finding]:
 
 
 def check_spark() -> list[Finding]:
-    from virta.spark.launch import session
+    from virta.spark.launch.session import session
 
     try:
         spark = session("virta-doctor", "local[1]")
@@ -154,7 +154,7 @@ def check_spark() -> list[Finding]:
         return [Finding("spark", WRONG, error.message)]
     from pyspark.errors import PySparkException
 
-    from virta.spark.sentences import explain
+    from virta.spark.pipeline.errors import explain
 
     try:
         # Through a Python worker, which is where a wrong interpreter or a missing package shows.

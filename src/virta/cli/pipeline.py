@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from virta.errors import FilterError, VirtaError
-from virta.spark.pipeline import PipelineError, is_moment
-from virta.spark.pipeline_file import load, nameless
+from virta.spark.pipeline.file import load, nameless
+from virta.spark.pipeline.model import PipelineError, is_moment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from virta.filters import Filter
-    from virta.spark.pipeline import Pipeline
+    from virta.spark.pipeline.model import Pipeline
 
 ENVIRONMENT = ".virta-environment"
 STARTED_NAME = "virta-pipeline"
@@ -112,7 +112,7 @@ def run_claimed(
     wanted: Pipeline, spark: dict[str, Any], stopping: Stopping, *, as_json: bool
 ) -> None:
     session = start_spark(f"{STARTED_NAME}-{wanted.name}", wanted, **spark)
-    from virta.spark.runner import run as run_pipeline
+    from virta.spark.pipeline.runner import run as run_pipeline
 
     with ended(session):
         run_pipeline(
@@ -199,7 +199,7 @@ def loaded(file: str) -> Pipeline:
 @contextmanager
 def only_run(wanted: Pipeline) -> Iterator[None]:
     """Hold the pipeline; a second run of it ends with one sentence."""
-    from virta.spark.status import BusyError, claimed
+    from virta.spark.pipeline.status import BusyError, claimed
 
     try:
         with claimed(wanted):
@@ -245,7 +245,7 @@ def start_spark(
     if archives:
         # Unpacked in each executor's directory under the name after '#'.
         settings["spark.archives"] = f"{archives}#{ENVIRONMENT}"
-    from virta.spark.launch import outlive_java, session, use_packed_python
+    from virta.spark.launch.session import outlive_java, session, use_packed_python
 
     if archives:
         use_packed_python(ENVIRONMENT)
@@ -263,8 +263,8 @@ def ended(session: SparkSession) -> Iterator[None]:
     """Stop Spark at the end; an error is one sentence and exit code 1, not two hundred lines of stack."""
     from pyspark.errors import PySparkException
 
-    from virta.spark.runner import GONE
-    from virta.spark.sentences import explain
+    from virta.spark.pipeline.errors import explain
+    from virta.spark.pipeline.runner import GONE
 
     try:
         yield
@@ -277,7 +277,7 @@ def ended(session: SparkSession) -> Iterator[None]:
 
 
 def status_of(wanted: Pipeline) -> dict[str, Any]:
-    from virta.spark.status import read_status
+    from virta.spark.pipeline.status import read_status
 
     return read_status(wanted)
 
@@ -344,7 +344,7 @@ def reading_options(options: dict[str, Any]) -> dict[str, str]:
 
 
 def replayed(events: DataFrame, filters: list[Filter]) -> DataFrame:
-    from virta.spark.matching import where
+    from virta.spark.matching.match import where
     from virta.spark.transforms import valid_events
 
     return where(valid_events(events), filters) if filters else valid_events(events)

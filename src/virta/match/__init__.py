@@ -7,8 +7,8 @@ docs/matching.md.
 
 from __future__ import annotations
 
+from virta.match.collections import NamedMatchers
 from virta.match.compile import Compiled, compile_filter
 from virta.match.matcher import Matcher
-from virta.match.named import NamedMatchers
 
 __all__ = ["Compiled", "Matcher", "NamedMatchers", "compile_filter"]

@@ -3,7 +3,7 @@ The index in plain Python: the native engine's twin, its oracle, and what runs w
 
 Each conjunction has one *access*: the condition by which an event finds it. An event visits only the paths
 it has, looks its values up, and verifies the rest of each conjunction it finds. Paths and conditions are
-kept once, as *spots* and *tests* (see virta.match.spot), and remember what they were in the present event;
+kept once, as *spots* and *tests* (see virta.match.path_index), and remember what they were in the present event;
 one lock makes the present event the only one. What no spot finds (negations, opaque conditions) is verified
 for every event.
 """
@@ -21,7 +21,9 @@ from virta.errors import EventError
 from virta.filters.evaluate import MISSING, holds
 from virta.filters.tree import Condition, Flat, Not
 from virta.filters.values import scalar_key
-from virta.match.access import (
+from virta.match.events import lines, parse_event
+from virta.match.path_index import Row, Rows, Spot, Test
+from virta.match.selectivity import (
     PATTERN,
     PRESENT,
     SCAN,
@@ -34,8 +36,6 @@ from virta.match.access import (
     latitudes,
     rank,
 )
-from virta.match.events import lines, parse_event
-from virta.match.spot import Row, Rows, Spot, Test
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -27,15 +27,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from virta import files
-from virta.spark.pipeline import PipelineError
-from virta.spark.pipeline_file import load, nameless
-from virta.spark.status import began, read_json, read_status, write_supervised
+from virta.spark.pipeline.file import load, nameless
+from virta.spark.pipeline.model import PipelineError
+from virta.spark.pipeline.status import began, read_json, read_status, write_supervised
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import IO
 
-    from virta.spark.pipeline import Pipeline
+    from virta.spark.pipeline.model import Pipeline
 
 PIPELINES_MAX = 64
 ORDERS = ("start", "stop", "restart")

@@ -38,9 +38,9 @@ from pyspark.sql.types import (
 import virta
 from virta import files
 from virta.errors import VirtaError
-from virta.spark.launch import session
-from virta.spark.layout import gap_error
+from virta.spark.launch.session import session
 from virta.spark.schemas import RECORD
+from virta.spark.source.splits import gap_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

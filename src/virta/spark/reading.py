@@ -3,7 +3,7 @@ Reading a log into a DataFrame, with its bounds given by name.
 
 `read` and `read_stream` are the data source with its options spelled as arguments. Bounds given here
 are planned: splits outside them are never opened, in streams and in sessions of any origin, which conditions
-on the DataFrame cannot promise (virta.spark.planning).
+on the DataFrame cannot promise (virta.spark.launch.plan_rule).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from virta.spark.filter_set import write_set
-from virta.spark.launch import session
+from virta.spark.launch.session import session
+from virta.spark.matching.filter_set import write_set
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,8 +14,8 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import StructType
 
 from virta.errors import VirtaError
-from virta.spark.events import EventColumns
 from virta.spark.schemas import ATTRIBUTES
+from virta.spark.source.events import EventColumns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

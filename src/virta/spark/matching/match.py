@@ -3,9 +3,9 @@ Standing filters over DataFrames: `where` keeps the events a filter holds for, `
 many hold for each.
 
 Both give the answers of `filter.matches` and `virta.match.Matcher` on the same JSON. One filter becomes a
-Column where that is exact (virta.spark.columns); everything else runs in the matcher itself, in Arrow
+Column where that is exact (virta.spark.matching.columns); everything else runs in the matcher itself, in Arrow
 batches. A filter set is compiled once and shipped as bytes; the Python workers of a machine share
-what they make of them (virta.spark.filter_set), and keep it for all tasks that bring the same set.
+what they make of them (virta.spark.matching.filter_set), and keep it for all tasks that bring the same set.
 
 Which JSON value a filter speaks about: of decoded events, the event, except that Koncorde's filters speak
 of its `data`, as in the server; of plain records, the record's value.
@@ -25,10 +25,10 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from virta.filters import Filter, parse
-from virta.spark.columns import compile_filter
-from virta.spark.filter_set import FilterSet, MatchError, keep, opened_set, pack, texts_of
+from virta.spark.launch.worker_gc import settle
+from virta.spark.matching.columns import compile_filter
+from virta.spark.matching.filter_set import FilterSet, MatchError, keep, opened_set, pack, texts_of
 from virta.spark.schemas import FILTER_ID
-from virta.spark.worker import settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,7 @@
 """
 A pipeline: source → dedupe → filters → columns → aggregate → sinks, as a value.
 
-Written as TOML (`virta.spark.pipeline_file`) or made in Python; both give the same frozen dataclasses.
+Written as TOML (`virta.spark.pipeline.file`) or made in Python; both give the same frozen dataclasses.
 Everything that can be wrong without Spark is found by `check` before Spark starts, all at once.
 """
 
@@ -17,7 +17,7 @@ from typing import TypeGuard
 
 from virta.errors import FilterError, VirtaError
 from virta.filters import DIALECTS, Filter, parse
-from virta.spark.toml_lines import Place, line_of
+from virta.spark.pipeline.toml_lines import Place, line_of
 
 FILTERS_MAX = 100_000
 SINKS_MAX = 32

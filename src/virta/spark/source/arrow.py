@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from virta.spark import arrow_plain as plain
+from virta.spark.source import arrow_plain as plain
 
 try:
     from virta.spark import _arrow as native

@@ -1,6 +1,6 @@
 """
 The plain twin of native/arrow.c: the same functions, signatures and answers, for reference and for
-machines without a compiler. `virta.spark.arrow` chooses; the tests run both on the same bytes.
+machines without a compiler. `virta.spark.source.arrow` chooses; the tests run both on the same bytes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-A pipeline's TOML file: read into the dataclasses of `virta.spark.pipeline`.
+A pipeline's TOML file: read into the dataclasses of `virta.spark.pipeline.model`.
 
 Invariant: whatever is wrong with the file is found here, before Spark starts, all at once, and every
 problem is `file:line: message`.
@@ -14,7 +14,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from virta.spark.pipeline import (
+from virta.spark.pipeline.model import (
     UNREADABLE,
     Aggregate,
     Dedupe,
@@ -26,7 +26,7 @@ from virta.spark.pipeline import (
     Where,
     check,
 )
-from virta.spark.toml_lines import Place, find_lines, line_of
+from virta.spark.pipeline.toml_lines import Place, find_lines, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,10 +14,10 @@ pytest.importorskip("pyspark")
 from spark_logs import read_log
 
 import virta
-from virta.spark.building import read_range
-from virta.spark.dropped import HANDLED, Dropped
-from virta.spark.pipeline_file import loads
-from virta.spark.runner import run
+from virta.spark.pipeline.builder import read_range
+from virta.spark.pipeline.file import loads
+from virta.spark.pipeline.late_rows import HANDLED, Dropped
+from virta.spark.pipeline.runner import run
 
 pytestmark = pytest.mark.slow
 
@@ -230,7 +230,7 @@ def test_repeats_and_late_rows_of_a_deduplication(spark, tmp_path):
 @pytest.mark.parametrize("text", ['slide = "1 minute"', 'session = "3 minutes"'])
 def test_the_moment_a_row_is_over(spark, tmp_path, text):
     """For sliding windows the end of the newest one, for sessions the gap after the row."""
-    from virta.spark.dropped import judged
+    from virta.spark.pipeline.late_rows import judged
 
     steps = WINDOWS.replace("{slide}", text)
     if "session" in text:

@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from virta.errors import VirtaError
-from virta.spark.arrow import FOREVER
-from virta.spark.decode import ROWS_MAX
-from virta.spark.layout import SPLIT_BYTES
+from virta.spark.source.arrow import FOREVER
+from virta.spark.source.decode import ROWS_MAX
+from virta.spark.source.splits import SPLIT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

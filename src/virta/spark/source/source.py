@@ -2,8 +2,8 @@
 The log as a Spark data source: `spark.read.format("virta")` and `spark.readStream.format("virta")`.
 
 Planning happens once, in a Python process on the driver: offsets are fixed, then split by segment and
-byte range on batch boundaries (virta.spark.layout). Executors decode a split's bytes straight to Arrow
-(virta.spark.decode). A range of offsets decodes to the same rows every time: that, and offsets kept in
+byte range on batch boundaries (virta.spark.source.splits). Executors decode a split's bytes straight to Arrow
+(virta.spark.source.decode). A range of offsets decodes to the same rows every time: that, and offsets kept in
 Spark's checkpoint, is the source's half of exactly-once.
 
 Stream offsets are `{"epoch": e, "offset": n}`: n is the next offset to read, e changes when recovery
@@ -35,16 +35,16 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import BinaryType, StructType
 
 from virta.errors import LogFormatError, VirtaError
-from virta.spark.arrow import RECORD_COLUMNS, TEXT_COLUMNS, make_array
-from virta.spark.decode import Reading, Rows, read_rows, report_skipped
-from virta.spark.events import EventColumns
-from virta.spark.filter_set import FilterSet, document_of, joined, opened_set
-from virta.spark.layout import Ends, Plan, Split, gap_error
-from virta.spark.options import BY_SESSION, ReadOptions, read_options
-from virta.spark.pushdown import Bounds, push
+from virta.spark.launch.worker_gc import settle
+from virta.spark.matching.filter_set import FilterSet, document_of, joined, opened_set
 from virta.spark.schemas import EVENT, FILTER_ID, MATCH, RECORD, check_schema
-from virta.spark.sink import LogStreamWriter, LogWriter
-from virta.spark.worker import settle
+from virta.spark.source.arrow import RECORD_COLUMNS, TEXT_COLUMNS, make_array
+from virta.spark.source.decode import Reading, Rows, read_rows, report_skipped
+from virta.spark.source.events import EventColumns
+from virta.spark.source.options import BY_SESSION, ReadOptions, read_options
+from virta.spark.source.pushdown import Bounds, push
+from virta.spark.source.sink import LogStreamWriter, LogWriter
+from virta.spark.source.splits import Ends, Plan, Split, gap_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, MutableMapping
@@ -74,7 +74,7 @@ class VirtaSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(self.options)
-        # Only in sessions that plan each query by itself (virta.spark.planning), or on request: other
+        # Only in sessions that plan each query by itself (virta.spark.launch.plan_rule), or on request: other
         # sessions keep the plan of a query with pushed conditions for all later queries on the loaded
         # DataFrame. And Spark refuses such a reader while push-down is off in the session (its default),
         # so only the process that pushes conditions gets one.

@@ -10,7 +10,7 @@ import pytest
 import virta
 from virta.errors import LogCorruptionError, LogGapError
 
-layout = pytest.importorskip("virta.spark.layout")
+splits_module = pytest.importorskip("virta.spark.source.splits")
 
 
 @pytest.mark.parametrize("page", ["live", "copied", "lost"])
@@ -26,7 +26,7 @@ def test_headroom_is_in_no_split(tmp_path, page):
             root = tmp_path / "copy"
         if page == "lost":
             (root / "control").unlink()
-        plan = layout.Plan(str(root))
+        plan = splits_module.Plan(str(root))
         try:
             ends = plan.ends()
             assert (ends.first, ends.end) == (0, 60)
@@ -50,7 +50,7 @@ def many_segments(tmp_path):
 def test_retention_in_the_moment_of_planning_is_a_gap(tmp_path, monkeypatch, listed):
     """Segments that go before or after they are listed, all of a range, are a gap that is named, or skipped."""
     root = many_segments(tmp_path)
-    segments = layout.Plan.segments
+    segments = splits_module.Plan.segments
 
     def late(plan, start, stop):
         found = segments(plan, start, stop)
@@ -58,8 +58,8 @@ def test_retention_in_the_moment_of_planning_is_a_gap(tmp_path, monkeypatch, lis
             log.retain(max_bytes=1)
         return found if listed else segments(plan, start, stop)
 
-    monkeypatch.setattr(layout.Plan, "segments", late)
-    plan = layout.Plan(str(root))
+    monkeypatch.setattr(splits_module.Plan, "segments", late)
+    plan = splits_module.Plan(str(root))
     try:
         assert plan.ends().first == 0
         with pytest.raises(LogGapError, match="offsets 0 to 20 are no longer in the log"):
@@ -73,7 +73,7 @@ def test_retention_in_the_moment_of_planning_is_a_gap(tmp_path, monkeypatch, lis
 def test_retention_in_the_moment_of_a_limit_by_bytes(tmp_path, monkeypatch):
     """A segment that goes after it was listed does not end the query: whoever plans the range tells of it."""
     root = many_segments(tmp_path)
-    segments = layout.Plan.segments
+    segments = splits_module.Plan.segments
 
     def late(plan, start, stop):
         found = segments(plan, start, stop)
@@ -81,8 +81,8 @@ def test_retention_in_the_moment_of_a_limit_by_bytes(tmp_path, monkeypatch):
             log.retain(max_bytes=1)
         return found
 
-    monkeypatch.setattr(layout.Plan, "segments", late)
-    plan = layout.Plan(str(root))
+    monkeypatch.setattr(splits_module.Plan, "segments", late)
+    plan = splits_module.Plan(str(root))
     try:
         assert plan.bytes_end(0, 120, 1) > 20
     finally:
@@ -115,7 +115,7 @@ def offsets_of(reader):
 
 def test_damage_found_while_planning_is_reported_too(tmp_path):
     """Batches and whole segments without a header are skipped by option, each with a report of its offsets."""
-    source = pytest.importorskip("virta.spark.source")
+    source = pytest.importorskip("virta.spark.source.source")
     segments = damaged(tmp_path / "log")
     told = {
         "path": str(tmp_path / "log"),
@@ -139,7 +139,7 @@ def test_damage_found_while_planning_is_reported_too(tmp_path):
 
 def test_a_segment_without_a_header_is_named_with_its_offset(tmp_path):
     """Without the option the first damage is an error with file and range."""
-    source = pytest.importorskip("virta.spark.source")
+    source = pytest.importorskip("virta.spark.source.source")
     segments = damaged(tmp_path / "log")
     told = {"path": str(tmp_path / "log"), "start": str(segments[2].base)}
 
@@ -152,7 +152,7 @@ def test_a_segment_without_a_header_is_named_with_its_offset(tmp_path):
 @pytest.mark.parametrize("at", [8, 41, 45, 57])
 def test_every_byte_of_a_segments_header_is_verified(tmp_path, at):
     """A wrong base, salt, link or epoch is damage that is named; it does not make the segment look empty."""
-    source = pytest.importorskip("virta.spark.source")
+    source = pytest.importorskip("virta.spark.source.source")
     with virta.open(tmp_path / "log", segment_bytes=4096) as log:
         for number in range(120):
             log.append("t", "", b"%d" % number * 30)
@@ -178,6 +178,6 @@ def test_every_byte_of_a_segments_header_is_verified(tmp_path, at):
 )
 def test_moments_are_exact(text, moment):
     """Bounds on time are microseconds, and before 1970 is before everything."""
-    options = pytest.importorskip("virta.spark.options")
+    options = pytest.importorskip("virta.spark.source.options")
 
     assert options.read_options({"path": "x", "startTime": text}).time_from == moment

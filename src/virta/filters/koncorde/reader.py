@@ -20,10 +20,10 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from virta.errors import FilterError
-from virta.filters import koncorde_geo
 from virta.filters.filter import Filter
 from virta.filters.geo import read_point
-from virta.filters.koncorde_checks import (
+from virta.filters.koncorde import geo as koncorde_geo
+from virta.filters.koncorde.checks import (
     Place,
     check_allowed,
     check_filters,
@@ -36,7 +36,7 @@ from virta.filters.koncorde_checks import (
     is_number,
     script_text,
 )
-from virta.filters.koncorde_regexp import translate
+from virta.filters.koncorde.regexp import translate
 from virta.filters.limits import CONDITIONS_MAX, DEPTH_MAX, FIELD_CHARS_MAX, TEXT_BYTES_MAX
 from virta.filters.text import compiled
 from virta.filters.tree import (

@@ -17,7 +17,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from virta.spark.java import cache_directory, write_shim
+from virta.spark.launch.java import cache_directory, write_shim
 
 SHIM = """#!/bin/sh
 set -f

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from virta.errors import FilterError
 from virta.filters.geo import BLANKS, read_float, read_point
-from virta.filters.koncorde_checks import (
+from virta.filters.koncorde.checks import (
     Place,
     check_array,
     check_one_field,

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from virta import files
 from virta.errors import LogError
-from virta.spark import arrow_plain as status
-from virta.spark.arrow import FOREVER, RECORD_COLUMNS, kernel, want_mask
-from virta.spark.layout import (
+from virta.spark.source import arrow_plain as status
+from virta.spark.source.arrow import FOREVER, RECORD_COLUMNS, kernel, want_mask
+from virta.spark.source.splits import (
     REASONS,
     SPLIT_BYTES,
     Plan,

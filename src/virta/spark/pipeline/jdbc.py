@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from virta.spark.pipeline import Sink
+    from virta.spark.pipeline.model import Sink
 
 BESIDE = "_virta"  # the end of the name of the table a micro-batch waits in
 

@@ -37,8 +37,8 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 import virta
 from virta import files
 from virta.errors import VirtaError
-from virta.spark.options import WRITE_OPTIONS, OptionError, by_name, required
-from virta.spark.worker import settle
+from virta.spark.launch.worker_gc import settle
+from virta.spark.source.options import WRITE_OPTIONS, OptionError, by_name, required
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

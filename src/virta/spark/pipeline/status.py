@@ -23,7 +23,7 @@ from virta.errors import VirtaError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from virta.spark.pipeline import Pipeline
+    from virta.spark.pipeline.model import Pipeline
 
 STATUS = "status.json"
 SUPERVISED = "supervised.json"

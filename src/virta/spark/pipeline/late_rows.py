@@ -25,9 +25,9 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from virta.errors import VirtaError
-from virta.spark.building import RECORD_NAMES, clock, read_range, timed, wanted
-from virta.spark.pipeline import interval_seconds
-from virta.spark.status import is_remote, read_json, write_json
+from virta.spark.pipeline.builder import RECORD_NAMES, clock, read_range, timed, wanted
+from virta.spark.pipeline.model import interval_seconds
+from virta.spark.pipeline.status import is_remote, read_json, write_json
 from virta.spark.transforms import valid_events
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from virta.spark.pipeline import Pipeline
+    from virta.spark.pipeline.model import Pipeline
 
 HANDLED = "dropped.json"
 DEDUPE_OPERATOR = "dedupeWithinWatermark"

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from virta.log.limits import VALUE_BYTES_MAX
 from virta.spark import transforms
-from virta.spark.jdbc import jdbc_batch, write_jdbc
+from virta.spark.pipeline.jdbc import jdbc_batch, write_jdbc
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from virta.spark.pipeline import Pipeline, Sink
+    from virta.spark.pipeline.model import Pipeline, Sink
 
 
 # A dead letter has its value as Base64, four bytes for three, and must itself fit in a record.

@@ -25,8 +25,8 @@ import virta
 from virta.errors import LogCorruptionError, LogFormatError, LogGapError
 from virta.log.format.directory import segment_bases
 from virta.log.format.segment import SegmentHeader, parse_header
-from virta.spark import arrow_plain as status
-from virta.spark.arrow import FOREVER, kernel
+from virta.spark.source import arrow_plain as status
+from virta.spark.source.arrow import FOREVER, kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

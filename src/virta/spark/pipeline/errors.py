@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
 
-from virta.spark.pipeline import PipelineError
+from virta.spark.pipeline.model import PipelineError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from virta.spark.pipeline import Pipeline
+    from virta.spark.pipeline.model import Pipeline
 
 KAFKA = (
     "Spark's Kafka connector is missing: give"

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from virta import files
 from virta.errors import VirtaError
-from virta.spark.java import ensure_java
-from virta.spark.planning import PUSHDOWN_SETTING, plan_each_query
-from virta.spark.python_shim import worker_python
+from virta.spark.launch.java import ensure_java
+from virta.spark.launch.plan_rule import PUSHDOWN_SETTING, plan_each_query
+from virta.spark.launch.python_shim import worker_python
 
 if TYPE_CHECKING:
     from typing import IO
@@ -165,7 +165,7 @@ def leave_packed_python(link: Path, lock: int) -> None:
 
 def package_root() -> Path:
     """The directory that holds the `virta` package: what an executor needs on its PYTHONPATH."""
-    return Path(__file__).resolve().parent.parent.parent
+    return Path(__file__).resolve().parents[3]
 
 
 def setting_text(value: object) -> str:

@@ -33,7 +33,7 @@ from pyspark.sql.types import (
 
 from virta.errors import EventError
 from virta.event import EVENT_BYTES_MAX, Event, parse_time
-from virta.spark.variant import variant_pair
+from virta.spark.source.variant import variant_pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable

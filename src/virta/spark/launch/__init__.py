@@ -1,0 +1,1 @@
+"""Start Spark: find Java, configure the session, prepare its Python workers."""

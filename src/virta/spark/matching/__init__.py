@@ -1,0 +1,1 @@
+"""Filters over DataFrames: one filter as a Column, many through the matcher in Arrow batches."""

@@ -1,0 +1,276 @@
+"""
+Pipelines as Spark queries: built, started, watched, stopped.
+
+Each sink (and the dead-letter output) is a query of its own with its own checkpoint, so one that fails
+or lags does not hold the others, and each is exactly once by itself. What a run is doing stands in
+`status.json` beside the checkpoints, replaced whole each time, for `virta pipeline status` and the server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+
+from virta.errors import VirtaError
+from virta.spark.pipeline.builder import build
+from virta.spark.pipeline.errors import explain
+from virta.spark.pipeline.late_rows import Dropped, can_follow, count_of
+from virta.spark.pipeline.model import sink_names
+from virta.spark.pipeline.outputs import write_dead, writer
+from virta.spark.pipeline.status import began, write_status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from virta.spark.pipeline.model import Pipeline
+
+DEAD_LETTER = "dead-letter"
+GONE = (Py4JError, OSError)  # no answer, or a last one, of a JVM that ends
+JVM_GONE = (
+    "Spark's JVM has ended: it was killed, or had no memory left; a new run goes on from here"
+)
+POLL_SECONDS = 0.5
+# Only the report of a micro-batch that ran has this duration. An idle query reports too, every ten seconds, under
+# the number of the micro-batch to come: that one has still to be counted.
+EXECUTED = "addBatch"
+
+
+class RunError(VirtaError):
+    """A query of a pipeline ended with an error."""
+
+    default_code = "pipeline_failed"
+
+
+def begin(stream: DataStreamWriter, name: str, pipeline: Pipeline) -> StreamingQuery:
+    if pipeline.trigger == "available-now":
+        stream = stream.trigger(availableNow=True)
+    elif pipeline.trigger != "continuous":
+        stream = stream.trigger(processingTime=pipeline.trigger)
+    return (
+        stream.queryName(f"{pipeline.name}.{name}")
+        .option("checkpointLocation", str(Path(pipeline.checkpoint_path()) / name))
+        .start()
+    )
+
+
+def run(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    *,
+    on_progress: Callable[[dict[str, Any]], None] | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """
+    Run a pipeline until its input is used up (trigger available-now), or until `stopping`.
+
+    Returns the last status; `on_progress` gets one whenever a query has moved.
+
+    Raises:
+        RunError: a query failed; the others are stopped.
+    """
+    return Run(spark, pipeline, on_progress).go(stopping)
+
+
+class Run:
+    """One run: its queries, what they have done, and the rows they dropped."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        pipeline: Pipeline,
+        on_progress: Callable[[dict[str, Any]], None] | None,
+    ) -> None:
+        self._spark = spark
+        self._pipeline = pipeline
+        self._on_progress = on_progress
+        self._queries: dict[str, StreamingQuery] = {}
+        self._lock = threading.Lock()
+        names = [*sink_names(pipeline), *([DEAD_LETTER] if pipeline.dead_letter else [])]
+        self._counts = {name: Counter() for name in names}
+        # Every sink judges lateness by its own micro-batches; the first one's word goes for the dead letters.
+        self._first = self._counts[names[0]]
+        self._dropped = self._follow(names[0]) if can_follow(pipeline) else None
+
+    def go(self, stopping: Callable[[], bool]) -> dict[str, Any]:
+        try:
+            self._start()
+            self._catch_up()
+            while any(query.isActive for query in self._queries.values()) and not stopping():
+                if self._failure() is not None:
+                    break
+                time.sleep(POLL_SECONDS)
+                if self._take():
+                    self._report("running", None)
+            self._stop()
+            self._take()
+            failed = self._failure()
+        except GONE as error:
+            # A signal to the whole process group, as service managers send it, ends the JVM as well.
+            if not stopping():
+                self._fail(RunError(f"{JVM_GONE} ({type(error).__name__})"))
+            return self._report("stopped", None)
+        except (PySparkException, VirtaError) as error:
+            self._fail(error if isinstance(error, VirtaError) else RunError(explain(error)))
+        if failed is not None and not stopping():
+            self._fail(RunError(f"{self._pipeline.name}.{failed[0]}: {explain(failed[1])}"))
+        return self._report("stopped" if stopping() else "finished", None)
+
+    def _start(self) -> None:
+        pipeline = self._pipeline
+        built = build(self._spark, pipeline)
+        for name, sink in zip(sink_names(pipeline), pipeline.sinks, strict=True):
+            mode = pipeline.aggregate.mode if pipeline.aggregate else "append"
+            stream = writer(built.results, sink, pipeline).outputMode(mode)
+            self._queries[name] = begin(stream, name, pipeline)
+        if self._dropped is not None:
+            self._dropped.resume()
+        if built.dead is not None:
+            stream = built.dead.writeStream.foreachBatch(self._write_invalid)
+            self._queries[DEAD_LETTER] = begin(stream, DEAD_LETTER, pipeline)
+
+    def _write_invalid(self, batch: DataFrame, number: int) -> None:
+        query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        self._count_dead(write_dead(batch, self._pipeline, f"{query}.invalid", number))
+
+    def _follow(self, first: str) -> Dropped:
+        def deliver(rows: DataFrame, kind: str, number: int) -> int:
+            query = self._queries[first].id
+            count = write_dead(rows, self._pipeline, f"{query}.{kind}", number)
+            self._count_dead(count)
+            return count
+
+        return Dropped(self._spark, self._pipeline, first, deliver)
+
+    def _count_dead(self, count: int) -> None:
+        with self._lock:  # invalid rows come by Spark's thread, dropped ones by ours
+            self._counts[DEAD_LETTER].dead += count
+
+    def _take(self) -> bool:
+        """Learn what the queries have done since the last time; True when there was something."""
+        moved = [self._counts[name].take(query) for name, query in self._queries.items()]
+        if moved[0]:
+            self._catch_up()
+        return any(moved)
+
+    def _catch_up(self) -> None:
+        """Also at the start: a run that was killed after its last commit may have left some, and no more may come."""
+        if self._dropped is not None:
+            self._dropped.clean |= self._first.clean
+            self._first.clean.clear()
+            self._dropped.catch_up()
+            self._first.late = self._dropped.late
+
+    def _failure(self) -> tuple[str, BaseException] | None:
+        for name, query in self._queries.items():
+            error = query.exception()
+            if error is not None:
+                return name, error
+        return None
+
+    def _stop(self) -> None:
+        for query in self._queries.values():
+            query.stop()
+
+    def _fail(self, error: VirtaError) -> NoReturn:
+        with suppress(PySparkException, *GONE):
+            self._stop()
+        self._report("failed", error.message)
+        raise error
+
+    def _report(self, state: str, reason: str | None) -> dict[str, Any]:
+        status = {
+            "pipeline": self._pipeline.name,
+            "state": state,
+            "pid": os.getpid(),
+            "began": began(os.getpid()),
+            "updated": round(time.time(), 3),
+            "reason": reason,
+            "queries": {name: counter.as_dict() for name, counter in self._counts.items()},
+        }
+        write_status(self._pipeline, status)
+        if self._on_progress is not None:
+            self._on_progress(status)
+        return status
+
+
+class Counter:
+    """What one query has done so far, from its progress reports."""
+
+    def __init__(self) -> None:
+        self.batch = -1
+        self.rows = 0
+        self.seconds = 0.0
+        self.late = 0
+        self.repeats = 0
+        self.dead = 0
+        self.clean: set[int] = set()  # batches that dropped nothing
+        self.lag: int | None = None
+        self.offset: int | None = None
+
+    def take(self, query: StreamingQuery) -> bool:
+        """Add the progress not seen yet; True when there was some."""
+        moved = False
+        for progress in query.recentProgress:
+            if progress["batchId"] <= self.batch:
+                continue
+            if EXECUTED not in progress["durationMs"]:
+                moved |= self.place(progress)
+                continue
+            self.batch, moved = progress["batchId"], True
+            self.rows += progress["numInputRows"]
+            self.seconds += progress["durationMs"].get("triggerExecution", 0) / 1000
+            self.drops(progress)
+            self.place(progress)
+        return moved
+
+    def drops(self, progress: Any) -> None:
+        late, repeats = count_of(progress, "late"), count_of(progress, "repeat")
+        self.late += late
+        self.repeats += repeats
+        if not late and not repeats:
+            self.clean.add(progress["batchId"])
+
+    def place(self, progress: Any) -> bool:
+        """Where the query stands in the log; True when that is elsewhere than before."""
+        before = self.offset, self.lag
+        for source in progress["sources"]:
+            end, latest = decoded(source["endOffset"]), decoded(source["latestOffset"])
+            if isinstance(end, dict) and "offset" in end:
+                self.offset = end["offset"]
+                if isinstance(latest, dict) and "offset" in latest:
+                    self.lag = max(0, latest["offset"] - end["offset"])
+        return (self.offset, self.lag) != before
+
+    def as_dict(self) -> dict[str, Any]:
+        rate = self.rows / self.seconds if self.seconds else 0.0
+        return {
+            "batches": self.batch + 1,
+            "rows": self.rows,
+            "rows_per_second": round(rate, 1),
+            "late": self.late,
+            "repeats": self.repeats,
+            "dead": self.dead,
+            "offset": self.offset,
+            "lag": self.lag,
+        }
+
+
+def decoded(offset: Any) -> Any:
+    if isinstance(offset, str):
+        try:
+            return json.loads(offset)
+        except ValueError:
+            return None
+    return offset
