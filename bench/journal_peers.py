@@ -97,7 +97,8 @@ class Virta(System):
         )
 
     def client(self):
-        from virta.journal import Client, commands
+        from virta.journal import Client
+        from virta.journal.protocol import commands
 
         class Queue:
             def __init__(self, port, awake):
@@ -144,8 +145,8 @@ class VirtaEmbedded(System):
         pass
 
     def client(self):
-        from virta.journal import commands
-        from virta.journal.embedded import Journal
+        from virta.journal.protocol import commands
+        from virta.journal.serving.embedded import Journal
 
         class Queue:
             def __init__(self, directory, durability):

@@ -1,6 +1,6 @@
 /* The client's end of a line: one call sends a request, waits for the reply and decodes it.
  *
- * Anything but that one reply is handed to virta/journal/client.py as the bytes that came, and a request that cannot be
+ * Anything but that one reply is handed to virta/journal/clients/client.py as the bytes that came, and a request that cannot be
  * encoded here is declined before anything was sent. The socket blocks, and the system keeps its timeout. */
 #include "journal.h"
 #if defined(__linux__)

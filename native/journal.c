@@ -1,4 +1,4 @@
-/* The journal's messages: the fast half of virta/journal/wire.py, which has the layout and decides every doubt.
+/* The journal's messages: the fast half of virta/journal/protocol/codec.py, which has the layout and decides every doubt.
  *
  * Decoding takes the whole, well-formed messages at the front of some bytes and stops at the first that is short,
  * wrong or beyond a limit; encoding returns None for anything it cannot write as it should be. The plain twin then

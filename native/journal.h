@@ -17,7 +17,7 @@ typedef struct {
     char timed, lived, counted, valued;
     uint64_t timestamp, timeout, ttl;
     Span key, key2, data; /* in the bytes it was read from, or in those of the object */
-    PyObject *object;     /* borrowed: the same as virta/journal/messages.py has it, if it came as that */
+    PyObject *object;     /* borrowed: the same as virta/journal/protocol/messages.py has it, if it came as that */
 } Ask;
 
 /* What there is to say of a request that was carried out: a reply that was written, or one that may have to wait. */
@@ -33,7 +33,7 @@ int journal_get_ask(In *in, Ask *ask);
 PyObject *journal_request_of(const Ask *ask);
 PyObject *journal_get_reply(In *in);
 /* What one whole reply says, for those who want no more than that; else NULL. */
-enum told { TOLD_REPLY, TOLD_TIMESTAMP, TOLD_DELETED, TOLD_NEXT }; /* as in virta/journal/commands.py */
+enum told { TOLD_REPLY, TOLD_TIMESTAMP, TOLD_DELETED, TOLD_NEXT }; /* as in virta/journal/protocol/commands.py */
 PyObject *journal_get_told(In *in, int identifier, int what);
 /* DOUBT: the plain twin decides; what was written until then is to be taken back. */
 enum outcome journal_put_request(Out *out, PyObject *request);
@@ -41,7 +41,7 @@ enum outcome journal_put_reply(Out *out, PyObject *reply);
 enum outcome journal_put_ask(Out *out, const Ask *ask);
 /* A reply that says no more than this. */
 int journal_put_short(Out *out, unsigned identifier, unsigned flags, uint64_t timestamp);
-/* Carry out an ordinary PUSH, NEXT or DELETE of a job on the tables of virta/journal/shortcut.py; DOUBT: nothing was done. */
+/* Carry out an ordinary PUSH, NEXT or DELETE of a job on the tables of virta/journal/jobs/shortcut.py; DOUBT: nothing was done. */
 enum outcome journal_carry_out(PyObject *tables, const Ask *ask, PyObject *now_o, Out *out, Done *done);
 /* Room for so many bytes more, NULL with MemoryError set. */
 uint8_t *journal_extend(Out *out, size_t more);

@@ -6,7 +6,7 @@
 #include "journal_images.h"
 #include "journal_jobs.h"
 
-enum { DELETE = 4, NEXT = 11, PUSH = 12 }; /* functions, as in virta/journal/messages.py */
+enum { DELETE = 4, NEXT = 11, PUSH = 12 }; /* functions, as in virta/journal/protocol/messages.py */
 
 static enum outcome carry_out(Call *call, Answer *answer)
 {
@@ -234,7 +234,7 @@ static int learn_named(Shape *shape, PyObject *type, const char *const *names, i
         Py_XDECREF(member);
     }
     if (good) Py_XSETREF(shape->type, (PyTypeObject *)Py_NewRef(type));
-    else if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "not the structures of virta.journal.domain");
+    else if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "not the structures of virta.journal.jobs.domain");
     return good;
 }
 

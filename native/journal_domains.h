@@ -1,8 +1,8 @@
-/* What the native half of the journal's jobs works on: jobs, domains and their heaps, as virta/journal/domain.py has them. */
+/* What the native half of the journal's jobs works on: jobs, domains and their heaps, as virta/journal/jobs/domain.py has them. */
 #ifndef VIRTA_JOURNAL_DOMAINS_H
 #define VIRTA_JOURNAL_DOMAINS_H
 
-enum { DELAYED, READY, HELD, WORKING, DEAD, GONE }; /* states, as in virta/journal/domain.py */
+enum { DELAYED, READY, HELD, WORKING, DEAD, GONE }; /* states, as in virta/journal/jobs/domain.py */
 enum { OVERWRITE = 1 << 5, DELETED = 1 << 4, WORKED_ON = 1 << 6, DATA = 1 << 10, LISTEN = 1 << 11, DETAILED = 1 << 15 };
 enum { STRING = 2, PRIORITY_MAX = 255, HEAP_SLACK = 64, NEXT_JOBS_MAX = 1000, HOSTS_MAX = 1024, ID_RANGE_SHIFT = 40 };
 enum { REPLY_BYTES_HALF = 8 * 1024 * 1024, BIT_PERSIST = 1, BIT_WORKED = 4 };
@@ -32,7 +32,7 @@ typedef struct { PyObject *const *of, *now_o; const Ask *ask; uint64_t now, time
 static PyObject *s_next_id, *s_wants_log, *s_last_stamp, *s_jobs_max, *s_primary, *s_leases, *s_free, *s_map, *s_ended, *s_domain,
     *s_sweep, *s_put;
 
-/* Counters, the same as in virta/journal/table.py. */
+/* Counters, the same as in virta/journal/jobs/table.py. */
 enum { TOTAL_PUSHED, TOTAL_HANDED_OUT, TOTAL_DONE, TOTALS };
 
 static inline void count_up(Call *call, int which)

@@ -1,6 +1,6 @@
 /* A heap of jobs or domains by (rank, time, number): 32 bytes an item instead of a tuple and its place in a list.
  *
- * Its twin is virta/journal/heap.py. Times are from -2^63 to 2^64-1, what is beyond is an error; ranks are from
+ * Its twin is virta/journal/jobs/heap.py. Times are from -2^63 to 2^64-1, what is beyond is an error; ranks are from
  * 0 to 255. The sign of the time is the lowest bit of `rank`, so that items compare as three words. */
 #ifndef VIRTA_JOURNAL_HEAP_H
 #define VIRTA_JOURNAL_HEAP_H

@@ -1,4 +1,4 @@
-/* Jobs as the log and snapshots have them; virta/journal/images.py says the same in Python. */
+/* Jobs as the log and snapshots have them; virta/journal/storage/records.py says the same in Python. */
 #ifndef VIRTA_JOURNAL_IMAGES_H
 #define VIRTA_JOURNAL_IMAGES_H
 
@@ -6,7 +6,7 @@
 
 /* --- images for the log --- */
 
-/* MessagePack, as msgspec writes what virta/journal/images.py gives it. */
+/* MessagePack, as msgspec writes what virta/journal/storage/records.py gives it. */
 static inline uint8_t *sized(uint8_t *p, uint64_t n, int first) /* the shortest of 8, 16, 32 and 64 bits */
 {
     if (n <= 0xFF) { *p++ = (uint8_t)first; *p++ = (uint8_t)n; return p; }

@@ -1,4 +1,4 @@
-/* The ordinary PUSH, NEXT and DELETE of a job: virta/journal/jobs.py in short, on the same tables.
+/* The ordinary PUSH, NEXT and DELETE of a job: virta/journal/jobs/lifecycle.py in short, on the same tables.
  *
  * Each fills an answer, or says DOUBT where anything is out of the ordinary (a job that waits or is worked on already, a
  * bad request, a key of something else, nothing to do, somebody who watches); then nothing was changed but what no longer

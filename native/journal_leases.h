@@ -1,4 +1,4 @@
-/* The table of leases while jobs are handed out; see virta/journal/leases.py for a slot. */
+/* The table of leases while jobs are handed out; see virta/journal/storage/leases.py for a slot. */
 #ifndef VIRTA_JOURNAL_LEASES_H
 #define VIRTA_JOURNAL_LEASES_H
 #include "journal_domains.h"
@@ -79,7 +79,7 @@ static PyObject *free_slots(PyObject *self, PyObject *const *args, Py_ssize_t co
         }
     }
     slots_close(&slots);
-    if (failed && !PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "not a job of virta.journal.domain");
+    if (failed && !PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "not a job of virta.journal.jobs.domain");
     return failed ? NULL : Py_NewRef(Py_None);
 }
 

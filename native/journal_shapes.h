@@ -1,4 +1,4 @@
-/* The structures of virta/journal/messages.py as they lie in memory, and the limits of what is in them. */
+/* The structures of virta/journal/protocol/messages.py as they lie in memory, and the limits of what is in them. */
 #ifndef VIRTA_JOURNAL_SHAPES_H
 #define VIRTA_JOURNAL_SHAPES_H
 #include "journal.h"

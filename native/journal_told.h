@@ -1,4 +1,4 @@
-/* What a client wants to know of an ordinary reply, without the structures in between; virta/journal/commands.py says the
+/* What a client wants to know of an ordinary reply, without the structures in between; virta/journal/protocol/commands.py says the
  * same in Python and has every other case: refusals, notifications, values of other types. */
 #ifndef VIRTA_JOURNAL_TOLD_H
 #define VIRTA_JOURNAL_TOLD_H

@@ -2,7 +2,7 @@
  *
  * Lines is an epoll instance of its own, whose descriptor the event loop watches. `turn` reads every line that has
  * something, carries out the ordinary requests of jobs (held.h) and returns all others; `carried` says what was carried
- * out; `respond` and `notify` write replies into the buffer of their line; `flush` sends what was written. Bytes that are no whole, ordinary requests go to virta/journal/lines.py, whose parser
+ * out; `respond` and `notify` write replies into the buffer of their line; `flush` sends what was written. Bytes that are no whole, ordinary requests go to virta/journal/serving/connections.py, whose parser
  * decides every doubt; a line is `raw` until that parser has used them up.
  *
  * Bounded: a line holds UNREAD_BYTES_MAX of replies and one more, then it is cut; it is not read from while more than

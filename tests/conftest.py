@@ -9,7 +9,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from virta.journal import kernel as journal_kernel
+from virta.journal.protocol import kernel as journal_kernel
 from virta.log.engine import kernel, plain_kernel
 from virta.log.format import codec
 

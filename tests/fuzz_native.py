@@ -35,7 +35,7 @@ import test_journal_shortcut as shortcut  # noqa: E402
 import test_journal_wire as wire  # noqa: E402
 
 from virta.hub import kernel as hub_kernel  # noqa: E402
-from virta.journal import kernel as journal_kernel  # noqa: E402
+from virta.journal.protocol import kernel as journal_kernel  # noqa: E402
 
 TESTS = (
     wire.test_both_halves_of_the_wire_agree,

@@ -18,11 +18,11 @@ import pytest
 import virta
 from virta import errors, files
 from virta.filters import parse
-from virta.journal import commands
-from virta.journal.embedded import Journal
-from virta.journal.forwarder import _ping_socket
-from virta.journal.messages import Type, Value
-from virta.journal.spool import Spool
+from virta.journal.clients.forwarder import _ping_socket
+from virta.journal.clients.spool import Spool
+from virta.journal.protocol import commands
+from virta.journal.protocol.messages import Type, Value
+from virta.journal.serving.embedded import Journal
 from virta.match.image import Programs, shared_matcher
 
 sys.path.insert(0, str(Path(__file__).parent / "server"))

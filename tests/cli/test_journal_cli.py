@@ -15,7 +15,7 @@ from journal_support import daemon_thread
 
 from virta.cli.journal import journal
 from virta.journal import Client
-from virta.journal.spool import REJECTED, scan
+from virta.journal.clients.spool import REJECTED, scan
 
 VIRTA = Path(sys.executable).with_name("virta")
 

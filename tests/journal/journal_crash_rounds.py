@@ -22,11 +22,13 @@ import time
 from pathlib import Path
 
 from virta.errors import JournalError
-from virta.journal import Client, Spool, commands, persistence
-from virta.journal.daemon import JournalServer
-from virta.journal.forwarder import Forwarder
-from virta.journal.messages import RefusedError
-from virta.journal.node import Node
+from virta.journal import Client, Spool
+from virta.journal.clients.forwarder import Forwarder
+from virta.journal.protocol import commands
+from virta.journal.protocol.messages import RefusedError
+from virta.journal.serving.commit_loop import Node
+from virta.journal.serving.tcp import JournalServer
+from virta.journal.storage import directory as persistence
 
 DOMAIN = "d"
 STEPS_MAX = 5  # that a daemon surely carries out before it may be killed

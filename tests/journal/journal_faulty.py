@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from journal_support import Clock
 
-from virta.journal import commands, images
-from virta.journal import messages as m
-from virta.journal.domain import STATE_NAMES
 from virta.journal.engine import Engine
-from virta.journal.messages import Function, Request, Type, Value
-from virta.journal.session import Session
-from virta.journal.wire import RequestParser, encode_request
+from virta.journal.jobs.domain import STATE_NAMES
+from virta.journal.protocol import commands
+from virta.journal.protocol import messages as m
+from virta.journal.protocol.codec import RequestParser, encode_request
+from virta.journal.protocol.messages import Function, Request, Type, Value
+from virta.journal.sessions import Session
+from virta.journal.storage import records as images
 
 KEYS = [b"a", b"b", b"c"]
 URIS = [b"http://h/%d" % i for i in range(3)]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from virta.journal import images
 from virta.journal.engine import Engine
-from virta.journal.leases import Leases
-from virta.journal.messages import (
+from virta.journal.protocol.messages import (
     DATA,
     DETAILS,
     LISTEN,
@@ -17,7 +15,9 @@ from virta.journal.messages import (
     Type,
     Value,
 )
-from virta.journal.session import Session
+from virta.journal.sessions import Session
+from virta.journal.storage import records as images
+from virta.journal.storage.leases import Leases
 
 URIS = [b"http://A.example/%d" % i for i in range(6)] + [b"http://b.example:80", b"c//x", b"nohost"]
 DOMAINS = [b"", b"", b"", b"b.example", b"Other", b"co:lon"]

@@ -10,11 +10,11 @@ import threading
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from virta.journal.daemon import JournalServer
-from virta.journal.messages import Function, Request
-from virta.journal.node import Node
-from virta.journal.peers import Peer, Peers
-from virta.journal.wire import ReplyParser, encode_request
+from virta.journal.protocol.codec import ReplyParser, encode_request
+from virta.journal.protocol.messages import Function, Request
+from virta.journal.replication.peers import Peer, Peers
+from virta.journal.serving.commit_loop import Node
+from virta.journal.serving.tcp import JournalServer
 
 REPLY_WAIT_S = 10
 VIRTA = Path(sys.executable).with_name("virta")

@@ -13,12 +13,14 @@ import pytest
 from journal_faulty import copies_of
 from journal_support import Daemon, Port, connected, mesh, until
 
-from virta.journal import Client, commands, peers
-from virta.journal import messages as m
-from virta.journal.embedded import Journal
-from virta.journal.messages import Function, Request, Type, Value
-from virta.journal.peers import PULL_FILE
-from virta.journal.wire import RequestParser
+from virta.journal import Client
+from virta.journal.protocol import commands
+from virta.journal.protocol import messages as m
+from virta.journal.protocol.codec import RequestParser
+from virta.journal.protocol.messages import Function, Request, Type, Value
+from virta.journal.replication import peers
+from virta.journal.replication.peers import PULL_FILE
+from virta.journal.serving.embedded import Journal
 
 COUNT = 5_000
 BATCH = 500

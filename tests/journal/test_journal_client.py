@@ -11,9 +11,11 @@ import pytest
 from journal_support import daemon, daemon_thread
 
 from virta.errors import JournalError
-from virta.journal import AsyncClient, Client, awake, commands, kernel
-from virta.journal import client as client_module
-from virta.journal.messages import RefusedError, Type, Value
+from virta.journal import AsyncClient, Client
+from virta.journal.clients import awake
+from virta.journal.clients import client as client_module
+from virta.journal.protocol import commands, kernel
+from virta.journal.protocol.messages import RefusedError, Type, Value
 
 
 def test_values_round_trip():

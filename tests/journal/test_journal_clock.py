@@ -14,18 +14,26 @@ from pathlib import Path
 import pytest
 from journal_support import Clock, Daemon, daemon_thread
 
-from virta.journal import Client, Spool, Worker, commands, kernel
+from virta.journal import Client, Spool, Worker
 from virta.journal import engine as engine_module
-from virta.journal.domain import DELAYED, READY, WORKING
-from virta.journal.embedded import Journal
+from virta.journal.clients.spool import STAMP, scan
 from virta.journal.engine import Engine
-from virta.journal.messages import Function, RefusedError, Request, Type, Value, system_clock
-from virta.journal.node import Node
-from virta.journal.peers import Peer, Peers
-from virta.journal.rules import CLOCK_SKEW_US_MAX
-from virta.journal.session import Session
-from virta.journal.spool import STAMP, scan
-from virta.journal.wire import RequestParser
+from virta.journal.jobs.domain import DELAYED, READY, WORKING
+from virta.journal.protocol import commands, kernel
+from virta.journal.protocol.codec import RequestParser
+from virta.journal.protocol.messages import (
+    Function,
+    RefusedError,
+    Request,
+    Type,
+    Value,
+    system_clock,
+)
+from virta.journal.protocol.rules import CLOCK_SKEW_US_MAX
+from virta.journal.replication.peers import Peer, Peers
+from virta.journal.serving.commit_loop import Node
+from virta.journal.serving.embedded import Journal
+from virta.journal.sessions import Session
 
 T0 = 1_700_000_000_000_000
 S = 1_000_000
@@ -366,7 +374,7 @@ def test_spooled_commands_keep_their_order_when_the_clock_is_set_back(tmp_path, 
         return found
 
     for now in (T0 + 120 * S, T0, T0 + S):
-        monkeypatch.setattr("virta.journal.spool.system_clock", lambda now=now: now)
+        monkeypatch.setattr("virta.journal.clients.spool.system_clock", lambda now=now: now)
         with Spool(tmp_path) as spool:
             spool.put(commands.set_("k", now).request)
             spool.put(commands.push("x://a", domain="d").request)

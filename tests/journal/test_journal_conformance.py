@@ -21,10 +21,11 @@ import pytest
 from journal_support import REPLY_WAIT_S, Clock, connected, daemon
 from test_journal_daemon import play
 
-from virta.journal import kernel, wire
-from virta.journal import messages as m
 from virta.journal.engine import Engine
-from virta.journal.session import Session
+from virta.journal.protocol import codec as wire
+from virta.journal.protocol import kernel
+from virta.journal.protocol import messages as m
+from virta.journal.sessions import Session
 
 CLOCK = 10**9
 

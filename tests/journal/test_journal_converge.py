@@ -9,9 +9,9 @@ import pytest
 from journal_faulty import Faulty, check, copies_of
 from msgspec.structs import replace
 
-from virta.journal.domain import Job
-from virta.journal.jobs import Jobs
-from virta.journal.lattice import COVERED_MAX, join, version
+from virta.journal.jobs.domain import Job
+from virta.journal.jobs.lifecycle import Jobs
+from virta.journal.replication.merge import COVERED_MAX, join, version
 
 # VIRTA_SEEDS=20000 or VIRTA_SEEDS=5000-9000 for more.
 FIRST, _, LAST = os.environ.get("VIRTA_SEEDS", "200").rpartition("-")

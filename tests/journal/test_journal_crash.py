@@ -43,8 +43,8 @@ FILL = """
 import gc, sys, time
 from pathlib import Path
 from virta.journal.engine import Engine
-from virta.journal.messages import Value, system_clock
-from virta.journal.persistence import Persistence
+from virta.journal.protocol.messages import Value, system_clock
+from virta.journal.storage.directory import Persistence
 
 gc.disable()
 disk = Persistence(Path(sys.argv[1]), durability="none")
@@ -62,8 +62,8 @@ RESTART = """
 import json, resource, sys, time
 from pathlib import Path
 from virta.journal.engine import Engine
-from virta.journal.messages import system_clock
-from virta.journal.persistence import Persistence
+from virta.journal.protocol.messages import system_clock
+from virta.journal.storage.directory import Persistence
 
 wall, cpu = time.perf_counter(), time.process_time()
 disk = Persistence(Path(sys.argv[1]))

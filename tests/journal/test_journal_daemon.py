@@ -15,12 +15,12 @@ from journal_support import Clock, Wire, connected, daemon, nop, until
 from test_journal_wire import VECTORS as WIRE_VECTORS
 from test_journal_wire import reply_of, request_of
 
-from virta.journal import messages as m
-from virta.journal.daemon import JournalServer
-from virta.journal.domain import WORKING
-from virta.journal.jobs import Jobs
-from virta.journal.messages import Function, Request, Type, Value
-from virta.journal.wire import encode_reply, encode_request
+from virta.journal.jobs.domain import WORKING
+from virta.journal.jobs.lifecycle import Jobs
+from virta.journal.protocol import messages as m
+from virta.journal.protocol.codec import encode_reply, encode_request
+from virta.journal.protocol.messages import Function, Request, Type, Value
+from virta.journal.serving.tcp import JournalServer
 
 SCENARIOS = [
     json.loads(line)
@@ -254,7 +254,7 @@ class Held(Clock):
 
 def test_a_lapse_is_seen_by_itself(monkeypatch):
     """A work deadline that passes is handled at its time, although nobody asks and no tick is near."""
-    monkeypatch.setattr("virta.journal.node.TICK_S_MAX", 3600)
+    monkeypatch.setattr("virta.journal.serving.commit_loop.TICK_S_MAX", 3600)
 
     async def run():
         clock = Held()

@@ -18,12 +18,14 @@ from journal_sides import Side, random_request
 from journal_support import connected, daemon, daemon_thread, nop
 
 from virta.errors import LogWriteError
-from virta.journal import Client, commands, kernel, shortcut
-from virta.journal import messages as m
-from virta.journal.domain import Settings
-from virta.journal.messages import Function, Reply, Request
-from virta.journal.node import Node
-from virta.journal.wire import ReplyParser, RequestParser, encode_reply, encode_request
+from virta.journal import Client
+from virta.journal.jobs import shortcut
+from virta.journal.jobs.domain import Settings
+from virta.journal.protocol import commands, kernel
+from virta.journal.protocol import messages as m
+from virta.journal.protocol.codec import ReplyParser, RequestParser, encode_reply, encode_request
+from virta.journal.protocol.messages import Function, Reply, Request
+from virta.journal.serving.commit_loop import Node
 
 pytestmark = pytest.mark.skipif(kernel.Lines is None, reason="the native half was not built")
 

@@ -7,9 +7,10 @@ import threading
 import pytest
 
 from virta.errors import JournalError, LogWriteError
-from virta.journal import commands, persistence
-from virta.journal.embedded import Journal
-from virta.journal.messages import RefusedError
+from virta.journal.protocol import commands
+from virta.journal.protocol.messages import RefusedError
+from virta.journal.serving.embedded import Journal
+from virta.journal.storage import directory as persistence
 
 
 def test_everything_is_there_again(tmp_path):

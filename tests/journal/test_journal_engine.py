@@ -9,15 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from journal_support import Clock
 
-from virta.journal import commands, images
-from virta.journal import messages as m
-from virta.journal.cron import Schedule
 from virta.journal.engine import Engine
-from virta.journal.messages import RefusedError, Request, Type, Value
-from virta.journal.persistence import Persistence
-from virta.journal.rules import RULES, Rule
-from virta.journal.session import LISTEN_KEYS_MAX, Session
-from virta.journal.wire import RequestParser, encode_reply, encode_request
+from virta.journal.jobs.recurring import Schedule
+from virta.journal.protocol import commands
+from virta.journal.protocol import messages as m
+from virta.journal.protocol.codec import RequestParser, encode_reply, encode_request
+from virta.journal.protocol.messages import RefusedError, Request, Type, Value
+from virta.journal.protocol.rules import RULES, Rule
+from virta.journal.sessions import LISTEN_KEYS_MAX, Session
+from virta.journal.storage import records as images
+from virta.journal.storage.directory import Persistence
 
 T0 = 1_700_000_000_000_000
 KEYS = st.sampled_from(

@@ -12,12 +12,17 @@ from journal_support import VIRTA, Clock, daemon, daemon_thread, until
 
 from virta.errors import JournalError
 from virta.journal import Client, Worker
-from virta.journal.client import AsyncClient
-from virta.journal.domain import ATTEMPTS_DEFAULT, BACK_OFF_S_MAX, TRACEBACK_CHARS_MAX, Settings
-from virta.journal.embedded import Journal
-from virta.journal.http import Handler
-from virta.journal.jobs import Jobs
-from virta.journal.node import Node
+from virta.journal.clients.client import AsyncClient
+from virta.journal.jobs.domain import (
+    ATTEMPTS_DEFAULT,
+    BACK_OFF_S_MAX,
+    TRACEBACK_CHARS_MAX,
+    Settings,
+)
+from virta.journal.jobs.lifecycle import Jobs
+from virta.journal.serving.commit_loop import Node
+from virta.journal.serving.embedded import Journal
+from virta.journal.serving.http import Handler
 
 S = 1_000_000
 

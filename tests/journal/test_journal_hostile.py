@@ -8,8 +8,9 @@ from pathlib import Path
 
 from journal_support import Daemon
 
-from virta.journal import Client, commands
-from virta.journal.messages import RefusedError
+from virta.journal import Client
+from virta.journal.protocol import commands
+from virta.journal.protocol.messages import RefusedError
 
 HEAD = b"FJ\0\1\0\2\0\1\0\6" + bytes(8)  # a SET with a 32-bit value size
 GROWTH_BYTES_MAX = 48 * 1024 * 1024

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from journal_support import until
 
-from virta.journal.http import Handler
-from virta.journal.node import Node
+from virta.journal.serving.commit_loop import Node
+from virta.journal.serving.http import Handler
 
 JOB_KEY = f"h:000:{0:020}:{1:016x}"
 

@@ -7,8 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from virta.journal import images
-from virta.journal.domain import (
+from virta.journal.jobs.domain import (
     DEAD,
     HEAP_SLACK,
     READY,
@@ -18,10 +17,11 @@ from virta.journal.domain import (
     host_of,
     parse_key,
 )
-from virta.journal.finished import FINISHED_US
-from virta.journal.jobkeys import JobKeys
-from virta.journal.jobs import Jobs
-from virta.journal.messages import RefusedError
+from virta.journal.jobs.finished import FINISHED_US
+from virta.journal.jobs.key_index import JobKeys
+from virta.journal.jobs.lifecycle import Jobs
+from virta.journal.protocol.messages import RefusedError
+from virta.journal.storage import records as images
 
 URIS = [b"u1", b"u2", b"u3"]
 DOMAINS = [b"a", b"b"]

@@ -20,13 +20,14 @@ import pytest
 from journal_support import Clock, Daemon, Wire, connected, daemon, daemon_thread, nop, until
 
 from virta.errors import JournalError
-from virta.journal import Client, kernel
-from virta.journal import daemon as daemon_module
-from virta.journal import messages as m
-from virta.journal.daemon import JournalServer
-from virta.journal.messages import Function, Reply, Request, Type, Value
-from virta.journal.node import Node
-from virta.journal.wire import RequestParser, encode_reply, encode_request
+from virta.journal import Client
+from virta.journal.protocol import kernel
+from virta.journal.protocol import messages as m
+from virta.journal.protocol.codec import RequestParser, encode_reply, encode_request
+from virta.journal.protocol.messages import Function, Reply, Request, Type, Value
+from virta.journal.serving import tcp as daemon_module
+from virta.journal.serving.commit_loop import Node
+from virta.journal.serving.tcp import JournalServer
 
 native = pytest.mark.skipif(kernel.Lines is None, reason="the native half was not built")
 NOP = encode_request(nop())
@@ -494,7 +495,7 @@ def test_stopping_ends_every_connection(tmp_path):
 @native
 def test_no_descriptors_left_is_waited_out(monkeypatch, caplog):
     """A daemon without descriptors accepts again later, and goes on serving meanwhile."""
-    from virta.journal import lines as lines_module
+    from virta.journal.serving import connections as lines_module
 
     monkeypatch.setattr(lines_module, "ACCEPT_AGAIN_S", 0.01)
     failures = iter([OSError(24, "Too many open files")] * 3)
@@ -585,7 +586,7 @@ def test_nobody_looks_for_one_of_several_lines():
 @native
 def test_a_quick_client_looks_for_its_replies(monkeypatch):
     """One that asks at once finds them without sleep, and never if told so."""
-    monkeypatch.setattr("virta.journal.client.possible", lambda: True)
+    monkeypatch.setattr("virta.journal.clients.client.possible", lambda: True)
     with daemon_thread() as server:
         with Client(*server.address, look=0) as never:
             for _ in range(20):

@@ -16,8 +16,9 @@ import pytest
 from journal_support import Daemon, Port
 
 from virta.errors import JournalError
-from virta.journal import Client, commands
-from virta.journal.messages import RefusedError
+from virta.journal import Client
+from virta.journal.protocol import commands
+from virta.journal.protocol.messages import RefusedError
 
 # In CI always the same commands; what the lines do with them depends on time as well.
 SEED = int(

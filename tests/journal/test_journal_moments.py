@@ -12,15 +12,18 @@ import pytest
 from journal_support import until
 
 from virta.errors import LogSyncError
-from virta.journal import commands, node, peers, persistence
-from virta.journal import messages as m
-from virta.journal.embedded import Journal
-from virta.journal.http import Handler
-from virta.journal.messages import Function, Request, Type, Value
-from virta.journal.node import Node
-from virta.journal.peers import Peer, Peers
-from virta.journal.persistence import Persistence
-from virta.journal.session import Session
+from virta.journal.protocol import commands
+from virta.journal.protocol import messages as m
+from virta.journal.protocol.messages import Function, Request, Type, Value
+from virta.journal.replication import peers
+from virta.journal.replication.peers import Peer, Peers
+from virta.journal.serving import commit_loop as node
+from virta.journal.serving.commit_loop import Node
+from virta.journal.serving.embedded import Journal
+from virta.journal.serving.http import Handler
+from virta.journal.sessions import Session
+from virta.journal.storage import directory as persistence
+from virta.journal.storage.directory import Persistence
 
 GATE_S_MAX = 30
 TURNS = 50  # of the event loop: enough for everything that does not wait

@@ -9,14 +9,14 @@ from journal_faulty import URIS, admin, copies_of
 from journal_support import Clock, Wire, connected, mesh, until
 
 from virta.errors import JournalError
-from virta.journal import messages as m
-from virta.journal import peers as links
-from virta.journal.daemon import JournalServer
-from virta.journal.domain import STATE_NAMES
 from virta.journal.engine import Engine
-from virta.journal.messages import Function, Request, Type, Value
-from virta.journal.node import Node
-from virta.journal.peers import Peer, Peers
+from virta.journal.jobs.domain import STATE_NAMES
+from virta.journal.protocol import messages as m
+from virta.journal.protocol.messages import Function, Request, Type, Value
+from virta.journal.replication import peers as links
+from virta.journal.replication.peers import Peer, Peers
+from virta.journal.serving.commit_loop import Node
+from virta.journal.serving.tcp import JournalServer
 
 
 @pytest.fixture(autouse=True)

@@ -14,17 +14,19 @@ import pytest
 from journal_support import Clock, Daemon, connected, daemon, nop
 
 from virta.errors import JournalError, LogSyncError, LogWriteError
-from virta.journal import images, leases, persistence
-from virta.journal import messages as m
-from virta.journal.client import Client
-from virta.journal.domain import STATE_NAMES
-from virta.journal.embedded import Journal
+from virta.journal.clients.client import Client
 from virta.journal.engine import Engine
-from virta.journal.messages import Function, Request, Type, Value
-from virta.journal.persistence import Persistence
-from virta.journal.session import Session
-from virta.journal.spill import PIECE_BYTES_MIN, FileSpill
-from virta.journal.store import Store
+from virta.journal.jobs.domain import STATE_NAMES
+from virta.journal.protocol import messages as m
+from virta.journal.protocol.messages import Function, Request, Type, Value
+from virta.journal.serving.embedded import Journal
+from virta.journal.sessions import Session
+from virta.journal.storage import directory as persistence
+from virta.journal.storage import leases
+from virta.journal.storage import records as images
+from virta.journal.storage.directory import Persistence
+from virta.journal.storage.spill import PIECE_BYTES_MIN, FileSpill
+from virta.journal.values.store import Store
 
 KEYS = [b"k%d" % i for i in range(6)]
 URIS = [b"http://h%d/x" % i for i in range(6)]
@@ -335,7 +337,7 @@ def test_one_owner(tmp_path):
     """A second process is told that the journal is in use."""
     first = Persistence(tmp_path)
     code = (
-        "import sys, pathlib; from virta.journal.persistence import Persistence\n"
+        "import sys, pathlib; from virta.journal.storage.directory import Persistence\n"
         "from virta.errors import JournalError\n"
         "try: Persistence(pathlib.Path(sys.argv[1]))\n"
         "except JournalError as e: print(e.code)"
@@ -400,7 +402,7 @@ def failing(disk, error, times):
 
 def test_full_disk_is_refused_and_then_retried(tmp_path, monkeypatch):
     """While the disk is full persist commands get `disk`; when there is room again all is as it was."""
-    monkeypatch.setattr("virta.journal.node.RETRY_AFTER_WRITE_ERROR_S", 3600)
+    monkeypatch.setattr("virta.journal.serving.commit_loop.RETRY_AFTER_WRITE_ERROR_S", 3600)
 
     def set_(key):
         return Request(

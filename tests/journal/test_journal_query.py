@@ -7,13 +7,13 @@ import random
 import pytest
 from journal_support import Clock
 
-from virta.journal import jobkeys
-from virta.journal import messages as m
 from virta.journal.engine import Engine
-from virta.journal.keys import SortedKeys
-from virta.journal.messages import Function, Request, Type, Value
-from virta.journal.query import CURSOR_BYTES, literal_prefix, separator
-from virta.journal.session import Session
+from virta.journal.jobs import key_index as jobkeys
+from virta.journal.protocol import messages as m
+from virta.journal.protocol.messages import Function, Request, Type, Value
+from virta.journal.sessions import Session
+from virta.journal.values.queries import CURSOR_BYTES, literal_prefix, separator
+from virta.journal.values.sorted_keys import SortedKeys
 
 
 def filled(keys):

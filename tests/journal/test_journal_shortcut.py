@@ -11,12 +11,12 @@ import msgspec
 import pytest
 from journal_sides import Side, random_request
 
-from virta.journal import images, kernel, shortcut
-from virta.journal.domain import Domain, Job, Settings
 from virta.journal.engine import Engine
-from virta.journal.heap import Heap, PlainHeap
-from virta.journal.leases import Leases
-from virta.journal.messages import (
+from virta.journal.jobs import shortcut
+from virta.journal.jobs.domain import Domain, Job, Settings
+from virta.journal.jobs.heap import Heap, PlainHeap
+from virta.journal.protocol import kernel
+from virta.journal.protocol.messages import (
     DATA,
     PERSIST,
     QUERY_RANGE,
@@ -24,8 +24,10 @@ from virta.journal.messages import (
     Request,
     Value,
 )
-from virta.journal.session import Session
-from virta.journal.snapshot import load_snapshot, write_snapshot
+from virta.journal.sessions import Session
+from virta.journal.storage import records as images
+from virta.journal.storage.leases import Leases
+from virta.journal.storage.snapshot import load_snapshot, write_snapshot
 
 native_only = pytest.mark.skipif(not kernel.NATIVE, reason="the native half was not built")
 

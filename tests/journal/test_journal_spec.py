@@ -7,13 +7,13 @@ import asyncio
 import pytest
 from journal_support import Clock, connected, daemon, nop, until
 
-from virta.journal import commands
-from virta.journal import messages as m
-from virta.journal.embedded import Journal
 from virta.journal.engine import Engine
-from virta.journal.messages import Function, RefusedError, Request, Type, Value
-from virta.journal.session import LISTEN_KEYS_MAX, Session
-from virta.journal.store import TOMBSTONE_US
+from virta.journal.protocol import commands
+from virta.journal.protocol import messages as m
+from virta.journal.protocol.messages import Function, RefusedError, Request, Type, Value
+from virta.journal.serving.embedded import Journal
+from virta.journal.sessions import LISTEN_KEYS_MAX, Session
+from virta.journal.values.store import TOMBSTONE_US
 
 T0 = 1_700_000_000_000_000
 URI = b"http://h/1"

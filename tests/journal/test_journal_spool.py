@@ -19,15 +19,17 @@ from journal_support import connected, daemon, until
 from test_journal_wire import VECTORS
 
 from virta.errors import JournalError
-from virta.journal import AsyncClient, commands, forwarder
-from virta.journal import client as client_module
-from virta.journal import messages as m
-from virta.journal import spool as spool_module
-from virta.journal.daemon import JournalServer
-from virta.journal.forwarder import Forwarder
-from virta.journal.messages import Function, RefusedError, Request, Type, Value
-from virta.journal.node import Node
-from virta.journal.spool import PING_SOCKET, REJECTED, Spool, SpoolFile, encode_record, scan
+from virta.journal import AsyncClient
+from virta.journal.clients import client as client_module
+from virta.journal.clients import forwarder
+from virta.journal.clients import spool as spool_module
+from virta.journal.clients.forwarder import Forwarder
+from virta.journal.clients.spool import PING_SOCKET, REJECTED, Spool, SpoolFile, encode_record, scan
+from virta.journal.protocol import commands
+from virta.journal.protocol import messages as m
+from virta.journal.protocol.messages import Function, RefusedError, Request, Type, Value
+from virta.journal.serving.commit_loop import Node
+from virta.journal.serving.tcp import JournalServer
 
 
 def request(key=b"k", data=b"v"):
@@ -430,7 +432,8 @@ def test_refused_for_now_is_sent_again(tmp_path):
 
 WRITER = """
 import sys, pathlib
-from virta.journal import Spool, commands
+from virta.journal import Spool
+from virta.journal.protocol import commands
 spool = Spool(pathlib.Path(sys.argv[1]))
 for i in range(10**9):
     spool.put(commands.set_(f"{sys.argv[2]}-{i}", i).request)

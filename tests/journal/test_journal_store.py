@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from virta.journal import numbers
-from virta.journal.keys import CHUNK_KEYS_MAX, SortedKeys
-from virta.journal.messages import RefusedError, Type, Value
-from virta.journal.shelf import ENTRY_OVERHEAD_BYTES
-from virta.journal.store import TOMBSTONE_US, Store
+from virta.journal.protocol.messages import RefusedError, Type, Value
+from virta.journal.values import numbers
+from virta.journal.values.entries import ENTRY_OVERHEAD_BYTES
+from virta.journal.values.sorted_keys import CHUNK_KEYS_MAX, SortedKeys
+from virta.journal.values.store import TOMBSTONE_US, Store
 
 KEYS = [b"a", b"b", b"c", b"d"]
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virta.journal import kernel, wire
-from virta.journal import messages as m
+from virta.journal.protocol import codec as wire
+from virta.journal.protocol import kernel
+from virta.journal.protocol import messages as m
 
 VECTORS = [
     json.loads(line)

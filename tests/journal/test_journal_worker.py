@@ -12,12 +12,13 @@ import pytest
 from journal_support import Clock, daemon, until
 
 from virta.errors import JournalError
-from virta.journal import AsyncClient, Worker, commands
-from virta.journal import worker as worker_module
-from virta.journal.daemon import JournalServer
-from virta.journal.domain import TRACEBACK_MARK, WORKING
-from virta.journal.messages import Function
-from virta.journal.node import Node
+from virta.journal import AsyncClient, Worker
+from virta.journal.clients import worker as worker_module
+from virta.journal.jobs.domain import TRACEBACK_MARK, WORKING
+from virta.journal.protocol import commands
+from virta.journal.protocol.messages import Function
+from virta.journal.serving.commit_loop import Node
+from virta.journal.serving.tcp import JournalServer
 
 
 def test_done_failed_and_dead(tmp_path):

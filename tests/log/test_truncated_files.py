@@ -12,7 +12,7 @@ import pytest
 
 import virta
 from virta import errors
-from virta.journal import leases
+from virta.journal.storage import leases
 from virta.log.engine import kernel
 
 DEADLINE_S = 30.0

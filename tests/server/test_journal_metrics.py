@@ -6,8 +6,9 @@ import re
 
 import pytest
 
-from virta.journal import Client, domain, table
-from virta.journal.jobs import Jobs
+from virta.journal import Client
+from virta.journal.jobs import domain, table
+from virta.journal.jobs.lifecycle import Jobs
 from virta.server.metrics import JOURNAL_TOTALS
 
 LINE = re.compile(r"(?m)^(virta_journal_\w+)(\{.*\})? (\S+)")

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from virta.journal import Client
-from virta.journal import messages as m
-from virta.journal.messages import Function, Request, Value
-from virta.journal.wire import ReplyParser, encode_request
+from virta.journal.protocol import messages as m
+from virta.journal.protocol.codec import ReplyParser, encode_request
+from virta.journal.protocol.messages import Function, Request, Value
 
 TIMES = [0, 1, 300_000_000, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1]
 COUNTS = [0, 1, 255, 256, 65_535]

@@ -1,13 +1,13 @@
 """
 Keys, values and jobs that are never lost and never done twice for nothing.
 
-`wire` is the protocol, `store` and `jobs` the state, `engine` what each command means; none of them
-does I/O. `persistence` keeps the state in a log, `node` runs it, `daemon` serves it on TCP, `http`
-answers requests about it; `client`, `spool`, `forwarder` and `worker` are the other side.
+`protocol` has the messages and their bytes, `values` and `jobs` the state, `engine` what each command
+means; none of them does I/O. `storage` keeps the state in a log, `serving` runs it on TCP, HTTP or
+embedded, `clients` are the other side, `replication` keeps copies on other daemons.
 """
 
-from virta.journal.client import AsyncClient, Client
-from virta.journal.spool import Spool
-from virta.journal.worker import Worker
+from virta.journal.clients.client import AsyncClient, Client
+from virta.journal.clients.spool import Spool
+from virta.journal.clients.worker import Worker
 
 __all__ = ["AsyncClient", "Client", "Spool", "Worker"]

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from virta.journal.cron import Cron, Schedule
-from virta.journal.domain import (
+from virta.journal.jobs.domain import (
     DEAD,
     DEFAULTS,
     STATE_NAMES,
@@ -27,7 +26,9 @@ from virta.journal.domain import (
     host_of,
     reason_text,
 )
-from virta.journal.messages import (
+from virta.journal.jobs.recurring import Cron, Schedule
+from virta.journal.jobs.table import LIST_MAX, TOTAL_NAMES
+from virta.journal.protocol.messages import (
     COMMAND_KEY,
     DATA,
     PERSIST,
@@ -40,12 +41,11 @@ from virta.journal.messages import (
     Type,
     Value,
 )
-from virta.journal.rules import CLOCK_SKEW_US_MAX
-from virta.journal.table import LIST_MAX, TOTAL_NAMES
+from virta.journal.protocol.rules import CLOCK_SKEW_US_MAX
 
 if TYPE_CHECKING:
     from virta.journal.engine import Engine
-    from virta.journal.session import Session
+    from virta.journal.sessions import Session
 
 RESERVED = b"virta:"
 DOMAIN_PREFIX = b"virta:domain:"

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from virta.journal import clocks, numbers, rules
+from virta.journal import clock_steps as clocks
 from virta.journal.admin import Admin
-from virta.journal.copies import JOB_KEY, Copies
-from virta.journal.jobcommands import JobCommands
-from virta.journal.jobs import Jobs
-from virta.journal.jobwatch import JobWatch
-from virta.journal.messages import (
+from virta.journal.jobs.commands import JobCommands
+from virta.journal.jobs.lifecycle import Jobs
+from virta.journal.jobs.shortcut import SHORTCUTS, tables_of
+from virta.journal.jobs.watch import JobWatch
+from virta.journal.protocol import rules
+from virta.journal.protocol.messages import (
     DATA,
     DELETED,
     LISTEN,
@@ -35,15 +36,16 @@ from virta.journal.messages import (
     Value,
     system_clock,
 )
-from virta.journal.reading import Reading
-from virta.journal.session import Listeners, Session
-from virta.journal.shortcut import SHORTCUTS, tables_of
-from virta.journal.store import LOCK_DEFAULT_US, Store
+from virta.journal.replication.messages import JOB_KEY, Copies
+from virta.journal.sessions import Listeners, Session
+from virta.journal.values import numbers
+from virta.journal.values.reading import Reading
+from virta.journal.values.store import LOCK_DEFAULT_US, Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from virta.journal.entry import Entry
+    from virta.journal.values.entry import Entry
 
 # What is only to be forgotten after days may stay a second longer.
 TIDY_US = 1_000_000

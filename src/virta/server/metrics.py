@@ -18,15 +18,15 @@ from prometheus_client.core import (
 )
 
 from virta.event.rules import IDENTITY_BYTES_MAX
-from virta.journal.domain import STATE_NAMES
+from virta.journal.jobs.domain import STATE_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from virta.journal.daemon import JournalServer
+    from virta.journal.serving.tcp import JournalServer
     from virta.server.service import Service
 
-# In the order of virta.journal.table.TOTAL_NAMES.
+# In the order of virta.journal.jobs.table.TOTAL_NAMES.
 JOURNAL_TOTALS = (
     ("pushes", "Commands that were accepted"),
     ("handouts", "Attempts that were handed out"),

@@ -34,7 +34,7 @@ from virta.hub.resume.positions import tag_of
 from virta.hub.resume.replay import Replayer
 from virta.hub.subscription import SlowPolicy
 from virta.hub.topics import STREAMS
-from virta.journal.daemon import JournalServer
+from virta.journal.serving.tcp import JournalServer
 from virta.server.auth import THORIUM_CORS, Door, read_tokens
 from virta.server.config_loader import LOG_NAME
 from virta.server.hosts import Hosts, host_name, is_loopback

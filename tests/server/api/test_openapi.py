@@ -16,9 +16,9 @@ from schemathesis.specs.openapi.checks import (
 )
 from server_harness import BATCH, STRUCTURED, event
 
-from virta.journal.http import STATUS
-from virta.journal.messages import RETRY_CODES
-from virta.journal.problems import link
+from virta.journal.protocol.messages import RETRY_CODES
+from virta.journal.protocol.problems import link
+from virta.journal.serving.http import STATUS
 from virta.server.api.app import build_app
 from virta.server.api.asyncapi import asyncapi
 from virta.server.api.openapi import openapi

@@ -10,14 +10,14 @@ import click
 
 from virta.cli.journal.keys import SECONDS, connected, journal
 from virta.cli.journal.output import EXIT_NOTHING, line, moment, nothing, show
-from virta.journal.commands import Next, next_
-from virta.journal.domain import parse_key
-from virta.journal.messages import RefusedError
+from virta.journal.jobs.domain import parse_key
+from virta.journal.protocol.commands import Next, next_
+from virta.journal.protocol.messages import RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from virta.journal.client import Client
+    from virta.journal.clients.client import Client
 
 WORK_FOR = click.FloatRange(min=0, min_open=True)
 

@@ -18,12 +18,12 @@ import click
 from virta.cli.journal.keys import LIMIT, PORTS, SECONDS, connected, journal
 from virta.cli.journal.output import EXIT_NOTHING, line, moment, nothing, plain_text, reported, show
 from virta.errors import JournalError
-from virta.journal.messages import PORT, RefusedError
+from virta.journal.protocol.messages import PORT, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from virta.journal.client import Client
+    from virta.journal.clients.client import Client
 
 # Allocations before the collector looks at young objects, and how rarely it looks at old ones.
 COLLECTOR = (20_000, 20, 50)
@@ -398,9 +398,9 @@ def serve(
     talk(verbose)
 
     async def main() -> None:
-        from virta.journal.daemon import JournalServer
-        from virta.journal.node import Node
-        from virta.journal.peers import Peer, Peers
+        from virta.journal.replication.peers import Peer, Peers
+        from virta.journal.serving.commit_loop import Node
+        from virta.journal.serving.tcp import JournalServer
 
         copies, timeout = options.pop("copies"), options.pop("copies_timeout")
         awake, look = options.pop("awake"), options.pop("look_us_max") / 1e6
@@ -443,7 +443,7 @@ def forward(spool: Path, host: str, port: int, once: bool, verbose: bool) -> Non
     talk(verbose)
 
     async def main() -> None:
-        from virta.journal.forwarder import Forwarder
+        from virta.journal.clients.forwarder import Forwarder
 
         stop = stop_on_signal()
         sender = Forwarder(spool, host, port)

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from virta.cli.journal.output import line, moment, nothing, reported, show
-from virta.journal.client import Client
-from virta.journal.commands import Command, Plain, look, set_, to_plain
-from virta.journal.commands import delete as delete_command
-from virta.journal.commands import push as push_command
-from virta.journal.messages import PORT, Type, Value
-from virta.journal.spool import Spool
+from virta.journal.clients.client import Client
+from virta.journal.clients.spool import Spool
+from virta.journal.protocol.commands import Command, Plain, look, set_, to_plain
+from virta.journal.protocol.commands import delete as delete_command
+from virta.journal.protocol.commands import push as push_command
+from virta.journal.protocol.messages import PORT, Type, Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from virta.journal.messages import Details
+    from virta.journal.protocol.messages import Details
 
 F = TypeVar("F", bound="Callable[..., Any]")
 SECONDS = click.FloatRange(min=0)

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import click
 
 from virta.errors import VirtaError
-from virta.journal.messages import RefusedError
+from virta.journal.protocol.messages import RefusedError
 
 EXIT_NOTHING = 3
 

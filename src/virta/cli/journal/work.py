@@ -21,10 +21,10 @@ from virta.cli.journal.jobs import talk
 from virta.cli.journal.keys import PORTS, journal
 from virta.cli.journal.output import plain_text, reported
 from virta.errors import JournalError
-from virta.journal.messages import PORT
+from virta.journal.protocol.messages import PORT
 
 if TYPE_CHECKING:
-    from virta.journal.commands import Lease
+    from virta.journal.protocol.commands import Lease
 
 STDERR_CHARS_MAX = 500
 STDERR_READ_BYTES = 65_536
@@ -76,7 +76,7 @@ def work(
 
     The command finds VIRTA_JOB_URI, VIRTA_JOB_KEY and VIRTA_JOB_ATTEMPTS in its environment.
     """
-    from virta.journal.worker import Worker
+    from virta.journal.clients.worker import Worker
 
     async def run(job: Lease) -> None:
         await run_command(command, job, timeout=timeout)

@@ -23,9 +23,9 @@ from starlette.routing import BaseRoute, Match, Route
 
 from virta.errors import RequestError
 from virta.filters.tree import conditions
-from virta.journal import problems
-from virta.journal.http import BODY_BYTES_MAX, Handler
-from virta.journal.http import STATUS as JOURNAL_STATUS
+from virta.journal.protocol import problems
+from virta.journal.serving.http import BODY_BYTES_MAX, Handler
+from virta.journal.serving.http import STATUS as JOURNAL_STATUS
 from virta.server.api.asyncapi import asyncapi
 from virta.server.api.channels import ChannelsApi
 from virta.server.api.filters import FiltersApi
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from virta.journal.node import Node
+    from virta.journal.serving.commit_loop import Node
     from virta.server.service import Service
 
 SUBSCRIBE_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]

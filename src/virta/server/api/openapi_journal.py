@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from virta.journal import bodies
-from virta.journal.cron import Cron
-from virta.journal.domain import STATE_NAMES, Settings
+from virta.journal.jobs.domain import STATE_NAMES, Settings
+from virta.journal.jobs.recurring import Cron
+from virta.journal.serving import bodies
 from virta.server.api.schemas import Schema, ref
 
 JSON = "application/json"

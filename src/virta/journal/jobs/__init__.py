@@ -1,0 +1,1 @@
+"""Jobs: domains, the table of jobs, schedules, and the commands on them."""

@@ -1,0 +1,116 @@
+"""
+PUSH, NEXT and the DELETE of a job, in full: what `shortcut` does for the ordinary ones.
+
+Invariant: a request is refused before anything of it is done.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from virta.journal.jobs.domain import parse_key
+from virta.journal.protocol.messages import (
+    DATA,
+    DELETED,
+    DETAILS,
+    LISTEN,
+    OVERWRITE,
+    PERSIST,
+    REPLY_BYTES_MAX,
+    WORKED_ON,
+    Pair,
+    RefusedError,
+    Reply,
+    Request,
+    Type,
+    Value,
+)
+from virta.journal.replication.messages import COPIED_PAYLOAD_BYTES_MAX
+
+if TYPE_CHECKING:
+    from virta.journal.engine import Engine
+    from virta.journal.sessions import Session
+
+NEXT_JOBS_MAX = 1_000
+STRING = int(Type.STRING)
+
+
+class JobCommands:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._jobs = engine.jobs
+
+    def push(self, request: Request, session: Session, now: int) -> Reply:
+        persist = bool(request.flags & PERSIST)
+        payload = request.value
+        if self._engine.replicate and payload and len(payload.data) > COPIED_PAYLOAD_BYTES_MAX:
+            raise RefusedError("too-large", f"copied payloads: {COPIED_PAYLOAD_BYTES_MAX} bytes")
+        if request.timeout is None:
+            request.timeout = now
+        applied = self._jobs.push(
+            request.key,
+            request.key2,
+            request.timestamp,
+            now,
+            priority=request.count or 0,
+            start=request.timeout,
+            payload=payload,
+            persist=persist,
+            tied=session.peer is not None,
+        )
+        timestamp = request.timestamp if applied else self._jobs.last_command(request.key)
+        return Reply(request.identifier, PERSIST if persist else 0, timestamp)
+
+    def next(self, request: Request, session: Session, now: int) -> Reply:
+        if not self._engine.primary:
+            raise RefusedError("not-primary")
+        wanted = 1 if request.count is None else request.count or NEXT_JOBS_MAX
+        remove = bool(request.flags & OVERWRITE)
+        detailed = bool(request.flags & DETAILS)
+        pairs: list[Pair] = []
+        deadline: int | None = None
+        size = 0
+        domain = request.key.lower()
+        self._jobs.tick(now)
+        for _ in range(min(wanted, NEXT_JOBS_MAX)):
+            job = self._jobs.take_due(domain, now, until=request.timeout, remove=remove)
+            if job is None:
+                break
+            details = job.details(job.uri) if detailed else None
+            pairs.append(Pair(job.key(), Value(STRING, job.uri), details))
+            if request.flags & DATA and job.payload is not None:
+                details = job.details(job.payload.data) if detailed else None
+                pairs.append(Pair(b"", job.payload, details))
+                size += len(job.payload.data)
+            if not remove and (deadline is None or job.worked_until < deadline):
+                deadline = job.worked_until
+            if size > REPLY_BYTES_MAX // 2:
+                break
+        if pairs:
+            flags = DATA if remove else DATA | WORKED_ON
+            return Reply(request.identifier, flags, now, deadline, pairs=pairs)
+        announced = self._jobs.wake_up(request.key, now)
+        if request.flags & LISTEN:
+            self._engine.listeners.await_work(session, request.key.lower(), announced)
+        return Reply(request.identifier, 0, now, announced, pairs=[])
+
+    def end(self, request: Request, now: int) -> Reply | None:
+        """Done, or cancelled; None if the key belongs to no job."""
+        key = request.key
+        job = self._jobs.find(key)
+        if job is not None and job.lease and job.worked_until <= now:
+            self._jobs.tick(now)  # that attempt is over, and with it its key
+            job = self._jobs.find(key)
+        if job is None:
+            if parse_key(key) is not None and self._engine.store.stored(key) is None:
+                raise RefusedError("does-not-exist", timestamp=now)
+            return None
+        if job.uri != key and job.fenced:
+            raise RefusedError("does-not-exist", timestamp=now)
+        if job.uri == key:
+            if request.timestamp < job.timestamp:
+                return Reply(request.identifier, 0, job.timestamp)
+            self._jobs.cancel(key, now)
+        else:
+            self._jobs.done(job, now)
+        return Reply(request.identifier, DELETED, request.timestamp)

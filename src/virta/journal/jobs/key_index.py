@@ -1,0 +1,83 @@
+"""
+The keys of jobs in bytewise order, for ranges and patterns: each job's sort key and its uri.
+
+Made when first asked for and kept up from then on by what domains say of jobs that move; a journal that
+nobody asks costs nothing, and one that was asked once long ago lets go of it.
+
+Invariant: after `in_order` every key of a job that waits or is worked on is there, and no other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from virta.journal.jobs.domain import DEAD, GONE
+from virta.journal.protocol.messages import RefusedError
+from virta.journal.values.sorted_keys import SortedKeys
+
+if TYPE_CHECKING:
+    from virta.journal.jobs.domain import Job
+    from virta.journal.jobs.table import JobTable
+
+# Ordering twice as many keys takes a quarter of a second; beyond that ranges with jobs in them are refused.
+JOBS_ORDERED_MAX = 100_000
+# Jobs that moved since somebody last asked; beyond that it is cheaper to begin anew.
+MOVED_MAX = 100_000
+
+
+class JobKeys:
+    def __init__(self, jobs: JobTable) -> None:
+        self._jobs = jobs
+        self._keys: SortedKeys | None = None
+        self._known: dict[Job, bytes] = {}
+        self._moved: dict[Job, None] = {}
+
+    def in_order(self, lower: bytes = b"", upper: bytes | None = None) -> SortedKeys:
+        """
+        Those from `lower` up to `upper` (None: all), and perhaps others.
+
+        Not to be changed, and good until the next job moves.
+        """
+        count = len(self._jobs)
+        if count > JOBS_ORDERED_MAX:
+            self._let_go()
+            if self._jobs.any_key(lower, upper):
+                raise RefusedError(
+                    "too-large",
+                    f"keys of jobs are in order up to {JOBS_ORDERED_MAX} of them, there are {count}: "
+                    "ask for a range without any, or for a list of jobs",
+                )
+            return SortedKeys()
+        if self._keys is None:
+            live = [job for job in self._jobs.all() if job.state != DEAD]
+            self._known = {job: job.key() for job in live}
+            self._keys = SortedKeys([*self._known.values(), *(job.uri for job in live)])
+            self._jobs.schedule.watch(self._note)
+            return self._keys
+        for job in self._moved:
+            self._renew(job, self._keys)
+        self._moved.clear()
+        return self._keys
+
+    def _renew(self, job: Job, keys: SortedKeys) -> None:
+        before = self._known.pop(job, None)
+        if before is not None:
+            keys.remove(before)
+        if job.state not in (DEAD, GONE):
+            self._known[job] = job.key()
+            keys.add(self._known[job])
+        if self._jobs.find(job.uri) is None:
+            keys.remove(job.uri)
+        else:
+            keys.add(job.uri)
+
+    def _note(self, job: Job) -> None:
+        self._moved[job] = None
+        if len(self._moved) > MOVED_MAX:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._keys = None
+        self._known.clear()
+        self._moved.clear()
+        self._jobs.schedule.unwatch(self._note)

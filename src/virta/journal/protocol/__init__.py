@@ -1,0 +1,1 @@
+"""The journal's wire protocol: messages, their bytes, and commands built from them."""

@@ -1,0 +1,1 @@
+"""Copies on other daemons: links, messages, and the merge of states."""

@@ -1,0 +1,121 @@
+"""
+What daemons agree on about one uri, whatever they hear first, twice or late: a join of states, no tables.
+
+All that is known of a uri is
+- `finished`: this command and every older one is over;
+- per newer command its state with the largest `version`, a total order over everything a state says;
+- of commands that are out of sight (below) only the revision, in `covered`.
+
+What is shown follows from that alone: the newest command, and an older one only while it is worked on. An
+older one that nobody works on is out of sight for good unless somebody turns out to work on it since, at
+a larger revision. All commands older than one that is worked on are over; so are the oldest that are
+covered, when there are too many.
+
+Invariant: the larger `finished` and, per command, the larger version are joins: order, repetition and
+grouping do not matter. Concluding that a command is over may depend on what was heard first, but only adds to
+what is known, as does everything a daemon does by itself; and who concludes it says so to all others. So daemons that
+have heard of the same states know the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from virta.journal.jobs.domain import Job
+    from virta.journal.protocol.messages import Value
+
+# Commands out of sight whose revision is remembered; beyond that the oldest is over.
+COVERED_MAX = 16
+
+
+class Known(NamedTuple):
+    finished: int
+    jobs: list[Job]  # what is worked on, and what waits behind it or is dead
+    covered: dict[int, int]  # command: revision
+
+
+def join(finished: int, states: Iterable[Job]) -> Known:
+    """What is known after hearing all these; of two equal states the first one is kept."""
+    best: dict[int, Job] = {}
+    covered: dict[int, int] = {}
+    for state in states:
+        _cover(covered, state.replaced or {})
+        before = best.get(state.timestamp)
+        if before is None or version(state) > version(before):
+            best[state.timestamp] = state
+    worked = [
+        job.timestamp
+        for job in best.values()
+        if job.lease and covered.get(job.timestamp, -1) < job.revision
+    ]
+    last_worked = max(worked, default=-1)
+    newest = max(best, default=-1)
+    shown = {newest, last_worked}
+    out_of_sight = {t: job.revision for t, job in best.items() if t not in shown}
+    finished = max([finished, *(t for t in (*best, *covered) if t < last_worked)])
+    _cover(covered, out_of_sight)
+    covered = {t: revision for t, revision in covered.items() if t > finished and t not in shown}
+    finished, covered = bounded(finished, covered)
+    jobs = [best[t] for t in sorted(shown) if t > finished and t in best]
+    return Known(finished, jobs, covered)
+
+
+def covering(job: Job, *older: Job) -> dict[int, int]:
+    """The commands out of sight once `job` is newer than these."""
+    covered: dict[int, int] = {}
+    for each in (job, *older):
+        _cover(covered, each.replaced or {})
+    _cover(covered, {each.timestamp: each.revision for each in older})
+    return covered
+
+
+def bounded(finished: int, covered: dict[int, int]) -> tuple[int, dict[int, int]]:
+    """Not too many of them: the oldest are over."""
+    if len(covered) <= COVERED_MAX:
+        return finished, covered
+    kept = sorted(covered)[-COVERED_MAX:]
+    finished = max(finished, *(t for t in covered if t < kept[0]))
+    return finished, {t: covered[t] for t in kept}
+
+
+def _cover(covered: dict[int, int], more: dict[int, int]) -> None:
+    """A command that nothing happened to need not be remembered: it has no later state to be told from."""
+    for timestamp, revision in more.items():
+        if revision:
+            covered[timestamp] = max(covered.get(timestamp, 0), revision)
+
+
+def order(command: tuple[int, int, Value | None]) -> tuple[int, int, int, bytes]:
+    """Of two commands of one moment the larger wins."""
+    priority, start, payload = command
+    return (
+        priority,
+        start,
+        -1 if payload is None else payload.type,
+        payload.data if payload else b"",
+    )
+
+
+def version(job: Job) -> tuple[object, ...]:
+    """
+    Orders the states of one command; anything that can differ takes part.
+
+    At one revision a state that nobody works in is the later one: that is all `covered` can tell.
+    """
+    return (
+        job.revision,
+        not job.lease,
+        job.worked_until and not job.lease,  # dead
+        job.attempts,
+        job.lease,
+        job.worked_until,
+        *order((job.priority, job.start, job.payload)),
+        job.domain.name,
+        job.reason,
+        job.persist,
+        job.created,
+        job.id,
+    )

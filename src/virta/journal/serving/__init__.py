@@ -1,0 +1,1 @@
+"""A running journal: the commit loop, TCP, HTTP and the embedded journal."""

@@ -1,0 +1,123 @@
+"""
+Connections as the engine sees them, and who listens to what.
+
+Invariant: a session is in the listener table of exactly the keys and domains it lists itself, so
+that closing it leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from virta.journal.protocol.messages import (
+    DELETED,
+    NOTIFICATION,
+    Pair,
+    RefusedError,
+    Reply,
+    Type,
+    Value,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from virta.journal.jobs.lifecycle import Jobs
+
+LISTEN_KEYS_MAX = 10_000
+
+
+class Session:
+    """One connection: `notify` sends it a server-initiated message."""
+
+    def __init__(self, notify: Callable[[Reply], None] | None = None) -> None:
+        self.notify = notify
+        self.peer: str | None = None  # the other daemon's id, on a link between daemons
+        self.locked: set[bytes] = set()
+        self.keys: set[bytes] = set()
+        self.domains: set[bytes] = set()
+
+
+class Listeners:
+    def __init__(self) -> None:
+        self._keys: dict[bytes, set[Session]] = {}
+        # Per domain, who waits for work and until when it was told to wait (None: for ever).
+        self.awaited: dict[bytes, dict[Session, int | None]] = {}
+
+    def listen(self, session: Session, keys: Iterable[bytes]) -> None:
+        """Only as many as `check` was asked for."""
+        if session.notify is None:
+            return
+        for key in keys:
+            session.keys.add(key)
+            self._keys.setdefault(key, set()).add(session)
+
+    def check(self, session: Session, keys: Iterable[bytes]) -> None:
+        """Refuse what would be too much, before anything is done."""
+        more = sum(key not in session.keys for key in keys)
+        if len(session.keys) + more > LISTEN_KEYS_MAX:
+            raise RefusedError("too-large", f"a connection listens to {LISTEN_KEYS_MAX} keys")
+
+    def heard(self, key: bytes) -> bool:
+        """Whether anybody listens to it."""
+        return key in self._keys
+
+    def await_work(self, session: Session, domain: bytes, announced: int | None) -> None:
+        """One message when something becomes due earlier than announced."""
+        if session.notify is None:
+            return
+        if domain not in session.domains and len(session.domains) >= LISTEN_KEYS_MAX:
+            raise RefusedError("too-large", f"listening to {LISTEN_KEYS_MAX} domains already")
+        session.domains.add(domain)
+        self.awaited.setdefault(domain, {})[session] = announced
+
+    def announced_nothing(self) -> None:
+        """Forget announced times after the clock was set; waiting clients are woken anyway."""
+        for waiting in self.awaited.values():
+            waiting.update(dict.fromkeys(waiting))
+
+    def changed(
+        self, keys: Iterable[bytes], origin: Session | None, timestamp: int, kind: int | None
+    ) -> None:
+        """Tell everybody but the originator; `kind` is the new type, None when it is gone."""
+        if not self._keys:
+            return
+        for key in keys:
+            for session in self._keys.get(key, ()):
+                if session is not origin and session.notify is not None:
+                    session.notify(_notification(key, timestamp, kind))
+
+    def work_due(self, jobs: Jobs, now: int) -> None:
+        """Wake those whose domain has something to do."""
+        for domain in list(self.awaited):
+            if not jobs.has_due(domain, now):
+                continue
+            for session, announced in self.awaited.pop(domain).items():
+                session.domains.discard(domain)
+                early = announced is None or now < announced
+                if early and session.notify is not None:
+                    session.notify(_notification(domain, now, Type.VOID))
+
+    def forget(self, session: Session) -> None:
+        for key in session.keys:
+            waiting = self._keys.get(key)
+            if waiting is not None:
+                waiting.discard(session)
+                if not waiting:
+                    del self._keys[key]
+        for domain in session.domains:
+            self.awaited.get(domain, {}).pop(session, None)
+            if not self.awaited.get(domain, True):
+                del self.awaited[domain]
+        session.keys.clear()
+        session.domains.clear()
+
+
+def _notification(key: bytes, timestamp: int, kind: int | None) -> Reply:
+    gone = kind is None
+    return Reply(
+        0,
+        NOTIFICATION | (DELETED if gone else 0),
+        timestamp,
+        pair=Pair(key, Value(Type.VOID if kind is None else kind, b"")),
+    )

@@ -1,0 +1,1 @@
+"""The journal on disk: records, snapshots, the table of leases, the directory."""

@@ -1,0 +1,213 @@
+"""
+What the log and the snapshots hold: whole states of single entries, never deltas.
+
+Invariant: replaying images over any older or newer state of the same entries, in log order, ends in the
+state after the last image. That is what lets a snapshot be taken little by little while the journal
+works, and makes replaying a record twice harmless.
+
+    topic   value (MessagePack array)
+    value   keys, type, data, timestamp, created, modified, accessed, expires, ttl, worked until, tombstone
+            (0 no, 1 yes, 2 of a value whose time is over, with the first bytes of it),
+            when that was marked, when each further key was linked, what a linked key without value waits for
+    gone    key
+    mark    key, timestamp of the version, worked until, expires, when it was marked
+    job     uri, last finished command (-1: none known), when it finished, entries: none, one, or what is
+            worked on and what waits behind it
+    ids     the first id that was not handed out yet, for sure
+
+An entry of a job is: domain, id, priority, start, timestamp, created, payload type (-1: none), payload,
+attempts, reason, dead, worked until (if dead: when it died), lease, revision, persist, and, if
+there are any, the older commands it took the place of, each with its revision (a map).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from virta.journal.jobs.domain import DEAD, GONE, Job
+from virta.journal.jobs.shortcut import job_records
+from virta.journal.protocol.messages import Value
+from virta.journal.values.entry import Entry
+from virta.log.limits import KEY_BYTES_MAX
+
+if TYPE_CHECKING:
+    from virta.journal.engine import Engine
+    from virta.journal.jobs.lifecycle import Jobs
+
+Record = tuple[str, bytes, bytes]
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+_OVER = 2  # a tombstone that still says what it was
+
+
+def value_image(entry: Entry, value: Value) -> tuple[Any, ...]:
+    return (
+        entry.keys,
+        value.type,
+        value.data,
+        entry.timestamp,
+        entry.created,
+        entry.modified,
+        entry.accessed,
+        entry.expires,
+        entry.ttl,
+        entry.worked_until,
+        _OVER if entry.over else int(entry.tombstone),
+        entry.marked_at,
+        [entry.links[key] for key in entry.keys[1:]],
+        entry.alias,
+    )
+
+
+def job_image(job: Job) -> tuple[Any, ...]:
+    payload = job.payload
+    image = (
+        job.domain.name,
+        job.id,
+        job.priority,
+        job.start,
+        job.timestamp,
+        job.created,
+        -1 if payload is None else payload.type,
+        b"" if payload is None else payload.data,
+        job.attempts,
+        job.reason,
+        job.state == DEAD,
+        job.worked_until,
+        job.lease,
+        job.revision,
+        job.persist,
+    )
+    return (*image, job.replaced) if job.replaced else image
+
+
+def drain(engine: Engine, now: int) -> list[Record]:
+    """Every image the log has to learn, in the order it must learn them."""
+    records = _drained_jobs(engine, now) if engine.jobs.wants_log else []
+    if not engine.store.unlogged:
+        return records
+    gone, whole, marked = engine.store.drain()
+    records += [("gone", _short(key), _encode((key,))) for key in gone]
+    for entry in whole:
+        image = value_image(entry, engine.store.value(entry))
+        records.append(("value", _short(entry.keys[0]), _encode(image)))
+    for entry in marked:
+        key = entry.keys[0]
+        mark = (key, entry.timestamp, entry.worked_until, entry.expires, entry.marked_at)
+        records.append(("mark", _short(key), _encode(mark)))
+    return records
+
+
+def _drained_jobs(engine: Engine, now: int) -> list[Record]:
+    jobs = engine.jobs
+    records = job_records(engine, now)
+    if records is None:
+        records = [
+            (
+                "job",
+                _short(uri),
+                _encode((uri, finished, now, [job_image(job) for job in kept])),
+            )
+            for uri, finished, kept in jobs.changes()
+        ]
+    jobs.drained()
+    return records
+
+
+def ids_record(first_free: int) -> Record:
+    return ("ids", b"", _encode((first_free,)))
+
+
+def apply(engine: Engine, topic: str, image: bytes, now: int) -> None:
+    """Take one record of the log into the state."""
+    fields = _decode(image)
+    if topic == "job":
+        uri, finished, finished_at, entries = fields
+        engine.jobs.restore_gone(uri, finished_at, finished)
+        for entry in entries:
+            restore_job(engine, uri, entry, now)
+    elif topic == "value":
+        restore_value(engine, fields, now)
+    elif topic == "gone":
+        engine.store.restore_gone(fields[0])
+    elif topic == "mark":
+        key, timestamp, worked_until, expires, marked_at = fields
+        stored = engine.store.stored(key)
+        if stored is not None and stored.timestamp == timestamp and not stored.tombstone:
+            engine.store.restore_mark(stored, worked_until, marked_at, expires)
+    elif topic == "ids":
+        engine.jobs.saw_id(fields[0] - 1)
+
+
+def restore_value(engine: Engine, image: list[Any], now: int) -> None:
+    keys, kind, data, timestamp, created, modified, accessed, expires, ttl = image[:9]
+    worked, tombstone, marked_at, links, alias = image[9:]
+    entry = Entry(keys[0], timestamp)
+    entry.keys = keys
+    if links:
+        entry.links = dict(zip(keys[1:], links, strict=True))
+    entry.alias = alias
+    entry.marked_at = marked_at
+    entry.created = created
+    entry.modified = modified
+    entry.accessed = accessed
+    entry.expires = expires
+    entry.ttl = ttl
+    entry.worked_until = worked
+    entry.tombstone = bool(tombstone)
+    entry.over = tombstone == _OVER
+    entry.persist = True
+    engine.store.restore(entry, Value(kind, data), now)
+
+
+def restore_job(engine: Engine, uri: bytes, image: list[Any], now: int) -> None:
+    engine.jobs.restore(job_of(engine.jobs, uri, image), now, dead=image[10])
+
+
+def job_of(jobs: Jobs, uri: bytes, image: list[Any]) -> Job:
+    (
+        domain,
+        job_id,
+        priority,
+        start,
+        timestamp,
+        created,
+        payload_type,
+        payload,
+        attempts,
+        reason,
+        _,
+        worked_until,
+        lease,
+        revision,
+        persist,
+        *covered,
+    ) = image
+    # Times that are the same are one number in memory, as they were before: 32 bytes each.
+    return Job(
+        uri,
+        jobs.schedule.domain(domain),
+        job_id,
+        priority,
+        timestamp if start == timestamp else start,
+        timestamp,
+        timestamp if created == timestamp else created,
+        Value(payload_type, payload) if payload_type >= 0 else None,
+        persist,
+        attempts,
+        reason,
+        False,
+        GONE,
+        lease,
+        worked_until,
+        0,
+        revision,
+        covered[0] if covered else None,
+    )
+
+
+def _short(key: bytes) -> bytes:
+    """For people who read the log: the image has the whole key."""
+    return key[:KEY_BYTES_MAX]

@@ -1,0 +1,1 @@
+"""Keys and values: entries, their order, queries, numbers."""

@@ -1,0 +1,322 @@
+"""
+Entries under their keys: what each key leads to, what is in memory and what on disk; no I/O of its own.
+
+Invariants:
+- `_entries` maps every key to its entry, live or tombstone; an entry lists exactly the keys that map
+  to it, the value's own first; only keys of live entries are in the ordered index.
+- A key linked to one that has no value is a tombstone with an `alias`, listed in `_pending`; it becomes
+  a key of the value when there is one.
+- `drain` names every entry and key whose stored image has become wrong since the last call.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict, deque
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+from virta.journal.protocol.messages import RefusedError, Value
+from virta.journal.values.entry import Entry, Spill
+from virta.journal.values.sorted_keys import SortedKeys
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MEMORY_BYTES_MAX = 1024 * 1024 * 1024
+# What CPython spends on an entry, its keys' places in dict and index, besides the bytes themselves.
+ENTRY_OVERHEAD_BYTES = 512
+# Of a value whose time is over so much is kept: another of the very same moment may arrive.
+OVER_BYTES_MAX = 256
+
+
+class Shelf:
+    def __init__(
+        self, spill: Spill | None = None, *, memory_bytes_max: int = MEMORY_BYTES_MAX
+    ) -> None:
+        self.memory_bytes = 0
+        self.memory_bytes_max = memory_bytes_max
+        self.spilled = 0
+        self._spill = spill
+        self._entries: dict[bytes, Entry] = {}
+        self._keys = SortedKeys()
+        self.expiries: list[tuple[int, Entry]] = []  # a heap, and always the same list
+        self._tombstones: deque[tuple[int, Entry]] = deque()
+        # Persistent entries whose data is in memory, least recently used first.
+        self._resident: OrderedDict[Entry, None] = OrderedDict()
+        self.wants_log = False  # an acknowledgement of the last changes has to wait for the log
+        self._dirty: dict[Entry, None] = {}
+        self._marked: dict[Entry, None] = {}
+        self._gone: dict[bytes, None] = {}
+        # For other daemons, which cannot know by themselves: values that go on under another key,
+        # and linked keys that went with their value.
+        self.copied = False
+        self.moved: list[Entry] = []
+        self.expired_links: list[tuple[bytes, int]] = []
+        self._pending: dict[bytes, dict[bytes, None]] = {}  # by the key that has no value yet
+        self.unannounced: list[bytes] = []  # keys expired since the last tick, for listeners
+
+    # Reading.
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def live(self, key: bytes, now: int) -> Entry | None:
+        """The entry a key leads to, unless it is gone or its time is over."""
+        entry = self._entries.get(key)
+        if entry is None or entry.tombstone:
+            return None
+        if entry.expires and entry.expires <= now:
+            self._expire(entry, now)
+            return None
+        return entry
+
+    def stored(self, key: bytes) -> Entry | None:
+        """Whatever is known of a key: a live entry, a tombstone, or nothing."""
+        return self._entries.get(key)
+
+    @property
+    def by_key(self) -> dict[bytes, Entry]:
+        """To look into, not to change."""
+        return self._entries
+
+    def scan(self, lower: bytes, upper: bytes | None, *, after: bool = False) -> Iterator[bytes]:
+        return self._keys.scan(lower, upper, after=after)
+
+    def before(self, key: bytes) -> bytes:
+        """The last key before this one; empty if there is none."""
+        return self._keys.before(key)
+
+    def entries(self) -> list[Entry]:
+        """Every entry once, tombstones too."""
+        return list(dict.fromkeys(self._entries.values()))
+
+    def value(self, entry: Entry) -> Value:
+        """Type and data, fetched from the spill when memory had no room."""
+        data = entry.data
+        if data is None:
+            assert self._spill is not None
+            data = self._spill.get(entry.handle)
+        elif entry in self._resident:
+            self._resident.move_to_end(entry)
+        return Value(entry.type, data)
+
+    # Persistence.
+
+    @property
+    def unlogged(self) -> bool:
+        """Whether `drain` has anything to do."""
+        return bool(self._dirty or self._gone or self._marked) or self.wants_log
+
+    def drain(self) -> tuple[list[bytes], list[Entry], list[Entry]]:
+        """
+        What the log must learn, once: keys to forget, entries to keep whole, entries of which only
+        mark and expiry changed. The keys to forget come first in the log.
+        """
+        self.wants_log = False
+        if not (self._dirty or self._gone or self._marked):
+            return [], [], []
+        whole: list[Entry] = []
+        for entry in self._dirty:
+            if not entry.keys:
+                continue
+            if entry.persist:
+                entry.logged = True
+                whole.append(entry)
+            elif entry.logged:
+                entry.logged = False
+                self._gone.update(dict.fromkeys(entry.keys))
+        marked = [e for e in self._marked if e.logged and e.keys and e not in self._dirty]
+        gone = list(self._gone)
+        self._dirty.clear()
+        self._marked.clear()
+        self._gone.clear()
+        return gone, whole, marked
+
+    def restore(self, entry: Entry, value: Value, now: int) -> None:
+        """Take an entry from the log or a snapshot, whatever its keys led to before."""
+        for key in entry.keys:
+            self._detach(key)
+            self._entries[key] = entry
+            if entry.alias is not None:
+                self._pending.setdefault(entry.alias, {})[key] = None
+            self.memory_bytes += len(key)
+            if not entry.tombstone:
+                self._keys.add(key)
+        self.memory_bytes += ENTRY_OVERHEAD_BYTES
+        entry.logged = True
+        entry.data = b""
+        entry.size = 0
+        if entry.tombstone:
+            self._tombstones.append((entry.accessed or now, entry))
+            self._set_data(entry, value)
+        else:
+            self._evict(len(value.data))
+            self._set_data(entry, value)
+            self._set_expiry(entry, entry.expires)
+
+    def restore_gone(self, key: bytes) -> None:
+        self._detach(key)
+
+    def restore_mark(self, entry: Entry, worked_until: int, marked_at: int, expires: int) -> None:
+        entry.worked_until = worked_until
+        entry.marked_at = marked_at
+        self._set_expiry(entry, expires)
+
+    def restored(self) -> None:
+        """The log knows everything up to here."""
+        self._tombstones = deque(sorted(self._tombstones, key=itemgetter(0)))
+        self._dirty.clear()
+        self._marked.clear()
+        self._gone.clear()
+        self.wants_log = False
+
+    # Inner workings.
+
+    def _overhead(self, key: bytes) -> int:
+        return len(key) + ENTRY_OVERHEAD_BYTES
+
+    def _changed(self, entry: Entry) -> None:
+        self._dirty[entry] = None
+        self.wants_log |= entry.persist or entry.logged
+
+    def _create(self, key: bytes, timestamp: int) -> Entry:
+        self._detach(key)
+        entry = Entry(key, timestamp)
+        self._entries[key] = entry
+        self._keys.add(key)
+        self.memory_bytes += self._overhead(key)
+        self._adopt(entry)
+        return entry
+
+    def _adopt(self, entry: Entry) -> None:
+        """A value has a key of its own: those that were linked to it and waited lead to it now."""
+        for linked in self._pending.get(entry.keys[0], {}).copy():
+            self._attach(entry, linked, self._entries[linked].timestamp)
+
+    def _attach(self, entry: Entry, key: bytes, moment: int) -> None:
+        """One more key for a live entry."""
+        self._detach(key)
+        entry.keys.append(key)
+        entry.links = {**entry.links, key: moment}
+        self._entries[key] = entry
+        self._keys.add(key)
+        self.memory_bytes += len(key)
+        self._changed(entry)
+
+    def _detach(self, key: bytes) -> None:
+        """Take a key off whatever it leads to; an entry without keys is forgotten."""
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return
+        self._keys.remove(key)
+        entry.keys.remove(key)
+        if entry.links:
+            entry.links = {other: at for other, at in entry.links.items() if other != key}
+        if entry.alias is not None:
+            waiting = self._pending.get(entry.alias, {})
+            waiting.pop(key, None)
+            if not waiting:
+                self._pending.pop(entry.alias, None)
+        self.memory_bytes -= len(key)
+        if entry.logged:
+            self._gone[key] = None
+            self.wants_log = True
+        if entry.keys:
+            self._changed(entry)
+            return
+        self._set_data(entry, Value(0, b""))
+        self._resident.pop(entry, None)
+        self._dirty.pop(entry, None)
+        self._marked.pop(entry, None)
+        self.memory_bytes -= ENTRY_OVERHEAD_BYTES
+
+    def _bury(
+        self, key: bytes, timestamp: int, now: int, *, persist: bool, alias: bytes | None = None
+    ) -> None:
+        """Leave a tombstone, so that an older change cannot bring the key back."""
+        self._detach(key)
+        entry = Entry(key, timestamp)
+        if alias is not None:
+            entry.alias = alias
+            self._pending.setdefault(alias, {})[key] = None
+        entry.tombstone = True
+        entry.accessed = now  # so that restarts do not make it last longer
+        entry.persist = persist
+        self._entries[key] = entry
+        self.memory_bytes += self._overhead(key)
+        self._tombstones.append((now, entry))
+        self._changed(entry)
+
+    def _expire(self, entry: Entry, now: int) -> None:
+        """
+        A DELETE with the value's own timestamp; the log need not hear of it, the clock tells.
+
+        What it was is kept as far as another SET of the same moment has to win against it, or the
+        order in which the two arrive would decide.
+        """
+        root, value = entry.keys[0], self.value(entry)
+        moments = {key: max(entry.timestamp, at) for key, at in entry.links.items()}
+        if self.copied:
+            self.expired_links += moments.items()
+        for key in list(entry.keys):
+            moment = moments.get(key, entry.timestamp)
+            self._bury(key, moment, now, persist=entry.persist)
+            self._entries[key].expires = entry.expires  # it was over, not deleted
+            self.unannounced.append(key)
+        tombstone = self._entries[root]
+        tombstone.over = True
+        tombstone.ttl = entry.ttl
+        tombstone.marked_at, tombstone.worked_until = entry.marked_at, entry.worked_until
+        self._set_data(tombstone, Value(value.type, value.data[:OVER_BYTES_MAX]))
+
+    def _set_data(self, entry: Entry, value: Value) -> None:
+        if entry.data is None:
+            assert self._spill is not None
+            self._spill.drop(entry.handle)
+            self.spilled -= 1
+        else:
+            self.memory_bytes -= entry.size
+        entry.type = value.type
+        entry.data = value.data
+        entry.size = len(value.data)
+        self.memory_bytes += entry.size
+        if entry.persist and self._spill is not None:
+            self._resident[entry] = None
+            self._resident.move_to_end(entry)
+        else:
+            self._resident.pop(entry, None)
+
+    def _set_expiry(self, entry: Entry, expires: int) -> None:
+        """Queue it once: an expiry that moves away is looked at again when the old one comes."""
+        entry.expires = expires
+        if expires and (not entry.queued or expires < entry.queued):
+            entry.queued = expires
+            heapq.heappush(self.expiries, (expires, entry))
+
+    def _room_for(self, entry: Entry | None, key: bytes, value: Value) -> None:
+        more = len(value.data)
+        if entry is None:
+            more += self._overhead(key)
+        elif entry.data is not None:
+            more -= entry.size
+        self._make_room(more)
+
+    def _make_room(self, more: int) -> None:
+        """Values in memory only are never dropped, so there may be no room to make."""
+        if more > 0 and not self._evict(more):
+            raise RefusedError("out-of-memory", f"the limit is {self.memory_bytes_max} bytes")
+
+    def _evict(self, more: int) -> bool:
+        """Spill what was not used for longest until `more` bytes fit; False if they cannot."""
+        while self.memory_bytes + more > self.memory_bytes_max:
+            if self._spill is None or not self._resident:
+                return False
+            entry, _ = self._resident.popitem(last=False)
+            if entry.data is None or not entry.keys:
+                continue
+            entry.handle = self._spill.put(entry.data)
+            entry.data = None
+            self.spilled += 1
+            self.memory_bytes -= entry.size
+        return True
