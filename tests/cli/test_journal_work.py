@@ -9,12 +9,13 @@ import select
 
 import pytest
 from journal_support import daemon, until
-from virta.journal.commands import Lease
 
 from virta.cli.journal import work as journal_work
 from virta.cli.journal.work import run_command
 from virta.errors import JournalError
-from virta.journal import AsyncClient, Worker, commands
+from virta.journal import AsyncClient, Worker
+from virta.journal.protocol import commands
+from virta.journal.protocol.commands import Lease
 
 
 @pytest.mark.parametrize(
