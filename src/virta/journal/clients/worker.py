@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     H = TypeVar("H", bound=Handler)
     T = TypeVar("T")
 
-log = logging.getLogger("virta.journal.clients.worker")
+log = logging.getLogger("virta.journal.worker")
 
 WORK_FOR_S = 60.0
 # A heartbeat may come late or get lost twice before the deadline passes.

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from virta.journal.engine import Engine
 
-log = logging.getLogger("virta.journal.replication.peers")
+log = logging.getLogger("virta.journal.peers")
 
 PEERS_MAX = 16
 WATCH_S = 0.2
