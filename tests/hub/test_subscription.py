@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -75,13 +76,12 @@ def test_disconnect_at_the_limit_of_bytes():
 def test_overdue_by_time():
     """`disconnect` has a limit of time, `drop-oldest` has none."""
     _, subscription = make(seconds_max=5.0)
-    assert not subscription.overdue(100.0)
+    assert subscription.overdue_at == math.inf
     subscription.block(10.0)
-    assert not subscription.overdue(14.9)
-    assert subscription.overdue(15.0)
+    assert subscription.overdue_at == 15.0
     _, patient = make(action=DROP_OLDEST, seconds_max=5.0)
     patient.block(0.0)
-    assert not patient.overdue(1000.0)
+    assert patient.overdue_at == math.inf
 
 
 def test_drop_oldest_counts_events_and_tells():
@@ -129,7 +129,7 @@ def test_overflow_vectors(vector):
     index = StreamIndex()
     for segments in consumer.streams:
         index.add(segments, consumer)
-    consumer.block()
+    consumer.block(0.0)
     copies = 0
     for number, text in enumerate(vector["published"]):
         segments = parse_stream_id(text)
@@ -137,7 +137,7 @@ def test_overflow_vectors(vector):
             hearer.offer([json.dumps([canonical_stream_id(segments), number]).encode()])
             copies += 1
 
-    consumer.unblock()
+    consumer.unblock(1.0)
 
     assert [json.loads(payload) for payload in sink.written] == vector["received"]
     assert consumer.dropped == copies - len(vector["received"])

@@ -115,12 +115,11 @@ class Hub:
         self._stream_consumers.add(consumer)
 
     def detach_streams(self, consumer: StreamConsumer) -> None:
-        consumer.closed = True
+        consumer.close()
         if consumer not in self._stream_consumers:
             return
         self._stream_consumers.discard(consumer)
         self.dropped += consumer.dropped
-        consumer.close()
         for segments in consumer.streams:
             self._streams.remove(segments, consumer)
 

@@ -8,6 +8,7 @@ copies; a new one pushes the oldest out and is counted. Publishers never wait.
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 from typing import TYPE_CHECKING
 
 from virta.hub.frames import websocket_text, with_member
@@ -25,6 +26,8 @@ QUEUED_MIN, QUEUED_MAX = 1, 250
 
 class StreamConsumer:
     """One connection's subscriptions and its queue."""
+
+    overdue_at = inf  # its queue is bounded: it may read as slowly as it likes
 
     __slots__ = (
         "_queue",
@@ -81,11 +84,11 @@ class StreamConsumer:
         self.dropped += max(0, len(frames) - room)
         self._queue.extend(frames)
 
-    def block(self) -> None:
+    def block(self, now: float) -> None:  # noqa: ARG002 - as of a ChannelSubscription
         """The sink is full."""
         self.blocked = True
 
-    def unblock(self) -> None:
+    def unblock(self, now: float) -> None:  # noqa: ARG002 - as above
         """The sink has room: hand over what waited until it is full again."""
         self.blocked = False
         if self.tell_drops and self.dropped > self.dropped_told:
@@ -97,6 +100,7 @@ class StreamConsumer:
 
     def close(self) -> None:
         """Drop pending messages and the sink; later messages are ignored."""
+        self.closed = True
         self._queue.clear()
         self.sink = NOWHERE
         self.put = NOWHERE.write

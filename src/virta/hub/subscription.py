@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 from virta.hub.delivery import CHUNKED, SOCKETS, SSE_CHUNKED
@@ -150,13 +151,17 @@ class ChannelSubscription:
         if backlog and self.blocked_since is None:
             self.blocked_since = now
 
-    def overdue(self, now: float) -> bool:
-        """Tell whether it has taken nothing for longer than its policy allows."""
-        return (
-            self.policy.action == DISCONNECT
-            and self.blocked_since is not None
-            and now - self.blocked_since >= self.policy.seconds_max
-        )
+    @property
+    def blocked(self) -> bool:
+        """Whether the sink is full and payloads are queued."""
+        return self.blocked_since is not None
+
+    @property
+    def overdue_at(self) -> float:
+        """When the policy disconnects a consumer that reads nothing; infinity if it need not read."""
+        if self.blocked_since is None or self.policy.action != DISCONNECT:
+            return inf
+        return self.blocked_since + self.policy.seconds_max
 
     def close(self) -> None:
         """Drop pending events and the sink; later events are ignored."""

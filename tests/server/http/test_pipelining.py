@@ -20,6 +20,7 @@ from virta.hub.subscription import SlowPolicy
 from virta.server.consumers.sse import SseConsumer
 from virta.server.http.connection import HotProtocol
 from virta.server.http.deadlines import NEVER
+from virta.server.http.stream_options import StreamOptions
 
 HOST = b"HTTP/1.1\r\nHost: localhost\r\n"
 UPGRADE = (
@@ -203,8 +204,8 @@ def test_a_stream_behind_answers_that_nobody_reads_is_full_from_the_start():
         signs = []
         stream = SimpleNamespace(
             begin=lambda: signs.append("begin"),
-            full=lambda: signs.append("full"),
-            room=lambda: signs.append("room"),
+            pause_writing=lambda: signs.append("full"),
+            resume_writing=lambda: signs.append("room"),
         )
         made, _ = connected()
         made.pause_writing()
@@ -220,12 +221,16 @@ def test_nothing_follows_the_end_of_a_stream():
     transport, loop = Transport(), SimpleNamespace(time=lambda: 1.0)
     deadlines = []
     wheel = SimpleNamespace(now=0.0, set=lambda _, deadline: deadlines.append(deadline))
-    service = SimpleNamespace(hub=Hub(), wheel=wheel, ping_s=0.1)
-    protocol = SimpleNamespace(service=service, transport=transport, loop=loop, cors=b"")
-    stream = SseConsumer(
-        protocol, "c", parse("", "query-string"), query="", start=None, positions=False,
-        policy=SlowPolicy(seconds_max=30.0), chunked=True,
-    )  # fmt: skip
+    service = SimpleNamespace(
+        hub=Hub(), wheel=wheel, ping_s=0.1, slow_policy=SlowPolicy(seconds_max=30.0)
+    )
+    parser = SimpleNamespace(get_http_version=lambda: "1.1")
+    protocol = SimpleNamespace(
+        service=service, transport=transport, loop=loop, cors=b"", parser=parser, headers=[]
+    )
+    options = StreamOptions(b"", None, positions=False, in_url=False)
+    everything = parse("", "query-string")
+    stream = SseConsumer(protocol, "c", everything, query="", start=None, options=options)
     stream.begin()
     stream.finish("shutdown")
     written = transport.written

@@ -135,9 +135,9 @@ class HotProtocol(ColdLane):
         consumer, socket = self.consumer, self.socket
         self.consumer = self.socket = self.request = None
         if consumer is not None:
-            consumer.gone()
+            consumer.connection_lost()
         if socket is not None:
-            socket.gone()
+            socket.connection_lost()
         self.release()
 
     def parse(self, data: bytes) -> None:
@@ -260,11 +260,11 @@ class HotProtocol(ColdLane):
 
     def pause_writing(self) -> None:
         if self.consumer is not None:
-            self.consumer.full()
+            self.consumer.pause_writing()
             return
         super().pause_writing()
         if self.socket is not None:
-            self.socket.full()
+            self.socket.pause_writing()
         elif not self._reading_paused:
             # Who does not read answers is not asked for more requests.
             self._reading_paused = True
@@ -272,11 +272,11 @@ class HotProtocol(ColdLane):
 
     def resume_writing(self) -> None:
         if self.consumer is not None:
-            self.consumer.room()
+            self.consumer.resume_writing()
         else:
             super().resume_writing()
         if self.socket is not None:
-            self.socket.room()
+            self.socket.resume_writing()
         if self._reading_paused:
             self._read_on()
 
@@ -426,7 +426,7 @@ class HotProtocol(ColdLane):
             self.end()
             return
         if full:
-            consumer.full()  # answers before it fill the transport, which says so only once
+            consumer.pause_writing()  # answers before it fill the transport, which says so only once
         if self.service.draining:
             consumer.drain()  # the others were told while this one waited for its turn
 
