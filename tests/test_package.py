@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import virta
+from virta import native
 from virta.cli import doctor
 
 ROOT = Path(__file__).parent.parent
@@ -56,7 +57,7 @@ def test_extras_are_what_exists():
 def test_the_doctor_shows_every_native_part():
     """All that setup.py builds, each with its state."""
     assert len(EXTENSIONS) == 6
-    assert sorted(doctor.NATIVE) == sorted(EXTENSIONS)
+    assert sorted(native.MODULES) == sorted(EXTENSIONS)
 
     out = CliRunner().invoke(doctor.doctor, ["--json"])
     shown = {finding["check"]: finding["state"] for finding in json.loads(out.stdout)}

@@ -1,19 +1,23 @@
 """
-Modes of the files and directories that Virta creates, whatever the umask is.
+Files and directories: their modes, durable writes, and locks.
 
-One rule: a new directory is 0700 and a new file 0600. They hold data and secrets, and a lock file that
+Modes are the same whatever the umask is: a new directory is 0700 and a new file 0600. They hold data and secrets, and a lock file that
 another user can open is a lock that another user can take. A directory with the set-group-ID bit is shared
 (`chmod 2770 DIR`): what Virta creates in it gets the directory's read and write bits instead, so all
 processes on one log agree. Only a file that is locked as a whole (`open_lock`) has no rights for users who
 may read the directory but not write in it: `flock` works on a file that is open for reading, too. Files and
 directories that exist already are never changed.
+
+A file is durable under its name only after its directory is synced, too: `write_whole`, `sync_directory`.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -25,6 +29,9 @@ PRIVATE_DIRECTORY: Final = 0o700
 PRIVATE_FILE: Final = 0o600
 # A file may be removed between finding and opening it; after this many tries the cause is something else.
 CREATE_TRIES_MAX: Final = 100
+# Pauses of `lock_until` between attempts: doubling from a system call's time to what nobody notices.
+LOCK_PAUSE_S_MIN: Final = 0.00002
+LOCK_PAUSE_S_MAX: Final = 0.001
 
 
 def open_file(path: str | os.PathLike[str], flags: int) -> int:
@@ -63,6 +70,82 @@ def _open(
             _set_mode(fd, mode)
             return fd
     raise FileExistsError(errno.EEXIST, "can be neither opened nor created", str(path))
+
+
+def write_all(fd: int, data: bytes | bytearray, pos: int) -> None:
+    """Write all of `data` at byte `pos`: one `pwrite` may write less on a nearly full disk, or after a signal."""
+    done = os.pwrite(fd, data, pos)
+    if done < len(data):
+        with memoryview(data) as view:
+            while done < len(data):
+                done += os.pwrite(fd, view[done:], pos + done)
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
+    """Replace a file durably: after a crash it has the old content or the new, never a part."""
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb", opener=open_file) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(target.parent)
+
+
+def sync_directory(path: str | os.PathLike[str]) -> None:
+    """Make the names in a directory durable: files created, renamed and removed in it."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def lock_file(path: str | os.PathLike[str], *, wait: bool = False) -> int:
+    """
+    Lock a file for this process alone, creating it if needed; return a descriptor for `unlock_file`.
+
+    The kernel drops the lock when the process ends, however it ends.
+
+    Raises:
+        BlockingIOError: another process has the lock, and `wait` is not set.
+    """
+    fd = open_lock(path)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def unlock_file(fd: int) -> None:
+    """Release and close a lock of `lock_file`."""
+    try:
+        # A child that was forked meanwhile has it open, too: closing alone would leave it locked.
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    finally:
+        os.close(fd)
+
+
+def lock_until(fd: int, deadline: float) -> bool:
+    """Lock an open file for this process alone; False if that fails until `deadline` (of time.monotonic)."""
+    pause = LOCK_PAUSE_S_MIN
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(pause)
+            pause = min(pause * 2, LOCK_PAUSE_S_MAX)
+        else:
+            return True
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -18,8 +18,10 @@ from virta.match import Matcher, compile_filter
 from virta.match import image as images
 from virta.match.engine import NativeEngine
 from virta.match.image import Programs, code_mark, heap_matcher, is_ours, set_mark, shared_matcher
+from virta.native import load
 
-pytest.importorskip("virta.match._core")
+if load("virta.match._core") is None:
+    pytest.skip("needs the native engine", allow_module_level=True)
 
 FILTERS = 300
 EVENTS = 60

@@ -8,7 +8,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 import virta
 import virta.spark
-from event_records import FILTERS, ODD
+from odd_records import FILTERS, ODD
 from virta.event import filter_view
 from virta.filters import parse
 from virta.match.events import parse_event

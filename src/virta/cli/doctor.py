@@ -21,6 +21,7 @@ import click
 
 from virta import files
 from virta.errors import VirtaError
+from virta.native import MODULES, PLAIN
 from virta.server.settings import BY_NAME
 
 if TYPE_CHECKING:
@@ -34,14 +35,6 @@ EXTRAS = {
     "spark": ("pyspark", "pyarrow", "pandas"),
     "cli": ("rich",),
 }
-NATIVE = (
-    "virta.log._native",
-    "virta.match._core",
-    "virta.hub._native",
-    "virta.journal._native",
-    "virta.spark._arrow",
-    "virta.spark._variant",
-)
 
 
 @dataclass(frozen=True)
@@ -91,7 +84,7 @@ def check_python() -> list[Finding]:
 
 def check_native() -> list[Finding]:
     findings = []
-    for name in NATIVE:
+    for name in MODULES:
         room = name.rpartition(".")[0]
         if find_spec(room) is None:
             continue
@@ -103,7 +96,7 @@ def check_native() -> list[Finding]:
                 detail = f"not checked: {error.name} is missing"
             findings.append(Finding(name, MISSING, detail))
         else:
-            findings.append(Finding(name, OK, "native"))
+            findings.append(Finding(name, OK, "not used: VIRTA_PLAIN=1" if PLAIN else "native"))
     return findings
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import UNSET
 
+from virta.event.document import RecordEvent, document_of, filter_view, record_event
 from virta.event.model import Event, decode_batch, encode_batch, from_http
-from virta.event.records import RecordEvent, document_of, filter_view, record_event
 from virta.event.rules import (
     BATCH_BYTES_MAX,
     BATCH_EVENTS_MAX,
@@ -13,10 +13,9 @@ from virta.event.rules import (
     EVENT_BYTES_MAX,
     JSON_TYPE,
     STRUCTURED_TYPE,
-    format_time,
     is_json_type,
-    parse_time,
 )
+from virta.event.times import format_time, parse_time
 
 __all__ = [
     "BATCH_BYTES_MAX",

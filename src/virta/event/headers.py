@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 from urllib.parse import quote, unquote_to_bytes
 
 from virta.errors import EventError
-from virta.event.rules import DATA_MEMBERS, canonical_text, name_error, show
+from virta.event.rules import DATA_MEMBERS, canonical_text, name_error
+from virta.event.times import show
 
 Headers: TypeAlias = Mapping[str, str] | Iterable[tuple[str, str]] | Iterable[tuple[bytes, bytes]]
 

@@ -32,8 +32,8 @@ from msgspec import UNSET
 
 from virta.errors import EventError
 from virta.event.bodies import BodyKind, body_kind, body_text
+from virta.event.document import decode_any, number_text, respelled
 from virta.event.headers import Headers, header_pairs, header_value, read_headers
-from virta.event.records import decode_any, number_text, respelled
 from virta.event.rules import (
     BATCH_BYTES_MAX,
     BATCH_EVENTS_MAX,
@@ -55,11 +55,10 @@ from virta.event.rules import (
     kind_of,
     missing_error,
     name_error,
-    parse_time,
     plain_value,
-    show,
     too_large_error,
 )
+from virta.event.times import parse_time, show
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

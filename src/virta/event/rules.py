@@ -1,5 +1,5 @@
 """
-What the CloudEvents core demands of attributes: names, types, characters, times, URIs, limits.
+What the CloudEvents core demands of attributes: names, types, characters, URIs, limits.
 
 Every rule raises EventError with a stable code; nothing here knows a form (JSON, HTTP) of an event.
 """
@@ -16,6 +16,7 @@ import msgspec
 from msgspec import UNSET
 
 from virta.errors import EventError
+from virta.event.times import format_time, parse_time, show
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,10 +62,6 @@ _URI = re.compile(
     rf"[A-Za-z][A-Za-z0-9+.\-]*:(?:{_AUTHORITY}|{_ROOTED}|(?:{_PCHAR}+(?:/{_PCHAR}*)*)?){_TAIL}"
 )
 _RELATIVE = re.compile(rf"(?:{_AUTHORITY}|{_ROOTED}|(?:(?!:){_PCHAR})+(?:/{_PCHAR}*)*|){_TAIL}")
-_RFC3339 = re.compile(
-    r"(\d{4}-\d\d-\d\d)[Tt](\d\d:\d\d):(\d\d)(?:\.(\d+))?([Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)",
-    re.ASCII,
-)
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # noqa: S105  (a token of RFC 7230, nobody's secret)
 _MEDIA_TYPE = re.compile(
     rf'{_TOKEN}/{_TOKEN}(?:[ \t]*;[ \t]*{_TOKEN}=(?:{_TOKEN}|"(?:[ !#-\[\]-~]|\\[ -~])*"))*[ \t]*;?[ \t]*'
@@ -78,37 +75,6 @@ def is_json_type(content_type: str | None) -> bool:
         return True
     _, _, subtype = content_type.partition(";")[0].strip().lower().partition("/")
     return subtype == "json" or subtype.endswith("+json")
-
-
-def parse_time(text: str) -> datetime:
-    """RFC 3339 text to an aware datetime. A leap second is read as the last microsecond before it."""
-    match = _RFC3339.fullmatch(text)
-    if match:
-        date, minute, second, fraction, zone = match.groups()
-        zone = "+00:00" if zone in "Zz" else zone
-        micros = f"{fraction or '0':0<6.6}"
-        if second == "60":
-            second, micros = "59", "999999"
-        try:
-            return datetime.fromisoformat(f"{date}T{minute}:{second}.{micros}{zone}")
-        except ValueError:
-            pass  # right shape, no such day or hour
-    raise EventError(
-        f"time {show(text)} is not an RFC 3339 timestamp such as 2018-04-05T17:31:00Z",
-        code="invalid-time",
-        attribute="time",
-    )
-
-
-def format_time(moment: datetime, attribute: str = "time") -> str:
-    """An aware datetime as RFC 3339, with `Z` for UTC."""
-    if moment.tzinfo is None:
-        raise EventError(
-            f"{attribute} {moment.isoformat()} has no time zone: use an aware datetime",
-            code="invalid-time",
-            attribute=attribute,
-        )
-    return moment.isoformat().removesuffix("+00:00") + ("" if moment.utcoffset() else "Z")
 
 
 def check_attributes(members: Mapping[str, Any]) -> None:
@@ -223,11 +189,6 @@ def canonical_text(value: Any) -> str:
 
 
 # Errors.
-
-
-def show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def kind_of(value: Any) -> str:

@@ -1,7 +1,7 @@
 """
 An event on its way out: what the log holds, decoded as far as delivery needs it.
 
-`virta.event.records` decides which event a record is, and wraps a record that is none.
+`virta.event.document` decides which event a record is, and wraps a record that is none.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from virta.event.records import (
+from virta.event.document import (
     RECORD_SOURCE,
     RecordLike,
     decode_head,
@@ -78,7 +78,7 @@ class Delivery(msgspec.Struct, gc=False):
         return websocket_text(with_member(self.value, POSITION_ATTRIBUTE, position))
 
     def document(self) -> bytes:
-        """Return the document that Koncorde filters apply to (`virta.event.records`)."""
+        """Return the document that Koncorde filters apply to (`virta.event.document`)."""
         try:
             return document_of(self.value, self.id)
         except RecursionError:

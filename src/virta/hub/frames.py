@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from virta.event.records import timestamp_text
+from virta.clock import time_text as timestamp_text
 
 __all__ = [
     "LAST_CHUNK",

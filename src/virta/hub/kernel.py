@@ -11,21 +11,16 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Final
 
+from virta import native
 from virta.hub import keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
     # How many events, their records, the events one a line, the digests of their keys.
     Split = tuple[int, bytes, bytes, bytes]
 
-_native: ModuleType | None = None
-if os.environ.get("VIRTA_PLAIN") != "1":
-    try:
-        from virta.hub import _native  # type: ignore[attr-defined,no-redef]
-    except ImportError:
-        _native = None
+_native = native.load("virta.hub._native")
 
 NATIVE: Final = _native is not None
 # Of one key, in what `split` returns.

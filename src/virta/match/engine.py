@@ -15,11 +15,13 @@ from virta.filters.geo import read_point
 from virta.match.events import parse_event
 from virta.match.plain import PlainEngine
 from virta.match.regex import PatternSets
+from virta.native import load
 
 if TYPE_CHECKING:
     from typing import IO
 
     from virta.filters.tree import Condition
+    from virta.match import _core
     from virta.match.compile import Compiled
     from virta.match.image import Programs
 
@@ -61,10 +63,14 @@ class NativeEngine:
     name = "native"
 
     def __init__(self) -> None:
-        from virta.match import _core  # noqa: PLC0415 - may not have been built
-
+        core = load("virta.match._core")
+        if core is None:
+            raise ImportError(
+                "the native engine is not built (no compiler when virta was installed?) or VIRTA_PLAIN=1 is set; "
+                "engine='plain' needs neither"
+            )
         patterns = PatternSets()
-        self._index = _core.Index(
+        self._index: _core.Index = core.Index(
             search=patterns.search,
             patterns=patterns.change,
             point=read_point,
@@ -138,10 +144,7 @@ def make_engine(name: str) -> Engine:
         return PlainEngine()
     try:
         return NativeEngine()
-    except ImportError as exc:
+    except ImportError:
         if name == "native":
-            raise ImportError(
-                "the native engine was not built (no compiler when virta was installed?); "
-                "engine='plain' needs none"
-            ) from exc
+            raise
         return PlainEngine()

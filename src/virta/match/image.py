@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from virta import files
 from virta.match.engine import NativeEngine
 from virta.match.matcher import Matcher
+from virta.native import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -86,10 +87,10 @@ def shared_matcher(path: Path, load: Callable[[], Programs]) -> Matcher:
 @cache
 def code_mark() -> bytes | None:
     """What tells one build of the native index from another; None where builds cannot be told apart."""
-    from virta.match import _core  # noqa: PLC0415 - may not have been built
-
+    core = load("virta.match._core")
+    assert core is not None, "images are of the native index"
     # What is loaded counts: an upgrade may have replaced the file since.
-    code = _core.code()
+    code = core.code()
     return hashlib.sha256(code).digest() if code else None
 
 

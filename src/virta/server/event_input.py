@@ -19,8 +19,8 @@ import msgspec
 
 from virta.errors import EventError, RequestError, StreamIdError
 from virta.event.bodies import BodyKind, body_kind, body_text
+from virta.event.document import number_text, one_line, respelled
 from virta.event.headers import unescape
-from virta.event.records import number_text, one_line, respelled
 from virta.event.rules import (
     BATCH_EVENTS_MAX,
     EVENT_BYTES_MAX,

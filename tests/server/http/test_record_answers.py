@@ -9,7 +9,7 @@ from urllib.parse import quote
 from server_harness import Consumer, Server
 
 import virta
-from event_records import FILTERS, ODD
+from odd_records import FILTERS, ODD
 from virta.event import filter_view, record_event
 from virta.filters import parse
 from virta.match.events import parse_event

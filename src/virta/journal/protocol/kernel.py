@@ -8,24 +8,17 @@ without this half. VIRTA_PLAIN=1 in the environment asks for that; the tests run
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, Final
 
 from virta.journal.protocol.messages import Details, Pair, Reply, Request, Value
+from virta.native import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
-_native: ModuleType | None = None
-if os.environ.get("VIRTA_PLAIN") != "1":
-    try:
-        from virta.journal import _native  # type: ignore[attr-defined,no-redef]
-    except ImportError:
-        _native = None
 
-NATIVE: Final = _native is not None
-native: Final = _native  # for `heap` and `shortcut`
+native: Final = load("virta.journal._native")  # also for `heap` and `shortcut`
+NATIVE: Final = native is not None
 
 decode_requests: Callable[[bytes | bytearray], tuple[list[Request], int]]
 decode_replies: Callable[[bytes | bytearray], tuple[list[Reply], int]]
@@ -44,11 +37,11 @@ def encode_nothing(message: object) -> None:  # noqa: ARG001
     return None
 
 
-if _native is not None:
-    _native.set_types(Request, Reply, Pair, Value, Details)
-    decode_requests, decode_replies = _native.decode_requests, _native.decode_replies
-    encode_request, encode_reply = _native.encode_request, _native.encode_reply
-    Lines, Asker = getattr(_native, "Lines", None), getattr(_native, "Asker", None)
+if native is not None:
+    native.set_types(Request, Reply, Pair, Value, Details)
+    decode_requests, decode_replies = native.decode_requests, native.decode_replies
+    encode_request, encode_reply = native.encode_request, native.encode_reply
+    Lines, Asker = getattr(native, "Lines", None), getattr(native, "Asker", None)
 else:
     Lines = Asker = None
     decode_requests = decode_replies = decode_nothing  # type: ignore[assignment]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from virta import native
 from virta.log.engine import plain_kernel
 from virta.log.format import codec
 from virta.log.format.directory import CONTROL, CONTROL_BYTES, boot_id
@@ -17,14 +18,8 @@ from virta.log.record import Name, Record
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
-    from types import ModuleType
 
-_native: ModuleType | None = None
-if os.environ.get("VIRTA_PLAIN") != "1":
-    try:
-        from virta.log import _native  # type: ignore[attr-defined,no-redef]
-    except ImportError:
-        _native = None
+_native = native.load("virta.log._native")
 
 NATIVE: Final = _native is not None
 

@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 from virta import files
 from virta.errors import VirtaError
 from virta.event import document_of as event_document
-from virta.event.records import read_event
+from virta.event.document import read_event
 from virta.filters.tree import Condition, Flat, Node, conditions
 from virta.match import Compiled, Matcher, compile_filter
 from virta.match.image import SHARED_WRITE, Programs, heap_matcher, shared_matcher

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from virta.native import load
 from virta.spark.source import arrow_plain as plain
 
-try:
-    from virta.spark import _arrow as native
-except ImportError:  # pragma: no cover - depends on the machine
-    native = None
+native = load("virta.spark._arrow")
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

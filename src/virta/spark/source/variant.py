@@ -12,13 +12,10 @@ import struct
 from typing import Any
 
 from virta.errors import EventError
+from virta.native import load
 
-try:
-    from virta.spark import _variant
-
-    encode_native: Any = _variant.encode
-except ImportError:  # pragma: no cover - depends on the machine
-    encode_native = None
+_native = load("virta.spark._variant")
+encode_native: Any = None if _native is None else _native.encode
 
 VARIANT_BYTES_MAX = 16 * 1024 * 1024 - 1  # three-byte offsets end here, and so does Spark's limit
 

@@ -49,7 +49,7 @@ def refused(call, *args, **kwargs) -> EventError:
 
 def test_examples_of_the_documentation(tmp_path, monkeypatch):
     """The code in docs/events.md runs unchanged, one example after the other."""
-    page = (Path(__file__).parents[1] / "docs" / "events.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "events.md").read_text()
     monkeypatch.chdir(tmp_path)
 
     exec("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), {})

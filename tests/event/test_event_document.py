@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 import virta
-from event_records import FILTERS, ODD
+from odd_records import FILTERS, ODD
 from virta.errors import EventError
 from virta.event import Event, document_of, filter_view, record_event
-from virta.event.records import read_event
+from virta.event.document import read_event
 from virta.filters import parse
 from virta.hub.delivery import from_record
 from virta.match import Matcher

@@ -15,13 +15,13 @@ same answer everywhere.
 
 from __future__ import annotations
 
-import json
 from base64 import b64encode
-from datetime import UTC, datetime
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
+
+from virta import jsontext
+from virta.clock import time_text
 
 if TYPE_CHECKING:
     Bytes = bytes | bytearray | memoryview | msgspec.Raw
@@ -30,8 +30,6 @@ RECORD_TYPE: Final = "virta.record"
 RECORD_SOURCE: Final = "/log/"
 # The dialect whose filters apply to an event's data; all others apply to the event.
 DOCUMENT_DIALECT: Final = "koncorde"
-# Neighbouring records often share the second of their time.
-_SECONDS_CACHE_MAX: Final = 64
 
 
 class RecordLike(Protocol):
@@ -153,7 +151,7 @@ def decode_any(raw: bytes) -> Any:
     except msgspec.ValidationError:
         pass
     try:
-        return json.loads(raw.decode(), parse_constant=_refuse_constant)
+        return jsontext.decode(raw)
     except ValueError as error:
         raise msgspec.DecodeError(str(error)) from None
 
@@ -165,17 +163,6 @@ def one_line(value: bytes) -> bytes:
     return value
 
 
-def timestamp_text(microseconds: int) -> str:
-    """Return a time as ISO 8601 in UTC with six fraction digits."""
-    seconds, fraction = divmod(microseconds, 1_000_000)
-    return f"{_second_text(seconds)}.{fraction:06d}Z"
-
-
-@lru_cache(_SECONDS_CACHE_MAX)
-def _second_text(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-
-
 def _wrapped(record: RecordLike, value: bytes) -> RecordEvent:
     channel = bytes(record.topic).decode("utf-8", "replace")
     source, id_ = RECORD_SOURCE + channel, str(record.offset)
@@ -184,7 +171,7 @@ def _wrapped(record: RecordLike, value: bytes) -> RecordEvent:
         "id": id_,
         "source": source,
         "type": RECORD_TYPE,
-        "time": timestamp_text(record.timestamp),
+        "time": time_text(record.timestamp),
     }
     if record.key:
         event["partitionkey"] = bytes(record.key).decode("utf-8", "replace")
@@ -195,7 +182,3 @@ def _wrapped(record: RecordLike, value: bytes) -> RecordEvent:
     except _UNREADABLE:
         event["data_base64"] = b64encode(value).decode()
     return RecordEvent(source, id_, _encode(event))
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
