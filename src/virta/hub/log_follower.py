@@ -30,8 +30,8 @@ from virta.errors import (
     LogSyncError,
     LogWriteError,
 )
+from virta.log.disk_errors import probe
 from virta.log.format.codec import Encoded
-from virta.log.probe import probe
 
 if TYPE_CHECKING:
     import asyncio

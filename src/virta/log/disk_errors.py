@@ -1,14 +1,19 @@
-"""What the disk refuses, in the log's own words: no bare OSError leaves the log."""
+"""Disk errors as the log's own exceptions, with a hint for the user; no bare OSError leaves the log."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
+import tempfile
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from virta.errors import LogLockTimeoutError, LogWriteError
+from virta.errors import LogError, LogLockTimeoutError, LogWriteError
+from virta.log.format.directory import WRITER_LOCK
+from virta.log.limits import PROBE_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,3 +71,27 @@ def in_words(doing: str) -> Callable[[Callable[_Given, _Result]], Callable[_Give
         return speaking
 
     return decorate
+
+
+def probe(directory: Path, size: int) -> LogError | None:
+    """
+    Return the error that an append of `size` bytes to the log in `directory` would raise, or None.
+
+    The write lock must be free, and a scratch file of that size must be written and synced next to the
+    segments. Never waits for the lock.
+    """
+    try:
+        lock = os.open(directory / WRITER_LOCK, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(lock)
+        with tempfile.TemporaryFile(dir=directory) as scratch:
+            scratch.write(bytes(min(max(size, 1), PROBE_BYTES_MAX)))
+            scratch.flush()
+            os.fsync(scratch.fileno())
+    except BlockingIOError:
+        return LogLockTimeoutError(f"the write lock of {directory} is not free")
+    except OSError as exc:
+        return disk_error(exc, f"writing to {directory}")
+    return None
