@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from journal_support import Clock, Daemon, daemon_thread
 
+from virta.clock import now_us
 from virta.journal import Client, Spool, Worker
 from virta.journal import engine as engine_module
 from virta.journal.clients.spool import STAMP, scan
@@ -21,14 +22,7 @@ from virta.journal.engine import Engine
 from virta.journal.jobs.domain import DELAYED, READY, WORKING
 from virta.journal.protocol import commands, kernel
 from virta.journal.protocol.codec import RequestParser
-from virta.journal.protocol.messages import (
-    Function,
-    RefusedError,
-    Request,
-    Type,
-    Value,
-    system_clock,
-)
+from virta.journal.protocol.messages import Function, RefusedError, Request, Type, Value
 from virta.journal.protocol.rules import CLOCK_SKEW_US_MAX
 from virta.journal.replication.peers import Peer, Peers
 from virta.journal.serving.commit_loop import Node
@@ -374,7 +368,7 @@ def test_spooled_commands_keep_their_order_when_the_clock_is_set_back(tmp_path, 
         return found
 
     for now in (T0 + 120 * S, T0, T0 + S):
-        monkeypatch.setattr("virta.journal.clients.spool.system_clock", lambda now=now: now)
+        monkeypatch.setattr("virta.journal.clients.spool.now_us", lambda now=now: now)
         with Spool(tmp_path) as spool:
             spool.put(commands.set_("k", now).request)
             spool.put(commands.push("x://a", domain="d").request)
@@ -421,7 +415,7 @@ def test_a_stopped_process_does_not_stop_the_spool_of_others(tmp_path):
 @pytest.mark.parametrize("ahead", [-7200, 120])
 def test_a_worker_by_another_clock(tmp_path, ahead):
     """A worker whose clock differs keeps its jobs: deadlines are measured by the daemon's clock."""
-    with daemon_thread(tmp_path, clock=lambda: system_clock() + ahead * S) as server:
+    with daemon_thread(tmp_path, clock=lambda: now_us() + ahead * S) as server:
         worker = Worker(*server.address, work_for=30)
         stop = asyncio.Event()
         seen = []

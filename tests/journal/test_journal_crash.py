@@ -42,13 +42,14 @@ def test_killed_daemon_forwarder_and_client_lose_nothing_spooled(tmp_path):
 FILL = """
 import gc, sys, time
 from pathlib import Path
+from virta.clock import now_us
 from virta.journal.engine import Engine
-from virta.journal.protocol.messages import Value, system_clock
+from virta.journal.protocol.messages import Value
 from virta.journal.storage.directory import Persistence
 
 gc.disable()
 disk = Persistence(Path(sys.argv[1]), durability="none")
-engine = Engine(system_clock)
+engine = Engine(now_us)
 disk.restore(engine)
 payload = Value(1, b"x" * 100)
 for i in range(1_000_000):
@@ -62,12 +63,11 @@ RESTART = """
 import json, resource, sys, time
 from pathlib import Path
 from virta.journal.engine import Engine
-from virta.journal.protocol.messages import system_clock
 from virta.journal.storage.directory import Persistence
 
 wall, cpu = time.perf_counter(), time.process_time()
 disk = Persistence(Path(sys.argv[1]))
-engine = Engine(system_clock)
+engine = Engine(now_us)
 disk.restore(engine)
 taken = engine.jobs.take(b"host3", engine.clock())
 print(json.dumps({

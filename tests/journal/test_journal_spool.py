@@ -202,7 +202,7 @@ def test_a_file_that_another_one_took_the_place_of(tmp_path):
 def test_the_name_of_a_file_is_on_disk_with_the_first_record_that_must_be(tmp_path, monkeypatch):
     """Whoever began the file may not have synced the directory: the writer does not rely on it."""
     synced = []
-    monkeypatch.setattr(spool_module, "sync_directory", synced.append)
+    monkeypatch.setattr(spool_module.files, "sync_directory", synced.append)
     monkeypatch.setattr(spool_module.time, "gmtime", lambda: time.struct_time((2026, *[1] * 8)))
     with Spool(tmp_path) as spool:
         spool.put(commands.set_("k", 1, persist=False).request)
@@ -304,9 +304,8 @@ def test_a_daemon_that_reads_nothing_does_not_keep_a_forwarder(tmp_path, monkeyp
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stuck.bind(("127.0.0.1", 0))
         stuck.listen()
-        again = forwarder.RETRY_S_MIN * 2
 
-        assert asyncio.run(stops(tmp_path, stuck.getsockname(), lambda it: it._delay > again))
+        assert asyncio.run(stops(tmp_path, stuck.getsockname(), lambda it: it._waits.attempt > 2))
 
 
 def test_told_to_stop_while_a_daemon_thinks(tmp_path, monkeypatch):
@@ -361,7 +360,7 @@ def test_a_disk_that_takes_nothing(tmp_path, monkeypatch):
             daemon(tmp_path / "journal") as server,
             forwarding(directory, server.address) as sender,
         ):
-            await until(lambda: sender._delay > 4 * forwarder.RETRY_S_MIN)  # it tried again
+            await until(lambda: sender._waits.attempt > 2)  # it tried again
             (hour,) = directory.glob("[0-9]*.fjs")
             assert [record.pending for record in scan(hour.read_bytes())] == [True]
             (directory / REJECTED).unlink()

@@ -66,7 +66,7 @@ def test_done_failed_and_dead(tmp_path):
 def test_heartbeat_keeps_a_long_job(monkeypatch):
     """A handler that takes longer than the deadline keeps its job, which is done once."""
     clock = Clock(time.time_ns() // 1000)
-    monkeypatch.setattr(commands, "system_clock", clock)
+    monkeypatch.setattr(commands, "now_us", clock)
     extend = commands.extend
     beats = []
 

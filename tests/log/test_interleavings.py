@@ -76,7 +76,7 @@ def test_verify_in_the_middle_of_a_rollover(log, monkeypatch):
     """The next segment is there and not yet published: the one before has its seal, which counts."""
     log.append("t", "", bytes(3900))
     found = []
-    done = once(monkeypatch, segment, "sync_directory", lambda: found.append(log.verify()))
+    done = once(monkeypatch, segment.files, "sync_directory", lambda: found.append(log.verify()))
     log.append("t", "", bytes(3900))
     assert done
     assert found[0].problems == []
@@ -516,7 +516,7 @@ def open_files(path: Path) -> list[str]:
 def test_close_while_a_segment_is_attached(log, monkeypatch):
     """A log that is closed in the middle of a rollover gives every descriptor back."""
     log.append("t", "", bytes(3900))
-    once(monkeypatch, segment, "sync_directory", log.close)
+    once(monkeypatch, segment.files, "sync_directory", log.close)
     with pytest.raises(errors.LogClosedError) as caught:
         log.append("t", "", bytes(3900))
     # The error and its frames are still alive: what they refer to must not be what keeps a file open.

@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import click
 
+from virta.clock import time_text
+
 _SIZES: Final = {
     "": 1, "b": 1, "k": 1024, "kb": 1000, "kib": 1024, "m": 1024**2, "mb": 1000**2, "mib": 1024**2,
     "g": 1024**3, "gb": 1000**3, "gib": 1024**3, "t": 1024**4, "tb": 1000**4, "tib": 1024**4,
@@ -54,14 +56,15 @@ def parse_place(text: str, now: datetime | None = None) -> str | int | datetime:
             return (now or datetime.now(UTC)) - parse_duration(text)
         except OverflowError:
             return "earliest"
+    from virta.event.times import parse_moment
+
     try:
-        moment = datetime.fromisoformat(text)
+        return parse_moment(text, zone=None)
     except ValueError:
         raise ValueError(
             f"{text!r} is not a place in a log: earliest, latest, an offset, a time such as"
             " 2026-01-31T12:00:00Z, a duration such as 15m (so long ago) or consumer:NAME"
         ) from None
-    return moment if moment.tzinfo else moment.astimezone()
 
 
 def show_size(count: int) -> str:
@@ -81,13 +84,7 @@ def show_count(count: int, noun: str) -> str:
 
 def show_time(micros: int | None) -> str | None:
     """Return microseconds since the epoch as RFC 3339 in UTC, or as a number beyond the year 9999."""
-    if micros is None:
-        return None
-    try:
-        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
-    except OverflowError:
-        return f"{micros} µs"
-    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return None if micros is None else time_text(micros)
 
 
 class _Parsed(click.ParamType):  # type: ignore[type-arg]  # generic only in newer clicks

@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from virta.clock import time_text as timestamp_text
+from virta.clock import time_text
 
 __all__ = [
     "LAST_CHUNK",
@@ -28,7 +28,6 @@ __all__ = [
     "event_frame",
     "form_encode",
     "named_frame",
-    "timestamp_text",
     "websocket_text",
 ]
 
@@ -64,7 +63,7 @@ def _encode_id(id_: str) -> bytes:
 
 @lru_cache(SECONDS_CACHE_MAX)
 def _timestamp_bytes(microseconds: int) -> bytes:
-    return timestamp_text(microseconds).encode()
+    return time_text(microseconds).encode()
 
 
 def event_frame(source: str, id_: str, value: bytes, timestamp: int, offset: int) -> bytes:

@@ -18,17 +18,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from virta.clock import now_us, time_text
 from virta.errors import HubError
 from virta.hub.channel import Channel
 from virta.hub.delivery import Delivery
-from virta.hub.frames import timestamp_text
 from virta.hub.resume.positions import ResumePosition, tag_of
 from virta.hub.topics import META, STREAMS
 from virta.streams import StreamIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from virta.clock import Clock
     from virta.filters import Filter
     from virta.hub.event_batch import EventBatch
     from virta.hub.stream_consumer import StreamConsumer
@@ -40,10 +41,6 @@ REGISTRATION = "name.djsweet.thorium.meta.query.registration"
 REMOVAL = "name.djsweet.thorium.meta.query.removal"
 
 
-def now_microseconds() -> int:
-    return time.time_ns() // 1000
-
-
 class Hub:
     """Subscriptions, streams and the position in the log."""
 
@@ -52,7 +49,7 @@ class Hub:
         *,
         position: int = 0,
         source_name: str = "//name.djsweet.thorium",
-        clock_us: Callable[[], int] = now_microseconds,
+        clock_us: Clock = now_us,
         tag: str = "",
     ) -> None:
         self.position = position
@@ -231,7 +228,7 @@ class Hub:
             "id": f"{self.instance_id} {sign}{subscription.id} {subscription.id}",
             "specversion": "1.0",
             "type": REGISTRATION if registered else REMOVAL,
-            "time": timestamp_text(now),
+            "time": time_text(now),
             "data": data,
         }
         value = msgspec.json.encode(event)

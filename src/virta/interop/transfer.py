@@ -182,21 +182,13 @@ def _write_file(
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(target)
-        _sync_directory(target.parent)
+        files.sync_directory(target.parent)
     except OSError as error:
         raise LogWriteError(f"cannot write {target}: {error.strerror or error}") from error
     finally:
         temporary.unlink(missing_ok=True)
     report.files.append(str(target))
     return count
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _counted(

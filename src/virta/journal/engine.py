@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from virta.clock import now_us
 from virta.journal import clock_steps as clocks
 from virta.journal.admin import Admin
 from virta.journal.jobs.commands import JobCommands
@@ -34,7 +35,6 @@ from virta.journal.protocol.messages import (
     Reply,
     Request,
     Value,
-    system_clock,
 )
 from virta.journal.replication.messages import JOB_KEY, Copies
 from virta.journal.sessions import Listeners, Session
@@ -65,7 +65,7 @@ class Engine:
         steady: Callable[[], int] | None = None,
     ) -> None:
         self.clock = clock
-        if steady is None and clock is system_clock:
+        if steady is None and clock is now_us:
             steady = clocks.steady_clock
         # Without a steady clock to compare with, the clock is trusted.
         self._steps = None if steady is None else clocks.StepWatch(clock, steady)

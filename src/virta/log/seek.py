@@ -6,13 +6,14 @@ from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
+from virta.clock import now_us
 from virta.errors import ConsumerError, LogCorruptionError, LogTypeError
 from virta.log.consumers.positions import position_of
 from virta.log.disk_errors import in_words
 from virta.log.format.codec import Status
 from virta.log.format.directory import segment_bases, segment_name
 from virta.log.format.index import load_index
-from virta.log.format.segment import FLAG_COMPACTED, Segment, Walk, now_us
+from virta.log.format.segment import FLAG_COMPACTED, Segment, Walk
 from virta.log.record import timestamp_of
 
 if TYPE_CHECKING:

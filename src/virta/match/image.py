@@ -12,7 +12,6 @@ A damaged image is made anew. Files are replaced, never written to: whoever maps
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -72,11 +71,13 @@ def shared_matcher(path: Path, load: Callable[[], Programs]) -> Matcher:
     try:
         matcher = opened(target, mark, programs)
         if matcher is None and is_ours(target.parent):
-            with open(target.parent / "images.lock", "w", opener=files.open_file) as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            lock = files.lock_file(target.parent / "images.lock", wait=True)
+            try:
                 if not target.exists():
                     tidy(target.parent)
                     write(target, mark, programs)
+            finally:
+                files.unlock_file(lock)
             matcher = opened(target, mark, programs)
     except (OSError, MemoryError) as exc:
         logger.warning("no image of the filter set at %s, it is built here: %s", target, exc)

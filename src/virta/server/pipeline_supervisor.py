@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from virta import files
+from virta.backoff import backoff
 from virta.spark.pipeline.file import load, nameless
 from virta.spark.pipeline.model import PipelineError
 from virta.spark.pipeline.status import began, read_json, read_status, write_supervised
@@ -222,7 +223,8 @@ class Supervised:
                 error=self._last_error,
             )  # fmt: skip
             return None
-        wait_ms: int = min(BACKOFF_MS_MAX, self._limits.backoff_ms << (len(recent) - 1))
+        first = min(self._limits.backoff_ms, BACKOFF_MS_MAX)
+        wait_ms = int(backoff(len(recent) - 1, first, BACKOFF_MS_MAX))
         self._say("waiting")
         self._logger.warning("pipeline_failed", again_in_ms=wait_ms, error=self._last_error)
         return wait_ms / 1000

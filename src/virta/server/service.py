@@ -11,7 +11,6 @@ listen, so a repeat of something accepted before a crash is recognised by the fi
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -246,22 +245,17 @@ def _own_hosts(config: Config) -> list[str]:
 
 def _lock_directory(data_dir: str, mode: int) -> int:
     """Take the data directory for this process; two servers would not know each other's repeats."""
-    path = os.path.join(data_dir, LOCK_NAME)
     try:
         files.make_directory(data_dir, mode)
-        handle = files.open_lock(path)
         for name in (LOG_NAME, REGISTRY_NAME):
             files.make_inside(os.path.join(data_dir, name))
-    except OSError as error:
-        raise ConfigError(
-            f"cannot use data directory {data_dir}: {error.strerror}", setting="data_dir"
-        ) from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
+        return files.lock_file(os.path.join(data_dir, LOCK_NAME))
+    except BlockingIOError:
         raise ConfigError(
             f"another server uses data directory {data_dir}: stop it, or choose another --data-dir",
             setting="data_dir",
         ) from None
-    return handle
+    except OSError as error:
+        raise ConfigError(
+            f"cannot use data directory {data_dir}: {error.strerror}", setting="data_dir"
+        ) from error

@@ -13,7 +13,6 @@ in `value`, whole. They are sorted by offset and compressed with zstd.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -156,12 +155,14 @@ def compact(
 def only_writer(root: Path) -> Iterator[None]:
     """Hold the lake: two compactions at once would write the same range, and clear away each other's drafts."""
     files.make_directory(root)
-    with open(root / LOCK, "a", opener=files.open_file) as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise LakeError(f"another compaction is writing to {root}: wait for its end") from error
+    try:
+        lock = files.lock_file(root / LOCK)
+    except BlockingIOError as error:
+        raise LakeError(f"another compaction is writing to {root}: wait for its end") from error
+    try:
         yield
+    finally:
+        files.unlock_file(lock)
 
 
 def write_range(spark: SparkSession, log_path: str, offsets: tuple[int, int], draft: Path) -> None:

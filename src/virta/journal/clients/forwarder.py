@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import fcntl
 import logging
 import os
 import socket
@@ -19,6 +18,7 @@ import time
 from typing import TYPE_CHECKING
 
 from virta import files
+from virta.backoff import Backoff
 from virta.errors import JournalError
 from virta.journal.clients.client import AsyncClient
 from virta.journal.clients.spool import PING_SOCKET, REJECTED, Spooled, SpoolFile, encode_record
@@ -69,8 +69,8 @@ class Forwarder:
         self._port = port
         self._hello = hello
         self._acknowledged = acknowledged
-        self._retry_s_max = RETRY_S_MAX if retry_s_max is None else retry_s_max
-        self._delay = RETRY_S_MIN  # before the next connection
+        # Before the next connection.
+        self._waits = Backoff(RETRY_S_MIN, RETRY_S_MAX if retry_s_max is None else retry_s_max)
         self._wake = asyncio.Event()
         self._files: dict[str, SpoolFile] = {}
         files.make_directory(directory)
@@ -121,25 +121,28 @@ class Forwarder:
 
     async def _run(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
+            failure: Exception | None = None
             try:
                 async with await AsyncClient.connect(self._host, self._port) as client:
                     if self._hello is not None:
                         async with asyncio.timeout(ANSWER_S_MAX):
                             await client.request(self._hello)
-                        self._delay = RETRY_S_MIN
+                        self._waits.reset()
                     self.connected = True
                     await self._forward(client, stop)
             except (JournalError, OSError) as error:  # the line, the time it took, or the disk
-                # Said once for as long as it lasts: a forwarder may wait for days.
-                level = logging.WARNING if self._delay == RETRY_S_MIN else logging.INFO
-                log.log(level, "journal_forwarder_waits seconds=%.1f %s", self._delay, error)
+                failure = error
             self.connected = False
             self.drained.clear()
             for file in self._files.values():
                 file.rewind()
             # New records do not shorten this: they would make it a busy loop, and the delay grow unslept.
-            await _set_within(stop, self._delay)
-            self._delay = min(self._delay * 2, self._retry_s_max)
+            wait = self._waits.next()
+            if failure is not None:
+                # A warning once, then information: a forwarder may wait for days.
+                level = logging.WARNING if self._waits.attempt == 1 else logging.INFO
+                log.log(level, "journal_forwarder_waits seconds=%.1f %s", wait, failure)
+            await _set_within(stop, wait)
 
     async def _forward(self, client: AsyncClient, stop: asyncio.Event) -> None:
         """Send until stopped, refused for now, or cut off."""
@@ -166,7 +169,7 @@ class Forwarder:
                 if not isinstance(reply, BaseException)
             ]
             if outcomes:
-                self._delay = RETRY_S_MIN  # the daemon is there, and so is the line
+                self._waits.reset()  # the daemon is there, and so is the line
             for reply in replies:
                 if isinstance(reply, BaseException):
                     raise reply
@@ -247,16 +250,12 @@ def _request(record: Spooled) -> Request:
 
 
 def _claim(directory: Path) -> int:
-    path = directory / "forwarder.lock"
-    descriptor = files.open_lock(path)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return files.lock_file(directory / "forwarder.lock")
     except BlockingIOError as error:
-        os.close(descriptor)
         raise JournalError(
             f"another forwarder works on {directory}; one per spool is enough", code="spool-in-use"
         ) from error
-    return descriptor
 
 
 def _ping_socket(directory: Path) -> socket.socket | None:

@@ -29,6 +29,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from virta import files
+from virta.clock import now_us
 from virta.journal.jobs.domain import host_of
 from virta.journal.protocol.codec import encode_request
 from virta.journal.protocol.messages import (
@@ -39,10 +40,8 @@ from virta.journal.protocol.messages import (
     Function,
     RefusedError,
     Request,
-    system_clock,
 )
 from virta.journal.protocol.rules import CLOCK_SKEW_US_MAX
-from virta.journal.storage.disk import sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,7 +57,6 @@ STAMP = "stamp"  # the last timestamp, 20 digits
 STAMP_DIGITS = 20
 # Its lock is held for microseconds; who holds it for so long was stopped, perhaps for hours.
 STAMP_PATIENCE_S = 1.0
-_STAMP_PAUSE_S = 0.001
 # A clock that lags a little must not find its file gone.
 DELETE_AFTER_HOUR_S = 300
 # Those whose repetition is harmless: a resent RENAME would report a missing key.
@@ -164,9 +162,11 @@ class Spool:
         descriptor = files.open_file(self.directory / STAMP, os.O_RDWR | os.O_CREAT)
         try:
             # Without the lock two commands of two processes may get one timestamp, at worst.
-            self._stuck = not _locked(descriptor, 0.0 if self._stuck else STAMP_PATIENCE_S)
+            self._stuck = not files.lock_until(
+                descriptor, time.monotonic() + (0.0 if self._stuck else STAMP_PATIENCE_S)
+            )
             text = os.pread(descriptor, STAMP_DIGITS, 0)
-            now, last = system_clock(), int(text) if text.isdigit() else 0
+            now, last = now_us(), int(text) if text.isdigit() else 0
             stamp = max(now, last + 1) if last <= now + CLOCK_SKEW_US_MAX else now
             os.pwrite(descriptor, b"%0*d" % (STAMP_DIGITS, stamp), 0)
         finally:
@@ -189,7 +189,7 @@ class Spool:
                     os.fdatasync(descriptor)
                     # Whoever wrote the first record may not have come to that yet, or never will.
                     if self._named != path.name or end == sum(map(len, records)):
-                        sync_directory(self.directory)
+                        files.sync_directory(self.directory)
                         self._named = path.name
             finally:
                 os.close(descriptor)
@@ -223,20 +223,6 @@ class Spool:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _locked(descriptor: int, patience_s: float) -> bool:
-    """Lock a file for this process alone; False when somebody else kept it all the time."""
-    deadline = time.monotonic() + patience_s
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(_STAMP_PAUSE_S)
-        else:
-            return True
 
 
 class SpoolFile:

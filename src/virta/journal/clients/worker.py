@@ -27,6 +27,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from virta.backoff import Backoff
 from virta.errors import JournalError
 from virta.journal.admin import DELAY_S_MAX
 from virta.journal.clients.client import AsyncClient
@@ -191,21 +192,24 @@ class Worker:
 
     async def _keep_line(self, stop: asyncio.Event) -> None:
         """A connection, again and again, and jobs taken on it until told to stop."""
-        delay = RETRY_S_MIN
+        waits = Backoff(RETRY_S_MIN, RETRY_S_MAX)
         while True:
+            problem = ""
             try:
                 async with await AsyncClient.connect(self._host, self._port) as client:
                     self._client = client
                     await self._compare_clocks(client)
                     self._online.set()
                     async for _ in self._work(client, stop):
-                        delay = RETRY_S_MIN
+                        waits.reset()
             except JournalError as error:
-                log.warning("worker_waits seconds=%.1f %s", delay, error.message)
+                problem = error.message
             finally:
                 self._online.clear()
-            await asyncio.sleep(delay)
-            delay = min(delay * 2, RETRY_S_MAX)
+            wait = waits.next()
+            if problem:
+                log.warning("worker_waits seconds=%.1f %s", wait, problem)
+            await asyncio.sleep(wait)
 
     async def _compare_clocks(self, client: AsyncClient) -> None:
         """Compare the clocks: deadlines are times of the daemon's clock, which may differ from ours."""

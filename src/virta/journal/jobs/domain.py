@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
+from virta.backoff import backoff
 from virta.journal.jobs.heap import AnyHeap, Heap, Item
 from virta.journal.protocol.messages import Details, RefusedError, Value
 
@@ -80,8 +81,8 @@ def back_off(delay: float, longest: float, attempts: int, salt: bytes) -> float:
 
     `delay` is doubled with each of them up to `longest`; `salt` decides by how much, up to a quarter, it is shortened.
     """
-    pause = min(delay * 2.0 ** min(attempts, 30), max(longest, delay))
-    return pause * (1 - RETRY_JITTER * zlib.crc32(salt) / (1 << 32))
+    fraction = zlib.crc32(salt) / (1 << 32)
+    return backoff(attempts, delay, longest, jitter=RETRY_JITTER, fraction=fraction)
 
 
 def reason_text(reason: str, traceback: str) -> str:

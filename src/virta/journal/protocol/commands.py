@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from virta.clock import now_us
 from virta.journal.protocol.kernel import native
 from virta.journal.protocol.messages import (
     COMMAND_KEY,
@@ -34,7 +35,6 @@ from virta.journal.protocol.messages import (
     Request,
     Type,
     Value,
-    system_clock,
 )
 
 if TYPE_CHECKING:
@@ -393,7 +393,7 @@ def _us(seconds: float | None) -> int | None:
 
 def own_time() -> int:
     """Return this process's time (µs), from which durations are counted; the daemon's may differ."""
-    return system_clock()
+    return now_us()
 
 
 def _later(seconds: float) -> int:

@@ -7,7 +7,6 @@ follow are worked out by `wire` from the fields themselves, so the two can never
 
 from __future__ import annotations
 
-import time
 from enum import IntEnum
 
 from msgspec import Struct
@@ -161,8 +160,3 @@ RETRY_CODES = frozenset(
     {"worked-on", "locked", "out-of-memory", "disk", "not-primary", "shutting-down", "not-yet"}
     | {"no-copies"}
 )
-
-
-def system_clock() -> int:
-    """Unix time in µs."""
-    return time.time_ns() // 1000

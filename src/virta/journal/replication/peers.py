@@ -31,7 +31,6 @@ from virta.journal.protocol import commands
 from virta.journal.protocol.codec import RequestParser, encode_request
 from virta.journal.protocol.messages import PERSIST, Function, Request
 from virta.journal.sessions import Session
-from virta.journal.storage.disk import sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,7 +153,7 @@ class Link:
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(directory / PULL_FILE)
-        sync_directory(directory)
+        files.sync_directory(directory)
         for path in self.files():
             if path.name != PULL_FILE:
                 path.unlink()

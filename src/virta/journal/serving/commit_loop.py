@@ -13,19 +13,12 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from virta.clock import now_us
 from virta.errors import JournalError, LogError, LogWriteError
 from virta.journal.engine import Engine
 from virta.journal.jobs.lifecycle import Jobs
 from virta.journal.jobs.table import JOBS_MAX
-from virta.journal.protocol.messages import (
-    OVERWRITE,
-    PERSIST,
-    TOUCH,
-    Function,
-    Reply,
-    Request,
-    system_clock,
-)
+from virta.journal.protocol.messages import OVERWRITE, PERSIST, TOUCH, Function, Reply, Request
 from virta.journal.sessions import Session
 from virta.journal.storage import records as images
 from virta.journal.storage.directory import Durability, Persistence
@@ -79,7 +72,7 @@ class Node:
         self,
         directory: Path | None = None,
         *,
-        clock: Callable[[], int] = system_clock,
+        clock: Callable[[], int] = now_us,
         durability: Durability = "fsync",
         memory_bytes_max: int = MEMORY_BYTES_MAX,
         jobs_max: int = JOBS_MAX,

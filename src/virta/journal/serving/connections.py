@@ -17,9 +17,10 @@ import socket
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from virta.clock import now_us
 from virta.journal.protocol import kernel
 from virta.journal.protocol.codec import RequestParser, WireError, encode_reply
-from virta.journal.protocol.messages import Function, Reply, Request, system_clock
+from virta.journal.protocol.messages import Function, Reply, Request
 from virta.journal.sessions import Session
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Lines:
             encode_reply, unanswered_max, write_high_bytes, unread_bytes_max, look_ns
         )
         engine = node.engine
-        clock = None if engine.clock is system_clock else engine.clock
+        clock = None if engine.clock is now_us else engine.clock
         self.wires.serve(engine.tables, clock, node.lasting)
         self._listeners: list[socket.socket] = []
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -14,11 +14,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from virta.clock import now_us
 from virta.errors import JournalError, LogError
 from virta.journal.engine import Engine
 from virta.journal.jobs.lifecycle import Jobs
 from virta.journal.jobs.table import JOBS_MAX
-from virta.journal.protocol.messages import RefusedError, system_clock
+from virta.journal.protocol.messages import RefusedError
 from virta.journal.protocol.methods import Calls
 from virta.journal.sessions import Session
 from virta.journal.storage import records as images
@@ -44,7 +45,7 @@ class Journal(Calls):
         directory: Path,
         *,
         durability: Durability = "fsync",
-        clock: Callable[[], int] = system_clock,
+        clock: Callable[[], int] = now_us,
         memory_bytes_max: int = MEMORY_BYTES_MAX,
         jobs_max: int = JOBS_MAX,
     ) -> None:

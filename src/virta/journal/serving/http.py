@@ -19,10 +19,11 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+from virta.clock import now_us
 from virta.journal.admin import CRON_PREFIX, DOMAIN_PREFIX, NESTED
 from virta.journal.protocol import commands, problems
 from virta.journal.protocol.commands import Command, Found, Next
-from virta.journal.protocol.messages import RefusedError, Type, Value, system_clock
+from virta.journal.protocol.messages import RefusedError, Type, Value
 from virta.journal.protocol.rules import check_numbers
 from virta.journal.serving import bodies
 from virta.journal.serving.bodies import shown, shown_name
@@ -296,7 +297,7 @@ class Handler:
                 if found.jobs or left <= 0 or gone.is_set():
                     return _next_view(found)
                 if found.wake_up is not None:
-                    left = min(left, max(found.wake_up - system_clock() / 1e6, 0.001))
+                    left = min(left, max(found.wake_up - now_us() / 1e6, 0.001))
                 waking = asyncio.create_task(woken.wait())
                 try:
                     await asyncio.wait(

@@ -17,7 +17,6 @@ Ids are claimed in blocks, so that an attempt from before a crash can never ackn
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import os
 import shutil
@@ -27,7 +26,6 @@ from virta import files
 from virta.errors import JournalError
 from virta.journal import clock_steps as clocks
 from virta.journal.storage import records as images
-from virta.journal.storage.disk import sync_directory
 from virta.journal.storage.leases import Leases
 from virta.journal.storage.snapshot import load_snapshot, publish, write_snapshot
 from virta.journal.storage.spill import FileSpill
@@ -264,7 +262,7 @@ class Persistence:
         for path in self.directory.iterdir():
             if path.suffix in (".log", ".snap") and int(path.stem) < generation:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        sync_directory(self.directory)
+        files.sync_directory(self.directory)
 
     def disk_bytes(self) -> int:
         """About what the journal takes on disk: the snapshot and the log since."""
@@ -281,13 +279,10 @@ class Persistence:
 
 
 def _claim(path: Path) -> int:
-    descriptor = files.open_lock(path)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return files.lock_file(path)
     except BlockingIOError as error:
-        os.close(descriptor)
         raise JournalError(
             f"the journal in {path.parent} is in use by another process; ask that one, or stop it",
             code="journal-in-use",
         ) from error
-    return descriptor

@@ -23,7 +23,6 @@ from virta.errors import JournalError
 from virta.journal.jobs.domain import GONE
 from virta.journal.jobs.shortcut import jobs_chunk, restored_jobs
 from virta.journal.storage import records as images
-from virta.journal.storage.disk import sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -59,7 +58,7 @@ def write_snapshot(engine: Engine, path: Path) -> Generator[None, None, None]:
 
 def publish(temporary: Path, final: Path) -> None:
     temporary.rename(final)
-    sync_directory(final.parent)
+    files.sync_directory(final.parent)
 
 
 def load_snapshot(engine: Engine, path: Path, now: int) -> None:

@@ -20,6 +20,7 @@ from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
+from virta.clock import now_us
 from virta.errors import ConsumerError, LogClosedError, LogError, LogTypeError
 from virta.log.consumers.lag import count_unread, partition_of
 from virta.log.consumers.members import Heartbeats, load_topics, save_topics
@@ -34,7 +35,6 @@ from virta.log.consumers.positions import (
     position_of,
 )
 from virta.log.disk_errors import in_words
-from virta.log.format.segment import now_us
 from virta.log.limits import LEASE_S_MAX, PARTITIONS_DEFAULT, POLL_S
 
 if TYPE_CHECKING:

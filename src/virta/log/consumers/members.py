@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from virta import files
 from virta.log.engine import kernel
-from virta.log.format.directory import GROUPS, boot_id, write_whole
-from virta.log.format.segment import write_all
+from virta.log.format.directory import GROUPS, boot_id
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,11 +54,11 @@ class Heartbeats:
         """Record that `member` is active for that long from now on."""
         entry = _ENTRY.pack(self._boot, uptime_us() + int(seconds * 1e6), 0)
         entry += kernel.crc32c(entry).to_bytes(4, "little")
-        write_all(self._fd, entry, member * ENTRY_BYTES)
+        files.write_all(self._fd, entry, member * ENTRY_BYTES)
 
     def clear(self, member: int) -> None:
         """Remove the entry, so that the next process with this number does not inherit it."""
-        write_all(self._fd, bytes(ENTRY_BYTES), member * ENTRY_BYTES)
+        files.write_all(self._fd, bytes(ENTRY_BYTES), member * ENTRY_BYTES)
 
     def judge(self, members: set[int]) -> tuple[set[int], set[int]]:
         """Return (hung, silent): members whose lease has expired, and those without an entry of this boot."""
@@ -94,7 +93,7 @@ def save_topics(directory: Path, name: str, topics: frozenset[bytes] | None) -> 
     except FileNotFoundError:
         if topics is None:
             return
-    write_whole(path, text)
+    files.write_whole(path, text)
 
 
 def load_topics(directory: Path, name: str) -> frozenset[bytes] | None:

@@ -33,10 +33,10 @@ import weakref
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from virta import files
+from virta.clock import now_us
 from virta.errors import ConsumerError
 from virta.log.engine import kernel
-from virta.log.format.directory import GROUPS, sync_directory, write_whole
-from virta.log.format.segment import now_us, write_all
+from virta.log.format.directory import GROUPS
 from virta.log.limits import (
     CHANGE_PATIENCE_S,
     CONSUMER_NAME_MAX,
@@ -162,7 +162,7 @@ class Positions:
                 if not locks.take(_changing_byte(turn)):
                     return
                 taken.append(_changing_byte(turn))
-            write_whole(self.path, os.pread(self.fd, self._size, 0))
+            files.write_whole(self.path, os.pread(self.fd, self._size, 0))
             for turn in range(self._first_turn + 1, self._turn + 1):
                 self._path_of(turn).unlink(missing_ok=True)
         finally:
@@ -284,7 +284,7 @@ class Positions:
         """Merge earlier turns; call it under the lock of a new turn, before any change in it."""
         if self._state & _UNMERGED:
             self._write(self._late(self._slots(self._data())))
-            write_all(self.fd, self._header(self._turn, 0), 0)
+            files.write_all(self.fd, self._header(self._turn, 0), 0)
             os.fdatasync(self.fd)
             self._state = 0
 
@@ -320,7 +320,7 @@ class Positions:
             body = _SLOT.pack(*slot)
             body += kernel.crc32c(body).to_bytes(4, "little")
             older = 2 * partition + (1 - newest)
-            write_all(self.fd, body, HEADER_BYTES + older * SLOT_BYTES)
+            files.write_all(self.fd, body, HEADER_BYTES + older * SLOT_BYTES)
 
     def _newest(self, data: bytes, partition: int) -> tuple[Slot, int]:
         best, which = Slot(0, 0, self.created, NOBODY), 1
@@ -350,14 +350,14 @@ def pack_header(partitions: int, created: int, turn: int, state: int) -> bytes:
 def make_file(path: Path, data: bytes) -> bool:
     """Create a file with all its contents at once; return False if one of that name exists."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    write_whole(temporary, data)
+    files.write_whole(temporary, data)
     try:
         os.link(temporary, path)
     except FileExistsError:
         return False
     finally:
         temporary.unlink(missing_ok=True)
-    sync_directory(path.parent)
+    files.sync_directory(path.parent)
     return True
 
 

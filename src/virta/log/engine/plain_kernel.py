@@ -16,6 +16,8 @@ import time
 from contextlib import suppress
 from typing import Final
 
+from virta import files
+from virta.clock import now_us
 from virta.log.format import codec
 from virta.log.limits import (
     BATCH_HEADER_BYTES,
@@ -127,7 +129,7 @@ class Kernel:
             self._check()
         got = False
         try:
-            got = _file_lock(self._lock_fd, deadline)
+            got = files.lock_until(self._lock_fd, deadline)
             if got:
                 self._name_holder(os.getpid())
         except BaseException:  # interrupted: nobody would give the lock back
@@ -199,7 +201,7 @@ class Kernel:
             self._check()
             # Not beside a leader: see native/log.c.
             patience = 0.0 if self._stuck else _LEADER_PATIENCE_S
-            alone = _file_lock(self._sync_fd, time.monotonic() + patience)
+            alone = files.lock_until(self._sync_fd, time.monotonic() + patience)
             self._stuck = not alone
             try:
                 if alone or not self._get32(_DURABLE_SEQ) & 1:
@@ -258,7 +260,7 @@ class Kernel:
                 return ATTENTION, 0, 0, 0, 0, 0
             if end + len(buf) > limit and end > SEGMENT_HEADER_BYTES:
                 return ROLL, 0, 0, 0, 0, 0
-            now = max(time.time_ns() // 1000, last_time)
+            now = max(now_us(), last_time)
             crc = codec.seal_header(
                 buf,
                 salt=self._salt,
@@ -303,7 +305,7 @@ class Kernel:
         if to <= max(size, after):
             return size
         try:
-            write_whole(self._segment_fd, bytes(to - size), size)
+            files.write_all(self._segment_fd, bytes(to - size), size)
         except OSError:
             with suppress(OSError):  # else the next append finds another size than it should
                 os.ftruncate(self._segment_fd, size)
@@ -316,7 +318,7 @@ class Kernel:
     def _write(self, buf: bytearray, page: Committed) -> None:
         _, _, base, end, following, crc, _, last_time, last_pos, _ = page
         try:
-            write_whole(self._segment_fd, buf, end)
+            files.write_all(self._segment_fd, buf, end)
         except OSError:
             os.ftruncate(
                 self._segment_fd, end
@@ -416,7 +418,7 @@ class Kernel:
 
     def _put(self, at: int, data: bytes) -> None:
         with self._control() as fd:
-            write_whole(fd, data, at)
+            files.write_all(fd, data, at)
 
     def _control(self) -> _Page:
         page = self._page
@@ -465,26 +467,3 @@ class Kernel:
                 return offset, pos, base
             time.sleep(0)
         return 0, 0, 0
-
-
-def write_whole(fd: int, data: bytes | bytearray, pos: int) -> None:
-    """One pwrite may take less than it is given: a disk that is nearly full, a signal."""
-    done = 0
-    with memoryview(data) as view:
-        while done < len(data):
-            done += os.pwrite(fd, view[done:], pos + done)
-
-
-def _file_lock(fd: int, deadline: float) -> bool:
-    """Lock a file; False when that was not to be had in time."""
-    pause = 0.00002
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(pause)
-            pause = min(pause * 2, 0.001)
-        else:
-            return True

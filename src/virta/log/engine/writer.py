@@ -14,6 +14,8 @@ import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
+from virta import files
+from virta.clock import now_us
 from virta.errors import (
     LogClosedError,
     LogCorruptionError,
@@ -29,7 +31,7 @@ from virta.log.engine.kernel import FOREIGN, Snapshot
 from virta.log.engine.plain_kernel import SETTLE_FSYNC, SETTLE_GROUP, SETTLE_NOT
 from virta.log.engine.producers import ProducerTable
 from virta.log.format.codec import FLAG_SEAL, PRODUCER_ANONYMOUS, Status
-from virta.log.format.directory import CONTROL, segment_bases, segment_name, sync_directory
+from virta.log.format.directory import CONTROL, segment_bases, segment_name
 from virta.log.format.index import index_sealed
 from virta.log.format.segment import (
     NO_SEGMENT,
@@ -40,7 +42,6 @@ from virta.log.format.segment import (
     create_segment,
     describe_ahead,
     new_salt,
-    now_us,
     rewrite_header,
 )
 from virta.log.limits import (
@@ -366,7 +367,7 @@ class Writer:
         if trusted is not None and sound:
             return
         # Its maker may have died, or failed, before the directory was on disk.
-        sync_directory(self.directory)
+        files.sync_directory(self.directory)
         near = page and snapshot.next - segment.base <= LOST_MAX
         if near and snapshot.active > segment.base:
             self._begin_behind_lost(segment, snapshot)

@@ -12,7 +12,6 @@ A log's directory: its names, its META file, and what may be a log at all.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import uuid
@@ -122,32 +121,8 @@ def write_meta(directory: Path, segment_bytes: int) -> Meta:
             "features": [],
         }
     )
-    write_whole(directory / META, text.encode() + b"\n")
+    files.write_whole(directory / META, text.encode() + b"\n")
     return meta
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Replace a file so that after a crash it holds the old or the new content, never half."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    fd = files.open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
-
-
-def sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def make_directory(directory: Path, mode: int | None = None) -> None:
@@ -245,17 +220,12 @@ def maintaining(directory: Path, *, wait: bool = True) -> Iterator[bool]:
 
     Without `wait` it gives False where another one is at work.
     """
-    fd = files.open_lock(directory / MAINT_LOCK)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-        else:
-            try:
-                yield True
-            finally:
-                # A child that was forked meanwhile has it open too: closing alone would leave the lock in force.
-                fcntl.flock(fd, fcntl.LOCK_UN)
+        fd = files.lock_file(directory / MAINT_LOCK, wait=wait)
+    except BlockingIOError:
+        yield False
+        return
+    try:
+        yield True
     finally:
-        os.close(fd)
+        files.unlock_file(fd)

@@ -15,10 +15,11 @@ from bisect import bisect_right
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from virta import files
 from virta.errors import LogError
 from virta.log.engine import kernel
 from virta.log.format.codec import PRODUCER_ANONYMOUS, Status
-from virta.log.format.directory import index_name, maintaining, segment_bases, write_whole
+from virta.log.format.directory import index_name, maintaining, segment_bases
 from virta.log.format.segment import Position, Segment, Walk
 from virta.log.limits import INDEX_STEP_BYTES, PRODUCERS_MAX
 
@@ -145,7 +146,7 @@ def save_index(directory: Path, index: Index) -> None:
         ]
     )
     head = _HEAD.pack(MAGIC, index.base, index.salt, kernel.crc32c(rest))
-    write_whole(directory / index_name(index.base), head + rest)
+    files.write_whole(directory / index_name(index.base), head + rest)
 
 
 def load_index(directory: Path, base: int, salt: int) -> Index | None:

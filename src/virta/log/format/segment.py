@@ -11,15 +11,14 @@ from __future__ import annotations
 import os
 import secrets
 import struct
-import time
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from virta import files
+from virta.clock import now_us, time_text
 from virta.errors import LogCorruptionError, LogFormatError
 from virta.log.engine import kernel
 from virta.log.format.codec import REASONS, Batch, Status
-from virta.log.format.directory import segment_name, sync_directory
+from virta.log.format.directory import segment_name
 from virta.log.limits import READ_CHUNK_BYTES, SEGMENT_HEADER_BYTES
 
 if TYPE_CHECKING:
@@ -244,18 +243,11 @@ def unwritten(segment: Segment, at: Position) -> bool:
     return cut == at.pos or Walk(segment, at, cut).run().status == Status.SHORT
 
 
-def write_all(fd: int, data: bytes, pos: int) -> None:
-    """One pwrite may take less than it is given: a disk that is nearly full, a signal."""
-    done = 0
-    while done < len(data):
-        done += os.pwrite(fd, data[done:], pos + done)
-
-
 def rewrite_header(segment: Segment, header: SegmentHeader) -> None:
     """Change flags or epoch in place; readers have what they need of a header since they opened it."""
     fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        write_all(fd, header.pack(), 0)
+        files.write_all(fd, header.pack(), 0)
         os.fdatasync(fd)
     finally:
         os.close(fd)
@@ -268,29 +260,18 @@ def create_segment(directory: Path, header: SegmentHeader) -> None:
     temporary = path.with_suffix(".new")
     fd = files.open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
-        write_all(fd, header.pack(), 0)
+        files.write_all(fd, header.pack(), 0)
         os.fsync(fd)
     finally:
         os.close(fd)
     os.rename(temporary, path)
-    sync_directory(directory)
-
-
-def now_us() -> int:
-    return time.time_ns() // 1000
+    files.sync_directory(directory)
 
 
 def describe_ahead(last_time: int) -> str:
     """Return a sentence that the newest record is from the future, with the consequence."""
     return (
-        f"the newest record is stamped {_time_text(last_time)}, but this machine's clock says"
-        f" {_time_text(now_us())}; one of the two clocks was"
+        f"the newest record is stamped {time_text(last_time)}, but this machine's clock says"
+        f" {time_text(now_us())}; one of the two clocks was"
         " wrong. Times never go back, so all records get that time until then (docs/log.md, Wrong clocks)"
     )
-
-
-def _time_text(us: int) -> str:
-    try:
-        return f"{datetime.fromtimestamp(us // 1_000_000, UTC):%Y-%m-%dT%H:%M:%SZ}"
-    except (ValueError, OverflowError, OSError):
-        return f"{us} µs after 1970"  # beyond the year 9999: damage, or a clock that is very wrong

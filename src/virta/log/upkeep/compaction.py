@@ -13,6 +13,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 from virta import files
+from virta.clock import now_us
 from virta.log.disk_errors import in_words
 from virta.log.engine import kernel
 from virta.log.format.codec import (
@@ -25,7 +26,7 @@ from virta.log.format.codec import (
     gap_record,
     seal_header,
 )
-from virta.log.format.directory import maintaining, sync_directory
+from virta.log.format.directory import maintaining
 from virta.log.format.index import Producers, build_index, index_missing, load_index, save_index
 from virta.log.format.segment import (
     FLAG_COMPACTED,
@@ -34,7 +35,6 @@ from virta.log.format.segment import (
     SegmentHeader,
     Walk,
     new_salt,
-    now_us,
 )
 from virta.log.limits import (
     BATCH_HEADER_BYTES,
@@ -98,7 +98,7 @@ def compact(
                 counts[i] += n
             if progress is not None:
                 progress(total + min(counts[1], total), 2 * total)
-        sync_directory(log.path)
+        files.sync_directory(log.path)
         if progress is not None:
             progress(2 * total, 2 * total)
     return CompactionReport(*counts)

@@ -21,6 +21,7 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from virta import files
+from virta.clock import now_us
 from virta.errors import LogCorruptionError, LogSyncError
 from virta.log.engine import kernel
 from virta.log.format.codec import (
@@ -31,17 +32,8 @@ from virta.log.format.codec import (
     gap_record,
     seal_header,
 )
-from virta.log.format.directory import QUARANTINE, sync_directory
-from virta.log.format.segment import (
-    FLAG_RESEALED,
-    Position,
-    Segment,
-    Walk,
-    WalkEnd,
-    now_us,
-    unwritten,
-    write_all,
-)
+from virta.log.format.directory import QUARANTINE
+from virta.log.format.segment import FLAG_RESEALED, Position, Segment, Walk, WalkEnd, unwritten
 from virta.log.limits import BATCH_HEADER_BYTES, GAP_MAX, READ_CHUNK_BYTES
 
 if TYPE_CHECKING:
@@ -130,7 +122,7 @@ def quarantine(directory: Path, segment: Segment, start: int, end: int, reason: 
         os.fsync(file.fileno())
     note = {"segment": segment.path.name, "byte_from": start, "byte_to": end, "reason": reason}
     files.write_text(folder / f"{stem}.json", json.dumps(note) + "\n")
-    sync_directory(folder)
+    files.sync_directory(folder)
     return str(target)
 
 
@@ -226,7 +218,7 @@ def recover(
                 break
             count = hole[1] - at.next
             batch = repair_batch(segment, at, last_time, count, hole[0] - at.pos)
-            write_all(fd, batch, at.pos)
+            files.write_all(fd, batch, at.pos)
             lost += count
         sealed_next = end.detail if end.status == Status.SEAL else following
         reach = promised if following is None else following
@@ -240,7 +232,7 @@ def recover(
             problems.append(Problem(str(segment.path), at.pos, at.pos, at.next, reach, "short"))
         if not sealed and reach > at.next:
             batch = repair_batch(segment, at, last_time, reach - at.next, None)
-            write_all(fd, batch, at.pos)
+            files.write_all(fd, batch, at.pos)
             lost += reach - at.next
             last_pos, at = at.pos, Position(at.pos + len(batch), -1, reach)
         if not sealed and following is not None:
@@ -273,8 +265,8 @@ def _headroom_cut(segment: Segment, fd: int, end: WalkEnd, following: int | None
 def _reseal(segment: Segment, fd: int, at: Position, last_time: int, following: int) -> None:
     # The flag first: a segment that says so without need is only checked a little less.
     segment.header = segment.header._replace(flags=segment.header.flags | FLAG_RESEALED)
-    write_all(fd, segment.header.pack(), 0)
-    write_all(fd, seal_batch(segment.header.salt, at, last_time, following), at.pos)
+    files.write_all(fd, segment.header.pack(), 0)
+    files.write_all(fd, seal_batch(segment.header.salt, at, last_time, following), at.pos)
 
 
 def _unseal(

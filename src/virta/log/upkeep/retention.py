@@ -15,18 +15,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from virta import files
+from virta.clock import now_us
 from virta.errors import LogTypeError
 from virta.log.consumers import consumer
 from virta.log.disk_errors import in_words
-from virta.log.format.directory import (
-    PINS,
-    index_name,
-    maintaining,
-    segment_bases,
-    segment_name,
-    sync_directory,
-)
-from virta.log.format.segment import now_us
+from virta.log.format.directory import PINS, index_name, maintaining, segment_bases, segment_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -144,7 +137,7 @@ def retain(
                 (log.path / index_name(info.base)).unlink(missing_ok=True)
                 (log.path / segment_name(info.base)).unlink(missing_ok=True)
             if doomed:
-                sync_directory(log.path)
+                files.sync_directory(log.path)
         bases = segment_bases(log.path)
         first = doomed[-1].next if doomed else (bases[0] if bases else 0)
     records = sum(info.next - info.base for info in doomed)

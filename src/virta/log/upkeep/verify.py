@@ -13,6 +13,7 @@ import struct
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
+from virta import files
 from virta.errors import LogCorruptionError
 from virta.log.disk_errors import in_words
 from virta.log.engine import kernel
@@ -27,7 +28,6 @@ from virta.log.format.segment import (
     Segment,
     SegmentHeader,
     Walk,
-    write_all,
 )
 from virta.log.limits import BATCH_HEADER_BYTES, READ_CHUNK_BYTES, SEGMENT_HEADER_BYTES
 from virta.log.reader import FOREVER
@@ -239,7 +239,7 @@ def _mend_header(log: Log, path: Path, problems: list[Problem], kept: list[str])
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         kept.append(_keep_header(log, path, fd))
-        write_all(fd, _rebuilt_header(log, base, fd).pack(), 0)
+        files.write_all(fd, _rebuilt_header(log, base, fd).pack(), 0)
         os.fsync(fd)
     finally:
         os.close(fd)

@@ -10,8 +10,8 @@ import msgspec
 from starlette.responses import Response
 from starlette.routing import Route
 
+from virta.clock import time_text
 from virta.errors import LogError, RequestError
-from virta.hub.frames import timestamp_text
 from virta.hub.topics import META, is_reserved
 from virta.log.limits import TOPICS_MAX
 from virta.server.http.fast_publish import log_refusal
@@ -97,9 +97,9 @@ def _row(name: str, info: TopicInfo | None, subscribers: int) -> dict[str, Any]:
         "records": info.records if info else 0,
         "bytes": info.bytes if info else 0,
         "firstOffset": info.first_offset if info else None,
-        "firstTime": timestamp_text(info.first_timestamp) if info else None,
+        "firstTime": time_text(info.first_timestamp) if info else None,
         "lastOffset": info.last_offset if info else None,
-        "lastTime": timestamp_text(info.last_timestamp) if info else None,
+        "lastTime": time_text(info.last_timestamp) if info else None,
         "subscribers": subscribers,
     }
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
+from virta.clock import now_us, time_text
 from virta.errors import RequestError
 from virta.filters import Filter
 from virta.filters.tree import any_of
@@ -22,8 +23,7 @@ from virta.hub.delivery import (
     SSE_PLAIN,
     SSE_PLAIN_POSITIONS,
 )
-from virta.hub.frames import LAST_CHUNK, chunk, named_frame, timestamp_text
-from virta.hub.hub import now_microseconds
+from virta.hub.frames import LAST_CHUNK, chunk, named_frame
 from virta.hub.subscription import DISCONNECT, DROP_OLDEST, ChannelSubscription, SlowPolicy
 from virta.server.consumers.base import HttpConsumer, parse_query
 from virta.server.http.responses import CLOSE, KEEP, SSE_HEAD
@@ -239,6 +239,6 @@ class SseConsumer(HttpConsumer):
         self, name: str, data: dict[str, object], position: str | None, retry_ms: int | None = None
     ) -> bytes:
         """Return a control frame; the id of a frame is the position."""
-        data = {"timestamp": timestamp_text(now_microseconds())} | data
+        data = {"timestamp": time_text(now_us())} | data
         frame = named_frame(name, data, id_=position, retry_ms=retry_ms)
         return chunk(frame) if self._chunked else frame

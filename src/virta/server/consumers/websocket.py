@@ -22,11 +22,11 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
+from virta.clock import now_us, time_text
 from virta.errors import FilterError, HubError, LogError, RequestError
 from virta.event import EVENT_BYTES_MAX
 from virta.hub.delivery import POSITION_ATTRIBUTE, WEBSOCKET, WEBSOCKET_POSITIONS
-from virta.hub.frames import timestamp_text, websocket_text
-from virta.hub.hub import now_microseconds
+from virta.hub.frames import websocket_text
 from virta.hub.stream_consumer import StreamConsumer
 from virta.hub.subscription import ChannelSubscription
 from virta.hub.topics import STREAMS
@@ -340,7 +340,7 @@ class WebSocket(HttpConsumer):
             if self._positions:
                 message["position"] = position
         else:
-            now = timestamp_text(now_microseconds())
+            now = time_text(now_us())
             message = {
                 "specversion": "1.0",
                 "id": f"{self._service.hub.instance_id} {now}",

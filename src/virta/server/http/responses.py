@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from virta.hub.frames import timestamp_text
+from virta.clock import time_text
 from virta.server.http.response_queue import with_lines
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class Responder:
         now = time.monotonic()
         if now >= self._clock_until:
             self._clock_until = now + CLOCK_S
-            self._clock = timestamp_text(time.time_ns() // 1000).encode()
+            self._clock = time_text(time.time_ns() // 1000).encode()
         return self._clock
 
 

@@ -8,11 +8,11 @@ slash); one slash at the end is dropped, any other literal slash is refused.
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from virta.errors import RequestError
+from virta.event.times import parse_moment
 from virta.hub.resume.positions import EventId, Place, parse_offset, parse_position
 from virta.hub.topics import META, is_reserved
 
@@ -23,8 +23,6 @@ CHANNEL_BYTES_MAX = 1024
 
 _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt]")
-_LEAP_SECOND = re.compile(r":59:60(?:\.[0-9]+)?(?=Z|[+-]|$)")
-_FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 
 class ChannelPath(NamedTuple):
@@ -109,7 +107,7 @@ def parse_start(text: str) -> Place:
     if position is not None:
         return position
     try:
-        return _moment(text)
+        return parse_moment(text)
     except ValueError:
         if ("+" in text or " " in text) and not _DATE.match(text):
             return EventId(text)
@@ -119,27 +117,6 @@ def parse_start(text: str) -> Place:
             f"{text!r} is not a start: write earliest, latest, an offset, an RFC 3339 time, a position "
             "or the id of a frame",
         ) from None
-
-
-def _moment(text: str) -> datetime:
-    """Read a time; one that only fits a year beyond 9999 or before 1 is at that end."""
-    # RFC 3339 §5.6: the letters may be small.
-    candidate = text.upper()
-    if "T" in candidate:
-        # A plus sign of a time zone arrives as a blank when the client did not escape it.
-        candidate = candidate.replace(" ", "+")
-    # A leap second (§5.7) is told apart from the next one by nobody's clock.
-    leap = _LEAP_SECOND.search(candidate)
-    if leap:
-        candidate = candidate[: leap.start() + 4] + "59" + candidate[leap.end() :]
-    moment = datetime.fromisoformat(candidate)
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    try:
-        utc = moment.astimezone(UTC)
-        return utc + timedelta(seconds=1) if leap else utc
-    except OverflowError:
-        return _FIRST if moment.year == 1 else _LAST
 
 
 def _invalid(channel: str, why: str) -> RequestError:

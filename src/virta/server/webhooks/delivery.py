@@ -11,17 +11,16 @@ nothing more, and one that has not consented yet (`virta.server.webhooks.consent
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from virta.backoff import backoff
+from virta.clock import now_us, time_text
 from virta.errors import LogError
 from virta.filters import Filter, parse
 from virta.hub.delivery import Delivery
-from virta.hub.frames import timestamp_text
-from virta.hub.hub import now_microseconds
 from virta.hub.resume.replay import read_piece
 from virta.hub.topics import DEAD_LETTERS
 from virta.server.webhooks.client import Answer, Sink, Verdict, without_user
@@ -109,7 +108,7 @@ class Webhook:
             "lastError": self.last_error,
         }
         if self.consent.expires is not None:
-            status["expires"] = timestamp_text(int(self.consent.expires * 1_000_000))
+            status["expires"] = time_text(int(self.consent.expires * 1_000_000))
         if self.consent.rate is not None:
             status["allowedRate"] = self.consent.rate
         return without_secrets(self.description) | {"id": self.id, "status": status}
@@ -176,7 +175,7 @@ class Webhook:
 
     async def _deliver(self, delivery: Delivery) -> None:
         config = self._service.config
-        backoff = config.webhook_backoff_ms / 1000
+        first = min(config.webhook_backoff_ms / 1000, BACKOFF_S_MAX)
         for attempt in range(1, config.webhook_attempts + 1):
             answer = await self._send(delivery)
             if answer.verdict is Verdict.DELIVERED:
@@ -190,9 +189,8 @@ class Webhook:
             if answer.verdict is Verdict.REFUSED:
                 break
             if attempt < config.webhook_attempts:
-                wait = min(backoff * float(1 << min(attempt - 1, 20)), BACKOFF_S_MAX)
-                jitter = random.uniform(0.5, 1.0)  # noqa: S311 - not a secret
-                await asyncio.sleep(max(answer.wait_s, wait * jitter))
+                wait = backoff(attempt - 1, first, BACKOFF_S_MAX, jitter=0.5)
+                await asyncio.sleep(max(answer.wait_s, wait))
         await self._bury(delivery, attempt)
 
     async def _send(self, delivery: Delivery) -> Answer:
@@ -221,7 +219,7 @@ class Webhook:
     async def _bury(self, delivery: Delivery, attempts: int) -> None:
         """Store an event that was not accepted as a dead letter, before the next one."""
         self.dead += 1
-        now = timestamp_text(now_microseconds())
+        now = time_text(now_us())
         source = self._service.config.source_name
         id_ = f"{self.id} {delivery.offset}"
         letter = {

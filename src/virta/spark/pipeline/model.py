@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence  # noqa: TC003 - the types are read at run time
 from dataclasses import dataclass, field, fields
-from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeGuard
 
 from virta.errors import FilterError, VirtaError
+from virta.event.times import parse_moment
 from virta.filters import DIALECTS, Filter, parse
 from virta.spark.pipeline.toml_lines import Place, line_of
 
@@ -449,7 +449,7 @@ def check_sql(place: Place, name: str, sql: str) -> list[tuple[Place, str]]:
 
 def is_moment(text: str) -> bool:
     try:
-        datetime.fromisoformat(text)
+        parse_moment(text)
     except ValueError:
         return text.isdecimal()
     return True

@@ -10,7 +10,6 @@ Reading them needs no Spark, so the command line and the server give the same an
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from contextlib import contextmanager
@@ -55,16 +54,18 @@ def claimed(pipeline: Pipeline) -> Iterator[None]:
         return
     path = Path(pipeline.checkpoint_path()) / LOCK
     files.make_directory(path.parent)
-    with open(path, "a", opener=files.open_file) as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            running = read_json(pipeline, STATUS).get("pid", "unknown")
-            raise BusyError(
-                f"pipeline {pipeline.name} runs already (process {running}): stop that run first,"
-                " or give this one another checkpoint"
-            ) from error
+    try:
+        lock = files.lock_file(path)
+    except BlockingIOError as error:
+        running = read_json(pipeline, STATUS).get("pid", "unknown")
+        raise BusyError(
+            f"pipeline {pipeline.name} runs already (process {running}): stop that run first,"
+            " or give this one another checkpoint"
+        ) from error
+    try:
         yield
+    finally:
+        files.unlock_file(lock)
 
 
 def write_status(pipeline: Pipeline, status: dict[str, Any]) -> None:

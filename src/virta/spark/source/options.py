@@ -8,10 +8,10 @@ does not silently read everything.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from virta.errors import VirtaError
+from virta.event.times import parse_moment
 from virta.spark.source.arrow import FOREVER
 from virta.spark.source.decode import ROWS_MAX
 from virta.spark.source.splits import SPLIT_BYTES
@@ -146,13 +146,11 @@ def moment(given: Mapping[str, str], name: str, default: int) -> int:
     if value.isdecimal():
         return int(value)
     try:
-        time = datetime.fromisoformat(value)
+        time = parse_moment(value)
     except ValueError as exc:
         raise OptionError(
             f"option {name} is {value!r}: expected ISO 8601 or microseconds since 1970"
         ) from exc
-    if time.tzinfo is None:
-        time = time.replace(tzinfo=UTC)
     # Whole seconds apart from the rest, which a float of that size would round; the log has no times before 1970.
     seconds = round(time.replace(microsecond=0).timestamp())
     return max(0, seconds * 1_000_000 + time.microsecond)
