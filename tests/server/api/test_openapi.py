@@ -203,7 +203,7 @@ def test_links_of_problems_lead_somewhere(server, method, path, body, status):
 
 def test_every_code_of_the_journal_has_a_page(server):
     """All that its sources can answer with, and all that have a status."""
-    sources = (Path(__file__).parents[3] / "src" / "virta" / "journal").glob("*.py")
+    sources = (Path(__file__).parents[3] / "src" / "virta" / "journal").rglob("*.py")
     pattern = re.compile(r'RefusedError\(\s*"([a-z-]+)"')
     codes = {code for source in sources for code in pattern.findall(source.read_text())}
     codes |= set(STATUS) | RETRY_CODES

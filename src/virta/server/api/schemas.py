@@ -1,163 +1,175 @@
-"""The shapes of what goes over the wire, shared by `/openapi.json` and `/asyncapi.json`."""
+"""Bodies of requests and responses; `/openapi.json` and `/asyncapi.json` are made of these types."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
-Schema = dict[str, Any]
+from msgspec import UNSET, Meta, Struct, UnsetType
 
-HEX_ID = "^[0-9a-f]{64}$"
-# One control character alone is a topic of the log's own.
-CHANNEL_NAME = {"type": "string", "pattern": r"^([^\x00-\x1f]|[^\x00]{2,})$"}
+# One control character alone is a topic of the log itself.
+ChannelName = Annotated[str, Meta(pattern=r"^([^\x00-\x1f]|[^\x00]{2,})$")]
+Dialect = Literal["koncorde", "query-string", "cesql", "cloudevents"]
+PipelineState = Literal[
+    "never run", "starting", "running", "waiting", "finished",
+    "stopping", "stopped", "failed", "lost", "invalid",
+]  # fmt: skip
 
 
-def ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
+class RefusalBody(Struct):
+    """Why a request was refused; some codes have further members."""
+
+    code: str
+    message: str | UnsetType = UNSET
 
 
-PIPELINE_STATES = [
-    *("never run", "starting", "running", "waiting", "finished"),
-    *("stopping", "stopped", "failed", "lost", "invalid"),
-]
-SCHEMAS: dict[str, Schema] = {
-    "Refusal": {
-        "type": "object",
-        "required": ["code"],
-        "properties": {"code": {"type": "string"}, "message": {"type": "string"}},
-    },
-    "Accepted": {
-        "type": "object",
-        "required": ["code"],
-        "properties": {"code": {"const": "accepted"}},
-    },
-    "Event": {
-        "type": "object",
-        "description": "A CloudEvent; members beside `source` and `id` are kept, not judged.",
-        "required": ["source", "id"],
-        "properties": {
-            "specversion": {},
-            "source": {"type": "string"},
-            "id": {"type": ["string", "number"]},
-            "type": {},
-            "data": {},
-        },
-    },
-    "Message": {
-        "type": "object",
-        "required": ["publish_to", "payload"],
-        "properties": {
-            "publish_to": {"type": "string", "pattern": ":[^:]|[^:]:"},
-            "payload": {"type": "string"},
-        },
-    },
-    "Filter": {
-        "type": "object",
-        "description": "A Koncorde filter, or `filter` and `dialect`.",
-        "properties": {
-            "filter": {},
-            "dialect": {"enum": ["koncorde", "query-string", "cesql", "cloudevents"]},
-        },
-    },
-    "Registered": {
-        "type": "object",
-        "required": ["id", "diff"],
-        "properties": {"id": {"type": "string"}, "diff": {"type": ["object", "boolean"]}},
-    },
-    "Ids": {
-        "type": "object",
-        "required": ["ids"],
-        "properties": {"ids": {"type": "array", "items": {"type": "string"}}},
-    },
-    "Valid": {
-        "type": "object",
-        "required": ["valid", "id", "canonical"],
-        "properties": {"valid": {"const": True}, "id": {"type": "string"}, "canonical": {}},
-    },
-    "Description": {
-        "type": "object",
-        "required": ["id", "index", "collection", "dialect", "filter"],
-    },
-    "Subscription": {
-        "type": "object",
-        "required": ["sink", "config"],
-        "properties": {
-            "sink": {"type": "string"},
-            "protocol": {"const": "HTTP"},
-            "protocolsettings": {
-                "type": "object",
-                "properties": {
-                    # Write-only: answers show `true`, which keeps the value when it is put back.
-                    "headers": {
-                        "type": "object",
-                        "additionalProperties": {"anyOf": [{"type": "string"}, {"const": True}]},
-                    },
-                    "method": {"enum": ["POST", "PUT", "PATCH"]},
-                },
-            },
-            "config": {
-                "type": "object",
-                "required": ["channel"],
-                "properties": {
-                    "channel": CHANNEL_NAME,
-                    "from": {"type": ["string", "integer"]},
-                },
-            },
-            "filters": {"type": "array", "items": {"type": "object"}},
-            "types": {"type": "array", "items": {"type": "string"}},
-            "source": {"type": "string"},
-        },
-    },
-    "ChannelPage": {
-        "type": "object",
-        "required": ["channels", "next"],
-        "properties": {
-            "channels": {"type": "array", "items": ref("Channel")},
-            "next": {"type": ["string", "null"], "description": "`after` of the next page."},
-        },
-    },
-    "Channel": {
-        "type": "object",
-        "required": ["name", "records", "bytes", "subscribers"],
-        "properties": {
-            "name": {"type": "string"},
-            "records": {"type": "integer"},
-            "bytes": {"type": "integer", "description": "Of keys and values."},
-            "firstOffset": {"type": ["integer", "null"]},
-            "firstTime": {"type": ["string", "null"]},
-            "lastOffset": {"type": ["integer", "null"]},
-            "lastTime": {"type": ["string", "null"]},
-            "subscribers": {"type": "integer"},
-        },
-    },
-    "Pipeline": {
-        "type": "object",
-        "required": ["pipeline", "state", "queries"],
-        "properties": {
-            "pipeline": {"type": "string"},
-            "description": {"type": "string"},
-            "state": {"enum": PIPELINE_STATES},
-            "pid": {"type": ["integer", "null"]},
-            "updated": {"type": ["number", "null"]},
-            "reason": {"type": ["string", "null"]},
-            "restarts": {"type": "integer"},
-            "log": {"type": ["string", "null"]},
-            "rows": {"type": "number"},
-            "rows_per_second": {"type": "number"},
-            "late": {"type": "integer"},
-            "repeats": {"type": "integer"},
-            "dead": {"type": "integer"},
-            "lag": {"type": ["integer", "null"]},
-            "batch": {"type": "integer"},
-            "queries": {"type": "object"},
-        },
-    },
-    "Test": {
-        "type": "object",
-        "anyOf": [{"required": ["event"]}, {"required": ["document"]}],
-        "properties": {
-            "document": {},
-            "documentId": {"type": ["string", "null"]},
-            "event": {"type": "object"},
-        },
-    },
-}
+class AcceptedBody(Struct):
+    code: Literal["accepted"]
+
+
+class EventBody(Struct):
+    """A CloudEvent; members other than `source` and `id` are stored, not checked."""
+
+    source: str
+    id: str | float
+    specversion: Any = UNSET
+    type: Any = UNSET
+    data: Any = UNSET
+
+
+class MessageBody(Struct):
+    """A message to a stream."""
+
+    publish_to: Annotated[str, Meta(pattern=":[^:]|[^:]:")]
+    payload: str
+
+
+class FilterBody(Struct):
+    """A Koncorde filter, or `filter` and `dialect`."""
+
+    filter: Any = UNSET
+    dialect: Dialect | UnsetType = UNSET
+
+
+class FilterTest(Struct, rename="camel"):
+    """A document or an event to test filters with."""
+
+    document: Any = UNSET
+    document_id: str | UnsetType | None = UNSET
+    event: dict[str, Any] | UnsetType = UNSET
+
+
+class FilterRegistration(Struct):
+    """`diff` is false if an equal filter was registered before."""
+
+    id: str
+    diff: dict[str, Any] | bool
+
+
+class FilterIds(Struct):
+    ids: list[str]
+
+
+class FilterValidation(Struct):
+    valid: Literal[True]
+    id: str
+    canonical: Any
+
+
+class FilterDescription(Struct):
+    id: str
+    index: str
+    collection: str
+    dialect: Dialect
+    filter: Any
+
+
+class ChannelSummary(Struct, rename="camel"):
+    """A channel; offsets and times are null if the log has no record of it."""
+
+    name: str
+    records: int
+    bytes: Annotated[int, Meta(description="Of keys and values.")]
+    first_offset: int | None
+    first_time: str | None
+    last_offset: int | None
+    last_time: str | None
+    subscribers: int
+
+
+class ChannelPage(Struct):
+    """`next` is the `after` of the next page."""
+
+    channels: list[ChannelSummary]
+    next: str | None
+
+
+class SubscriptionConfig(Struct, forbid_unknown_fields=True, rename={"from_": "from"}):
+    """The channel, and where to start: `latest` without `from`."""
+
+    channel: ChannelName
+    from_: str | int | UnsetType = UNSET
+
+
+class SubscriptionSettings(Struct, forbid_unknown_fields=True):
+    """How events are sent. Headers are shown as `true`, which keeps their values when it is put back."""
+
+    headers: dict[str, str | Literal[True]] | UnsetType = UNSET
+    method: Literal["POST", "PUT", "PATCH"] | UnsetType = UNSET
+
+
+class SubscriptionBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A filter on a channel and the webhook to which matching events are sent."""
+
+    id: str | UnsetType = UNSET
+    sink: str
+    config: SubscriptionConfig
+    protocol: Literal["HTTP"] | UnsetType = UNSET
+    protocolsettings: SubscriptionSettings | UnsetType = UNSET
+    filters: list[dict[str, Any]] | UnsetType = UNSET
+    types: list[str] | UnsetType = UNSET
+    source: str | UnsetType = UNSET
+
+
+class SubscriptionStatus(Struct, rename="camel", omit_defaults=True):
+    """`offset` is the next record to deliver."""
+
+    state: Literal["pending", "active", "gone", "expired"]
+    offset: int
+    delivered: int
+    dead_letters: int
+    last_error: str
+    expires: str | UnsetType = UNSET
+    allowed_rate: int | UnsetType = UNSET
+
+
+class SubscriptionView(SubscriptionBody, kw_only=True):
+    """A subscription with its status."""
+
+    id: str
+    status: SubscriptionStatus
+
+
+class SubscriptionConfirmation(Struct):
+    id: str
+    state: str
+
+
+class PipelineView(Struct):
+    """What a pipeline does: the object of `virta pipeline status --json`."""
+
+    pipeline: str
+    state: PipelineState
+    queries: dict[str, Any]
+    description: str | UnsetType = UNSET
+    pid: int | UnsetType | None = UNSET
+    updated: float | UnsetType | None = UNSET
+    reason: str | UnsetType | None = UNSET
+    restarts: int | UnsetType = UNSET
+    log: str | UnsetType | None = UNSET
+    rows: float | UnsetType = UNSET
+    rows_per_second: float | UnsetType = UNSET
+    late: int | UnsetType = UNSET
+    repeats: int | UnsetType = UNSET
+    dead: int | UnsetType = UNSET
+    lag: int | UnsetType | None = UNSET
+    batch: int | UnsetType = UNSET
