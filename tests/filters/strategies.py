@@ -17,13 +17,13 @@ from virta.filters.tree import (
     Circle,
     Condition,
     Flat,
+    JsonPattern,
     Not,
     Or,
-    Pattern,
     Polygon,
-    Range,
     Regexp,
     Select,
+    ValueRange,
 )
 
 NAMES = ["a", "b", "c", "a.b", "0", "", "é"]
@@ -80,7 +80,7 @@ def ranges(draw):
     lower, upper = draw(st.none() | bound), draw(bound)
     if draw(st.booleans()):
         lower, upper = upper, lower
-    return Range(lower, upper, lower_open=draw(st.booleans()), upper_open=draw(st.booleans()))
+    return ValueRange(lower, upper, lower_open=draw(st.booleans()), upper_open=draw(st.booleans()))
 
 
 regexps = st.builds(Regexp, st.sampled_from(PATTERNS), st.sampled_from(["", "i", "m", "s", "ims"]))
@@ -112,7 +112,7 @@ def conditions(*, at=paths, trees=None):
         st.builds(Condition, at, st.just("range"), ranges()),
         st.builds(Condition, at, st.sampled_from(["prefix", "suffix"]), texts),
         st.builds(Condition, at, st.sampled_from(["regexp", "regexp_text"]), regexps),
-        st.builds(Condition, at, st.just("match"), values.map(Pattern.of)),
+        st.builds(Condition, at, st.just("match"), values.map(JsonPattern.of)),
         st.builds(Condition, at, st.sampled_from(["geo_junk", "negative_zero"])),
         st.builds(
             Condition,

@@ -15,7 +15,7 @@ from strategies import documents, koncorde_filters, trees
 from virta.filters import Filter, parse
 from virta.filters.canonical import canonical_text, canonicalise, conjunctions
 from virta.filters.evaluate import holds
-from virta.filters.tree import EVERYTHING, NOTHING, And, Condition, Flat, Not, Or, Range
+from virta.filters.tree import EVERYTHING, NOTHING, And, Condition, Flat, Not, Or, ValueRange
 
 A = ("a",)
 NEGATIVE_ZERO = Condition(A, "negative_zero")
@@ -26,7 +26,7 @@ def eq(value, path=A):
 
 
 def between(lower, upper, **kinds):
-    return Condition(A, "range", Range(lower, upper, **kinds))
+    return Condition(A, "range", ValueRange(lower, upper, **kinds))
 
 
 def shuffled(node, rng):

@@ -24,12 +24,12 @@ from virta.filters.tree import (
     Circle,
     Condition,
     Flat,
+    JsonPattern,
     Not,
     Or,
-    Pattern,
-    Range,
     Regexp,
     Select,
+    ValueRange,
     all_of,
     any_of,
     conditions,
@@ -59,7 +59,7 @@ def test_true_is_not_one():
     assert Condition(A, "eq", True) != Condition(A, "eq", 1)
     assert Condition(A, "in", [True]) != Condition(A, "in", [1])
     assert len(Condition(A, "in", [True, 1, 1.0, "1", None]).value) == 4
-    assert Range(False, True) != Range(0, 1)
+    assert ValueRange(False, True) != ValueRange(0, 1)
 
 
 @pytest.mark.parametrize(
@@ -91,10 +91,10 @@ def test_refuses_values_that_are_none(op, value):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Range(None, None),
-        lambda: Range(1, "x"),
-        lambda: Range(0, True),
-        lambda: Range([], None),
+        lambda: ValueRange(None, None),
+        lambda: ValueRange(1, "x"),
+        lambda: ValueRange(0, True),
+        lambda: ValueRange([], None),
         lambda: Regexp("x" * (REGEXP_CHARS_MAX + 1)),
         lambda: Regexp("x", "g"),
         lambda: Condition(A, "in", range(IN_VALUES_MAX + 1)),
@@ -102,8 +102,8 @@ def test_refuses_values_that_are_none(op, value):
         lambda: Condition((Flat("a"), "b"), "exists"),
         lambda: Flat(5),
         lambda: Flat("." * 1000),
-        lambda: Pattern.of([[]] * 1000),
-        lambda: Pattern.of({"a": object()}),
+        lambda: JsonPattern.of([[]] * 1000),
+        lambda: JsonPattern.of({"a": object()}),
     ],
 )
 def test_refuses_what_is_malformed_or_too_large(make):
@@ -251,12 +251,12 @@ MEANING = [
     ),
     ("contains", 1, [[1], ["x", 1.0]], [1, [[1]], [True], ["1"], {}, []]),
     ("contains", None, [[None]], [None, []]),
-    ("range", Range(1, 2), [1, 1.5, 2], [0, 3, True, "1", None, math.nan]),
-    ("range", Range(1, 2, lower_open=True, upper_open=True), [1.5], [1, 2]),
-    ("range", Range(lower=1), [10**400, 1], [0.999]),
-    ("range", Range("b", "d"), ["b", "bz", "d"], ["a", "da", 3]),
-    ("range", Range(lower="\uffff"), ["\U0001f600"], ["\ufffe"]),
-    ("range", Range(False, True, lower_open=True), [True], [False, 1]),
+    ("range", ValueRange(1, 2), [1, 1.5, 2], [0, 3, True, "1", None, math.nan]),
+    ("range", ValueRange(1, 2, lower_open=True, upper_open=True), [1.5], [1, 2]),
+    ("range", ValueRange(lower=1), [10**400, 1], [0.999]),
+    ("range", ValueRange("b", "d"), ["b", "bz", "d"], ["a", "da", 3]),
+    ("range", ValueRange(lower="\uffff"), ["\U0001f600"], ["\ufffe"]),
+    ("range", ValueRange(False, True, lower_open=True), [True], [False, 1]),
     ("prefix", "ab", ["ab", "abc"], ["a", 5, ["ab"], None]),
     ("suffix", "bc", ["bc", "abc"], ["b", 5]),
     ("regexp", Regexp("^b.b$"), ["bob"], ["bobb", 5, ["bob"], None]),
@@ -270,16 +270,16 @@ MEANING = [
     ("regexp_text", Regexp("^null$"), [None, "null"], [[None]]),
     ("regexp_text", Regexp("^1,,true,2,$"), [[1, None, True, [2, []]]], []),
     ("regexp_text", Regexp("object Object"), [{}, [{}]], [[]]),
-    ("match", Pattern.of({"b": 1}), [{"b": 1, "c": 2}], [{"b": 2}, {"c": 1}, [1], 1]),
-    ("match", Pattern.of({"b": None}), [{"b": None}], [{}]),
-    ("match", Pattern.of({}), [{}, {"a": 1}], [[], None]),
-    ("match", Pattern.of([]), [[], [1]], [{}, None]),
-    ("match", Pattern.of([1, 2]), [[2, 1], [1, 3, 2.0]], [[1], [1, 1], [True, 2]]),
-    ("match", Pattern.of([1, 1]), [[1, 1]], [[1, 2]]),
-    ("match", Pattern.of([{"x": 1}, {"x": 1, "y": 2}]), [[{"x": 1}, {"x": 1, "y": 2}]], []),
+    ("match", JsonPattern.of({"b": 1}), [{"b": 1, "c": 2}], [{"b": 2}, {"c": 1}, [1], 1]),
+    ("match", JsonPattern.of({"b": None}), [{"b": None}], [{}]),
+    ("match", JsonPattern.of({}), [{}, {"a": 1}], [[], None]),
+    ("match", JsonPattern.of([]), [[], [1]], [{}, None]),
+    ("match", JsonPattern.of([1, 2]), [[2, 1], [1, 3, 2.0]], [[1], [1, 1], [True, 2]]),
+    ("match", JsonPattern.of([1, 1]), [[1, 1]], [[1, 2]]),
+    ("match", JsonPattern.of([{"x": 1}, {"x": 1, "y": 2}]), [[{"x": 1}, {"x": 1, "y": 2}]], []),
     # Greedy: the first element of the pattern takes the only one the second could have had.
-    ("match", Pattern.of([{"x": 1}, {"x": 1, "y": 2}]), [], [[{"x": 1, "y": 2}, {"x": 1}]]),
-    ("match", Pattern.of([[1]]), [[[1, 2]], [0, [1]]], [[1], [[2]]]),
+    ("match", JsonPattern.of([{"x": 1}, {"x": 1, "y": 2}]), [], [[{"x": 1, "y": 2}, {"x": 1}]]),
+    ("match", JsonPattern.of([[1]]), [[[1, 2]], [0, [1]]], [[1], [[2]]]),
     ("select", Select(0, Condition((Flat("value"),), "eq", 1)), [[1], [1, 2]], [[], [2, 1], 1]),
     ("select", Select(-1, Condition((Flat("value.k"),), "eq", 1)), [[0, {"k": 1}]], [[1]]),
     ("select", Select(-3, EVERYTHING), [[1, 2, 3]], [[1, 2], "abc"]),

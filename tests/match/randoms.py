@@ -20,13 +20,13 @@ from virta.filters.tree import (
     Circle,
     Condition,
     Flat,
+    JsonPattern,
     Not,
     Or,
-    Pattern,
     Polygon,
-    Range,
     Regexp,
     Select,
+    ValueRange,
 )
 
 NAMES = ["a", "b", "c", "a.b", "b.c", "0", "1", "", "é", "lat"]
@@ -153,7 +153,7 @@ class Randoms:
         ]
         return tuple(steps)
 
-    def range(self) -> Range:
+    def range(self) -> ValueRange:
         kind = self.pick(["number", "number", "text", "boolean"])
         bounds = [self._bound(kind), self._bound(kind)]
         if self.rng.random() < 0.4:
@@ -161,7 +161,7 @@ class Randoms:
         elif kind != "boolean" and self.rng.random() < 0.8:
             bounds.sort()
         opens = [self.rng.random() < 0.5, self.rng.random() < 0.5]
-        return Range(bounds[0], bounds[1], lower_open=opens[0], upper_open=opens[1])
+        return ValueRange(bounds[0], bounds[1], lower_open=opens[0], upper_open=opens[1])
 
     def _bound(self, kind: str) -> Any:
         return self.pick({"number": NUMBERS, "text": TEXTS, "boolean": [True, False]}[kind])
@@ -202,7 +202,7 @@ class Randoms:
             "suffix": lambda: self.pick(TEXTS),
             "regexp": lambda: Regexp(self.pick(PATTERNS), self.pick(["", "i", "ms"])),
             "regexp_text": lambda: Regexp(self.pick(PATTERNS), self.pick(["", "i", "ms"])),
-            "match": lambda: Pattern.of(self.value(2)),
+            "match": lambda: JsonPattern.of(self.value(2)),
         }
         return Condition(path, op, makers[op]() if op in makers else None)
 

@@ -11,7 +11,7 @@ import weakref
 import pytest
 
 from virta.filters import Filter, parse
-from virta.filters.tree import And, Condition, Range, Select
+from virta.filters.tree import And, Condition, Select, ValueRange
 from virta.filters.values import Box
 from virta.match import Matcher, compile_filter, regex
 from virta.native import load
@@ -38,7 +38,7 @@ def test_conjunctions_move_when_events_show_a_better_place():
                 (
                     equals("user", "u0"),
                     equals("day", i % 7),
-                    Condition(("n",), "range", Range(i, i + 9)),
+                    Condition(("n",), "range", ValueRange(i, i + 9)),
                 )
             )
         )
@@ -62,7 +62,7 @@ def test_conjunctions_move_when_events_show_a_better_place():
 def test_the_gil_is_released():
     """While bytes are matched in one thread, Python runs in another."""
     matcher = Matcher(engine="native")
-    matcher.add_many(Filter(Condition(("a",), "range", Range(0, i))) for i in range(1, 2000))
+    matcher.add_many(Filter(Condition(("a",), "range", ValueRange(0, i))) for i in range(1, 2000))
     batch = [b'{"a": %d}' % (i % 2000) for i in range(20_000)]
     ticks = 0
     done = threading.Event()
@@ -171,7 +171,7 @@ def test_programs_cut_anywhere_leave_nothing_behind():
         (
             equals("a", 1),
             equals("b", "text"),
-            Condition(("c",), "range", Range(0, 9)),
+            Condition(("c",), "range", ValueRange(0, 9)),
             Condition(("d",), "in", (1, 2)),
             Condition(("e",), "prefix", "p"),
             Condition(("f",), "exists"),

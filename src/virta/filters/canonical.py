@@ -31,14 +31,14 @@ from virta.filters.tree import (
     Condition,
     Everything,
     Flat,
+    JsonPattern,
     Node,
     Not,
     Nothing,
     Or,
-    Pattern,
-    Range,
     Scalar,
     Select,
+    ValueRange,
 )
 from virta.filters.values import FIELD_PATHS_MAX, json_text
 
@@ -50,28 +50,28 @@ Conjunction = tuple[Condition | Not, ...]
 
 
 def canonicalise(node: Node) -> Node:
-    """The canonical tree with the same meaning."""
+    """Return the canonical tree with the same meaning."""
     return canonical_form(node).node
 
 
 def canonical_text(node: Node) -> str:
-    """The JSON text of the canonical tree: what is hashed."""
+    """Return the JSON text of the canonical tree: what is hashed."""
     return canonical_form(node).text
 
 
 def canonical_form(node: Node) -> Form:
-    """The canonical tree and its text, for one who wants both."""
+    """Return the canonical tree and its text."""
     return _push(node, negated=False)
 
 
 def digest(text: str) -> str:
-    """The id of a canonical text: 64 hex characters."""
+    """Return the id of a canonical text: 64 hex characters."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def conjunctions(node: Node, limit: int = CONJUNCTIONS_MAX) -> list[Conjunction] | None:
     """
-    The disjunctive normal form of a tree, or None when it has more than `limit` terms.
+    Return the disjunctive normal form of a tree, or None when it has more than `limit` terms.
 
     Terms that cannot hold are left out ([] is Nothing); the empty conjunction, alone, is Everything.
     """
@@ -79,7 +79,7 @@ def conjunctions(node: Node, limit: int = CONJUNCTIONS_MAX) -> list[Conjunction]
 
 
 def form_conjunctions(form: Form, limit: int = CONJUNCTIONS_MAX) -> list[Conjunction] | None:
-    """As `conjunctions`, of a form that is at hand."""
+    """Return the disjunctive normal form of a canonical form; see `conjunctions`."""
     if _terms(form.node) > limit:
         return None
     found: dict[str, Conjunction] = {}
@@ -95,11 +95,11 @@ def form_conjunctions(form: Form, limit: int = CONJUNCTIONS_MAX) -> list[Conjunc
 
 class Form:
     """
-    A canonical node with its text, which is its identity here: equal nodes have equal texts.
+    A canonical node with its text; equal nodes have equal texts.
 
     `parts` are the forms of the children of an `And` or `Or`, `path` the text of a condition's path.
-    Texts are made once, bottom up; to hash or write a subtree at every level above it would cost its
-    size times its depth.
+    Texts are made once, bottom up: hashing a subtree at every level above it would cost its size times its
+    depth.
     """
 
     __slots__ = ("node", "parts", "path", "text")
@@ -143,7 +143,7 @@ def _push(node: Node, *, negated: bool) -> Form:
 
 
 def _simplest(condition: Condition) -> Condition | Nothing:
-    """The plainest condition that says the same."""
+    """Return the simplest equivalent condition."""
     path, op, value = condition.path, condition.op, condition.value
     if op == "in" and len(value) == 1:
         return Condition(path, "eq", value[0])
@@ -160,12 +160,12 @@ def _simplest(condition: Condition) -> Condition | Nothing:
 
 
 def _simplest_range(condition: Condition) -> Condition | Nothing:
-    bounds: Range = condition.value
+    bounds: ValueRange = condition.value
     if bounds.lower is None or bounds.upper is None:
         return condition
     if bounds.lower == bounds.upper and not (bounds.lower_open or bounds.upper_open):
         return Condition(condition.path, "eq", bounds.lower)
-    # Bounds of one kind compare; Range saw to it.
+    # Both bounds have one type: ValueRange checks it.
     return NOTHING if bounds.lower >= bounds.upper else condition  # type: ignore[operator]
 
 
@@ -173,7 +173,7 @@ def _simplest_range(condition: Condition) -> Condition | Nothing:
 
 
 def _join(kind: type[And | Or], children: list[Form]) -> Form:
-    """The canonical `kind` of canonical children."""
+    """Return the canonical `kind` of canonical children."""
     neutral, absorbing = (_EVERYTHING, _NOTHING) if kind is And else (_NOTHING, _EVERYTHING)
     flat: dict[str, Form] = {}
     for child in children:
@@ -201,7 +201,7 @@ def _join(kind: type[And | Or], children: list[Form]) -> Form:
 
 
 def _join_literals(kind: type[And | Or], forms: list[Form]) -> list[Form] | None:
-    """Literals, those of one path joined; None when they decide the whole."""
+    """Return the literals with those of one path joined; None if they decide the whole."""
     by_path: dict[str, list[Form]] = {}
     for form in forms:
         by_path.setdefault(form.path, []).append(form)
@@ -220,20 +220,20 @@ def _join_literals(kind: type[And | Or], forms: list[Form]) -> list[Form] | None
 
 
 def _signed(literal: Any, kind: type[And | Or]) -> tuple[Condition, bool]:
-    """A condition and whether it is wanted. Or is the And of the negations, negated: one set of rules."""
+    """Return a condition and its sign; `Or` is the negated `And` of the negations, so one set of rules serves both."""
     negated = isinstance(literal, Not)
     return (literal.child if negated else literal), negated is not (kind is And)
 
 
 def _conjoin(group: list[tuple[Condition, bool]]) -> list[tuple[Condition, bool]] | None:
-    """The conjunction of conditions on one path, in fewest; None when it cannot hold."""
+    """Return the shortest conjunction of conditions on one path; None if it cannot hold."""
     wanted = {c for c, positive in group if positive}
     refused = {c for c, positive in group if not positive}
     if wanted & refused or (wanted and any(c.op == "exists" for c in refused)):
         return None
     absent = next((c for c in refused if c.op == "exists"), None)
     if absent is not None:
-        # A missing value satisfies no condition: the other refusals follow. Opaque ones look elsewhere.
+        # A missing value satisfies no condition, so the other negations follow, except opaque ones.
         return [(absent, False), *((c, False) for c in refused if c.op == "opaque")]
     path = group[0][0].path
     ranges = _joined_ranges(wanted)
@@ -254,11 +254,11 @@ def _conjoin(group: list[tuple[Condition, bool]]) -> list[tuple[Condition, bool]
 def _conjoin_values(
     path: Path, values: list[Scalar], wanted: set[Condition], refused: set[Condition]
 ) -> list[tuple[Condition, bool]] | None:
-    """As _conjoin, when the value is one of few: what looks only at the value is decided now."""
+    """Return the conjunction when the value is one of few: conditions on the value alone are decided here."""
     signed = [(c, True) for c in wanted] + [(c, False) for c in refused]
     decided = [(c, sign) for c, sign in signed if c.op not in ("opaque", "negative_zero")]
     kept = [v for v in values if all(TESTS[c.op](c.value, v) is sign for c, sign in decided)]
-    # Zero stands for both zeros, which one condition tells apart; of other values it is false.
+    # Zero stands for 0.0 and -0.0, which only `negative_zero` distinguishes.
     zeros: list[Scalar] = [v for v in kept if v == 0 and not isinstance(v, bool)]
     if any(c.op == "negative_zero" for c in wanted):
         kept = zeros
@@ -273,7 +273,7 @@ def _one_of(path: Any, values: list[Scalar]) -> Condition:
 
 
 def _common_values(wanted: set[Condition]) -> list[Scalar] | None:
-    """The values that every eq and in of the set allows at most; None when there is no such condition."""
+    """Return the values of the narrowest eq or in of the set, None if there is none."""
     first = min((c for c in wanted if c.op in ("eq", "in")), key=_breadth, default=None)
     if first is None:
         return None
@@ -295,11 +295,11 @@ def _excluded_values(refused: set[Condition]) -> list[Scalar]:
 
 
 def _joined_ranges(wanted: set[Condition]) -> set[Condition] | None:
-    """All ranges of one path as one condition; None when nothing lies in all of them."""
+    """Return all ranges of one path as one condition, None if their intersection is empty."""
     ranges = [c for c in wanted if c.op == "range"]
     if len(ranges) < 2:
         return set(ranges)
-    bounds: Range = ranges[0].value
+    bounds: ValueRange = ranges[0].value
     for other in ranges[1:]:
         if other.value.kind != bounds.kind:
             return None
@@ -308,7 +308,7 @@ def _joined_ranges(wanted: set[Condition]) -> set[Condition] | None:
     return None if isinstance(joined, Nothing) else {joined}
 
 
-def _intersection(one: Any, two: Any) -> Range:
+def _intersection(one: Any, two: Any) -> ValueRange:
     lower, lower_open = one.lower, one.lower_open
     if lower is None or (two.lower is not None and two.lower >= lower):
         lower_open = two.lower_open or (lower == two.lower and lower_open)
@@ -317,14 +317,14 @@ def _intersection(one: Any, two: Any) -> Range:
     if upper is None or (two.upper is not None and two.upper <= upper):
         upper_open = two.upper_open or (upper == two.upper and upper_open)
         upper = two.upper
-    return Range(lower, upper, lower_open=lower_open, upper_open=upper_open)
+    return ValueRange(lower, upper, lower_open=lower_open, upper_open=upper_open)
 
 
 # Distribution.
 
 
 def _terms(node: Node) -> int:
-    """How many terms plain distribution gives."""
+    """Return the number of terms that distribution produces."""
     if isinstance(node, Or):
         return sum(_terms(child) for child in node.children)
     product = 1
@@ -366,7 +366,7 @@ def _path_text(path: Path) -> str:
 def _value_text(value: Any) -> str:
     if isinstance(value, str):
         return encode_basestring_ascii(value)
-    if isinstance(value, Pattern):
+    if isinstance(value, JsonPattern):
         return value.text
     if isinstance(value, Select):
         return f'{{"index":{value.index},"tree":{canonical_text(value.tree)}}}'
@@ -374,7 +374,7 @@ def _value_text(value: Any) -> str:
         return json_text(value.canonical_json())
     if is_dataclass(value):
         shape = {f.name: getattr(value, f.name) for f in fields(value)}
-        if isinstance(value, Range):
+        if isinstance(value, ValueRange):
             shape = {k: v for k, v in shape.items() if v is not None and (v or "open" not in k)}
         return json_text(shape)
     return json_text(value)

@@ -41,7 +41,7 @@ _NAME = re.compile(r"[a-z0-9]+")
 
 def parse(source: Any) -> Filter:
     """
-    The filter of an object, a list of objects, or the JSON text of either.
+    Return the filter of an object, a list of objects, or the JSON text of either.
 
     Raises FilterError whose `path` names the place (`all[1].exact.type`) and `keyword` the dialect.
     """
@@ -145,7 +145,7 @@ class _Reader:
         return all_of(nodes)
 
     def _counted(self, more: int, path: str) -> None:
-        """Refuse a filter too large before it is read, not after."""
+        """Count conditions and refuse a filter that is too large before reading on."""
         self.count += more
         if self.count > 2 * CONDITIONS_MAX:
             raise FilterError(
@@ -182,7 +182,7 @@ def _suffix(name: str, text: str) -> Node:
 
 
 def _text_is(expression: Expression, text: str) -> Node:
-    """A comparison that numbers and booleans could pass by their text."""
+    """Return a comparison of texts, for texts that numbers or booleans could have."""
     return opaque(Chain(expression, (("=", Literal(text)),)))
 
 

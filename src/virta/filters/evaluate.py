@@ -1,10 +1,10 @@
 """
-The plain evaluator: what every other engine must agree with.
+The reference evaluator of filter trees; the engines of `virta.match` must agree with it.
 
-`holds(tree, obj)` walks the tree once and knows nothing of dialects; each line of the table in
-`virta.filters.tree` is one small function here. It accepts any Python value as the object, never
-raises because of it and never mutates it: a value that JSON has no type for satisfies nothing but
-`exists`. Recursion goes only along the tree, whose depth is bounded; documents may nest at will.
+`holds(tree, obj)` walks the tree once, independently of dialects; each line of the table in
+`virta.filters.tree` is one small function here. Any Python value can be the object: it is never modified and
+never causes an exception, and a value without a JSON type satisfies only `exists`. Recursion follows the tree,
+whose depth is bounded; documents may nest arbitrarily.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from virta.filters.values import INTEGER_EXACT_MAX, number, scalar_key
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from virta.filters.values import Path, Range, Scalar
+    from virta.filters.values import Path, Scalar, ValueRange
 
 
 class _Missing:
-    """What a path finds when there is nothing."""
+    """The value of a path that leads nowhere."""
 
     def __repr__(self) -> str:
         return "missing"
@@ -38,15 +38,15 @@ MISSING: Final = _Missing()
 _COMPOUND: Final = frozenset({dict, list, tuple})
 _SCALAR: Final = frozenset({str, int, float, bool, type(None), _Missing})
 
-# Scalars of one object or array of a pattern that are asked how rare they are.
-TELLING_MAX = 4
+# Scalars of one object or array of a pattern whose frequency is counted.
+INDEXED_SCALARS_MAX = 4
 
-# `in` lists longer than this are searched, not scanned.
+# `in` lists longer than this are searched by bisection, not scanned.
 SEARCHED_MIN = 8
 
 
 def holds(node: Node, obj: Any) -> bool:
-    """Whether the tree holds for the object."""
+    """Return whether the tree holds for the object."""
     if isinstance(node, Condition):
         return condition_holds(node, obj)
     if isinstance(node, And):
@@ -59,7 +59,7 @@ def holds(node: Node, obj: Any) -> bool:
 
 
 def condition_holds(condition: Condition, obj: Any) -> bool:
-    """Whether one condition holds for the object."""
+    """Return whether one condition holds for the object."""
     value = resolve(obj, condition.path)
     return value is not MISSING and TESTS[condition.op](condition.value, value)
 
@@ -68,7 +68,7 @@ def condition_holds(condition: Condition, obj: Any) -> bool:
 
 
 def resolve(obj: Any, path: Path) -> Any:
-    """The value at a path, or MISSING."""
+    """Return the value at a path, or MISSING."""
     for step in path:
         if isinstance(step, str):
             obj = obj.get(step, MISSING) if isinstance(obj, dict) else MISSING
@@ -87,10 +87,10 @@ def resolve(obj: Any, path: Path) -> Any:
 
 def flat_member(root: Any, name: str) -> Any:
     """
-    The entry of the flattened root under a dotted name, or MISSING.
+    Return the entry of the flattened root under a dotted name, or MISSING.
 
-    Nothing is flattened: the members whose path is a prefix of the name are looked up. Only when two
-    of them end at the same name does the order of the document decide, and the document is walked.
+    The document is not flattened: the members whose path is a prefix of the name are looked up. Only when two
+    of them end at the same name is it walked, because then document order decides.
     """
     if not isinstance(root, dict):
         return MISSING
@@ -117,7 +117,7 @@ def flat_member(root: Any, name: str) -> Any:
 
 
 def _last_flat_member(root: dict[str, Any], name: str) -> Any:
-    """As flat_member, in document order: the last member that flattens to the name."""
+    """Return the last member, in document order, that flattens to the name, or MISSING."""
     found: Any = MISSING
     pending = [("", iter(root.items()))]
     while pending:
@@ -139,7 +139,7 @@ def _last_flat_member(root: dict[str, Any], name: str) -> Any:
 
 
 def same(expected: Scalar, value: Any) -> bool:
-    """Equality of scalars as JSON sees it: same type, numbers as doubles."""
+    """Return whether a value equals a scalar by JSON's rules: same type, numbers as doubles."""
     if isinstance(value, str):
         return isinstance(expected, str) and value == expected
     if value is None or isinstance(value, bool):
@@ -182,7 +182,7 @@ def _contains(expected: Scalar, value: Any) -> bool:
     return isinstance(value, list | tuple) and any(same(expected, item) for item in value)
 
 
-def _range(bounds: Range, value: Any) -> bool:
+def _range(bounds: ValueRange, value: Any) -> bool:
     if not _type(bounds.kind, value):
         return False
     if bounds.kind == "number":
@@ -196,7 +196,7 @@ def _range(bounds: Range, value: Any) -> bool:
 
 
 def _match(pattern: Any, value: Any) -> bool:
-    """Whether the value contains the pattern; recursion is bounded by the pattern's depth."""
+    """Return whether the value contains the pattern; recursion is bounded by the pattern's depth."""
     if isinstance(pattern, dict):
         return isinstance(value, dict) and all(
             key in value and _match(part, value[key]) for key, part in pattern.items()
@@ -208,14 +208,15 @@ def _match(pattern: Any, value: Any) -> bool:
 
 def _match_array(pattern: list[Any], value: Any) -> bool:
     """
-    Each element of the pattern, in order, takes the first element left that contains it.
+    Return whether each element of the pattern, in order, is contained in an element of its own.
 
-    Scalars take only their equals, so for them it is enough to count; the others never take a scalar.
+    An element of the pattern takes the first remaining element that contains it. Scalars take only their equals,
+    so they are counted; objects and arrays never take a scalar.
     """
     if len(pattern) > len(value):
         return False
     scalars = [part for part in pattern if not isinstance(part, dict | list)]
-    if scalars and not _holds_scalars(scalars, value):
+    if scalars and not _has_scalars(scalars, value):
         return False
     if len(scalars) == len(pattern):
         return True
@@ -228,19 +229,19 @@ class _Compounds:
     """
     The objects and arrays of an array, of which each part of a pattern takes the first that contains it.
 
-    It is worth to look only where the rarest of the scalars is that a part names, and both how rare they are and
-    where they are is found out for all parts in one go, as arrays may be long. A scalar is named by the object's
-    member it is wanted in, or by None if it is wanted in an array.
+    Only the items with the rarest scalar of a part are candidates for it. Frequencies and positions of the scalars
+    are computed for all parts at once, as arrays may be long. A scalar is identified by its value and the name of
+    the member it must be in, None for an element of an array.
     """
 
     def __init__(self, parts: list[Any], items: list[Any]) -> None:
         self._items = items
         self._taken: set[int] = set()
         self._columns: dict[str | None, list[Any]] = {}
-        told = [list(islice(_told(part), TELLING_MAX)) for part in parts]
-        counts = {name: self._count(name, wanted) for name, wanted in _by_name(told).items()}
+        named = [list(islice(_named_scalars(part), INDEXED_SCALARS_MAX)) for part in parts]
+        counts = {name: self._count(name, wanted) for name, wanted in _by_name(named).items()}
         rarest = [
-            min(named, key=lambda one: counts[one[0]][one[1]], default=None) for named in told
+            min(scalars, key=lambda one: counts[one[0]][one[1]], default=None) for scalars in named
         ]
         chosen = _by_name([[one] for one in rarest if one is not None])
         places = {name: self._places(name, wanted) for name, wanted in chosen.items()}
@@ -250,7 +251,7 @@ class _Compounds:
         )
 
     def take(self, part: Any) -> bool:
-        """The parts in their order."""
+        """Assign the next part to an item, in the order of the parts; return False if none is left for it."""
         for at in next(self._candidates):
             if at not in self._taken and _match(part, self._items[at]):
                 self._taken.add(at)
@@ -267,34 +268,34 @@ class _Compounds:
         column = self._column(name)
         places: dict[Scalar, list[int]] = {scalar: [] for scalar in wanted}
         if name is not None:
-            for at in [at for at, held in enumerate(column) if held in wanted]:
+            for at in [at for at, scalar in enumerate(column) if scalar in wanted]:
                 places[column[at]].append(at)
             return places
-        for at in [at for at, held in enumerate(column) if not wanted.isdisjoint(held)]:
+        for at in [at for at, scalars in enumerate(column) if not wanted.isdisjoint(scalars)]:
             for scalar in wanted.intersection(column[at]):
                 places[scalar].append(at)
         return places
 
     def _column(self, name: str | None) -> list[Any]:
-        """Of each item the scalar in a member, MISSING if there is none; or the scalars it holds as an array."""
+        """Return of each item its scalar in a member (or MISSING), or for None its scalars as an array."""
         column = self._columns.get(name)
         if column is None:
-            column = self._held() if name is None else self._members(name)
+            column = self._elements() if name is None else self._members(name)
             self._columns[name] = column
         return column
 
-    def _held(self) -> list[Any]:
+    def _elements(self) -> list[Any]:
         column: list[Any] = [() if isinstance(item, dict) else item for item in self._items]
         if set(map(type, chain.from_iterable(column))) <= _SCALAR:
             return column
-        return [[held for held in item if _scalar(held)] for item in column]
+        return [[one for one in item if _scalar(one)] for item in column]
 
     def _members(self, name: str) -> list[Any]:
         items = self._items
         column = [item.get(name, MISSING) if type(item) is dict else MISSING for item in items]
         if set(map(type, column)) <= _SCALAR and set(map(type, items)) <= _COMPOUND:
             return column
-        # Not from JSON: an object that compares in its own way must not do so here.
+        # Not from JSON: do not call an object's own comparison.
         return [
             item[name]
             if isinstance(item, dict) and name in item and _scalar(item[name])
@@ -303,18 +304,18 @@ class _Compounds:
         ]
 
 
-def _told(part: Any) -> Iterator[tuple[str | None, Scalar]]:
-    """The scalars that tell where a part may be, each with what it is wanted in."""
+def _named_scalars(part: Any) -> Iterator[tuple[str | None, Scalar]]:
+    """Return the scalars of a part, each with the name of the member it must be in."""
     if isinstance(part, list):
-        return ((None, wanted) for wanted in part if _telling(wanted))
-    return ((name, wanted) for name, wanted in part.items() if _telling(wanted))
+        return ((None, wanted) for wanted in part if _is_exact(wanted))
+    return ((name, wanted) for name, wanted in part.items() if _is_exact(wanted))
 
 
 def _by_name(
-    told: list[list[tuple[str | None, Scalar]]],
+    named: list[list[tuple[str | None, Scalar]]],
 ) -> dict[str | None, set[Scalar]]:
     wanted: dict[str | None, set[Scalar]] = {}
-    for name, scalar in chain.from_iterable(told):
+    for name, scalar in chain.from_iterable(named):
         wanted.setdefault(name, set()).add(scalar)
     return wanted
 
@@ -323,18 +324,18 @@ def _scalar(value: Any) -> bool:
     return value is None or isinstance(value, str | int | float)
 
 
-def _telling(wanted: Any) -> bool:
-    """Whether Python's equality finds all that JSON's does: not beyond the whole numbers that doubles hold."""
+def _is_exact(wanted: Any) -> bool:
+    """Return whether Python's equality agrees with JSON's: not for integers beyond the exact doubles."""
     if isinstance(wanted, int | float):
         return abs(wanted) < INTEGER_EXACT_MAX
     return not isinstance(wanted, dict | list)
 
 
-def _holds_scalars(wanted: list[Scalar], value: Any) -> bool:
+def _has_scalars(wanted: list[Scalar], value: Any) -> bool:
     """
-    Whether the array has each scalar as often as it is wanted.
+    Return whether the array has each scalar as often as it is wanted.
 
-    Arrays may be long: types are told apart once for all elements, and the counting is C's.
+    Arrays may be long: types are separated once for all elements, and `Counter` counts in C.
     """
     if len(wanted) == 1:
         return any(same(wanted[0], item) for item in value)
@@ -343,8 +344,8 @@ def _holds_scalars(wanted: list[Scalar], value: Any) -> bool:
         counts = Counter(part for part in wanted if _family(type(part)) is family)
         if not counts:
             continue
-        mine = {kind for kind in types if _family(kind) is family}
-        found = [item for item in value if type(item) in mine]
+        same_family = {kind for kind in types if _family(kind) is family}
+        found = [item for item in value if type(item) in same_family]
         if family is float:
             exact = INTEGER_EXACT_MAX
             found = [item if -exact <= item <= exact else number(item) for item in found]
@@ -355,7 +356,7 @@ def _holds_scalars(wanted: list[Scalar], value: Any) -> bool:
 
 
 def _family(kind: type) -> type | None:
-    """Scalars are compared within str, within numbers (float), and within the constants (bool)."""
+    """Return the family within which a scalar type is compared: str, numbers (float), constants (bool)."""
     if issubclass(kind, str):
         return str
     if kind is bool or kind is type(None):

@@ -1,8 +1,8 @@
 """
 Why a filter matches an object, or does not.
 
-The answer is the tree again, each node with its verdict, and at the conditions what was found there. For
-people `str()` of it draws the tree; `reasons` names only the conditions that decided.
+The result is the tree with a verdict at each node, and the value found at each condition. `str()` draws it as
+text; `reasons` lists only the conditions that decided.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from virta.filters.tree import (
     Not,
     Nothing,
     Path,
-    Range,
     Regexp,
     Select,
+    ValueRange,
 )
 from virta.filters.values import json_text
 
@@ -50,11 +50,11 @@ class Explanation:
 
     @property
     def reasons(self) -> list[str]:
-        """The sentences of the conditions that decided the verdict, in the filter's order."""
+        """Return the sentences of the conditions that decided the verdict, in the filter's order."""
         return [text for text in self._deciding() if text]
 
     def to_json(self) -> dict[str, Any]:
-        """The structure as JSON data."""
+        """Return the structure as JSON data."""
         found: dict[str, Any] = {"matches": self.matches, "kind": self.kind}
         if self.kind == "condition":
             found |= {"path": self.path, "op": self.op, "expected": self.expected}
@@ -71,8 +71,7 @@ class Explanation:
     def _deciding(self) -> list[str]:
         if not self.children:
             return [self.reason]
-        # A conjunction fails by its failing members and holds by all; a disjunction the other way round.
-        # A negation has the verdict its child has not.
+        # A conjunction fails because of its failing members and holds because of all; a disjunction vice versa.
         deciding = [
             child for child in self.children if self.kind == "not" or child.matches is self.matches
         ]
@@ -90,7 +89,7 @@ class Explanation:
 
 
 def explain(node: Node, obj: Any, *, negated: bool = False) -> Explanation:
-    """The verdict on an object, node by node; `negated` only changes the words of the reasons."""
+    """Return the verdict on an object, node by node; `negated` only changes the words of the reasons."""
     if isinstance(node, Condition):
         return _explain_condition(node, obj, "should not" if negated else "should")
     if isinstance(node, Everything):
@@ -107,7 +106,7 @@ def explain(node: Node, obj: Any, *, negated: bool = False) -> Explanation:
 
 
 def path_text(path: Path) -> str:
-    """A path for people: `data.items[0].name`."""
+    """Return a path as text: `data.items[0].name`."""
     text = ""
     for step in path:
         if isinstance(step, int):
@@ -140,7 +139,7 @@ def _explain_condition(condition: Condition, obj: Any, should: str) -> Explanati
 
 
 def _distance(condition: Condition, value: Any) -> str:
-    """How far a point is from the centre, where there is one."""
+    """Return how far a point is from the centre, where there is one."""
     point = None if value is MISSING else read_point(value)
     if point is None or condition.op not in ("geo_distance", "geo_distance_range"):
         return ""
@@ -150,7 +149,7 @@ def _distance(condition: Condition, value: Any) -> str:
 
 def _expected(condition: Condition) -> str:
     value = condition.value
-    if isinstance(value, Range):
+    if isinstance(value, ValueRange):
         return f"be {_range_text(value)}"
     if isinstance(value, Regexp):
         what = "hold" if condition.op == "regexp" else "hold, as text,"
@@ -186,7 +185,7 @@ _SHAPES: dict[str, Any] = {
 }
 
 
-def _range_text(bounds: Range) -> str:
+def _range_text(bounds: ValueRange) -> str:
     parts = []
     if bounds.lower is not None:
         parts.append(f"{'>' if bounds.lower_open else '>='} {_quoted(bounds.lower)}")
@@ -196,7 +195,7 @@ def _range_text(bounds: Range) -> str:
 
 
 def _quoted(value: Any) -> str:
-    """JSON of a value, cut to a readable length; a document may hold anything, so nothing is assumed."""
+    """Return the JSON of any value, cut to a readable length."""
     if hasattr(value, "text"):
         value = value.value
     if isinstance(value, str) and len(value) > QUOTED_CHARS_MAX:

@@ -1,8 +1,8 @@
 """
-A filter: a tree, the dialect it was written in, and what one can ask of it.
+A filter: a tree and the dialect it was written in.
 
-Two filters are equal when their canonical forms are, whatever the dialect, the order of operands or
-the process: `id` is the hash of that form.
+Two filters are equal when their canonical forms are, regardless of dialect, order of operands and process: `id`
+is the hash of that form.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ class Filter:
         self._id: str | None = None
 
     def matches(self, obj: Any) -> bool:
-        """Whether the object (a CloudEvent, a document: what the dialect speaks of) satisfies the filter."""
+        """Return whether an object satisfies the filter: an event, or a document for Koncorde."""
         return holds(self.tree, obj)
 
     @property
     def id(self) -> str:
-        """64 hex characters, equal for equal filters in every process."""
+        """Return 64 hex characters, equal for equal filters in every process."""
         if self._id is None:
             self._id = digest(self.canonical())
         return self._id
 
     def canonical(self) -> str:
-        """The canonical form as JSON text: negations at the conditions, flat, sorted, without repeats."""
+        """Return the canonical form as JSON text: negations at the conditions, flat, sorted, without repeats."""
         if self._canonical is None:
             self._canonical = canonical_text(self.tree)
         return self._canonical
 
     def explain(self, obj: Any) -> Explanation:
-        """Which conditions hold and which do not, and why; `str()` of it is for people."""
-        from virta.filters.explain import explain  # noqa: PLC0415 - only those who ask pay for it
+        """Return which conditions hold for an object and which do not, with reasons; `str()` draws it as text."""
+        from virta.filters.explain import explain  # noqa: PLC0415 - rarely needed
 
         return explain(self.tree, obj)
 

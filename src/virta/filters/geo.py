@@ -38,12 +38,12 @@ EDGE_SINE_MAX = 1e-13
 NORTH, HALF_TURN = 90.0, 180.0
 # Degrees of longitude below this are none.
 MERIDIAN_DEGREES_MAX = 1e-13
-# Digits of a geohash that can still move a double; the rest of a longer word is not looked at.
+# Digits of a geohash that can still change a double; further ones are ignored.
 GEOHASH_DIGITS_MAX = 64
 
 _GEOHASH = re.compile(r"[0-9a-z]{4,}\Z")
 _GEOHASH_DIGITS = {digit: i for i, digit in enumerate("0123456789bcdefghjkmnpqrstuvwxyz")}
-# White space as JavaScript has it, which is not quite what Python's \s takes.
+# White space in JavaScript, which differs from Python's \s.
 BLANKS = r"\t-\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 _FLOAT = re.compile(
     rf"[{BLANKS}]*([+-]?(?:Infinity|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?))"
@@ -54,7 +54,7 @@ _FLOAT = re.compile(
 
 
 def read_point(value: Any) -> Point | None:
-    """(lat, lon) of a value in one of the notations, or None."""
+    """Return (lat, lon) of a value in one of the notations, or None."""
     if isinstance(value, dict):
         if "lat" in value and "lon" in value:
             return _coordinates(value["lat"], value["lon"])
@@ -73,7 +73,7 @@ def _read_simple_point(value: Any) -> Point | None:
 
 
 def _member(value: dict[str, Any], *names: str) -> Any:
-    """The member under one of its spellings; written twice, the later counts."""
+    """Return the last member under one of its spellings, or None."""
     found = None
     for key, member in value.items():
         if key in names:
@@ -89,7 +89,7 @@ def _read_text(text: str) -> Point | None:
 
 
 def _read_geohash(text: str) -> Point:
-    """The centre of the cell. Letters that are no geohash digit (a, i, l, o) count as 0."""
+    """Return the centre of the cell. Letters that are no geohash digit (a, i, l, o) count as 0."""
     low, high = [-90.0, -180.0], [90.0, 180.0]
     axis = 1
     for letter in text[:GEOHASH_DIGITS_MAX]:
@@ -107,7 +107,7 @@ def _coordinates(lat: Any, lon: Any) -> Point | None:
 
 
 def read_float(value: Any) -> float | None:
-    """What JavaScript's parseFloat makes of a value: the number its text starts with, or None."""
+    """Return the number that a value's text starts with, as JavaScript's parseFloat does, or None."""
     if isinstance(value, float):
         return None if math.isnan(value) else value + 0.0  # -0.0 is 0.0
     if isinstance(value, int) and not isinstance(value, bool):
@@ -149,7 +149,7 @@ def in_box(box: Box, lat: float, lon: float) -> bool:
 
 def in_polygon(polygon: Polygon, lat: float, lon: float) -> bool:
     """
-    Non-zero winding: edges that pass south of the point, eastward ones less westward ones.
+    Return whether the winding number is not zero: edges south of the point, eastward ones less westward ones.
 
     An edge spans the point's meridian when its ends lie on different sides of it, the western side
     including the meridian itself, so that a vertex exactly south of the point is counted once. For a polygon
@@ -259,7 +259,7 @@ def _in_rough_box(lat0: float, lon0: float, radius: float, lat: float, lon: floa
 
 
 def distance(lat0: float, lon0: float, lat: float, lon: float) -> float:
-    """Metres between two points."""
+    """Return the metres between two points."""
     apart = abs(_wrapped(lon - lon0))
     one, two = math.radians(lat0), math.radians(lat)
     if apart <= MERIDIAN_DEGREES_MAX:
@@ -279,7 +279,7 @@ def distance(lat0: float, lon0: float, lat: float, lon: float) -> float:
 
 
 def _meridian(latitude: float) -> float:
-    """Metres along a meridian from the equator, to first order."""
+    """Return the metres along a meridian from the equator, to first order."""
     return (
         EQUATOR
         / (1 + _THIRD_FLATTENING)
@@ -288,7 +288,7 @@ def _meridian(latitude: float) -> float:
 
 
 def _wrapped(degrees: float) -> float:
-    """The same difference of longitudes in (-180, 180]."""
+    """Return the same difference of longitudes in (-180, 180]."""
     if -180 < degrees <= 180:
         return degrees
     return 180 - (180 - degrees) % 360

@@ -20,7 +20,7 @@ _ODD = re.compile(r"'|==|%27|%3d|\b(?:AND|OR|XOR|NOT|LIKE|EXISTS|IN)\b", re.IGNO
 
 # Characters that are read to find a hint; of longer texts only the start is used.
 HINT_CHARS_MAX = 16_384
-# Levels of `not` that are followed to find the dialect of an object; people write one or two.
+# Levels of `not` that are followed to find the dialect of an object.
 NESTED_NOT_MAX = 7
 
 # Keywords of one JSON dialect that the other does not have; `not` is in both.

@@ -1,14 +1,14 @@
 """
-Every bound of the filter languages, by name.
+The limits of the filter languages.
 
-A filter that exists is within them, so nothing behind the parser has to fear its size: recursion over
-a tree cannot overflow, a pattern compiles in milliseconds, a canonical form is short.
+Every filter is within them, so code behind the parser needs no checks of its own: recursion over a tree cannot
+overflow, a pattern compiles in milliseconds, a canonical form is short.
 """
 
 from __future__ import annotations
 
 # Nodes above the deepest condition. Ten times what people write by hand, a tenth of Python's own
-# recursion limit, so that every walk over a tree may be plainly recursive.
+# recursion limit, so that walks over a tree can be recursive.
 DEPTH_MAX = 100
 
 # Conditions in one filter (an `in` list is one). Parsing, canonicalising and hashing this many
@@ -38,11 +38,11 @@ FIELD_CHARS_MAX = 10_000
 # Vertices of one polygon; a point is tested against each.
 POLYGON_POINTS_MAX = 10_000
 
-# Bytes or characters of a filter given as text, before anything looks inside.
+# Bytes or characters of a filter given as text, checked before it is parsed.
 TEXT_BYTES_MAX = 4 << 20
 
-# Conjunctions the index will take from one filter; above it, one branch is indexed and the whole
-# tree verified.
+# Conjunctions that the index makes of one filter; above it, one branch is indexed and the whole tree
+# verified.
 CONJUNCTIONS_MAX = 64
 
 assert DEPTH_MAX * 5 < 1000, "walks over a tree use up to five Python frames a level"

@@ -34,7 +34,7 @@ from virta.filters.tree import (
     NOTHING,
     Condition,
     Node,
-    Range,
+    ValueRange,
     all_of,
     any_of,
     negate,
@@ -66,7 +66,7 @@ KEY_CHARS_SHOWN = 200
 
 Literal: TypeAlias = bool | float | str | None
 
-# Thorium's sentences; each message here starts with one and goes on with the particulars.
+# Thorium's sentences: each message starts with one and continues with the details.
 SENTENCES = {
     "equality-operator-already-used": "An equality comparison has already been set for this key.",
     "incompatible-types-in-between": "Types must match for combined <, <= and >, >=.",
@@ -98,7 +98,7 @@ _WORDS: dict[str, Literal] = {"null": None, "true": True, "false": False}
 
 def parse(source: str, *, terms_max: int = TERMS_MAX) -> Filter:
     """
-    The filter a raw query string says (what stands after the first `?` of a URL).
+    Return the filter of a raw query string: what follows the first `?` of a URL.
 
     Raises FilterError with Thorium's `code`, its further members in `members`, and the key as it was
     spelled in `path`.
@@ -133,7 +133,7 @@ def _conjunction(text: str, terms_max: int) -> Node:
             values_of.setdefault(_decoded(key), []).append(_decoded(value))
     conjunction = _Conjunction()
     count = 0
-    # The first key with an error decides; of several errors on one key the last.
+    # The first key with an error is reported; of several errors on one key the last.
     for key, values in values_of.items():
         error: FilterError | None = None
         for value in values:
@@ -226,14 +226,14 @@ def _path(key: str) -> Path:
 
 
 def _step(name: str) -> str | int:
-    """An index of an array, which is a name on an object, if it is written as one."""
+    """Return a name written as an array index as int (on an object it is a name), other names unchanged."""
     if _INDEX.fullmatch(name) and int(name) <= INDEX_MAX:
         return int(name)
     return name
 
 
 def _literal(text: str) -> Literal:
-    """The JSON scalar the text is, else the text, blanks and quotes included."""
+    """Return the text as a JSON scalar, or else unchanged, with its blanks and quotes."""
     bare = text.strip(_BLANKS)
     if bare in _WORDS:
         return _WORDS[bare]
@@ -265,9 +265,9 @@ class _Conjunction:
     bound: _Bound | None = None
 
     def add(self, key: str, path: Path, value: str) -> None:
-        """Take one term in; a term that is refused leaves no trace."""
+        """Add a term; a refused term changes nothing."""
         if not value:
-            # Thorium reads an empty value before it looks at operators, so it is never "used twice".
+            # Thorium reads an empty value before operators, so it never counts as a second equality.
             self.equal.add(path)
             self.nodes.append(Condition(path, "eq", ""))
             return
@@ -340,7 +340,7 @@ class _Conjunction:
 
 
 def _pairs(bound: _Bound, path: Path, operator: str) -> bool:
-    """Whether the operator is the other side of a range that has one side on that path."""
+    """Return whether the operator is the other side of a range that has one side on that path."""
     sides = {bound.operator[0], operator[0]}
     return bound.path == path and sides == {"<", ">"}
 
@@ -378,38 +378,38 @@ def _bounded(path: Path, literals: dict[str, Literal]) -> Node:
         prefix = literals["~"]
         return Condition(path, "prefix", prefix) if prefix else Condition(path, "type", "string")
     if len(literals) == 1 or any(x is None or x == 0 for x in literals.values()):
-        return all_of(_half(path, operator, literal) for operator, literal in literals.items())
+        return all_of(_one_bound(path, operator, literal) for operator, literal in literals.items())
     (lower,) = (op for op in literals if op[0] == ">")
     (upper,) = (op for op in literals if op[0] == "<")
     return Condition(
-        path, "range", Range(literals[lower], literals[upper], lower == ">", upper == "<")
+        path, "range", ValueRange(literals[lower], literals[upper], lower == ">", upper == "<")
     )
 
 
-def _half(path: Path, operator: str, literal: Literal) -> Node:
-    """A range with one bound."""
+def _one_bound(path: Path, operator: str, literal: Literal) -> Node:
+    """Return the node of a range with one bound."""
     if literal is None:
         return Condition(path, "eq", None) if operator in {"<=", ">="} else NOTHING
     if literal == 0 and isinstance(literal, float):
-        return _half_of_zero(path, operator, negative=_is_negative(literal))
+        return _one_bound_zero(path, operator, negative=_is_negative(literal))
     is_open = len(operator) == 1
     if operator[0] == "<":
-        return Condition(path, "range", Range(None, literal, False, is_open))
-    return Condition(path, "range", Range(literal, None, is_open, False))
+        return Condition(path, "range", ValueRange(None, literal, False, is_open))
+    return Condition(path, "range", ValueRange(literal, None, is_open, False))
 
 
-def _half_of_zero(path: Path, operator: str, *, negative: bool) -> Node:
-    """As _half, where -0.0 lies just below 0: a tree's ranges take both for one number."""
+def _one_bound_zero(path: Path, operator: str, *, negative: bool) -> Node:
+    """Return the node of a range with the bound zero, where -0.0 is below 0; a tree's ranges treat them as equal."""
     negative_zero = Condition(path, "negative_zero")
-    below = Condition(path, "range", Range(None, 0, False, True))
+    below = Condition(path, "range", ValueRange(None, 0, False, True))
     if operator[0] == "<":
         closed = operator == "<="
         if closed and not negative:
-            return Condition(path, "range", Range(None, 0))
+            return Condition(path, "range", ValueRange(None, 0))
         return below if negative and not closed else any_of([below, negative_zero])
-    from_zero = Condition(path, "range", Range(0, None))
+    from_zero = Condition(path, "range", ValueRange(0, None))
     if operator == ">" and not negative:
-        return Condition(path, "range", Range(0, None, True))
+        return Condition(path, "range", ValueRange(0, None, True))
     return (
         from_zero if operator == ">=" and negative else all_of([from_zero, negate(negative_zero)])
     )
@@ -421,7 +421,7 @@ def _is_negative(number: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ZeroElement:
-    """An array has an element that is exactly 0, or exactly -0.0: `contains` takes both for one."""
+    """An array has an element that is exactly 0, or exactly -0.0, which `contains` treats as equal."""
 
     path: Path
     negative: bool
@@ -444,14 +444,14 @@ class ZeroElement:
 
 def _refused(
     code: str,
-    particulars: str,
+    details: str,
     *,
     keyword: str | None = None,
     path: str | None = None,
     **members: object,
 ) -> FilterError:
     return FilterError(
-        f"{SENTENCES[code]} {particulars}{'' if particulars.endswith('?') else '.'}",
+        f"{SENTENCES[code]} {details}{'' if details.endswith('?') else '.'}",
         code=code,
         keyword=keyword,
         path=path,

@@ -1,9 +1,8 @@
 """
 Text of JSON values and regular expressions over it.
 
-Patterns run on RE2, whose time is linear in the text whatever the pattern; Python's own backtracking
-`re` never sees a user's pattern. RE2 comes with the extra `match`; only filters that hold a regular
-expression need it.
+Patterns run on RE2, whose time is linear in the text for every pattern; users' patterns never run on Python's
+backtracking `re`. RE2 comes with the extra `match`; only filters with a regular expression need it.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from virta.errors import FilterError
 from virta.filters.limits import REGEXP_MEMORY_MAX
 from virta.filters.values import Regexp, number
 
-COMPILED_MAX = 8192  # compiled patterns kept; each takes a few kilobytes
+COMPILED_MAX = 8192  # cached compiled patterns of a few kilobytes each
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def search(regexp: Regexp, text: str) -> bool:
-    """Whether the pattern is found anywhere in the text."""
+    """Return whether the pattern is found anywhere in the text."""
     try:
         return compiled(regexp).search(text) is not None
     except UnicodeEncodeError:
@@ -31,7 +30,7 @@ def search(regexp: Regexp, text: str) -> bool:
 
 @lru_cache(maxsize=COMPILED_MAX)
 def compiled(regexp: Regexp) -> Any:
-    """The RE2 program; FilterError with RE2's own words when the pattern is not one."""
+    """Return the RE2 program; raise FilterError with RE2's message if the pattern is invalid."""
     try:
         import re2  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra; only filters with patterns need it
     except ImportError as exc:
@@ -47,7 +46,7 @@ def compiled(regexp: Regexp) -> Any:
     options.dot_nl = "s" in regexp.flags
     pattern = well_formed(regexp.pattern)
     try:
-        # RE2 has an option for this flag too, but heeds it only in POSIX syntax.
+        # RE2's option for this flag works only in POSIX syntax.
         return re2.compile(f"(?m){pattern}" if "m" in regexp.flags else pattern, options)
     except re2.error as exc:
         reason = exc.args[0] if exc.args else str(exc)
@@ -57,12 +56,12 @@ def compiled(regexp: Regexp) -> Any:
 
 
 def well_formed(text: str) -> str:
-    """The text with U+FFFD for every lone surrogate, as UTF-8 has no way to say one."""
+    """Return the text with U+FFFD for each lone surrogate, which UTF-8 cannot encode."""
     return _LONE_SURROGATE.sub("\ufffd", text)
 
 
 def text_of(value: Any) -> str:
-    """What JavaScript's String() makes of a JSON value."""
+    """Return a JSON value as text, as JavaScript's String() does."""
     if isinstance(value, list | tuple):
         return ",".join(_leaves(value))
     return "null" if value is None else _text_of_one(value)
@@ -70,9 +69,9 @@ def text_of(value: Any) -> str:
 
 def _leaves(array: Any) -> list[str]:
     """
-    The texts between the commas: nested arrays join with commas too, null and [] are empty.
+    Return the texts between the commas: nested arrays join with commas too, null and [] are empty.
 
-    A loop, not a recursion: documents may nest deeper than Python's stack.
+    Not recursive: documents may nest deeper than Python's stack.
     """
     texts: list[str] = []
     stack = [iter(array)] if array else []
@@ -102,7 +101,7 @@ def _text_of_one(value: Any) -> str:
 
 
 def number_text(value: float) -> str:
-    """A number as JavaScript writes it: shortest digits, exponent from 1e21 up and below 1e-6."""
+    """Return a number as JavaScript writes it: shortest digits, exponent from 1e21 up and below 1e-6."""
     value = number(value)
     if isinstance(value, int):
         return str(value)

@@ -5,8 +5,8 @@ The filter tree: what every dialect compiles to and every engine runs.
 
 Nodes are immutable, hashable, comparable and picklable. The logic is two-valued: a condition either
 holds for an object or it does not, `Not` is plain negation, and so **`Not(Condition)` holds whenever the
-condition does not, a missing field included**. A dialect with its own idea of negation says so by
-choosing its conditions (see `regexp_text`, `geo_junk`), never by a flag in an evaluator.
+condition does not, a missing field included**. A dialect that negates differently chooses other
+conditions (see `regexp_text`, `geo_junk`); no evaluator has a flag for it.
 
 Numbers, everywhere: IEEE doubles. `1`, `1.0` and `1e0` are equal, `9007199254740993` equals
 `...992`, integers too large become infinity, `-0.0` equals `0`. Booleans are not numbers.
@@ -46,8 +46,8 @@ are only verified. The negation of any condition is residual, but for exists (a 
                                                duplicates, at least one; ONE condition        each value
     contains             scalar                v is an array with a direct element that       hash, multi-
                                                equals it (as eq); nested arrays are not seen  valued path
-    range                Range(lower, upper,   v has the bounds' type (number, string or      interval tree
-                         lower_open,           boolean; types never mix) and lies between;    per path and
+    range                ValueRange(lower,     v has the bounds' type (number, string or      interval tree
+                         upper, lower_open,    boolean; types never mix) and lies between;    per path and
                          upper_open)           a bound of None is no bound                    type
     prefix               str                   v is a string that starts with it              trie
     suffix               str                   v is a string that ends with it                trie, reversed
@@ -58,7 +58,7 @@ are only verified. The negation of any condition is residual, but for exists (a 
                                                as JavaScript writes them, arrays joined with
                                                "," (null elements empty), objects as
                                                "[object Object]"
-    match                Pattern(text)         v contains the JSON pattern: object in object  residual
+    match                JsonPattern(text)     v contains the JSON pattern: object in object  residual
                                                (each key, recursively), array in array (in
                                                order, each element takes the first remaining
                                                that contains it), scalars equal
@@ -93,14 +93,14 @@ from virta.filters.values import (
     Box,
     Circle,
     Flat,
+    JsonPattern,
     Opaque,
     Path,
-    Pattern,
     Polygon,
-    Range,
     Regexp,
     Scalar,
     Step,
+    ValueRange,
     scalar,
     scalar_set,
 )
@@ -119,19 +119,19 @@ __all__ = [
     "Condition",
     "Everything",
     "Flat",
+    "JsonPattern",
     "Node",
     "Not",
     "Nothing",
     "Opaque",
     "Or",
     "Path",
-    "Pattern",
     "Polygon",
-    "Range",
     "Regexp",
     "Scalar",
     "Select",
     "Step",
+    "ValueRange",
     "all_of",
     "any_of",
     "conditions",
@@ -171,7 +171,7 @@ NOTHING = Nothing()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Condition:
-    """One test on the value at one path; see the table in the module's text."""
+    """One test on the value at one path; the module docstring has the table."""
 
     path: Path
     op: str
@@ -200,12 +200,12 @@ class Condition:
 
     @property
     def levels(self) -> int:
-        """Nodes from here to the deepest condition, the tree of a `select` included."""
+        """Return the number of nodes from here to the deepest condition, the tree of a `select` included."""
         return 1 + self.value.tree.levels if self.op == "select" else 1
 
     @property
     def count(self) -> int:
-        """Conditions in the subtree, the tree of a `select` included."""
+        """Return the number of conditions in the subtree, the tree of a `select` included."""
         return 1 + self.value.tree.count if self.op == "select" else 1
 
     def __eq__(self, other: object) -> bool:
@@ -270,7 +270,7 @@ class Select:
 
 
 def all_of(nodes: Iterable[Node]) -> Node:
-    """The conjunction, without an `And` where there is nothing to join."""
+    """Return the conjunction, without an `And` where there is nothing to join."""
     kept = tuple(node for node in nodes if not isinstance(node, Everything))
     if any(isinstance(node, Nothing) for node in kept):
         return NOTHING
@@ -278,7 +278,7 @@ def all_of(nodes: Iterable[Node]) -> Node:
 
 
 def any_of(nodes: Iterable[Node]) -> Node:
-    """The disjunction, without an `Or` where there is nothing to join."""
+    """Return the disjunction, without an `Or` where there is nothing to join."""
     kept = tuple(node for node in nodes if not isinstance(node, Nothing))
     if any(isinstance(node, Everything) for node in kept):
         return EVERYTHING
@@ -286,7 +286,7 @@ def any_of(nodes: Iterable[Node]) -> Node:
 
 
 def negate(node: Node) -> Node:
-    """The negation, without `Not(Not(…))`."""
+    """Return the negation, without `Not(Not(…))`."""
     if isinstance(node, Not):
         return node.child
     if isinstance(node, Everything):
@@ -295,7 +295,7 @@ def negate(node: Node) -> Node:
 
 
 def conditions(node: Node) -> Iterator[Condition]:
-    """Every condition of a tree, in order, repeated ones too; not those inside a `select`."""
+    """Yield every condition of a tree in order, repeated ones too, but not those inside a `select`."""
     if isinstance(node, Condition):
         yield node
     elif isinstance(node, Not):
@@ -306,7 +306,7 @@ def conditions(node: Node) -> Iterator[Condition]:
 
 
 def _measure(node: Not | And | Or, children: tuple[Node, ...]) -> None:
-    """Stamp a new node with its size and refuse one too large: what exists can be walked recursively."""
+    """Set the size of a new node and refuse one too large, so that every tree can be walked recursively."""
     levels = 1 + max((child.levels for child in children), default=0)
     count = sum(child.count for child in children)
     _check_size(levels, count)
@@ -334,12 +334,12 @@ OPS: dict[str, Any] = {
     "eq": _SCALAR,
     "in": _SCALARS,
     "contains": _SCALAR,
-    "range": Range,
+    "range": ValueRange,
     "prefix": str,
     "suffix": str,
     "regexp": Regexp,
     "regexp_text": Regexp,
-    "match": Pattern,
+    "match": JsonPattern,
     "select": Select,
     "geo_distance": Circle,
     "geo_distance_range": Annulus,

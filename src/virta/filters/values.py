@@ -1,8 +1,8 @@
 """
-The values conditions hold: scalars in one spelling, ranges, patterns, shapes, and steps of a path.
+The values of conditions: scalars in one spelling, ranges, patterns, shapes, and steps of a path.
 
 Equal meaning is equal value here (1.0 is 1, flags are sorted, an absent bound is not "open"), so that
-conditions can be compared, hashed and shared. What each value means is told in `virta.filters.tree`.
+conditions can be compared, hashed and shared. `virta.filters.tree` documents what each value means.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from virta.filters.limits import (
 
 Scalar: TypeAlias = bool | int | float | str | None
 
-INTEGER_EXACT_MAX = 1 << 53  # doubles hold every integer up to here
+INTEGER_EXACT_MAX = 1 << 53  # doubles represent every integer up to here
 REGEXP_FLAGS = "ims"
 JSON_TYPES = ("null", "boolean", "number", "string", "array", "object")
 
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """A step that looks a dotted name up in the flattened root; see the module's text."""
+    """A step that looks a dotted name up in the flattened root; see `virta.filters.tree`."""
 
     name: str
 
@@ -53,18 +53,18 @@ class Flat:
 Step: TypeAlias = str | int | Flat
 Path: TypeAlias = tuple[Step, ...]
 
-# Paths of dotted names kept: a million filters speak of few fields.
+# Cached paths of dotted names: a million filters use few fields.
 FIELD_PATHS_MAX = 8192
 
 
 @lru_cache(maxsize=FIELD_PATHS_MAX)
 def field_path(name: str) -> Path:
-    """The path of a dotted name, the same tuple each time."""
+    """Return the path of a dotted name, the same tuple each time."""
     return (Flat(name),)
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class ValueRange:
     """Between two bounds of one type; None is no bound. A range may be empty: it then never holds."""
 
     lower: bool | int | float | str | None = None
@@ -86,12 +86,12 @@ class Range:
 
     @property
     def kind(self) -> str:
-        """number, string or boolean: the only type of value that can lie inside."""
+        """Return the type of the bounds: number, string or boolean."""
         return type_name(self.upper if self.lower is None else self.lower)
 
     def __eq__(self, other: object) -> bool:
         # True == 1 in Python; a range of booleans is not one of numbers.
-        return isinstance(other, Range) and self._key() == other._key()
+        return isinstance(other, ValueRange) and self._key() == other._key()
 
     def __hash__(self) -> int:
         return hash(self._key())
@@ -115,18 +115,18 @@ class Regexp:
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class JsonPattern:
     """A JSON value to be contained; `text` is its canonical JSON, so patterns hash and compare by it."""
 
     text: str
 
     @classmethod
-    def of(cls, value: Any) -> Pattern:
+    def of(cls, value: Any) -> JsonPattern:
         return cls(json_text(_pattern_value(value)))
 
     @property
     def value(self) -> Any:
-        """The pattern as JSON data, shared by all who ask: not to be changed."""
+        """Return the pattern as shared JSON data; do not modify it."""
         return _pattern_data(self.text)
 
 
@@ -168,10 +168,10 @@ class Polygon:
 @runtime_checkable
 class Opaque(Protocol):
     """
-    An expression of a dialect that no tree says exactly.
+    An expression of a dialect that no tree expresses exactly.
 
-    Hashable and equal by meaning; `evaluate` never raises for any JSON object, `canonical_json` gives
-    JSON data that is equal for equal expressions in every process.
+    Hashable and equal by meaning; `evaluate` never raises for any JSON object, `canonical_json` returns JSON data
+    that is equal for equal expressions in every process.
     """
 
     def evaluate(self, obj: Any) -> bool: ...
@@ -180,7 +180,7 @@ class Opaque(Protocol):
 
 
 def type_name(value: Any) -> str:
-    """The JSON type of a Python value; FilterError when it has none."""
+    """Return the JSON type of a Python value; raise FilterError if it has none."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -197,7 +197,7 @@ def type_name(value: Any) -> str:
 
 
 def number(value: float) -> int | float:
-    """The double a number stands for: as int where that is exact, so that 1.0 and 1 look alike."""
+    """Return a number as the double it is, as int where that is exact, so that 1.0 and 1 are one value."""
     if isinstance(value, int):
         if -INTEGER_EXACT_MAX <= value <= INTEGER_EXACT_MAX:
             return value
@@ -211,13 +211,13 @@ def number(value: float) -> int | float:
 
 
 def scalar(value: Any) -> Scalar:
-    """A scalar in its one spelling; FilterError for anything else."""
+    """Return a scalar in its one spelling; raise FilterError for other values."""
     if value is None or value.__class__ is bool or value.__class__ is str:
         return value
     if isinstance(value, bool):
         return bool(value)
     if isinstance(value, int | float):
-        if value != value:  # noqa: PLR0124 - NaN, in the one way that needs no conversion
+        if value != value:  # noqa: PLR0124 - NaN, without a conversion
             raise FilterError("NaN is not a JSON number")
         return number(value)
     if isinstance(value, str):
@@ -226,7 +226,7 @@ def scalar(value: Any) -> Scalar:
 
 
 def check_pattern_length(pattern: str) -> None:
-    """Refuse a pattern before anything else looks at it."""
+    """Refuse a long pattern before it is parsed."""
     if len(pattern) > REGEXP_CHARS_MAX:
         raise FilterError(
             f"regular expression of {len(pattern)} characters: at most {REGEXP_CHARS_MAX} are allowed",
@@ -235,16 +235,16 @@ def check_pattern_length(pattern: str) -> None:
 
 
 def scalar_key(value: Scalar) -> tuple[str, Any]:
-    """A key under which scalars of all types sort and compare as JSON values."""
+    """Return a key under which scalars of all types sort and compare as JSON values."""
     return (type_name(value), "" if value is None else value)
 
 
 def json_text(value: Any) -> str:
-    """JSON in the one way we hash it: sorted keys, no blanks, ASCII."""
+    """Return JSON as it is hashed: sorted keys, no blanks, ASCII."""
     return _ENCODER.encode(value)
 
 
-# Made once: json.dumps with these settings makes one a call, which costs more than the encoding.
+# Shared: json.dumps with these settings creates one per call, which costs more than the encoding.
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
@@ -271,7 +271,7 @@ def _pattern_data(text: str) -> Any:
 
 
 def _pattern_value(value: Any) -> Any:
-    """A copy of a JSON value with every number in its one spelling, within the limits."""
+    """Return a copy of a JSON value with every number in its one spelling, within the limits."""
     count = 0
 
     def copy(item: Any, depth: int) -> Any:

@@ -1,5 +1,5 @@
 """
-Named indexes: a matcher for each (index, collection), as the filter engine of a database wants them.
+Matchers by (index, collection), as a document database registers filters.
 
 An id here names a filter *in its place*: the same filter registered in two collections has two ids, so
 `remove` needs no more than the id. Registering an equal filter again changes nothing and one `remove`
@@ -29,7 +29,7 @@ class NamedMatchers:
     Matchers by index and collection.
 
     Arguments:
-        dialect: what `register` and `validate` read: koncorde unless told otherwise.
+        dialect: the dialect of `register` and `validate`.
         engine: as for `Matcher`.
     """
 
@@ -44,21 +44,21 @@ class NamedMatchers:
         self._ids: dict[tuple[str, str], dict[str, str]] = {}  # place -> the filter's own id -> id
 
     def exists(self, index: str, collection: str) -> bool:
-        """Whether some filter is registered there."""
+        """Return whether some filter is registered there."""
         return (index, collection) in self._matchers
 
     def get_filter_ids(self, index: str, collection: str) -> list[str]:
-        """The ids registered there, in the order of their registration."""
+        """Return the ids registered there, in the order of their registration."""
         with self._lock:
             return list(self._ids.get((index, collection), {}).values())
 
     def get_indexes(self) -> list[str]:
-        """Names of the indexes that hold filters."""
+        """Return the names of the indexes that have filters."""
         with self._lock:
             return list(dict.fromkeys(index for index, _ in self._matchers))
 
     def get_collections(self, index: str) -> list[str]:
-        """Names of an index's collections that hold filters."""
+        """Return the names of an index's collections that have filters."""
         with self._lock:
             return [collection for name, collection in self._matchers if name == index]
 
@@ -78,12 +78,12 @@ class NamedMatchers:
             known = self._ids.get(place, {}).get(compiled.id)
             if known is not None:
                 return {"id": known, "diff": False}
-            id_ = self._enter(place, compiled)
+            id_ = self._add(place, compiled)
         form = json.loads(parsed.canonical())
         diff = {"id": id_, "index": index, "collection": collection, "filter": form}
         return {"id": id_, "diff": diff}
 
-    def _enter(self, place: tuple[str, str], compiled: Compiled) -> str:
+    def _add(self, place: tuple[str, str], compiled: Compiled) -> str:
         id_ = hashlib.sha256(json.dumps([*place, compiled.id]).encode()).hexdigest()
         if place not in self._matchers:
             self._matchers[place] = Matcher(engine=self._engine)
@@ -109,7 +109,7 @@ class NamedMatchers:
         self, index: str, collection: str, document: Any, document_id: str | None = None
     ) -> list[str]:
         """
-        Ids of the filters that the document satisfies.
+        Return ids of the filters that the document satisfies.
 
         A `document_id` stands in the document as `_id`, in place of one it may have.
         """

@@ -1,8 +1,8 @@
 """
-From a filter to what an index takes: conjunctions of conditions, or a whole tree when there are too many.
+Compile a filter for an index: conjunctions of conditions, or the whole tree when there are too many.
 
-`compile_filter` does the part that every engine shares and that can be done ahead of time; a `Compiled`
-is immutable, picklable, and can be added to any number of matchers.
+`compile_filter` does the work that all engines share and that needs no index. A `Compiled` is immutable,
+picklable, and can be added to any number of matchers.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ class Compiled:
     """
     A filter ready for an index.
 
-    Either `tree` is None and the filter is the disjunction of `conjunctions`, or it has more of them
-    than is good for an index: then `tree` is the whole filter, found by some of its conditions and
-    verified at once.
+    Either `tree` is None and the filter is the disjunction of `conjunctions`, or it has too many of them for
+    an index: then `tree` is the whole filter, found by some of its conditions and verified as a whole.
     """
 
     id: str
@@ -44,7 +43,7 @@ class Compiled:
 
     @cached_property
     def encoded(self) -> tuple[bytes, tuple[Condition, ...]]:
-        """The program for the native index, and the conditions it leaves to Python."""
+        """Return the program for the native index, and the opaque conditions that Python evaluates."""
         from virta.match.program import encode  # noqa: PLC0415 - only the native engine needs it
 
         return encode(self)

@@ -1,8 +1,8 @@
 """
 Two engines behind one interface, and the choice between them.
 
-`native` is the C++ core: it takes JSON bytes without making Python objects, releases the GIL while it does,
-and is thirty times as fast and more. `plain` needs nothing but Python. Both give the same answers.
+`native` is the C++ core: it reads JSON bytes without making Python objects, releases the GIL meanwhile, and is
+at least thirty times as fast. `plain` needs only Python. Both give the same answers.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ if TYPE_CHECKING:
 ENGINES = ("auto", "native", "plain")
 
 
-class Engine(Protocol):
+class MatchEngine(Protocol):
     """An index over compiled filters; every method may be called from any thread at any time."""
 
     @property
     def name(self) -> str: ...
     def add(self, compiled: Compiled) -> int:
-        """Add a filter or count it once more; its number, from 1."""
+        """Add a filter, or count it once more; return its number, from 1."""
 
     def remove(self, id_: str) -> int:
-        """Take one off the filter's count; what is left, -1 when there was none."""
+        """Decrement the filter's count; return what is left, -1 if there was no such filter."""
 
     def find(self, id_: str) -> int:
-        """The filter's number, or 0."""
+        """Return the filter's number, or 0."""
 
     def id(self, number: int) -> str | None: ...
     def ids(self) -> list[str]: ...
     def match(self, event: Any) -> list[str]:
-        """Ids of the filters that hold for an object or JSON bytes."""
+        """Return the ids of the filters that hold for an object or JSON bytes."""
 
     def match_many(self, events: Any, *, numbers: bool) -> Any:
-        """A list of ids for each event; with `numbers` the bytes of uint32 numbers and offsets."""
+        """Return a list of ids for each event; with `numbers` the bytes of uint32 numbers and offsets."""
 
     def match_flat(self, ends: Any, texts: Any) -> tuple[bytes, bytes]:
-        """Rows (int32) and numbers (uint32) of all hits of JSON texts end to end; what is no JSON has none."""
+        """Return rows (int32) and numbers (uint32) of all hits in concatenated JSON texts; invalid JSON has none."""
 
     def stats(self) -> dict[str, int]: ...
     def __len__(self) -> int: ...
 
 
 class NativeEngine:
-    """The C++ core, with Python answering what it leaves open."""
+    """The C++ core; it calls back into Python for patterns, points and opaque conditions."""
 
     name = "native"
 
@@ -103,7 +103,7 @@ class NativeEngine:
     def __len__(self) -> int:
         return len(self._index)
 
-    # Whole sets, and images of them: see virta.match.image.
+    # Whole filter sets and their images (virta.match.image).
 
     def add_programs(self, programs: Programs) -> None:
         self._index.add_flat(
@@ -111,7 +111,7 @@ class NativeEngine:
         )
 
     def conditions(self) -> tuple[Condition, ...]:
-        """The opaque conditions in the order of their numbers."""
+        """Return the opaque conditions in the order of their numbers."""
         return self._index.conditions()
 
     def begin_image(self, number: int) -> bool:
@@ -123,12 +123,12 @@ class NativeEngine:
     def open_image(
         self, file: IO[bytes], mark: bytes, conditions: tuple[Condition, ...]
     ) -> bool | None:
-        """Whether the image could be mapped; None when the file is none with this mark."""
+        """Return whether the image could be mapped; None if the file is no image with this mark."""
         return self._index.open(file, mark, conditions)
 
 
 def _digest(id_: str) -> bytes | None:
-    """The bytes of an id; None for a text that no filter can have as id."""
+    """Return the bytes of an id, None for a text that cannot be one."""
     try:
         digest = bytes.fromhex(id_)
     except ValueError:
@@ -136,8 +136,8 @@ def _digest(id_: str) -> bytes | None:
     return digest if len(digest) == 32 and digest.hex() == id_ else None
 
 
-def make_engine(name: str) -> Engine:
-    """The engine of that name; `auto` is the native one where it was built."""
+def make_engine(name: str) -> MatchEngine:
+    """Return the engine of that name; `auto` is the native one where it was built."""
     if name not in ENGINES:
         raise ValueError(f"unknown engine {name!r}: expected one of {', '.join(ENGINES)}")
     if name == "plain":

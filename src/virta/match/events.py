@@ -1,4 +1,4 @@
-"""Events that arrive as JSON: one way to read them for all engines."""
+"""Events as JSON: the reader that all engines share."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 from virta.errors import EventError
 
-# Bytes of one event; what is larger is no event but an accident.
+# Bytes of one event; larger input is a mistake.
 EVENT_BYTES_MAX = 64 << 20
 
 
 def parse_event(data: bytes, position: int = 0) -> Any:
     """
-    The JSON value of an event; EventError tells what is wrong with event number `position` of a call.
+    Return the JSON value of an event; raise EventError that names it by its `position` in the call.
 
-    UTF-8 only. Of a member written twice the last counts. NaN and Infinity are not JSON; a number too
-    large for a double is infinite. Lone surrogates may be escaped, as JSON allows.
+    UTF-8 only. Of duplicate members the last counts. NaN and Infinity are refused; a number too large for a
+    double is infinite. Escaped lone surrogates are allowed.
     """
     if len(data) > EVENT_BYTES_MAX:
         raise EventError(
@@ -34,12 +34,12 @@ def parse_event(data: bytes, position: int = 0) -> Any:
 
 
 def lines(data: bytes) -> list[bytes]:
-    """The events of a buffer with one JSON value a line; blank lines are none."""
+    """Return the lines of a buffer with one JSON event a line, without blank ones."""
     return [line for line in data.split(b"\n") if line.strip(b" \t\r")]
 
 
 def too_deep(position: int | None = None) -> EventError:
-    """The error for an event that nests deeper than anyone can follow."""
+    """Return the error for an event that nests too deeply."""
     which = "an event" if position is None else f"event {position}"
     return EventError(f"{which} nests too deep to be looked into", code="event_too_deep")
 

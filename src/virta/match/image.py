@@ -1,13 +1,13 @@
 """
-A filter set shared by the processes of a machine: the native index as a file that each maps into memory.
+A filter set shared by the processes of a machine: the native index as a file that each process maps.
 
-Invariant: an image is used only by the very build that wrote it, for the very filters it was made of, as long
-as it is whole, and only where nobody else could have written it. Whatever stands in the way (another build, a
-damaged file, no address to map it to, a directory that others may write to, a full disk) costs time, never an
-answer: the programs are added to an index on the heap.
+Invariant: an image is used only by the build that wrote it, for the filters it was made of, if it is intact and
+no other user can have written it. In any other case (another build, a damaged file, no free address range, a
+directory that others may write to, a full disk) the programs are added to an index on the heap: slower, same
+answers.
 
-The first process that needs an image makes it, the others wait for it: one build a machine, not one a process.
-A damaged image is made anew. Files are replaced, never written to: whoever maps one keeps what it mapped.
+The first process that needs an image builds it while the others wait. A damaged image is rebuilt. Files are
+replaced, never modified: a process that has mapped one keeps its content.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Programs(NamedTuple):
     opaques: Mapping[int, tuple[Condition, ...]]
 
     def conditions(self) -> tuple[Condition, ...]:
-        """The opaque conditions in the order in which an index numbers them."""
+        """Return the opaque conditions in the order in which an index numbers them."""
         return tuple(dict.fromkeys(one for many in self.opaques.values() for one in many))
 
 
 def heap_matcher(programs: Programs) -> Matcher:
-    """A matcher of these filters in this process's own memory."""
+    """Return a matcher of these filters in this process's memory."""
     engine = NativeEngine()
     engine.add_programs(programs)
     return Matcher(engine=engine)
@@ -58,9 +58,9 @@ def heap_matcher(programs: Programs) -> Matcher:
 
 def shared_matcher(path: Path, load: Callable[[], Programs]) -> Matcher:
     """
-    A matcher of the filters that `load` gives, from the image at `path`, which is made when there is none.
+    Return a matcher of the filters that `load` returns, from the image at `path`; build the image if needed.
 
-    A build's images have names of their own: `path` is extended by the identity of the code.
+    `path` is extended by the identity of the native code, so each build has its own images.
     """
     programs = load()
     code = code_mark()
@@ -87,29 +87,29 @@ def shared_matcher(path: Path, load: Callable[[], Programs]) -> Matcher:
 
 @cache
 def code_mark() -> bytes | None:
-    """What tells one build of the native index from another; None where builds cannot be told apart."""
+    """Return a hash of the loaded native code, None where it cannot be read."""
     core = load("virta.match._core")
     assert core is not None, "images are of the native index"
-    # What is loaded counts: an upgrade may have replaced the file since.
+    # Of the loaded code, not the file: an upgrade may have replaced the file.
     code = core.code()
     return hashlib.sha256(code).digest() if code else None
 
 
 def set_mark(code: bytes, target: Path, programs: Programs) -> bytes:
-    """What tells an image of these filters from any other, whatever it may have been renamed to."""
+    """Return the mark of an image: a hash of the code, the file name and the filters."""
     mark = hashlib.sha256(code + target.name.encode())
     mark.update(programs.digests)
     return mark.digest()
 
 
 def is_ours(file: Path | int) -> bool:
-    """Whether only this user, or root, can have written what is there."""
+    """Return whether only this user or root can have written a file or directory."""
     about = os.stat(file)
     return about.st_uid in {os.geteuid(), 0} and not about.st_mode & SHARED_WRITE
 
 
 def opened(target: Path, mark: bytes, programs: Programs) -> Matcher | None:
-    """The matcher in an image, if it is there and can be used; what is damaged is removed."""
+    """Return the matcher of an image, None if it is missing or unusable; remove a damaged image."""
     if not is_ours(target.parent):
         return None
     try:
@@ -130,7 +130,7 @@ def opened(target: Path, mark: bytes, programs: Programs) -> Matcher | None:
 
 
 def tidy(directory: Path) -> None:
-    """Make room for another image; remove what builds that died have left. The lock is held."""
+    """Remove the oldest images over the limit and leftover drafts. The caller has the lock."""
     for draft in directory.glob("*.draft"):
         draft.unlink(missing_ok=True)
     images = sorted(directory.glob("*.index"), key=lambda image: image.stat().st_mtime)
@@ -139,15 +139,15 @@ def tidy(directory: Path) -> None:
 
 
 def write(target: Path, mark: bytes, programs: Programs) -> None:
-    """Make an image, unless this machine has no room for one. The lock is held."""
+    """Write an image, unless no address range is free for it. The caller has the lock."""
     engine = NativeEngine()
-    # Any number will do; that of the name puts different sets at different addresses.
+    # Any number works; one made of the name puts different sets at different addresses.
     number = int.from_bytes(hashlib.sha256(target.name.encode()).digest()[:4], "little")
     if not engine.begin_image(number):
         return
     engine.add_programs(programs)
     if engine.conditions() != programs.conditions():
-        return  # a condition was dropped on the way: numbers would not fit
+        return  # a condition was dropped: its numbers would not match
     draft = target.with_suffix(".draft")
     try:
         with open(draft, "xb", opener=files.open_file) as file:

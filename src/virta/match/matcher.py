@@ -2,8 +2,8 @@
 Which of many filters hold for an event.
 
 A matcher is a set of filters with counts: equal filters (equal canonical form, whatever the dialect) share
-one id and one place in the index, and a filter stays until it was removed as often as it was added.
-All methods may be called from any thread; matching goes on while filters come and go.
+one id and one entry in the index, and a filter stays until it is removed as often as it was added.
+All methods may be called from any thread; filters can be added and removed during matching.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from virta.filters import Filter, parse
 from virta.match.compile import Compiled, compile_filter
-from virta.match.engine import Engine, make_engine
+from virta.match.engine import MatchEngine, make_engine
 from virta.match.events import too_deep
 
 if TYPE_CHECKING:
@@ -24,15 +24,15 @@ class Matcher:
     An index over filters.
 
     Arguments:
-        engine: "native", "plain", or "auto": native where it was built; or one that has filters already.
+        engine: "native", "plain", or "auto": native if it is built; or an engine that has filters already.
     """
 
-    def __init__(self, *, engine: str | Engine = "auto") -> None:
+    def __init__(self, *, engine: str | MatchEngine = "auto") -> None:
         self._engine = make_engine(engine) if isinstance(engine, str) else engine
 
     @property
     def engine(self) -> str:
-        """The engine in use: native or plain."""
+        """Return the engine in use: native or plain."""
         return self._engine.name
 
     # The set of filters.
@@ -48,12 +48,12 @@ class Matcher:
         return [self.add(filter_) for filter_ in filters]
 
     def remove(self, id_: str) -> bool:
-        """Take back one `add`; False when there is no such filter, which is no error."""
+        """Undo one `add`; return False, not an error, if there is no such filter."""
         return self._engine.remove(id_) >= 0
 
     @staticmethod
     def validate(source: Any, dialect: str = "query-string") -> str:
-        """The id that a filter would have; FilterError if it is none. Nothing is added."""
+        """Return the id that a filter would have, without adding it; raise FilterError if it is invalid."""
         return compile_filter(source if isinstance(source, Filter) else parse(source, dialect)).id
 
     def __len__(self) -> int:
@@ -63,14 +63,14 @@ class Matcher:
         return isinstance(id_, str) and self._engine.find(id_) > 0
 
     def ids(self) -> list[str]:
-        """The ids of all filters, in no order."""
+        """Return the ids of all filters, in no order."""
         return self._engine.ids()
 
     # Matching.
 
     def match(self, event: Any) -> list[str]:
         """
-        Ids of the filters that hold for an event: an object, or JSON as bytes or text. No order.
+        Return the ids of the filters that hold for an event (an object, or JSON as bytes or text), in no order.
 
         Raises EventError for bytes that are no JSON.
         """
@@ -90,9 +90,9 @@ class Matcher:
         """
         Match a list of objects, a list of JSON bytes, or one buffer with a JSON event a line.
 
-        With output "ids" a list of ids for each event. With "uint32" two arrays: the numbers of the
-        filters (see `id_of`), and where each event's begin; event i has numbers[offsets[i]:offsets[i+1]].
-        Bytes are matched without the GIL by the native engine.
+        With output "ids", return a list of ids for each event. With "uint32", return two arrays: the numbers of
+        the filters (see `id_of`) and offsets; event i has numbers[offsets[i]:offsets[i+1]]. The native engine
+        matches bytes without the GIL.
 
         Raises EventError, naming the event, for bytes that are no JSON.
         """
@@ -108,30 +108,30 @@ class Matcher:
             raise too_deep() from exc
         if output != "uint32":
             return found
-        # No hit at all comes as None: an empty array has no address.
+        # No hits come as None: an empty array has no address.
         return tuple(memoryview(part or b"").cast("I") for part in found)
 
     def match_flat(self, ends: Any, texts: Any) -> tuple[memoryview[int], memoryview[int]]:
         """
-        Match JSON texts that lie end to end in one buffer, as in an Arrow array: text i is
+        Match JSON texts concatenated in one buffer, as in an Arrow array: text i is
         texts[ends[i]:ends[i+1]], and `ends` are int32.
 
-        Two arrays: for each hit the text's position, and the filter's number. A text that is no JSON
-        has no hits.
+        Return two arrays: for each hit the position of the text and the number of the filter. A text that is
+        not JSON has no hits.
         """
         rows, numbers = self._engine.match_flat(ends, texts)
         return memoryview(rows or b"").cast("i"), memoryview(numbers or b"").cast("I")
 
     def id_of(self, number: int) -> str | None:
-        """The id of a filter's number. A number is used again some time after its filter was removed."""
+        """Return the id of a filter's number; numbers are reused some time after their filter was removed."""
         return self._engine.id(number)
 
     def number_of(self, id_: str) -> int | None:
-        """The number of a filter, as `match_many` gives it."""
+        """Return the number of a filter, as `match_many` gives it."""
         return self._engine.find(id_) or None
 
     def stats(self) -> dict[str, Any]:
-        """Sizes of the index: filters, conjunctions, paths, buckets, bytes, and bytes a filter."""
+        """Return sizes of the index: filters, conjunctions, paths, buckets, bytes, and bytes a filter."""
         stats: dict[str, Any] = {"engine": self.engine, **self._engine.stats()}
         total = sum(size for name, size in stats.items() if name.startswith("bytes_"))
         stats["bytes"] = total
@@ -144,7 +144,7 @@ def _odd(events: Sequence[Any]) -> bool:
 
 
 def _plain(event: Any) -> Any:
-    """JSON in any kind of text or buffer as bytes; objects as they are."""
+    """Return JSON texts and buffers as bytes, objects unchanged."""
     if isinstance(event, str):
         return event.encode("utf-8", "surrogatepass")
     return bytes(event) if isinstance(event, bytearray | memoryview) else event

@@ -1,16 +1,15 @@
 """
-A path in the plain index: its value in the present event, what that value finds, and what is tested of it.
+A path in the plain index: its value in the current event, the rows that value finds, and the tests on it.
 
     equal      scalar -> rows      eq, and in under each of its values
     contains   scalar -> rows      elements of arrays
     intervals  rows by lower bound ranges of numbers
-    latitudes  rows by lower bound circles, rings and boxes: only the latitude is looked at
+    latitudes  rows by lower bound circles, rings and boxes: only the latitude is compared
     patterned  number -> rows      patterns, all of a path searched for at once
     present    rows                any other condition: its path must be there
     absent     rows                not exists
 
-Invariant: whatever is derived from the value (its key, its elements, its point) is derived once an event, and
-only when asked for.
+Invariant: the value's key, elements and point are computed at most once per event, when first needed.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ if TYPE_CHECKING:
 
     from virta.filters.tree import Path
 
-# Rows, and values that found them, which a spot remembers: half a megabyte.
+# Rows and keys that a node remembers: half a megabyte.
 KNOWN_ROWS_MAX = 1 << 16
 
 
-class Spot:
-    """A path, what is found by its value, and that value in the present event."""
+class PathNode:
+    """A path, the rows its value finds, and that value in the current event."""
 
     __slots__ = (
         "_items",
@@ -49,6 +48,7 @@ class Spot:
         "equal",
         "intervals",
         "known",
+        "known_left",
         "latitudes",
         "member",
         "numbers",
@@ -56,7 +56,6 @@ class Spot:
         "patterned",
         "patterns",
         "present",
-        "room",
         "users",
         "value",
     )
@@ -65,7 +64,7 @@ class Spot:
         self.path = path
         self.member = _member(path)
         self.users = 0
-        self.hold(MISSING, 0)
+        self.set_value(MISSING, 0)
         self.equal: dict[Any, Rows] = {}
         self.contains: dict[Any, Rows] = {}
         self.intervals: list[Interval] = []
@@ -75,29 +74,29 @@ class Spot:
         self.patterned: dict[int, Rows] = {}
         self.present: Rows = {}
         self.absent: Rows = {}
-        self.forget()
+        self.clear_known()
 
-    # The value in the present event.
+    # The value in the current event.
 
-    def hold(self, value: Any, epoch: int) -> None:
+    def set_value(self, value: Any, epoch: int) -> None:
         self.value, self.epoch = value, epoch
         self._key: Any = MISSING
         self._items: Any = MISSING
         self._point: Any = MISSING
 
-    def look(self, event: Any, epoch: int) -> Any:
+    def value_in(self, event: Any, epoch: int) -> Any:
         if self.epoch != epoch:
-            self.hold(resolve(event, self.path), epoch)
+            self.set_value(resolve(event, self.path), epoch)
         return self.value
 
     def key(self) -> Any:
-        """The key of a scalar, None for anything else."""
+        """Return the key of a scalar, None for anything else."""
         if self._key is MISSING:
             self._key = _key(self.value)
         return self._key
 
     def items(self) -> Any:
-        """The keys of an array's elements."""
+        """Return the keys of an array's elements."""
         if self._items is MISSING:
             value = self.value
             self._items = {_key(item) for item in value} if isinstance(value, list | tuple) else ()
@@ -108,10 +107,10 @@ class Spot:
             self._point = read_point(self.value)
         return self._point
 
-    # What it finds.
+    # Rows found by the value.
 
     def find(self, rows: list[Row]) -> None:
-        """Add the rows that the present value finds; it is not missing."""
+        """Add the rows that the current value finds; it must not be missing."""
         key = self.key()
         if key is not None:
             known = self.known.get(key)
@@ -134,40 +133,40 @@ class Spot:
             for found in self.patterns.found(value) & self.patterned.keys():
                 rows += self.patterned[found]
         if kind != "string" or len(value) <= TEXT_CHARS_MAX:
-            self.room -= len(rows) + 1
-            if self.room < 0:
-                self.forget()
+            self.known_left -= len(rows) + 1
+            if self.known_left < 0:
+                self.clear_known()
             self.known[key] = rows
         return rows
 
-    def forget(self) -> None:
-        """What scalars find is remembered until there is too much of it, or it changes."""
+    def clear_known(self) -> None:
+        """Drop the rows remembered for scalars: there are too many, or the index changed."""
         self.known: dict[Any, list[Row]] = {}
-        self.room = KNOWN_ROWS_MAX
+        self.known_left = KNOWN_ROWS_MAX
 
 
 class Test:
-    """A condition, and whether it holds for the present event."""
+    """A condition, and whether it holds for the current event."""
 
-    __slots__ = ("condition", "epoch", "function", "pattern", "spot", "truth", "users", "value")
+    __slots__ = ("condition", "epoch", "function", "node", "pattern", "truth", "users", "value")
 
-    def __init__(self, condition: Condition, spot: Spot) -> None:
+    def __init__(self, condition: Condition, node: PathNode) -> None:
         self.condition = condition
-        self.spot = spot
+        self.node = node
         self.users = 0
         self.epoch = 0
         self.truth = False
-        self.pattern = next(spot.numbers) if rank(condition) == PATTERN else 0
+        self.pattern = next(node.numbers) if rank(condition) == PATTERN else 0
         if self.pattern:
-            spot.patterns.add(self.pattern, condition.value)
+            node.patterns.add(self.pattern, condition.value)
         self.function, self.value = _function(condition, self.pattern)
 
     def run(self, event: Any, epoch: int) -> None:
-        """Set `truth` for the present event."""
+        """Set `truth` for the current event."""
         self.epoch = epoch
-        spot = self.spot
-        value = spot.value if spot.epoch == epoch else spot.look(event, epoch)
-        self.truth = value is not MISSING and self.function(self.value, spot)
+        node = self.node
+        value = node.value if node.epoch == epoch else node.value_in(event, epoch)
+        self.truth = value is not MISSING and self.function(self.value, node)
 
 
 class Row:
@@ -192,7 +191,7 @@ class Row:
 Interval = tuple[float, int, float, Row]
 Rows = dict[Row, None]
 
-# What tests ask of a spot that has a value.
+# Tests on a node that has a value.
 
 _SHAPES: dict[str, Any] = {
     "geo_distance": in_circle,
@@ -202,8 +201,8 @@ _SHAPES: dict[str, Any] = {
 }
 
 
-def _function(condition: Condition, pattern: int) -> tuple[Callable[[Any, Spot], bool], Any]:
-    """A function of an operand and a spot, and the operand."""
+def _function(condition: Condition, pattern: int) -> tuple[Callable[[Any, PathNode], bool], Any]:
+    """Return the test of a condition, a function of operand and node, and its operand."""
     op, value = condition.op, condition.value
     if pattern:
         return _finds_pattern, pattern
@@ -222,38 +221,38 @@ def _function(condition: Condition, pattern: int) -> tuple[Callable[[Any, Spot],
     return _holds, (TESTS[op], value)
 
 
-def _is_there(_: None, spot: Spot) -> bool:  # noqa: ARG001 - as the others
+def _is_there(_: None, node: PathNode) -> bool:  # noqa: ARG001 - as the others
     return True
 
 
-def _equals(key: Any, spot: Spot) -> bool:
-    return bool(spot.key() == key)
+def _equals(key: Any, node: PathNode) -> bool:
+    return bool(node.key() == key)
 
 
-def _contains(key: Any, spot: Spot) -> bool:
-    return key in spot.items()
+def _contains(key: Any, node: PathNode) -> bool:
+    return key in node.items()
 
 
-def _lies_between(bounds: tuple[float, float], spot: Spot) -> bool:
-    key = spot.key()
+def _lies_between(bounds: tuple[float, float], node: PathNode) -> bool:
+    key = node.key()
     return key is not None and key[0] == "number" and bool(bounds[0] <= key[1] <= bounds[1])
 
 
-def _finds_pattern(pattern: int, spot: Spot) -> bool:
-    return isinstance(spot.value, str) and pattern in spot.patterns.found(spot.value)
+def _finds_pattern(pattern: int, node: PathNode) -> bool:
+    return isinstance(node.value, str) and pattern in node.patterns.found(node.value)
 
 
-def _lies_in(shape: tuple[Any, Any], spot: Spot) -> bool:
-    point = spot.point()
+def _lies_in(shape: tuple[Any, Any], node: PathNode) -> bool:
+    point = node.point()
     return point is not None and bool(shape[0](shape[1], *point))
 
 
-def _holds(test: tuple[Any, Any], spot: Spot) -> bool:
-    return bool(test[0](test[1], spot.value))
+def _holds(test: tuple[Any, Any], node: PathNode) -> bool:
+    return bool(test[0](test[1], node.value))
 
 
 def _member(path: Path) -> str | None:
-    """The name of the event's member that the path is, if it is no more than that."""
+    """Return the member name of a path with one plain step, else None."""
     if len(path) != 1:
         return None
     name = path[0].name if isinstance(path[0], Flat) else path[0]
@@ -261,7 +260,7 @@ def _member(path: Path) -> str | None:
 
 
 def _key(value: Any) -> Any:
-    """The key of a scalar as it is in an event; None when it is none."""
+    """Return the key of an event's scalar, None for other values."""
     if isinstance(value, str):
         return ("string", value)
     if value is None or isinstance(value, bool):
@@ -272,6 +271,6 @@ def _key(value: Any) -> Any:
 
 
 def _stab(intervals: list[Interval], at: float, rows: list[Row]) -> None:
-    """Add the rows whose interval holds the number."""
+    """Add the rows whose interval contains the number."""
     upto = bisect_right(intervals, (at, math.inf))
     rows += [row for _, _, upper, row in intervals[:upto] if at <= upper]

@@ -1,11 +1,11 @@
 """
-The index in plain Python: the native engine's twin, its oracle, and what runs where nothing can be compiled.
+The index in plain Python: runs where no extension is built, and is the reference for the native engine.
 
-Each conjunction has one *access*: the condition by which an event finds it. An event visits only the paths
-it has, looks its values up, and verifies the rest of each conjunction it finds. Paths and conditions are
-kept once, as *spots* and *tests* (see virta.match.path_index), and remember what they were in the present event;
-one lock makes the present event the only one. What no spot finds (negations, opaque conditions) is verified
-for every event.
+Each conjunction has one *access*: the condition by which an event finds it. Only the paths that an event has
+are visited, its values are looked up, and the rest of each conjunction found is verified. Each path and each
+condition exists once, as a *node* and a *test* (virta.match.path_index), which cache their result for the current
+event; one lock makes sure there is one current event. Conjunctions without an access (negations, opaque
+conditions) are verified for every event.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from virta.filters.evaluate import MISSING, holds
 from virta.filters.tree import Condition, Flat, Not
 from virta.filters.values import scalar_key
 from virta.match.events import lines, parse_event
-from virta.match.path_index import Row, Rows, Spot, Test
+from virta.match.path_index import PathNode, Row, Rows, Test
 from virta.match.selectivity import (
     PATTERN,
     PRESENT,
@@ -54,7 +54,7 @@ class _Entry:
 
 
 class PlainEngine:
-    """See `virta.match.engine.Engine` for the methods."""
+    """The plain engine; `MatchEngine` documents the methods."""
 
     name = "plain"
 
@@ -64,55 +64,55 @@ class PlainEngine:
         self._numbers: dict[str, int] = {}
         self._entries: dict[int, _Entry] = {}
         self._free: list[int] = []
-        self._spots: dict[Path, Spot] = {}
+        self._nodes: dict[Path, PathNode] = {}
         self._tests: dict[Condition, Test] = {}
-        self._heads: dict[str, dict[Spot, None]] = {}
-        self._absent: dict[Spot, None] = {}
+        self._heads: dict[str, dict[PathNode, None]] = {}
+        self._absent: dict[PathNode, None] = {}
         self._scan: Rows = {}
 
     # Changes.
 
     def add(self, compiled: Compiled) -> int:
         with self._lock:
-            number_ = self._numbers.get(compiled.id)
-            if number_ is not None:
-                self._entries[number_].count += 1
-                return number_
-            number_ = self._free.pop() if self._free else len(self._entries) + 1
-            rows = self._rows(number_, compiled)
-            self._numbers[compiled.id] = number_
-            self._entries[number_] = _Entry(compiled.id, rows)
+            number = self._numbers.get(compiled.id)
+            if number is not None:
+                self._entries[number].count += 1
+                return number
+            number = self._free.pop() if self._free else len(self._entries) + 1
+            rows = self._rows(number, compiled)
+            self._numbers[compiled.id] = number
+            self._entries[number] = _Entry(compiled.id, rows)
             for row in rows:
                 self._change(row, present=True)
-            return number_
+            return number
 
     def remove(self, id_: str) -> int:
         with self._lock:
-            number_ = self._numbers.get(id_)
-            if number_ is None:
+            number = self._numbers.get(id_)
+            if number is None:
                 return -1
-            entry = self._entries[number_]
+            entry = self._entries[number]
             entry.count -= 1
             if entry.count:
                 return entry.count
-            del self._numbers[id_], self._entries[number_]
-            self._free.append(number_)
+            del self._numbers[id_], self._entries[number]
+            self._free.append(number)
             for row in entry.rows:
                 self._change(row, present=False)
                 for test, _ in row.rest:
                     self._drop_test(test)
             return 0
 
-    def _rows(self, number_: int, compiled: Compiled) -> list[Row]:
+    def _rows(self, number: int, compiled: Compiled) -> list[Row]:
         if compiled.tree is not None:
             covers = cover(compiled.tree)[1] or [None]
-            return [Row(number_, access, (), compiled.tree) for access in covers]
+            return [Row(number, access, (), compiled.tree) for access in covers]
         rows = []
         for term in compiled.conjunctions:
             access = min((*term, *map(implied, term)), key=rank, default=None)
             if access is not None and rank(access) == SCAN:
                 access = None
-            # A row that a presence or a latitude finds has still to be tested for what the condition says.
+            # A row found by presence or latitude alone must still be tested for its condition.
             decided = access is not None and (
                 rank(access) not in (SHAPED, PRESENT) or is_exists(access)
             )
@@ -121,7 +121,7 @@ class PlainEngine:
                 for literal in sorted(term, key=cost)
                 if not (decided and literal is access)
             )
-            rows.append(Row(number_, access, rest, None))
+            rows.append(Row(number, access, rest, None))
         return rows
 
     def _test(self, literal: Condition | Not) -> Test:
@@ -129,7 +129,7 @@ class PlainEngine:
         assert isinstance(condition, Condition)
         test = self._tests.get(condition)
         if test is None:
-            test = self._tests[condition] = Test(condition, self._spot(condition.path))
+            test = self._tests[condition] = Test(condition, self._node(condition.path))
         test.users += 1
         return test
 
@@ -138,55 +138,55 @@ class PlainEngine:
         if not test.users:
             del self._tests[test.condition]
             if test.pattern:
-                test.spot.patterns.remove(test.pattern)
-            self._drop_spot(test.spot)
+                test.node.patterns.remove(test.pattern)
+            self._drop_node(test.node)
 
-    def _spot(self, path: Path) -> Spot:
-        spot = self._spots.get(path)
-        if spot is None:
-            spot = self._spots[path] = Spot(path)
-            self._heads.setdefault(_head(path), {})[spot] = None
-        spot.users += 1
-        return spot
+    def _node(self, path: Path) -> PathNode:
+        node = self._nodes.get(path)
+        if node is None:
+            node = self._nodes[path] = PathNode(path)
+            self._heads.setdefault(_head(path), {})[node] = None
+        node.users += 1
+        return node
 
-    def _drop_spot(self, spot: Spot) -> None:
-        spot.users -= 1
-        if not spot.users:
-            del self._spots[spot.path]
-            heads = self._heads[_head(spot.path)]
-            del heads[spot]
+    def _drop_node(self, node: PathNode) -> None:
+        node.users -= 1
+        if not node.users:
+            del self._nodes[node.path]
+            heads = self._heads[_head(node.path)]
+            del heads[node]
             if not heads:
-                del self._heads[_head(spot.path)]
+                del self._heads[_head(node.path)]
 
     def _change(self, row: Row, *, present: bool) -> None:
-        """Enter a row where its access finds it, or take it from there."""
+        """Add a row to the place where its access finds it, or remove it from there."""
         access = row.access
         if access is None:
             _change_rows(self._scan, row, present=present)
             return
         condition = access if isinstance(access, Condition) else access.child
         assert isinstance(condition, Condition)
-        spot = self._spot(condition.path) if present else self._spots[condition.path]
-        spot.forget()
+        node = self._node(condition.path) if present else self._nodes[condition.path]
+        node.clear_known()
         if isinstance(access, Not):
-            _change_rows(spot.absent, row, present=present)
-            if spot.absent:
-                self._absent[spot] = None
+            _change_rows(node.absent, row, present=present)
+            if node.absent:
+                self._absent[node] = None
             else:
-                del self._absent[spot]
+                del self._absent[node]
         elif access.op in ("eq", "in", "contains"):
-            table = spot.contains if access.op == "contains" else spot.equal
+            table = node.contains if access.op == "contains" else node.equal
             for value in access.value if access.op == "in" else (access.value,):
                 _change_table(table, scalar_key(value), row, present=present)
         elif rank(access) == PATTERN:
             test = self._test(access) if present else self._tests[access]
-            _change_table(spot.patterned, test.pattern, row, present=present)
+            _change_table(node.patterned, test.pattern, row, present=present)
             if not present:
                 self._drop_test(test)
         elif rank(access) == PRESENT:
-            _change_rows(spot.present, row, present=present)
+            _change_rows(node.present, row, present=present)
         else:
-            intervals = spot.intervals if access.op == "range" else spot.latitudes
+            intervals = node.intervals if access.op == "range" else node.latitudes
             bounds = interval(access) if access.op == "range" else latitudes(access.value)
             entry = (bounds[0], id(row), bounds[1], row)
             if present:
@@ -194,15 +194,15 @@ class PlainEngine:
             else:
                 del intervals[bisect_right(intervals, entry) - 1]
         if not present:
-            self._drop_spot(spot)
+            self._drop_node(node)
 
-    # Questions.
+    # Lookups.
 
     def find(self, id_: str) -> int:
         return self._numbers.get(id_, 0)
 
-    def id(self, number_: int) -> str | None:
-        entry = self._entries.get(number_)
+    def id(self, number: int) -> str | None:
+        entry = self._entries.get(number)
         return entry.id if entry else None
 
     def ids(self) -> list[str]:
@@ -218,7 +218,7 @@ class PlainEngine:
             return [self._entries[n].id for n in self._match(event)]
 
     def match_many(self, events: Any, *, numbers: bool) -> Any:
-        """As the native index: lists of ids, or the bytes of uint32 numbers and offsets."""
+        """Return lists of ids, or the bytes of uint32 numbers and offsets."""
         if isinstance(events, bytes | bytearray | memoryview):
             events = lines(bytes(events))
         found: list[list[int]] = []
@@ -239,7 +239,7 @@ class PlainEngine:
         return _uint32(flat), _uint32(offsets)
 
     def match_flat(self, ends: Any, texts: Any) -> tuple[bytes, bytes]:
-        """As the native index: rows as int32, numbers as uint32."""
+        """Return rows as int32 and numbers as uint32, both as bytes."""
         bounds, data = memoryview(ends).cast("B").cast("i"), bytes(texts)
         rows, numbers = array("i"), array("I")
         for row, (start, end) in enumerate(pairwise(bounds)):
@@ -256,7 +256,7 @@ class PlainEngine:
     def stats(self) -> dict[str, int]:
         with self._lock:
             rows = [row for entry in self._entries.values() for row in entry.rows]
-            spots = self._spots.values()
+            nodes = self._nodes.values()
             size = sum(sys.getsizeof(row) + sys.getsizeof(row.rest) for row in rows)
             size += sum(map(sys.getsizeof, self._tests.values())) + sys.getsizeof(self._tests)
             size += sys.getsizeof(self._entries) + sys.getsizeof(self._numbers)
@@ -264,8 +264,8 @@ class PlainEngine:
                 "filters": len(self._entries),
                 "conjunctions": len(rows),
                 "conditions": len(self._tests),
-                "paths": len(self._spots),
-                "buckets": sum(len(spot.equal) + len(spot.contains) for spot in spots),
+                "paths": len(self._nodes),
+                "buckets": sum(len(node.equal) + len(node.contains) for node in nodes),
                 "unindexed": len(self._scan),
                 "bytes_records": size,
             }
@@ -291,34 +291,34 @@ class PlainEngine:
         if isinstance(event, dict) and "" not in event:
             self._find_by_member(event, epoch, rows)
         else:
-            for spot in self._spots.values():
-                if spot.look(event, epoch) is not MISSING:
-                    spot.find(rows)
-        for spot in self._absent:
-            if spot.look(event, epoch) is MISSING:
-                rows += spot.absent
+            for node in self._nodes.values():
+                if node.value_in(event, epoch) is not MISSING:
+                    node.find(rows)
+        for node in self._absent:
+            if node.value_in(event, epoch) is MISSING:
+                rows += node.absent
         rows += self._scan
         return rows
 
     def _find_by_member(self, event: dict[Any, Any], epoch: int, rows: list[Row]) -> None:
-        """Look at the spots that may have a value: those whose first name is a member of the event."""
+        """Visit only the nodes whose first name is a member of the event."""
         heads = self._heads
         dotted = {""}
         for name, value in event.items():
             if not isinstance(name, str) or "." in name:
                 dotted.add(str(name).partition(".")[0])
                 continue
-            for spot in heads.get(name, ()):
-                if spot.member == name:
-                    spot.hold(value, epoch)
-                    spot.find(rows)
-                elif spot.look(event, epoch) is not MISSING:
-                    spot.find(rows)
+            for node in heads.get(name, ()):
+                if node.member == name:
+                    node.set_value(value, epoch)
+                    node.find(rows)
+                elif node.value_in(event, epoch) is not MISSING:
+                    node.find(rows)
         for head in dotted:
             if head not in event:
-                for spot in heads.get(head, ()):
-                    if spot.look(event, epoch) is not MISSING:
-                        spot.find(rows)
+                for node in heads.get(head, ()):
+                    if node.value_in(event, epoch) is not MISSING:
+                        node.find(rows)
 
 
 def _head(path: Path) -> str:

@@ -1,9 +1,9 @@
 """
 Programs: filters as bytes for the native index.
 
-The format is told in native/match_program.cpp, which reads it. Conditions the core does not know become
-*opaque*: they are numbered here and answered by `virta.filters.evaluate` when a candidate needs them;
-where such a condition implies one that the core knows, that one is added, so that candidates are few.
+native/match_program.cpp reads the format and documents it. Conditions that the core cannot evaluate are *opaque*:
+they are numbered here and evaluated by `virta.filters.evaluate` for each candidate. Where such a condition
+implies one that the core can evaluate, that one is added, so that candidates are few.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from virta.filters.tree import Node, Path
-    from virta.filters.values import Range, Regexp, Scalar
+    from virta.filters.values import Regexp, Scalar, ValueRange
     from virta.match.compile import Compiled
 
 EXISTS, TYPE, EQUALS, CONTAINS, IN, RANGE, TEXT_RANGE, PREFIX, SUFFIX = range(1, 10)
@@ -40,7 +40,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def encode(compiled: Compiled) -> tuple[bytes, tuple[Condition, ...]]:
-    """The program of a compiled filter, and its opaque conditions in the order of their numbers."""
+    """Return the program of a compiled filter, and its opaque conditions in the order of their numbers."""
     writer = _Writer()
     if compiled.tree is not None:
         terms = [writer.tree(compiled.tree)]
@@ -58,7 +58,7 @@ class _Writer:
         return b"".join([_LENGTH.pack(len(literals)), *literals])
 
     def tree(self, node: Node) -> bytes:
-        """A conjunction of one literal: the tree in postfix."""
+        """Return a conjunction of one literal: the tree in postfix."""
         items: list[bytes] = []
         self._postfix(node, items)
         return b"".join([_LENGTH.pack(1), bytes([TREE]), _LENGTH.pack(len(items)), *items])
@@ -85,7 +85,7 @@ class _Writer:
             items.append(bytes([operator]) + _LENGTH.pack(count))
 
     def literals(self, node: Condition | Not) -> list[bytes]:
-        """Literals that together say what a condition, or its negation, does."""
+        """Return the literals whose conjunction is a condition or its negation."""
         if isinstance(node, Condition):
             return self._parts(node)
         assert isinstance(node.child, Condition), "canonical trees negate conditions only"
@@ -97,7 +97,7 @@ class _Writer:
         return [b"".join([bytes([TREE]), _LENGTH.pack(len(items)), *items])]
 
     def _parts(self, condition: Condition) -> list[bytes]:
-        """Literals whose conjunction is the condition."""
+        """Return the literals whose conjunction is the condition."""
         path = encode_path(condition.path)
         if path is None or condition.op == "opaque":
             return [self._opaque(condition)]
@@ -126,7 +126,7 @@ class _Writer:
 
 @lru_cache(maxsize=4096)
 def encode_path(path: Path) -> bytes | None:
-    """A path for the core, or None when it is too long for it."""
+    """Return a path for the core, None if it is too long."""
     if len(path) > PATH_STEPS_MAX:
         return None
     out = b"E"
@@ -175,7 +175,7 @@ def _in(values: tuple[Scalar, ...]) -> bytes:
     return _LENGTH.pack(len(values)) + b"".join(map(_scalar, values))
 
 
-def _range_flags(bounds: Range) -> int:
+def _range_flags(bounds: ValueRange) -> int:
     return (
         (bounds.lower is not None)
         | (bounds.upper is not None) << 1
@@ -184,7 +184,7 @@ def _range_flags(bounds: Range) -> int:
     )
 
 
-def _range(path: bytes, bounds: Range) -> list[bytes]:
+def _range(path: bytes, bounds: ValueRange) -> list[bytes]:
     flags = _range_flags(bounds)
     lower: Any = bounds.lower
     upper: Any = bounds.upper
@@ -222,7 +222,7 @@ def _shape(shape: Any) -> bytes:
 
 
 def _pattern_parts(path: bytes, pattern: Any, parts: dict[bytes, None]) -> bool:
-    """Conditions that a value containing the pattern satisfies; True when they are also enough."""
+    """Add conditions that a value containing the pattern satisfies; return True if they are also sufficient."""
     if isinstance(pattern, dict):
         if not pattern:
             parts[_typed(path, "object")] = None

@@ -1,14 +1,14 @@
 """
 Patterns that need no automaton, and many patterns against one text.
 
-An index asks which of a path's patterns are found in a value, once for each value it has not met yet.
-Patterns are numbered by the index, in ascending order. They are gathered in RE2 sets (one automaton for many patterns); the
-newest are tried one by one until there are enough for the last set to be built anew. A set is bounded, so
-that building one never takes more than some milliseconds, and has a pattern that is always found: if that
-one is missing from an answer the automaton ran out of memory, and the set's patterns are tried one by one.
+An index asks once per new value which of a path's patterns occur in it. Patterns are numbered by the index, in
+ascending order, and gathered in RE2 sets (one automaton for many patterns). The newest are tried one by one
+until there are enough to rebuild the last set. A set is bounded, so that building one takes a few milliseconds,
+and has a pattern that always matches: if that one is missing from a result, the automaton ran out of memory and
+the set's patterns are tried one by one.
 
-Threads search at once: while one builds a set, another must not see the patterns between two places. Patterns
-come and go only while nobody searches.
+Threads search concurrently; a lock keeps them from seeing a set that is being rebuilt. Patterns are added and
+removed only while no search runs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PLAIN = re.compile(
 
 
 def plain_condition(regexp: Regexp) -> tuple[str, str] | None:
-    """The operation (prefix, suffix, eq) and text that say the same as an anchored literal, if it is one."""
+    """Return the operation (prefix, suffix, eq) and text equivalent to an anchored literal, else None."""
     plain = _PLAIN.fullmatch(regexp.pattern) if regexp.flags in ("", "s") else None
     if plain is None:
         return None
@@ -70,7 +70,7 @@ class PatternSets:
             self._paths[node].remove(number)
 
     def search(self, node: int, text: str, start: int) -> list[int]:
-        """Numbers, from `start` on, of the node's patterns that are found in the text."""
+        """Return the numbers, from `start` on, of the node's patterns that occur in the text."""
         patterns = self._paths.get(node)
         return patterns.search(text, start) if patterns else []
 
@@ -81,9 +81,9 @@ class PathPatterns:
     def __init__(self) -> None:
         self.patterns: dict[int, Regexp] = {}
         self.sets: list[_Set] = []
-        self.fresh: list[int] = []  # ascending, all above what the sets hold
-        self.texts: dict[str, frozenset[int]] = {}  # what was found in texts met lately
-        self.removed = 0  # numbers that sets or `fresh` still hold
+        self.fresh: list[int] = []  # ascending, all above those in the sets
+        self.texts: dict[str, frozenset[int]] = {}  # results for recent texts
+        self.removed = 0  # numbers that sets or `fresh` still contain
         self._gathering = threading.Lock()
 
     def add(self, number: int, regexp: Regexp) -> None:
@@ -92,13 +92,13 @@ class PathPatterns:
         self.texts.clear()
 
     def remove(self, number: int) -> None:
-        # Sets go on finding it; the index knows that nobody asks any more. Only when most are such, begin again.
+        # Sets still find it, and the index ignores it. When most are removed ones, start over.
         self.removed += self.patterns.pop(number, None) is not None
         if self.removed > len(self.patterns) + SET_PATTERNS_MAX:
             self.fresh, self.sets, self.removed = list(self.patterns), [], 0
 
     def found(self, text: str) -> frozenset[int]:
-        """Numbers of the patterns that are found in the text, remembered for short texts."""
+        """Return the numbers of the patterns that occur in the text; short texts are cached."""
         known = self.texts.get(text)
         if known is None:
             known = frozenset(self.search(text, 0))
@@ -123,9 +123,9 @@ class PathPatterns:
         return regexp is not None and found_in(regexp, text)
 
     def _gather(self) -> None:
-        """Put the fresh patterns into sets; the last set is built anew as long as it has room."""
+        """Put the fresh patterns into sets; rebuild the last set if it is not full."""
         numbers = self.fresh
-        if self.sets and self.sets[-1].has_room:
+        if self.sets and self.sets[-1].has_space:
             numbers = self.sets.pop().numbers + numbers
         group: list[tuple[int, Regexp]] = []
         chars = 0
@@ -152,7 +152,7 @@ class _Set:
         self.group = group
         self.numbers = [number for number, _ in group]
         self.last = self.numbers[-1]
-        self.has_room = len(group) < SET_PATTERNS_MAX // 2
+        self.has_space = len(group) < SET_PATTERNS_MAX // 2
         options = re2.Options()
         options.log_errors = False
         options.never_capture = True

@@ -1,8 +1,8 @@
 """
-How a literal finds its conjunction in the plain index.
+Choose the literal by which the plain index finds a conjunction.
 
-Every conjunction is entered under the literal of the lowest rank, which must hold wherever the conjunction
-does; `implied`, `interval` and `latitudes` weaken a condition to something that can be looked up.
+Every conjunction is indexed under its literal of the lowest rank, which holds wherever the conjunction does;
+`implied`, `interval` and `latitudes` weaken a condition to something that can be looked up.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _RANKS = {"eq": 0, "in": 1, "contains": 2, "range": 4}
 _RANKS |= dict.fromkeys(("geo_distance", "geo_distance_range", "geo_box"), SHAPED)
 # Of the path of an equality taken out of a `match`.
 IMPLIED_STEPS_MAX = 16
-# Degrees added to a shape's latitudes, which the test itself computes otherwise.
+# Degrees added to a shape's latitudes: the exact test rounds differently.
 _SLACK = 1e-6
 
 
 def rank(literal: Condition | Not) -> int:
-    """How well a literal finds its conjunction: less is better."""
+    """Return how selective a literal is as an access: lower is better."""
     if isinstance(literal, Not):
         return ABSENT if is_exists(literal.child) else SCAN
     if literal.op == "range":
@@ -36,7 +36,7 @@ def rank(literal: Condition | Not) -> int:
 
 
 def implied(literal: Condition | Not) -> Condition | Not:
-    """An equality that holds where a `match` does, to find it by; the literal itself when there is none."""
+    """Return an equality implied by a `match`, to look it up by; the literal itself if there is none."""
     if isinstance(literal, Not) or literal.op != "match":
         return literal
     path, pattern = literal.path, literal.value.value
@@ -52,7 +52,7 @@ def implied(literal: Condition | Not) -> Condition | Not:
 
 
 def cost(literal: Condition | Not) -> int:
-    """What testing a literal costs, roughly: the cheap go first."""
+    """Return the rough cost of testing a literal: cheap ones are tested first."""
     condition = literal if isinstance(literal, Condition) else literal.child
     assert isinstance(condition, Condition)
     if condition.op in ("exists", "type", "prefix", "suffix"):
@@ -65,7 +65,7 @@ def is_exists(node: Node) -> bool:
 
 
 def cover(node: Node) -> tuple[int, list[Condition | Not | None]]:
-    """Literals one of which holds whenever the tree does, and the rank of the worst."""
+    """Return the worst rank, and literals of which one holds whenever the tree does."""
     if isinstance(node, And):
         return min((cover(child) for child in node.children), key=lambda found: found[0])
     if isinstance(node, Or):
@@ -82,7 +82,7 @@ def _is_interval(condition: Condition) -> bool:
 
 
 def interval(condition: Condition) -> tuple[float, float]:
-    """The bounds as a closed interval of doubles."""
+    """Return the bounds as a closed interval of doubles."""
     bounds = condition.value
     lower = -math.inf if bounds.lower is None else float(bounds.lower)
     upper = math.inf if bounds.upper is None else float(bounds.upper)
@@ -94,12 +94,12 @@ def interval(condition: Condition) -> tuple[float, float]:
 
 
 def latitudes(shape: Any) -> tuple[float, float]:
-    """Latitudes between which a shape lies."""
+    """Return the latitudes between which a shape lies."""
     if isinstance(shape, Box):
         lower, upper = shape.bottom, shape.top
     else:
         radius = shape.outer if isinstance(shape, Annulus) else shape.radius
-        half = math.degrees(radius / EQUATOR) + _SLACK
-        lower, upper = shape.lat - half, shape.lat + half
-    # NaN has no place in an order.
+        reach = math.degrees(radius / EQUATOR) + _SLACK
+        lower, upper = shape.lat - reach, shape.lat + reach
+    # NaN cannot be ordered.
     return (lower, upper) if lower <= upper else (-math.inf, math.inf)

@@ -83,7 +83,7 @@ class LakeReport:
 
 
 def lake_ranges(lake: str | Path) -> list[tuple[int, int, Path]]:
-    """The ranges of a lake, in order: (first, next, directory)."""
+    """Return the ranges of a lake, in order: (first, next, directory)."""
     found = []
     if Path(lake).is_dir():
         for entry in Path(lake).iterdir():
@@ -101,7 +101,7 @@ def lake_ranges(lake: str | Path) -> list[tuple[int, int, Path]]:
 
 
 def sealed_end(log_path: str) -> tuple[int, int]:
-    """The first offset of the log and the offset after its last sealed segment."""
+    """Return the first offset of the log and the offset after its last sealed segment."""
     with virta.open(log_path, create=False, read_only=True) as log:
         sealed = [segment.next for segment in log.segments() if segment.sealed]
         return log.first_offset, max(sealed, default=log.first_offset)
@@ -109,7 +109,7 @@ def sealed_end(log_path: str) -> tuple[int, int]:
 
 def pending(log_path: str, lake: str, *, on_gap: str = "raise") -> tuple[int, int, int]:
     """
-    What a compaction would have to do, without Spark: the log's first offset, then from where and to where.
+    Return what a compaction would have to do, without Spark: the log's first offset, then from where and to where.
 
     Raises:
         LogGapError: the log no longer has the offset the lake ends at, and `on_gap` is not skip.
@@ -216,7 +216,7 @@ def sync(path: Path) -> None:
 
 
 def read_lake(lake: str, *, spark: SparkSession | None = None) -> DataFrame:
-    """The records in the lake, with the columns of the log and the attributes."""
+    """Return the records in the lake, with the columns of the log and the attributes."""
     spark = spark or session()
     return read_ranges(spark, lake, lake_ranges(lake))
 
@@ -235,7 +235,7 @@ def read_ranges(spark: SparkSession, lake: str, ranges: list[tuple[int, int, Pat
 
 def read_all(log_path: str, lake: str, *, spark: SparkSession | None = None) -> DataFrame:
     """
-    All records ever written, from the lake where it has them and the log after that.
+    Return all records ever written, from the lake where it has them and the log after that.
 
     Raises:
         LogGapError: retention removed offsets from the log that the lake does not have.

@@ -48,7 +48,7 @@ def read(
     **bounds: Any,
 ) -> DataFrame:
     """
-    The records (with `events=True`: the events) of a log, bounded by offsets, times and topics.
+    Return the records (with `events=True`: the events) of a log, bounded by offsets, times and topics.
 
     Args:
         path: the log's directory.

@@ -94,7 +94,7 @@ def check_schema(schema: StructType, *, events: bool, filters: bool = False) -> 
 
 
 def allowed_types(name: str, kind: DataType) -> tuple[DataType, ...]:
-    """The types a column may be asked as; none means any."""
+    """Return the types a column may be asked as; none means any."""
     if name == "data":
         return ()
     return (StringType(), BinaryType()) if name in {"topic", "key", "value"} else (kind,)

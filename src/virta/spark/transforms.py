@@ -49,7 +49,7 @@ def need(df: DataFrame, names: Iterable[str], of: str) -> None:
 
 
 def key_names(by: str | Sequence[str], of: str) -> list[str]:
-    """The columns of a key; one may be given as it is."""
+    """Return the columns of a key; one may be given as it is."""
     names = [by] if isinstance(by, str) else list(by)
     if not names:
         raise TransformError(f"{of} by nothing: give at least one column")
@@ -58,7 +58,7 @@ def key_names(by: str | Sequence[str], of: str) -> list[str]:
 
 def watermarked(df: DataFrame, time: str, delay: str) -> DataFrame:
     """
-    A stream with a watermark: the one it has, since Spark takes no second one, or this.
+    Return a stream with a watermark: the one it has, since Spark takes no second one, or this.
 
     To use two transforms that need one on one stream, set it first: `df.withWatermark(column, delay)`.
     """
@@ -98,13 +98,13 @@ def decode_events(df: DataFrame) -> DataFrame:
 
 
 def valid_events(df: DataFrame) -> DataFrame:
-    """The rows that are events, without the column `invalid`."""
+    """Return the rows that are events, without the column `invalid`."""
     need(df, ["invalid"], "valid_events")
     return df.where(F.col("invalid").isNull()).drop("invalid")
 
 
 def dead_letters(df: DataFrame) -> DataFrame:
-    """The rows that are no events: where they lie, their bytes, and the reason."""
+    """Return the rows that are no events: where they lie, their bytes, and the reason."""
     need(df, ["invalid", "value"], "dead_letters")
     return df.where(F.col("invalid").isNotNull()).select(
         *[name for name in ("topic", "offset", "timestamp", "key", "value") if name in df.columns],
@@ -147,7 +147,7 @@ def event_value(
     id: str | None = None,  # noqa: A002
     time: str | None = None,
 ) -> Column:
-    """The CloudEvent that `to_events` makes of a row, as JSON."""
+    """Return the CloudEvent that `to_events` makes of a row, as JSON."""
     data = F.struct(*[F.col(name) for name in df.columns])
     identity = F.sha2(F.to_json(data, JSON), 256)
     if id is not None:
@@ -198,7 +198,7 @@ def latest_by_key(
     df: DataFrame, by: str | Sequence[str] = ("topic", "key"), *, order: str = "offset"
 ) -> DataFrame:
     """
-    The row with the highest `order` of each key. A streaming result is in mode update or complete.
+    Return the row with the highest `order` of each key. A streaming result is in mode update or complete.
 
     An empty `value` is a deletion, as in the log's compaction: such a key has no latest row.
     """
@@ -302,7 +302,7 @@ def aggregate(
 
 def changes_to_table(df: DataFrame, columns: str, *, key: str | Sequence[str]) -> DataFrame:
     """
-    The current table from change events (Debezium's form): the newest change of each key, deletions gone.
+    Return the current table from change events (Debezium's form): the newest change of each key, deletions gone.
 
     `columns` is the table's schema as DDL, `key` its primary key. The operation is `op` in the data or
     the extension `iodebeziumop`; rows are `after`, for deletions `before`. Changes whose key is null are of

@@ -1,9 +1,9 @@
 """
 CloudEvents SQL 1.0.0: expressions over the context attributes of an event.
 
-`parse` gives a filter, which an event passes when the expression is the Boolean true and nothing went
-wrong on the way (section 1.2); `evaluate` gives what the language itself defines, a value of any type
-and the problem met, if any. Nothing here sees an event's data.
+`parse` returns a filter, which an event passes when the expression is the Boolean true without a problem (section
+1.2); `evaluate` returns what the language itself defines, a value of any type and the first problem, if any. An
+event's data is never read.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ __all__ = ["Problem", "Value", "evaluate", "parse"]
 
 
 def parse(source: str) -> Filter:
-    """The filter an expression says; FilterError with the place where it is not one."""
+    """Return the filter of an expression; raise FilterError with the place of a syntax error."""
     return Filter(tree_of(parse_expression(source)), dialect="cesql")
 
 
 def evaluate(expression: str, event: Any) -> tuple[Value, Problem | None]:
     """
-    The value of an expression for an event (its JSON object), and the first problem met or None.
+    Return the value of an expression for an event (its JSON object), and the first problem or None.
 
-    An expression that cannot be parsed is worth false, with a problem of kind `parse`.
+    An expression that cannot be parsed is false, with a problem of kind `parse`.
     """
     try:
         tree = parse_expression(expression)

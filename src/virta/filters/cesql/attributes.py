@@ -1,9 +1,9 @@
 """
-Tests on the text of one attribute, as tree conditions where a tree says exactly the same.
+Tests on the text of one attribute, as tree conditions where a tree is exactly equivalent.
 
 CESQL and the CloudEvents filter dialects compare an attribute *as a String*: the number 5 and the
 boolean true have a text too. A condition on strings is therefore exact only if no number, boolean,
-array or object has a text that would pass; where one could, the function here answers None.
+array or object has a text that would pass; where one could, the functions here return None.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _ENDS_OF_OTHERS = frozenset("0123456789]}")
 
 
 def present(name: str) -> Node:
-    """The attribute is there; null is an unset attribute, and `data` is none."""
+    """Return the condition that an attribute is set; null is unset, and `data` is not an attribute."""
     if name in DATA_MEMBERS:
         return NOTHING
     return all_of([Condition((name,), "exists"), negate(Condition((name,), "type", "null"))])
 
 
 def text_equals(name: str, text: str) -> Node | None:
-    """The attribute's text is exactly this one."""
+    """Return the condition that the attribute's text equals this one, None if no tree is exact."""
     if name in DATA_MEMBERS:
         return NOTHING
     values = _same_text(text)
@@ -43,7 +43,7 @@ def text_equals(name: str, text: str) -> Node | None:
 
 
 def text_prefix(name: str, text: str) -> Node | None:
-    """The attribute's text starts with this one."""
+    """Return the condition that the attribute's text starts with this one, None if no tree is exact."""
     if name in DATA_MEMBERS:
         return NOTHING
     if not text:
@@ -54,7 +54,7 @@ def text_prefix(name: str, text: str) -> Node | None:
 
 
 def text_suffix(name: str, text: str) -> Node | None:
-    """The attribute's text ends with this one."""
+    """Return the condition that the attribute's text ends with this one, None if no tree is exact."""
     if name in DATA_MEMBERS:
         return NOTHING
     if not text:
@@ -65,7 +65,7 @@ def text_suffix(name: str, text: str) -> Node | None:
 
 
 def one_of(name: str, literals: Iterable[Value]) -> Node | None:
-    """`name IN (literals)`: each literal is cast to the attribute's own type, in order."""
+    """Return `name IN (literals)` as a condition; each literal is cast to the attribute's type, in order."""
     if name in DATA_MEMBERS:
         return NOTHING
     literals = list(literals)
@@ -79,14 +79,14 @@ def one_of(name: str, literals: Iterable[Value]) -> Node | None:
         for literal in literals:
             value, problem = cast(literal, kind)
             if problem is not None:
-                break  # an attribute of this type gets no further: the cast's problem fails the filter
+                break  # for an attribute of this type the cast's problem fails the filter here
             reached.append(value)
         values.extend(v for v in reached if candidates is None or v in candidates)
     return Condition((name,), "in", tuple(values))
 
 
 def necessary(names: Iterable[str]) -> Node:
-    """What must hold for all these attributes to be readable; a cheap test that an index can use."""
+    """Return a condition implied by reading all these attributes, which an index can use."""
     wanted = sorted(set(names))
     if any(name in DATA_MEMBERS for name in wanted):
         return NOTHING
@@ -94,7 +94,7 @@ def necessary(names: Iterable[str]) -> Node:
 
 
 def _same_text(text: str) -> tuple[Value, ...] | None:
-    """All attribute values with this text; None if that is more than a short list says."""
+    """Return all attribute values with this text, None if there are too many to list."""
     if text in {"true", "false"}:
         return (text, text == "true")
     number = integer_of(text)

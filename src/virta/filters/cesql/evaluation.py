@@ -1,7 +1,7 @@
 """
-A syntax tree to a function of the event.
+Compile a syntax tree to a function of the event.
 
-Two rules decide what a failing expression is worth, both read off the conformance suite:
+Two rules define the value of a failing expression, both taken from the conformance suite:
 
 1. An operand that failed makes its operator fail: the zero value of the operator's return type
    (`1 != 1 / 0` is false), with the operand's problem. The first problem, left to right, is reported.
@@ -51,7 +51,7 @@ Evaluator: TypeAlias = Callable[[Any], Result]
 
 
 def compiled(node: Expression) -> Evaluator:
-    """The function that gives the expression's value, and its problem if any, for an event."""
+    """Return the function that computes an expression's value and problem for an event."""
     match node:
         case Literal(value):
             return lambda _: (value, None)
@@ -126,15 +126,15 @@ Operator: TypeAlias = Callable[[Result, Evaluator, Any], Result]
 
 
 def _logic(name: str) -> Operator:
-    # The left value that settles the matter, so that the right operand is not evaluated (3.6).
-    settled: bool | None = {"AND": False, "OR": True, "XOR": None}[name]
+    # The left value for which the right operand is not evaluated (3.6).
+    decisive: bool | None = {"AND": False, "OR": True, "XOR": None}[name]
 
     def operate(left: Result, operand: Evaluator, event: Any) -> Result:
         x, problem = left
         if problem is not None:
             return False, problem
         x, problem = cast(x, bool)
-        if x is settled and problem is None:
+        if x is decisive and problem is None:
             return x, None
         y, failed = operand(event)
         if failed is not None:
@@ -159,7 +159,7 @@ def _equality(*, negated: bool) -> Operator:
 
 
 def _integers(zero: Value, compute: Callable[[int, int], Result]) -> Operator:
-    """An operator on two Integers whose value is `zero` when an operand failed."""
+    """Return an operator on two Integers whose value is `zero` when an operand failed."""
 
     def operate(left: Result, operand: Evaluator, event: Any) -> Result:
         x, problem = left

@@ -1,8 +1,8 @@
 """
 The built-in functions of CESQL 1.0.0 (section 3.5) and how a call finds its overload.
 
-Each takes arguments already cast to its parameter types and gives a value of its return type, with a
-problem beside it where the specification names one.
+Each takes arguments already cast to its parameter types and returns a value of its return type, with a problem
+where the specification names one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WHITE_SPACE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class CesqlFunction:
     """One overload; `parameters` may hold None for "any type", `variadic` repeats a type after them."""
 
     returns: type[Value]
@@ -51,8 +51,8 @@ class Function:
         return self.parameters[index] if index < len(self.parameters) else self.variadic
 
 
-def find(name: str, count: int) -> Function | None:
-    """The function of that name (in capitals) for so many arguments."""
+def find(name: str, count: int) -> CesqlFunction | None:
+    """Return the overload of an upper-case name for `count` arguments, or None."""
     return next((f for f in FUNCTIONS.get(name, ()) if f.takes(count)), None)
 
 
@@ -111,23 +111,23 @@ def _abs(value: int) -> Result:
     return abs(value), None
 
 
-FUNCTIONS: dict[str, tuple[Function, ...]] = {
-    "ABS": (Function(int, _abs, (int,)),),
-    "BOOL": (Function(bool, lambda x: cast(x, bool), (None,)),),
-    "CONCAT": (Function(str, _concat, variadic=str),),
-    "CONCAT_WS": (Function(str, _concat_ws, (str,), variadic=str),),
-    "INT": (Function(int, lambda x: cast(x, int), (None,)),),
-    "IS_BOOL": (Function(bool, lambda x: (cast(x, bool)[1] is None, None), (None,)),),
-    "IS_INT": (Function(bool, lambda x: (cast(x, int)[1] is None, None), (None,)),),
-    "LEFT": (Function(str, _left, (str, int)),),
-    "LENGTH": (Function(int, lambda x: (min(len(x), INTEGER_MAX), None), (str,)),),
-    "LOWER": (Function(str, lambda x: _text(x.lower(), "LOWER"), (str,)),),
-    "RIGHT": (Function(str, _right, (str, int)),),
-    "STRING": (Function(str, lambda x: cast(x, str), (None,)),),
+FUNCTIONS: dict[str, tuple[CesqlFunction, ...]] = {
+    "ABS": (CesqlFunction(int, _abs, (int,)),),
+    "BOOL": (CesqlFunction(bool, lambda x: cast(x, bool), (None,)),),
+    "CONCAT": (CesqlFunction(str, _concat, variadic=str),),
+    "CONCAT_WS": (CesqlFunction(str, _concat_ws, (str,), variadic=str),),
+    "INT": (CesqlFunction(int, lambda x: cast(x, int), (None,)),),
+    "IS_BOOL": (CesqlFunction(bool, lambda x: (cast(x, bool)[1] is None, None), (None,)),),
+    "IS_INT": (CesqlFunction(bool, lambda x: (cast(x, int)[1] is None, None), (None,)),),
+    "LEFT": (CesqlFunction(str, _left, (str, int)),),
+    "LENGTH": (CesqlFunction(int, lambda x: (min(len(x), INTEGER_MAX), None), (str,)),),
+    "LOWER": (CesqlFunction(str, lambda x: _text(x.lower(), "LOWER"), (str,)),),
+    "RIGHT": (CesqlFunction(str, _right, (str, int)),),
+    "STRING": (CesqlFunction(str, lambda x: cast(x, str), (None,)),),
     "SUBSTRING": (
-        Function(str, _substring, (str, int)),
-        Function(str, _substring, (str, int, int)),
+        CesqlFunction(str, _substring, (str, int)),
+        CesqlFunction(str, _substring, (str, int, int)),
     ),
-    "TRIM": (Function(str, lambda x: (x.strip(WHITE_SPACE), None), (str,)),),
-    "UPPER": (Function(str, lambda x: _text(x.upper(), "UPPER"), (str,)),),
+    "TRIM": (CesqlFunction(str, lambda x: (x.strip(WHITE_SPACE), None), (str,)),),
+    "UPPER": (CesqlFunction(str, lambda x: _text(x.upper(), "UPPER"), (str,)),),
 }

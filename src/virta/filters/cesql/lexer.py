@@ -1,8 +1,8 @@
 """
 CESQL text to tokens.
 
-Keywords and names are case-insensitive and come out in one spelling. Signs are tokens of their own:
-whether `-1` is a literal or a subtraction is the parser's to say, so `4-1` works as well as `4 - 1`.
+Keywords and names are case-insensitive and get one spelling. Signs are separate tokens: the parser decides
+whether `-1` is a literal or a subtraction, so `4-1` works as well as `4 - 1`.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Token:
 
 
 def parse_error(message: str, expression: str, at: int) -> FilterError:
-    """A FilterError that shows the place."""
+    """Return a FilterError that shows the place."""
     around = expression[max(0, at - 20) : at + 20]
     return FilterError(f"{message} at character {at + 1}, near {around!r}", code="parse")
 
 
 def tokens(expression: str) -> list[Token]:
-    """All tokens and an end; FilterError where there is none."""
+    """Return all tokens and an end token; raise FilterError at an invalid character."""
     if len(expression) > EXPRESSION_CHARS_MAX:
         raise FilterError(
             f"expression of {len(expression)} characters: at most {EXPRESSION_CHARS_MAX} are allowed",
@@ -78,7 +78,7 @@ def tokens(expression: str) -> list[Token]:
 
 
 def quote(text: str) -> str | None:
-    """The text as a string literal, None for the texts that no literal says."""
+    """Return the text as a string literal, None if no literal can express it."""
     for mark in "'\"":
         literal = mark + text.replace(mark, "\\" + mark) + mark
         match = _TOKEN.fullmatch(literal)
@@ -114,7 +114,7 @@ def _word(expression: str, word: str, at: int, *, call: bool) -> Token:
 
 
 def _unquote(literal: str) -> str:
-    """The text of a literal: only its own quote is escaped, every other backslash stays."""
+    """Return the text of a literal: only its own quote is escaped, every other backslash stays."""
     mark = literal[0]
     body = literal[1:-1]
     if "\\" not in body:

@@ -2,8 +2,8 @@ r"""
 LIKE: `%` is any text, `_` any one character, `\%` and `\_` themselves, all else literal.
 
 A pattern is cut at its `%` into segments. The first and last are anchored; each one between them goes
-to its leftmost place after the one before, which finds a match whenever there is one. So nothing ever
-backtracks: without `_` a segment is one `str.find`; with it, all places are found at once with
+to its leftmost place after the one before, which finds a match whenever there is one. So there is no
+backtracking: without `_` a segment is one `str.find`; with it, all places are found at once with
 bit masks, one shift per character of the segment, whatever the value holds.
 """
 
@@ -24,7 +24,7 @@ _PIECE = re.compile(r"\\[%_]|.", re.DOTALL)
 
 
 def segments(pattern: str) -> list[Segment]:
-    """The pattern cut at its wildcards `%`; always at least one segment."""
+    """Return the pattern cut at its wildcards `%`; always at least one segment."""
     cut: list[list[str | None]] = [[]]
     for piece in _PIECE.findall(pattern):
         if piece == "%":
@@ -35,7 +35,7 @@ def segments(pattern: str) -> list[Segment]:
 
 
 def literal(segment: Segment) -> str | None:
-    """The segment as text, None when it has a `_`."""
+    """Return the segment as text, None when it has a `_`."""
     return None if None in segment else "".join(map(str, segment))
 
 
@@ -53,10 +53,14 @@ class LikePattern:
 
     def matches(self, text: str) -> bool:
         if self._whole:
-            return len(text) == len(self._first) and _stands(self._first, text, 0)
+            return len(text) == len(self._first) and _matches_at(self._first, text, 0)
         start = len(self._first)
         end = len(text) - len(self._last)
-        if end < start or not _stands(self._first, text, 0) or not _stands(self._last, text, end):
+        if (
+            end < start
+            or not _matches_at(self._first, text, 0)
+            or not _matches_at(self._last, text, end)
+        ):
             return False
         for segment in self._inner:
             start = _leftmost(segment, text, start, end)
@@ -65,15 +69,15 @@ class LikePattern:
         return True
 
 
-def _stands(segment: Segment, text: str, at: int) -> bool:
-    """Whether the segment fits at that place; the caller knows that the text is long enough."""
+def _matches_at(segment: Segment, text: str, at: int) -> bool:
+    """Return whether the segment matches at that position."""
     return len(text) - at >= len(segment) and all(
         wanted is None or wanted == text[at + i] for i, wanted in enumerate(segment)
     )
 
 
 def _leftmost(segment: Segment, text: str, start: int, end: int) -> int:
-    """Where the leftmost fit between start and end is over, -1 without one."""
+    """Return the end of the leftmost match between start and end, -1 without one."""
     plain = literal(segment)
     if plain is not None:
         found = text.find(plain, start, end)
@@ -93,7 +97,7 @@ def _leftmost(segment: Segment, text: str, start: int, end: int) -> int:
 
 
 def _mask(text: str, char: str) -> int:
-    """Bit i is set where text[i] is the character; a handful of passes in C, however dense it is."""
+    """Return an integer whose bit i is set where text[i] is the character, in a few passes in C."""
     if char != _MARK:
         text = text.replace(_MARK, "\0").replace(char, _MARK)
     digits = text.encode("latin-1", "replace").translate(_DIGITS)  # one byte a character

@@ -1,7 +1,7 @@
 """
-An expression inside a tree: what no tree of conditions says exactly is evaluated as it stands.
+An expression inside a tree, evaluated as a whole where no tree of conditions is exactly equivalent.
 
-Equal, hashed, named and pickled by its syntax tree; the compiled form is made on first use.
+Equal, hashed, named and pickled by its syntax tree; compiled on first use.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from virta.filters.cesql.syntax import Expression, unparse
 
 
 class OpaqueExpression:
-    """Holds when the expression is the Boolean true and nothing went wrong (CESQL 1.2)."""
+    """Holds when the expression is the Boolean true without a problem (CESQL 1.2)."""
 
     __slots__ = ("_evaluator", "expression")
 

@@ -37,7 +37,7 @@ _INTEGER_DIGITS_MAX = 64  # any longer is out of range, leading zeros or not; in
 
 
 def parse_expression(text: str) -> Expression:
-    """The syntax tree of an expression; FilterError with the place where it is not one."""
+    """Return the syntax tree of an expression; raise FilterError with the place of an error."""
     if not isinstance(text, str):
         raise FilterError(f"a CESQL expression is a text, got {type(text).__name__}", code="parse")
     parser = _Parser(text)
@@ -77,7 +77,7 @@ class _Parser:
     # Expressions.
 
     def expression(self, level: int) -> Expression:
-        """An expression whose operators bind at least as tightly as `level`."""
+        """Return an expression whose operators bind at least as tightly as `level`."""
         self.depth += 1
         if self.depth > DEPTH_MAX:
             raise too_deep()
@@ -92,7 +92,7 @@ class _Parser:
         return node
 
     def operand(self) -> Expression:
-        """An atom with its prefixes, then the LIKE and IN that follow it."""
+        """Return an atom with its prefixes, then the LIKE and IN that follow it."""
         node = self.unary()
         while self.token.kind in _POSTFIX:
             negated = self.token.kind == "NOT"
@@ -159,7 +159,7 @@ class _Parser:
         return Literal(token.text if token.kind == "string" else token.kind == "TRUE")
 
     def signed(self) -> bool:
-        """Whether here stands a sign that touches a number: then both are one literal."""
+        """Return whether a sign directly before a number is next: both are one literal."""
         sign = self.token
         if sign.kind not in {"+", "-"}:
             return False
@@ -178,7 +178,7 @@ class _Parser:
         return Literal(value)
 
     def listed(self) -> tuple[Expression, ...]:
-        """Expressions up to the closing parenthesis; the opening one is taken already."""
+        """Return the expressions up to the closing parenthesis; the opening one is already consumed."""
         items = [self.expression(1)]
         while self.token.kind == ",":
             self.take()

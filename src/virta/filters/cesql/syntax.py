@@ -1,5 +1,5 @@
 """
-The syntax tree of a CESQL expression, and its one spelling as text.
+The syntax tree of a CESQL expression, and its canonical text.
 
 Operators of one precedence between the same parentheses are one `Chain`, evaluated left to right, so a
 long list of ANDs is wide and not deep. `depth` bounds every walk: no node is deeper than DEPTH_MAX.
@@ -104,7 +104,7 @@ Expression: TypeAlias = Literal | Attribute | Exists | Unary | Chain | Like | In
 
 
 def unparse(node: Expression) -> str:
-    """The expression as text: upper-case keywords, parentheses round every operand that is no atom."""
+    """Return the expression as text: upper-case keywords, parentheses around every compound operand."""
     match node:
         case Literal(value):
             return _literal(value)
@@ -136,8 +136,8 @@ def _listed(nodes: Iterable[Expression]) -> str:
 def _literal(value: Value) -> str:
     if not isinstance(value, str):
         return text_of(value).upper()
-    # A text no literal says (it ends in a lone backslash) comes from another dialect: it only has to
-    # be told apart from all others, not parsed.
+    # A text that no literal can express (it ends in a lone backslash) comes from another dialect: it must be
+    # unique, not parseable.
     return quote(value) or f"JSON {json.dumps(value)}"
 
 

@@ -1,14 +1,13 @@
 """
 A CESQL expression as a filter tree, so that the matcher can index it.
 
-The rule is exactness: for every event the tree holds if and only if the expression is true without a
-problem. An expression has three outcomes (true, false, a problem), a tree two, so each part
-gives three trees: when it is true, when it is false, and when it is *defined* (either of them). With
+The tree is exact: for every event it holds if and only if the expression is true without a problem. An
+expression has three outcomes (true, false, a problem), a tree two, so each part gets three trees: when it is true, when it is false, and when it is *defined* (either of them). With
 short-circuit evaluation, `a OR b` is true when a is, or when a is defined and b is true: a missing
 attribute in a fails the filter although b holds.
 
-A part that no conditions say exactly becomes an opaque condition, next to the cheap conditions it
-implies. Under AND the other operands keep their trees; under OR, XOR and NOT the whole part turns opaque.
+A part without an exactly equivalent tree becomes an opaque condition, next to the cheap conditions it implies.
+Under AND the other operands keep their trees; under OR, XOR and NOT the whole part becomes opaque.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ from virta.filters.tree import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Above these a part is evaluated as it stands: its tree would cost more than the expression.
+# Above these limits a part is evaluated as an expression: its tree would cost more.
 CONDITIONS_MAX = 256
 LEVELS_MAX = 40
 OPERANDS_MAX = 16  # of one OR over different attributes, each of which nests the next
@@ -70,11 +69,11 @@ class _Truth:
     exact: bool = False
     false: Callable[[], Node] = lambda: NOTHING
     defined: Callable[[], Node] = lambda: NOTHING
-    attribute: str | None = None  # the one attribute whose presence is all that `defined` asks
+    attribute: str | None = None  # the one attribute whose presence `defined` tests
 
 
 def tree_of(expression: Expression) -> Node:
-    """The tree that holds when the expression is the Boolean true without a problem."""
+    """Return the tree that holds when the expression is the Boolean true without a problem."""
     if isinstance(expression, Attribute):
         name = expression.name
         return NOTHING if name in DATA_MEMBERS else Condition((name,), "eq", True)
@@ -84,13 +83,13 @@ def tree_of(expression: Expression) -> Node:
 
 
 def opaque(expression: Expression) -> Node:
-    """The expression as one condition, with those it implies before it."""
+    """Return the expression as one opaque condition, after the conditions it implies."""
     implied = necessary(_read_when_true(expression))
     return all_of([implied, Condition((), "opaque", OpaqueExpression(expression))])
 
 
 def returns(node: Expression) -> type[Value] | None:
-    """The type an expression always has, None for an attribute."""
+    """Return the type an expression always has, None for an attribute."""
     match node:
         case Literal():
             return node.kind
@@ -108,7 +107,7 @@ def returns(node: Expression) -> type[Value] | None:
 
 
 def _truth(node: Expression) -> _Truth:
-    """The trees of a part whose type is Boolean."""
+    """Return the trees of a part whose type is Boolean."""
     try:
         truth = _exact(node)
     except FilterError:  # the tree's own limits
@@ -146,7 +145,7 @@ def _constant(value: bool) -> _Truth:  # noqa: FBT001 - the literal itself
 
 
 def _on_attribute(name: str, passes: Node | None, *, negated: bool) -> _Truth | None:
-    """A test on the text of one attribute, which fails only when the attribute is missing."""
+    """Return the trees of a test on one attribute's text, which has a problem only if it is missing."""
     if passes is None:
         return None
     there = present(name)
@@ -183,7 +182,7 @@ def _not(operand: _Truth) -> _Truth | None:
 
 
 def _logic(first: Expression, rest: tuple[tuple[str, Expression], ...]) -> _Truth | None:
-    """Runs of one operator are one node; runs follow each other left to right."""
+    """Return the trees of a logical chain; runs of one operator become one node, left to right."""
     if len(rest) >= CONDITIONS_MAX:
         return None
     if any(returns(x) is not bool for x in (first, *(x for _, x in rest))):
@@ -264,13 +263,13 @@ def _xor(operands: list[_Truth]) -> _Truth | None:
 
 
 def _common(operands: list[_Truth]) -> str | None:
-    """The one attribute all operands are about, None if they are not."""
+    """Return the attribute that all operands test, None if there is more than one."""
     names = {x.attribute for x in operands}
     return names.pop() if len(names) == 1 else None
 
 
 def _read_when_true(node: Expression) -> set[str]:
-    """Attributes that are read whenever the expression is true, so that they must be there."""
+    """Return the attributes that are read whenever the expression is true, which must be set then."""
     match node:
         case Chain(first, rest) if all(op == "AND" for op, _ in rest):
             return set().union(_read_when_true(first), *(_read_when_true(x) for _, x in rest))
@@ -279,7 +278,7 @@ def _read_when_true(node: Expression) -> set[str]:
 
 
 def _read(node: Expression) -> set[str]:
-    """Attributes that are read whenever the expression is evaluated without a problem."""
+    """Return the attributes that are read whenever the expression is evaluated without a problem."""
     match node:
         case Attribute(name):
             return {name}

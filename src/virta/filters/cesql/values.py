@@ -1,9 +1,9 @@
 """
-CESQL's three types, the casts between them, and what an event's attribute is worth.
+CESQL's three types, the casts between them, and the value of an event's attribute.
 
-A value is a Python bool, int or str, told apart by its exact class (a bool is no Integer here).
-Nothing in this module raises: what goes wrong is a `Problem` beside a value, as the specification
-wants ("the primary output is always a value, the secondary output a set of errors").
+A value is a Python bool, int or str, distinguished by its exact class (a bool is no Integer here). Nothing in this
+module raises: an error is a `Problem` next to a value, as the specification requires ("the primary output is
+always a value, the secondary output a set of errors").
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SHOWN_CHARS_MAX = 40
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What went wrong: `kind` for programs, `message` for people."""
+    """An error of an evaluation: `kind` is the machine-readable code."""
 
     kind: str
     message: str
@@ -57,20 +57,20 @@ class Problem:
 
 
 def shown(value: Value) -> str:
-    """A value for a message, cut to a readable length."""
+    """Return a value for a message, cut to a readable length."""
     text = text_of(value) if isinstance(value, bool) else repr(value)
     return text if len(text) <= _SHOWN_CHARS_MAX else text[: _SHOWN_CHARS_MAX - 1] + "…"
 
 
 def text_of(value: Value) -> str:
-    """The String a value casts to (3.7); this cast never fails."""
+    """Return the String a value casts to (3.7); this cast never fails."""
     if value.__class__ is bool:
         return "true" if value else "false"
     return str(value)
 
 
 def integer_of(text: str) -> int | None:
-    """The Integer a String casts to, None if it does not."""
+    """Return the Integer a String casts to, None if it does not."""
     found = _INTEGER.fullmatch(text)
     if found is None:
         return None
@@ -79,13 +79,13 @@ def integer_of(text: str) -> int | None:
 
 
 def boolean_of(text: str) -> bool | None:
-    """The Boolean a String casts to, None if it does not."""
+    """Return the Boolean a String casts to, None if it does not."""
     lower = text.lower() if len(text) <= len("false") else ""
     return True if lower == "true" else False if lower == "false" else None
 
 
 def cast(value: Value, target: type[Value]) -> Result:
-    """The value as the target type; where that fails, the target's zero value and a problem."""
+    """Return the value as the target type; where that fails, the target's zero value and a problem."""
     kind = value.__class__
     if kind is target:
         return value, None
@@ -104,7 +104,7 @@ def cast(value: Value, target: type[Value]) -> Result:
 
 def attribute(event: Any, name: str) -> Value | None:
     """
-    The value of an attribute of an event in JSON form, None if it is missing.
+    Return the value of an attribute of an event in JSON form, None if it is missing.
 
     null is an unset attribute (JSON format 2.2). What has no CESQL type becomes a String (3.2):
     numbers that are no 32-bit integers as they are written, arrays and objects as JSON.
@@ -126,7 +126,7 @@ def attribute(event: Any, name: str) -> Value | None:
 
 
 def exists(event: Any, name: str) -> bool:
-    """Whether the event has the attribute; the required ones always (3.4.4)."""
+    """Return whether the event has the attribute; always true for the required ones (3.4.4)."""
     return name in REQUIRED_ATTRIBUTES or attribute(event, name) is not None
 
 
@@ -150,5 +150,5 @@ def _json_text(value: Any) -> str:
     try:
         return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     except (RecursionError, TypeError, ValueError):
-        # Deeper than Python can print: still an array or an object, equal to no text anyone writes.
+        # Too deep for Python to encode: a text that equals no literal.
         return "[…]"

@@ -1,5 +1,5 @@
 """
-The checks Koncorde makes of a filter's parts, in its order and with its words.
+Koncorde's checks of a filter's parts, in its order and with its messages.
 
 An error names the keyword being read and the path to it: keywords and fields joined with dots, array
 positions left out.
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 class Place:
     """
-    Where in a filter we are: the keyword being read, and the names passed so far.
+    A position in a filter: the keyword being read, and the names on the path to it.
 
-    A chain back to the root, because most places are never told to anyone.
+    A chain of parents: most positions never become part of a message.
     """
 
     __slots__ = ("depth", "keyword", "name", "parent")
@@ -35,11 +35,11 @@ class Place:
         self.depth: int = 0 if parent is None else parent.depth + 1
 
     def enter(self, keyword: str) -> Place:
-        """Into a keyword."""
+        """Return the place of a keyword inside this one."""
         return Place(self, keyword, keyword)
 
     def at(self, name: str) -> Place:
-        """At a field or an attribute of the keyword being read."""
+        """Return the place of a field or an attribute of the keyword being read."""
         return Place(self, name, self.keyword)
 
     @property
@@ -74,7 +74,7 @@ def check_non_empty_object(value: Any, place: Place) -> dict[str, Any]:
 def check_properties(
     value: Any, place: Place, count: int, required: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """An object with exactly `count` members, the required ones among them."""
+    """Return an object, checked to have exactly `count` members, the required ones among them."""
     members = check_object(value, place)
     if len(members) != count:
         noun = "property" if count == 1 else "properties"
@@ -96,13 +96,13 @@ def check_allowed(members: dict[str, Any], place: Place, allowed: tuple[str, ...
 
 
 def check_one_field(value: Any, place: Place) -> tuple[str, Any]:
-    """The single member of an object: a field's name and what is said of it."""
+    """Return the name and value of the single member of an object."""
     if type(value) is not dict or len(value) != 1:
         value = check_properties(value, place, 1)
-    ((name, said),) = value.items()
+    ((name, member),) = value.items()
     if not isinstance(name, str):
         check_object(value, place)
-    return name, said
+    return name, member
 
 
 def check_text(value: Any, place: Place) -> str:
@@ -128,7 +128,7 @@ def check_texts(value: Any, place: Place) -> list[str]:
 
 
 def check_filters(value: Any, place: Place) -> list[dict[str, Any]]:
-    """The operands of `and` or `or`."""
+    """Return the operands of `and` or `or`."""
     if not check_array(value, place):
         place.refuse("cannot be empty")
     if not all(isinstance(item, dict) and item for item in value):
@@ -141,12 +141,12 @@ def is_number(value: Any) -> bool:
 
 
 def script_text(value: Any) -> str:
-    """A value inside a message, as JavaScript's `${value}` shows it."""
+    """Return a value for a message, as JavaScript's `${value}` writes it."""
     return text_of(value)
 
 
 def script_json(value: Any) -> str:
-    """JSON as JSON.stringify writes it, for messages that quote a value. Bounded by the filter's depth."""
+    """Return JSON as JSON.stringify writes it, for messages. Recursion is bounded by the filter's depth."""
     if isinstance(value, dict):
         return f"{{{','.join(f'{_quoted(k)}:{script_json(v)}' for k, v in value.items())}}}"
     if isinstance(value, list):

@@ -1,8 +1,8 @@
 """
 Koncorde's geographic keywords: distances, boxes, circles, rings and polygons.
 
-What would make its native module abort or throw later (a latitude beyond the poles, a box turned
-inside out, a distance that is no number) is refused here.
+Values that would make Koncorde's native module abort or throw later (a latitude beyond the poles, a box with
+swapped sides, a distance that is not a number) are refused here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from virta.filters.geo import Point
 
 POLYGON_POINTS_MIN = 3
-# The code of what Koncorde's own validation lets pass, and its native module does not.
+# The code of errors that Koncorde's validation misses and its native module raises.
 LATE = "geo_shape_invalid"
 
 METRES = {
@@ -107,7 +107,7 @@ _UNIT_START = re.compile(r"(?<=[0-9])[a-z]")
 
 
 def convert_distance(text: str) -> float:
-    """Metres of a distance such as `5 km`, `1 000,5 m` or `3 miles`."""
+    """Return the metres of a distance such as `5 km`, `1 000,5 m` or `3 miles`."""
     cleaned = _DROPPED.sub("", text).replace(",", ".").lower()
     start = _UNIT_START.search(cleaned)
     if start is not None:
@@ -132,7 +132,7 @@ def _convert(number: float, unit: str) -> float | None:
 
 
 def _resolve(unit: str, table: Mapping[str, object]) -> tuple[str, float] | None:
-    """(unit, prefix) of a name, the last of its possible singulars that is known."""
+    """Return (unit, prefix) of a name: of its possible singular forms, the last known one."""
     names = [unit]
     if len(unit) != 2:
         names += [unit[: -len(end)] for end in ("s", "es", "ies") if unit.endswith(end)]
@@ -148,7 +148,7 @@ def _resolve(unit: str, table: Mapping[str, object]) -> tuple[str, float] | None
     return found
 
 
-# Keywords. Each gives the field, the condition and its value.
+# Keywords. Each reader returns the field, the operation and its value.
 
 
 def read_box(value: Any, place: Place) -> tuple[str, str, Box]:

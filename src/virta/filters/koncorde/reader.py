@@ -1,16 +1,16 @@
 """
 Koncorde's filter language (Kuzzle's real-time filters), as of its version 4.6.
 
-A filter is an object with one keyword; `{}` takes every document. Fields are dotted names in the flattened
-document. Messages, keywords and paths of errors are Koncorde's own. The meaning is Koncorde's too, but
-for what its authors would call bugs; docs/filters.md lists them.
+A filter is an object with one keyword; `{}` matches every document. Fields are dotted names in the flattened
+document. Messages, keywords and paths of errors are Koncorde's own. So is the meaning, except for Koncorde's
+bugs, which docs/filters.md lists.
 
-Negation is pushed down to the conditions while reading, for two of them negate in a way of their own:
+Negation is pushed down to the conditions while reading, because two of them have a negation of their own:
 
-* `not regexp` looks at the text of any value, `regexp` only at strings;
-* `not geo…` does not hold for a value that is there but is no point.
+* `not regexp` tests the text of any value, `regexp` only strings;
+* `not geo…` does not hold for a value that exists but is not a point.
 
-A filter is read in one pass, in time linear in its size. There is no truth table and no cartesian product.
+A filter is read in one pass, in time linear in its size.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from virta.filters.tree import (
     NOTHING,
     And,
     Condition,
+    JsonPattern,
     Node,
     Not,
     Or,
-    Pattern,
-    Range,
     Regexp,
     Select,
+    ValueRange,
     all_of,
     negate,
 )
@@ -112,7 +112,7 @@ class _Reader:
     Reads one filter.
 
     `conditions` counts the conditions read; `count` does as Koncorde does, each value of an `in` list.
-    `late` is the first refusal of ours that Koncorde's own, wherever it stands, goes before.
+    `late` is our first error that any error of Koncorde's own takes precedence over.
     """
 
     def __init__(self) -> None:
@@ -121,11 +121,11 @@ class _Reader:
         self.late: FilterError | None = None
 
     def keep_late(self, late: FilterError) -> None:
-        """Remember the first refusal that is reported only if Koncorde itself refuses nothing."""
+        """Keep the first error that is raised only if Koncorde itself has none."""
         self.late = self.late or late
 
     def take_late(self) -> FilterError:
-        """Return the late refusal and forget it: its traceback refers to this reader."""
+        """Return the late error and drop the reference: its traceback refers to this reader."""
         late, self.late = self.late, None
         assert late is not None
         return late
@@ -140,7 +140,7 @@ class _Reader:
         return self.read(source, place, positive=True) if source else EVERYTHING
 
     def read(self, source: dict[str, Any], place: Place, *, positive: bool) -> Node:
-        """The node of a non-empty filter, or of its negation."""
+        """Return the node of a non-empty filter, or of its negation."""
         if len(source) != 1:
             place.refuse(
                 "Invalid filter syntax. Filters must have one keyword only",
@@ -209,7 +209,7 @@ class _Reader:
             return inside
         return And((Not(inside), Not(Condition(field_path(name), "geo_junk"))))
 
-    # Conditions. Each is read as it stands; its negation is its complement.
+    # Conditions whose negation is their complement.
 
     def read_equals(self, value: Any, place: Place) -> Node:
         name, expected = check_one_field(value, place)
@@ -273,12 +273,12 @@ class _Reader:
             found[f"{side}_open"] = not key.endswith("e")
         if "lower" in found and "upper" in found and not found["lower"] < found["upper"]:
             place.refuse("lower boundary must be strictly inferior to the upper one")
-        return Condition(field_path(name), "range", Range(**found))
+        return Condition(field_path(name), "range", ValueRange(**found))
 
     def read_match(self, value: Any, place: Place) -> Node:
         members = check_non_empty_object(value, place)
         return all_of(
-            Condition(field_path(name), "match", Pattern.of(pattern))
+            Condition(field_path(name), "match", JsonPattern.of(pattern))
             if isinstance(pattern, dict | list)
             else Condition(field_path(name), "eq", pattern)
             for name, pattern in members.items()
@@ -301,7 +301,7 @@ class _Reader:
         return Condition(field_path(name), "select", Select(int(index), tree))
 
     def read_nothing(self, value: Any, place: Place) -> Node:
-        del value, place  # anything may be said of nothing
+        del value, place  # `nothing` takes any argument
         return NOTHING
 
 
@@ -331,7 +331,7 @@ def _read_regexp(value: Any, place: Place, *, positive: bool) -> Node:
     try:
         if not isinstance(pattern, str):
             raise FilterError("expected a string", code="regexp_invalid")  # noqa: TRY301
-        # Other flags mean nothing to RE2; g and y are about repeated searches, which there are none.
+        # RE2 has no other flags; g and y concern repeated searches.
         check_pattern_length(pattern)
         regexp = Regexp(translate(pattern), "".join(f for f in "ims" if f in (flags or "")))
         compiled(regexp)

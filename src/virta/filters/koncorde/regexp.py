@@ -1,8 +1,8 @@
 """
-JavaScript's way of writing patterns, put into RE2's.
+Translate JavaScript patterns to RE2's syntax.
 
 Koncorde runs patterns on RE2 after a light translation: `\\uXXXX` and `\\u{X}`, control characters `\\cX`, and
-named groups `(?<name>`. What RE2 has no word for (look-around, back-references) stays as it is, and RE2
+named groups `(?<name>`. What RE2 does not support (look-around, back-references) is left unchanged, and RE2
 refuses it.
 """
 
@@ -21,7 +21,7 @@ _TOKEN = re.compile(
 
 
 def translate(pattern: str) -> str:
-    """The pattern as RE2 understands it."""
+    """Return the pattern in RE2's syntax."""
     return _TOKEN.sub(_translate_token, pattern)
 
 

@@ -81,7 +81,7 @@ def find_java() -> Java:
 
 
 def candidates() -> list[tuple[str, Path]]:
-    """Places to look, best first, that exist."""
+    """Return places to look, best first, that exist."""
     places: list[tuple[str, Path]] = []
     if home := os.environ.get("JAVA_HOME"):
         places.append(("JAVA_HOME", Path(home)))
@@ -94,7 +94,7 @@ def candidates() -> list[tuple[str, Path]]:
 
 
 def java_version(home: Path) -> int | None:
-    """The major version of `home`, None when it does not run."""
+    """Return the major version of `home`, None when it does not run."""
     out = call_java(home, "-version")
     found = re.search(r'version "(\d+)(?:\.(\d+))?', out or "")
     if found is None:

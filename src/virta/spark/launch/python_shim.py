@@ -32,7 +32,7 @@ PYTHONPATH="$kept" exec {python} "$@"
 
 
 def worker_python() -> str:
-    """The Python that workers on this machine run: the shim, or this interpreter where there is no place for one."""
+    """Return the Python that workers on this machine run: the shim, or this interpreter where there is no place for one."""
     spec = find_spec("pyspark")
     origin = spec.origin if spec is not None else None
     if origin is None or find_spec("py4j") is None or not sys.executable:

@@ -36,7 +36,7 @@ ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvi
 
 
 def base_conf(cores: int) -> dict[str, str]:
-    """The settings of a session on `cores` cores, before the caller's own."""
+    """Return the settings of a session on `cores` cores, before the caller's own."""
     return {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -164,7 +164,7 @@ def leave_packed_python(link: Path, lock: int) -> None:
 
 
 def package_root() -> Path:
-    """The directory that holds the `virta` package: what an executor needs on its PYTHONPATH."""
+    """Return the directory that holds the `virta` package: what an executor needs on its PYTHONPATH."""
     return Path(__file__).resolve().parents[3]
 
 

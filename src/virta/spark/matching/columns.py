@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from virta.filters.tree import And, Condition, Everything, Node, Not, Nothing, Or, Range
+from virta.filters.tree import And, Condition, Everything, Node, Not, Nothing, Or, ValueRange
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,7 @@ class InexactError(Exception):
 
 
 def compile_filter(filter_: Filter, columns: Sequence[str]) -> Column | None:
-    """The filter as a Column over event columns, or None."""
+    """Return the filter as a Column over event columns, or None."""
     if filter_.tree.count > CONDITIONS_MAX:
         return None
     try:
@@ -130,7 +130,7 @@ def equals(path: str, kind: Column, value: object) -> Column:
     raise InexactError
 
 
-def between(path: str, kind: Column, bounds: Range) -> Column:
+def between(path: str, kind: Column, bounds: ValueRange) -> Column:
     """Ranges of numbers; text is ordered by what the event holds, which a mended column may not."""
     for bound in (bounds.lower, bounds.upper):
         if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int | float)):
@@ -154,12 +154,12 @@ def as_double(value: object) -> float:
 
 
 def like_number(value: object) -> bool:
-    """Text that may be (a part of) a number: an id that is a number in the event is text in the column."""
+    """Return text that may be (a part of) a number: an id that is a number in the event is text in the column."""
     return isinstance(value, str) and set(value) <= NUMBER_CHARACTERS
 
 
 def is_plain_text(value: object) -> bool:
-    """Text that stands in a column as it stands in the event."""
+    """Return text that stands in a column as it stands in the event."""
     if not isinstance(value, str) or REPLACEMENT in value:
         return False
     return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)

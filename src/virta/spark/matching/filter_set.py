@@ -63,7 +63,7 @@ class MatchError(VirtaError):
 
 
 def pack(filters: Mapping[str, Filter | Compiled]) -> pa.Buffer:
-    """The file of a named filter set; equal filters are one program with several names."""
+    """Return the file of a named filter set; equal filters are one program with several names."""
     names: dict[bytes, list[str]] = {}
     programs: list[bytes] = []
     opaques: dict[int, tuple[Any, ...]] = {}
@@ -128,7 +128,7 @@ def write_set(filters: Mapping[str, Filter | Compiled], directory: str | None = 
 
 
 def keep(packed: Any, digest: str, directory: str | None = None) -> str:
-    """The path of the file with these bytes, written unless it is there."""
+    """Return the path of the file with these bytes, written unless it is there."""
     place = own_directory() if directory is None else Path(directory)
     files.make_directory(place)
     path = place / f"filters-{digest}.arrow"
@@ -202,7 +202,7 @@ def texts_of(column: pa.Array, on: str, *, text_ids: bool = False) -> Texts:
 
 
 def joined(values: Iterable[bytes]) -> Texts:
-    """Texts of their own as texts end to end."""
+    """Return texts of their own as texts end to end."""
     found = list(values)
     return np.fromiter(accumulate(map(len, found), initial=0), np.int32), b"".join(found)
 
@@ -257,7 +257,7 @@ _sets: OrderedDict[str, FilterSet] = OrderedDict()
 
 def opened_set(path: str, fetch: Callable[[], Any] | None = None) -> FilterSet:
     """
-    The filter set of a file, opened once per Python worker; `fetch` gives its bytes where it is not seen.
+    Return the filter set of a file, opened once per Python worker; `fetch` gives its bytes where it is not seen.
 
     Raises:
         MatchError: the file is not there, or its bytes are not those that the name promises.

@@ -45,7 +45,7 @@ def where(
     on: str | None = None,
 ) -> DataFrame:
     """
-    The rows for which the filter (of several: at least one) holds, with the columns of `df`.
+    Yield the rows for which the filter (of several: at least one) holds, with the columns of `df`.
 
     `on` is "event" or "data" when the JSON value to ask is not the usual one. Rows that are no events or
     no JSON are never kept.
@@ -77,7 +77,7 @@ def where(
 def by_root(
     df: DataFrame, filters: Iterable[Filter], on: str | None
 ) -> dict[str, dict[str, Filter]]:
-    """The filters by the JSON value they speak about, each under its id."""
+    """Return the filters by the JSON value they speak about, each under its id."""
     parts: dict[str, dict[str, Filter]] = {}
     for filter_ in filters:
         parts.setdefault(check_on(df, filter_, on), {})[filter_.id] = filter_
@@ -96,7 +96,7 @@ def match(
     keep: Iterable[str] | None = None,
 ) -> DataFrame:
     """
-    One row per event and filter that holds for it: the columns `keep` (all) and `filter_id`.
+    Return one row per event and filter that holds for it: the columns `keep` (all) and `filter_id`.
 
     `filters` are filters, known by their own `id`, or a mapping from names to filters.
     """

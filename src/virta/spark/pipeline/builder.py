@@ -34,7 +34,7 @@ class Built:
 
 
 def build(spark: SparkSession, pipeline: Pipeline, *, streaming: bool = True) -> Built:
-    """The DataFrames of a pipeline; nothing runs yet. Bounded with `streaming=False`."""
+    """Return the DataFrames of a pipeline; nothing runs yet. Bounded with `streaming=False`."""
     events = read_source(spark, pipeline, streaming=streaming)
     dead = dead_letters(events, pipeline) if pipeline.dead_letter else None
     rows = timed(transforms.valid_events(events), pipeline)
@@ -49,7 +49,7 @@ def build(spark: SparkSession, pipeline: Pipeline, *, streaming: bool = True) ->
 
 
 def wanted(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
-    """The rows that pass the filters, with the pipeline's columns."""
+    """Return the rows that pass the filters, with the pipeline's columns."""
     if pipeline.filters:
         rows = where(rows, [one.parsed() for one in pipeline.filters])
     for name, sql in pipeline.columns.items():
@@ -59,7 +59,7 @@ def wanted(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
 
 
 def clock(pipeline: Pipeline) -> str | None:
-    """The column whose watermark decides what is late, None when nothing is."""
+    """Return the column whose watermark decides what is late, None when nothing is."""
     if pipeline.aggregate:
         return pipeline.aggregate.time
     return pipeline.dedupe.time if pipeline.dedupe else None
@@ -67,7 +67,7 @@ def clock(pipeline: Pipeline) -> str | None:
 
 def timed(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
     """
-    The rows that have a time; Spark's windows would drop the others without a word.
+    Return the rows that have a time; Spark's windows would drop the others without a word.
 
     A column of the pipeline's own that is the time is computed here, before any filter.
     """
@@ -82,7 +82,7 @@ def timed(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
 
 
 def dead_letters(events: DataFrame, pipeline: Pipeline) -> DataFrame:
-    """Values that are no events; events that pass the filters but become too large, or lack the time they need."""
+    """Return values that are no events; events that pass the filters but become too large, or lack the time they need."""
     dead = transforms.dead_letters(events)
     time = clock(pipeline)
     makers = [sink for sink in pipeline.sinks if makes_events(sink, pipeline)]
@@ -102,7 +102,7 @@ def dead_letters(events: DataFrame, pipeline: Pipeline) -> DataFrame:
 
 
 def one_watermark(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
-    """The watermark that deduplication and windows share, when a stream has both: the more patient one."""
+    """Return the watermark that deduplication and windows share, when a stream has both: the more patient one."""
     dedupe, spec = pipeline.dedupe, pipeline.aggregate
     if not (dedupe and spec and rows.isStreaming):
         return rows
@@ -124,7 +124,7 @@ def read_source(spark: SparkSession, pipeline: Pipeline, *, streaming: bool) -> 
 
 
 def without_own(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
-    """A pipeline that reads all topics of a log does not read its own results and dead letters there."""
+    """Return a pipeline that reads all topics of a log does not read its own results and dead letters there."""
     own = own_topics(pipeline)
     return rows if pipeline.source.topics or not own else rows.where(~F.col("topic").isin(own))
 
@@ -132,7 +132,7 @@ def without_own(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
 def read_range(
     spark: SparkSession, pipeline: Pipeline, first: int | str, end: int | str
 ) -> DataFrame:
-    """The events of a stretch of the log that a micro-batch has read, read again."""
+    """Return the events of a stretch of the log that a micro-batch has read, read again."""
     source = pipeline.source
     assert source.log is not None
     options = {**source_options(source), **source.options, "start": str(first), "end": str(end)}

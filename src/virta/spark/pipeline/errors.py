@@ -34,7 +34,7 @@ _PYTHON_ERROR = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception)): (.+)$", re.
 
 
 def explain(error: BaseException | None) -> str:
-    """The one sentence in a Spark error that a person needs: the Python part, if there is one."""
+    """Return the one sentence in a Spark error that a person needs: the Python part, if there is one."""
     text = str(error)
     for pattern, sentence in KNOWN:
         if pattern.search(text):

@@ -101,7 +101,7 @@ def loads(text: str, name: str = "<pipeline>", directory: str = ".") -> Pipeline
 def check_values(
     values: Mapping[str, Any], shape: Sequence[tuple[Place, str]]
 ) -> list[tuple[Place, str]]:
-    """What is wrong with the values, leaving out what only follows from a wrong shape."""
+    """Return what is wrong with the values, leaving out what only follows from a wrong shape."""
     broken = {place for place, _ in shape}
     # A table with an unknown name may be any of the missing ones.
     misnamed = any(len(place) == 1 and place[0] not in TABLES for place in broken - {("pipeline",)})
@@ -135,7 +135,7 @@ def default_of(spec: Field[Any]) -> Any:
 
 
 def read_document(document: dict[str, Any], problems: list[tuple[Place, str]]) -> dict[str, Any]:
-    """The arguments of Pipeline; shape errors go to `problems`."""
+    """Return the arguments of Pipeline; shape errors go to `problems`."""
     known = {"pipeline", "columns", *TABLES}
     problems += [
         ((name,), f"unknown table {name!r}: choose from {', '.join(sorted(known))}")

@@ -30,7 +30,7 @@ class JdbcError(VirtaError):
 
 
 def jdbc_batch(sink: Sink, mode: str) -> Callable[[DataFrame, int], None]:
-    """What foreachBatch does for a jdbc sink."""
+    """Return what foreachBatch does for a jdbc sink."""
 
     def write(batch: DataFrame, _: int) -> None:
         write_jdbc(batch, sink, mode)
@@ -82,7 +82,7 @@ def same_value(left: str, right: str) -> str:
 def connected(
     rows: DataFrame, url: str, table: str, options: dict[str, str]
 ) -> Iterator[tuple[Any, Callable[[str], str]]]:
-    """A connection made as Spark makes its own, without automatic commits, and its way of quoting names."""
+    """Yield a connection made as Spark makes its own, without automatic commits, and its way of quoting names."""
     spark = rows.sparkSession
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - Spark has no Python door to its connections
     jdbc = jvm.org.apache.spark.sql.execution.datasources.jdbc

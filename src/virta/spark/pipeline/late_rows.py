@@ -118,7 +118,7 @@ class Dropped:
         return count
 
     def _repeated(self, rows: DataFrame, by: tuple[str, ...], number: int) -> DataFrame:
-        """The rows whose key the state had, or that are not the first of their key in the micro-batch."""
+        """Return the rows whose key the state had, or that are not the first of their key in the micro-batch."""
         order = Window.partitionBy(*by).orderBy("offset")
         marked = rows.withColumn("_nth", F.row_number().over(order)).withColumn("_known", F.lit(0))
         if number:
@@ -128,7 +128,7 @@ class Dropped:
         return again.withColumn("reason", F.lit(f"a repeat of {', '.join(by)}"))
 
     def _known(self, by: tuple[str, ...], number: int) -> DataFrame:
-        """The keys in the state that a micro-batch left."""
+        """Return the keys in the state that a micro-batch left."""
         reader = self._spark.read.format("state-metadata").load(str(self._checkpoint))
         operator = reader.where(F.col("operatorName") == DEDUPE_OPERATOR).first()
         if operator is None:
@@ -161,7 +161,7 @@ class Dropped:
             ) from error
 
     def _identity(self) -> str:
-        """The query's id: the same over restarts, another for a checkpoint made anew."""
+        """Return the query's id: the same over restarts, another for a checkpoint made anew."""
         return str(json.loads((self._checkpoint / "metadata").read_text())["id"])
 
 
@@ -178,7 +178,7 @@ def can_follow(pipeline: Pipeline) -> bool:
 
 
 def judged(pipeline: Pipeline) -> Column:
-    """The moment, in microseconds, that must lie behind the watermark for a row to be late."""
+    """Return the moment, in microseconds, that must lie behind the watermark for a row to be late."""
     time = clock(pipeline)
     assert time is not None
     at = F.unix_micros(F.col(time).cast("timestamp"))
@@ -212,7 +212,7 @@ def letters(rows: DataFrame) -> DataFrame:
 
 
 def count_of(progress: Any, name: str) -> int:
-    """How many rows a micro-batch dropped, by Spark's own count (of groups, where it aggregates first)."""
+    """Return how many rows a micro-batch dropped, by Spark's own count (of groups, where it aggregates first)."""
     return sum(
         state["numRowsDroppedByWatermark"]
         if name == "late"

@@ -187,7 +187,7 @@ class Pipeline:
         return f"{self.file}:{line_of(self.lines, place)}: " if self.file else ""
 
     def path(self, name: str) -> str:
-        """A path of the pipeline, absolute; URIs stay as they are."""
+        """Return a path of the pipeline, absolute; URIs stay as they are."""
         return name if "://" in name else str((Path(self.directory) / name).resolve())
 
     def checkpoint_path(self) -> str:
@@ -380,7 +380,7 @@ def check_sink_keys(sink: Sink, place: Place) -> list[tuple[Place, str]]:
 
 
 def check_sink_columns(sink: Sink, place: Place, pipeline: Pipeline) -> list[tuple[Place, str]]:
-    """Columns that a sink names must be among those it gets."""
+    """Return columns that a sink names must be among those it gets."""
     known: Sequence[str] | None = DEAD_COLUMNS if place == ("dead_letter",) else results(pipeline)
     if known is None:
         return []
@@ -401,7 +401,7 @@ def check_sink_columns(sink: Sink, place: Place, pipeline: Pipeline) -> list[tup
 
 
 def results(pipeline: Pipeline) -> list[str] | None:
-    """The columns that sinks get; None when only Spark can tell."""
+    """Return the columns that sinks get; None when only Spark can tell."""
     aggregate = pipeline.aggregate
     if aggregate:
         known = [*WINDOW_COLUMNS, *aggregate.by, *aggregate.aggregates]
@@ -420,7 +420,7 @@ def is_own(sink: Sink, pipeline: Pipeline) -> bool:
 
 
 def own_topics(pipeline: Pipeline) -> list[str]:
-    """What the pipeline itself writes to the log it reads: no input of its own."""
+    """Return what the pipeline itself writes to the log it reads: no input of its own."""
     sinks = [*pipeline.sinks, *([pipeline.dead_letter] if pipeline.dead_letter else [])]
     return [sink.topic for sink in sinks if sink.topic and is_own(sink, pipeline)]
 
@@ -428,7 +428,7 @@ def own_topics(pipeline: Pipeline) -> list[str]:
 def check_column(
     place: Place, name: str, pipeline: Pipeline, *, own: bool = True
 ) -> list[tuple[Place, str]]:
-    """A column there must be: of the event, or (`own`) one of [columns]; other formats may have others."""
+    """Return a column there must be: of the event, or (`own`) one of [columns]; other formats may have others."""
     known = [*COLUMNS, *(pipeline.columns if own else ())]
     if own and pipeline.columns is UNREADABLE:
         return []
@@ -438,7 +438,7 @@ def check_column(
 
 
 def check_sql(place: Place, name: str, sql: str) -> list[tuple[Place, str]]:
-    """What can be seen without Spark: that it is there, and that quotes and brackets are closed."""
+    """Return what can be seen without Spark: that it is there, and that quotes and brackets are closed."""
     bare = QUOTED.sub("", sql)
     if sql.strip() and bare.count("(") == bare.count(")") and not set("\"'`") & set(bare):
         return []
@@ -467,12 +467,12 @@ def check_interval(place: Place, value: str) -> list[tuple[Place, str]]:
 
 
 def interval_seconds(interval: str) -> float:
-    """The length of a checked interval: "10 minutes" is 600."""
+    """Return the length of a checked interval: "10 minutes" is 600."""
     matched = INTERVAL.fullmatch(interval)
     assert matched is not None
     return float(matched[1]) * SECONDS[matched[2].removesuffix("s")]
 
 
 def sink_names(pipeline: Pipeline) -> list[str]:
-    """The name of each sink: its own, or its kind and place. Checkpoints are kept under it."""
+    """Return the name of each sink: its own, or its kind and place. Checkpoints are kept under it."""
     return [sink.name or f"{sink.kind}-{i}" for i, sink in enumerate(pipeline.sinks)]

@@ -31,7 +31,7 @@ LARGE_BYTES = VALUE_BYTES_MAX // 2  # of values: computed events of smaller ones
 
 
 def shape(rows: DataFrame, sink: Sink, pipeline: Pipeline) -> DataFrame:
-    """The columns a sink takes."""
+    """Return the columns a sink takes."""
     if sink.kind in {"channel", "kafka"}:
         return to_records(rows, sink, pipeline)
     if sink.kind == "parquet" and "day" in partitions(rows, sink) and "day" not in rows.columns:

@@ -243,7 +243,7 @@ class Counter:
             self.clean.add(progress["batchId"])
 
     def place(self, progress: Any) -> bool:
-        """Where the query stands in the log; True when that is elsewhere than before."""
+        """Return where the query stands in the log; True when that is elsewhere than before."""
         before = self.offset, self.lag
         for source in progress["sources"]:
             end, latest = decoded(source["endOffset"]), decoded(source["latestOffset"])

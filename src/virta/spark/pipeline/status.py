@@ -87,7 +87,7 @@ def write_json(pipeline: Pipeline, name: str, value: dict[str, Any]) -> None:
 
 
 def read_json(pipeline: Pipeline, name: str) -> dict[str, Any]:
-    """What a file says; nothing where there is none, or one that a loss of power has left without its content."""
+    """Return what a file says; nothing where there is none, or one that a loss of power has left without its content."""
     try:
         value: dict[str, Any] = json.loads((Path(pipeline.checkpoint_path()) / name).read_text())
     except (FileNotFoundError, ValueError):
@@ -110,7 +110,7 @@ def is_alive(pid: int | None, since: int | None) -> bool:
 
 def read_status(pipeline: Pipeline, supervised: dict[str, Any] | None = None) -> dict[str, Any]:
     """
-    The state of a pipeline: `never run`, `running`, `finished`, `stopped`, `failed`, or `lost` when its
+    Return the state of a pipeline: `never run`, `running`, `finished`, `stopped`, `failed`, or `lost` when its
     process is gone without a word; under a living server also `starting`, `waiting`, `stopping`.
 
     `supervised` is the supervisor's own knowledge, else its file is read.
@@ -147,7 +147,7 @@ def read_status(pipeline: Pipeline, supervised: dict[str, Any] | None = None) ->
 
 def united(status: dict[str, Any], supervised: dict[str, Any]) -> str:
     """
-    One word for both: while the process lives its own word counts, once it has spoken.
+    Return one word for both: while the process lives its own word counts, once it has spoken.
 
     After its last word it is still `stopping`, until the supervisor has seen its end: before that there is
     nothing that an order could start again.

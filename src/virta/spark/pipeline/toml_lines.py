@@ -25,7 +25,7 @@ _STRING = re.compile(r'"(?:\\.|[^"\\])*"|\'[^\']*\'|#.*$')
 
 
 def find_lines(text: str) -> dict[Place, int]:
-    """The line (from 1) of every table header and every key that begins a line."""
+    """Return the line (from 1) of every table header and every key that begins a line."""
     lines: dict[Place, int] = {}
     counts: dict[str, int] = {}
     table: Place = ()
@@ -61,7 +61,7 @@ def parts(key: str) -> Place:
 
 
 def open_fence(line: str) -> str:
-    """The quotes of a multi-line string that begins on this line and does not end on it."""
+    """Return the quotes of a multi-line string that begins on this line and does not end on it."""
     for fence in ('"""', "'''"):
         if line.count(fence) % 2:
             return fence
@@ -74,7 +74,7 @@ def bracket_balance(line: str) -> int:
 
 
 def line_of(lines: Mapping[Place, int], place: Place) -> int:
-    """The line of a place, or of the nearest table around it; 1 when there is none."""
+    """Return the line of a place, or of the nearest table around it; 1 when there is none."""
     while place:
         if place in lines:
             return lines[place]

@@ -34,7 +34,7 @@ def want_mask(names: Sequence[str]) -> int:
 
 
 def make_array(name: str, kind: pa.DataType, rows: int, column: Any, *, is_text: bool) -> pa.Array:
-    """One column's buffers as an array of `kind`; no copy unless text has to be mended."""
+    """Return one column's buffers as an array of `kind`; no copy unless text has to be mended."""
     if name == "offset":
         return pa.Array.from_buffers(pa.int64(), rows, [None, pa.py_buffer(column)])
     if name == "timestamp":

@@ -137,7 +137,7 @@ def decode(
 def decode_batch(
     payload: bytes, header: Header, selection: Selection
 ) -> tuple[int, list[tuple[bytes, int, int, bytes, bytes]]]:
-    """The selected rows of one batch; nothing is looked at in a batch that is outside as a whole."""
+    """Return the selected rows of one batch; nothing is looked at in a batch that is outside as a whole."""
     start, stop, time_from, time_to, topics = selection
     if header.base + header.span <= start or header.base >= stop:
         return END, []
@@ -220,7 +220,7 @@ def all_text(values: object) -> bool:
 def index(
     fd: int, pos: int, end: int, salt: int, prev: int, following: int, stop: int, step: int
 ) -> tuple[list[Entry], int, int, int, int, int, int]:
-    """A sparse index of a segment's batches, from their headers; see arrow_index in native/arrow.c."""
+    """Return a sparse index of a segment's batches, from their headers; see arrow_index in native/arrow.c."""
     entries: list[Entry] = []
     noted, status, detail, last_time = -1, END, 0, 0
     while pos < end and following < stop:
@@ -246,7 +246,7 @@ def index(
 
 
 def resync(buf: bytes, pos: int, salt: int, following: int) -> int:
-    """Position of the next valid header whose base is at least `following`, or -1."""
+    """Return the position of the next valid header whose base is at least `following`, or -1."""
     at = buf.find(_FIXED, max(pos, 0) + 1)
     while at >= 1:
         raw = bytes(buf[at - 1 : at - 1 + HEADER_BYTES])

@@ -79,7 +79,7 @@ class Cursor:
 def read_rows(
     reading: Reading, split: Split, names: Sequence[str], text: Sequence[str]
 ) -> Iterator[Rows]:
-    """The rows of a split; `names` are the record columns wanted, `text` those wanted as strings."""
+    """Yield the rows of a split; `names` are the record columns wanted, `text` those wanted as strings."""
     cursor = Cursor(split)
     try:
         with opened(split.path) as fd:
@@ -170,7 +170,7 @@ def skip_damage(fd: int, reading: Reading, split: Split, cursor: Cursor, reason:
 
 
 def report_skipped(reading: Reading, plan: Plan, start: int, stop: int) -> None:
-    """What planning has passed over is not in any split: it is reported by whoever plans."""
+    """Return what planning has passed over is not in any split: it is reported by whoever plans."""
     for problem in plan.skipped(start, stop):
         report(reading, problem)
 

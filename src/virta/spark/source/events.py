@@ -73,7 +73,7 @@ _plain = msgspec.json.Decoder(Plain).decode
 
 
 def parse_lenient(raw: bytes) -> Event | Plain:
-    """An event, as leniently as the server takes it. Raises EventError."""
+    """Return an event, as leniently as the server takes it. Raises EventError."""
     if len(raw) <= EVENT_BYTES_MAX:
         try:
             return _plain(raw)
@@ -137,7 +137,7 @@ class EventColumns:
 
 
 def make_map(column: list[Any]) -> pa.Array:
-    """A map column; pyarrow takes twenty times as long to find out that most maps are empty."""
+    """Return a map column; pyarrow takes twenty times as long to find out that most maps are empty."""
     pairs = [pair for entry in column if entry for pair in entry]
     ends, total = [], 0
     for entry in column:
@@ -149,7 +149,7 @@ def make_map(column: list[Any]) -> pa.Array:
 
 
 def make_variant(column: list[tuple[bytes, bytes] | None], kind: pa.StructType) -> pa.Array:
-    """A VARIANT column, in a third of the time that pyarrow takes for a dict each."""
+    """Return a VARIANT column, in a third of the time that pyarrow takes for a dict each."""
     nothing = (b"", b"")
     pairs = [pair or nothing for pair in column]
     parts = [pa.array([pair[i] for pair in pairs], pa.binary()) for i in range(2)]
@@ -158,7 +158,7 @@ def make_variant(column: list[tuple[bytes, bytes] | None], kind: pa.StructType) 
 
 
 def clean(text: str | None) -> str | None:
-    """Text that UTF-8 can hold: JSON may spell lone surrogates, Arrow may not. They become U+FFFD."""
+    """Return text that UTF-8 can hold: JSON may spell lone surrogates, Arrow may not. They become U+FFFD."""
     if text is None or text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
@@ -169,7 +169,7 @@ def extension_text(value: Any) -> str | None:
 
 
 def event_time(event: Event | Plain) -> datetime | None:
-    """The event's time; a lenient event may carry text that is no time, which is no reason to refuse it."""
+    """Return the event's time; a lenient event may carry text that is no time, which is no reason to refuse it."""
     if event.time is None:
         return None
     try:

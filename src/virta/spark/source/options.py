@@ -106,7 +106,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
 
 
 def by_name(options: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]:
-    """The options under the names of `known`, whatever case they came in."""
+    """Return the options under the names of `known`, whatever case they came in."""
     names = {name.lower(): name for name in known}
     given: dict[str, str] = {}
     for name, value in options.items():

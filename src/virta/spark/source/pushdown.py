@@ -42,7 +42,7 @@ class Bounds:
 
 
 def push(filters: Sequence[Filter], bounds: Bounds) -> tuple[list[Filter], Bounds]:
-    """The filters that are left to Spark, and the bounds narrowed by the others."""
+    """Return the filters that are left to Spark, and the bounds narrowed by the others."""
     rest: list[Filter] = []
     for condition in filters:
         narrowed = narrow(condition, bounds)
@@ -54,7 +54,7 @@ def push(filters: Sequence[Filter], bounds: Bounds) -> tuple[list[Filter], Bound
 
 
 def narrow(condition: Filter, bounds: Bounds) -> Bounds | None:
-    """The bounds with the condition in them; None when it is not one of ours."""
+    """Return the bounds with the condition in them; None when it is not one of ours."""
     if isinstance(condition, IsNotNull) and condition.attribute[0] in NEVER_NULL:
         return bounds
     name = getattr(condition, "attribute", None)
@@ -95,7 +95,7 @@ def narrow_topics(condition: Filter, bounds: Bounds) -> Bounds | None:
 
 
 def interval(condition: Filter, value: int) -> tuple[int | None, int | None]:
-    """The half-open interval of whole numbers that satisfy a comparison."""
+    """Return the half-open interval of whole numbers that satisfy a comparison."""
     if isinstance(condition, EqualTo):
         return value, value + 1
     if isinstance(condition, GreaterThan):

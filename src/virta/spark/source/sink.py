@@ -194,7 +194,7 @@ def producer_id(query: str, part: int) -> int:
 def read_records(
     options: WriteOptions, staged: Iterable[Staged]
 ) -> Iterator[tuple[list[Record], Sizes]]:
-    """The records of all tasks, some at a time, and the room each takes."""
+    """Yield the records of all tasks, some at a time, and the room each takes."""
     fallback = None if options.topic is None else options.topic.encode()
     for message in staged:
         source = pa.BufferReader(message.rows) if message.path is None else pa.OSFile(message.path)
@@ -215,7 +215,7 @@ def batch_records(batch: pa.RecordBatch, fallback: bytes | None) -> tuple[list[R
 
 
 def binary_column(batch: pa.RecordBatch, name: str, default: bytes | None) -> pa.Array:
-    """A column as bytes, with the default where it has none."""
+    """Return a column as bytes, with the default where it has none."""
     if name not in batch.schema.names:
         return pa.repeat(pa.scalar(default, pa.binary()), batch.num_rows)
     column = batch.column(name).cast(pa.binary())
@@ -224,7 +224,7 @@ def binary_column(batch: pa.RecordBatch, name: str, default: bytes | None) -> pa
 
 def chunks(parts: Iterable[tuple[list[Record], Sizes]]) -> Iterator[list[Record]]:
     """
-    Lists that fit in one batch of the log.
+    Yield lists that fit in one batch of the log.
 
     Where one ends depends on the records alone, not on the parts they come in: a micro-batch that is run
     again is cut at the same places.

@@ -92,7 +92,7 @@ class VirtaSource(DataSource):
 
 
 def end_now(given: MutableMapping[str, str]) -> str:
-    """The option `end` with the log's end for `latest`: this object serves every query on a DataFrame."""
+    """Return the option `end` with the log's end for `latest`: this object serves every query on a DataFrame."""
     try:
         options = read_options(given)
         plan = make_plan(options)
@@ -166,7 +166,7 @@ class Decoder:
     def matched(
         self, rows: Rows, arrays: dict[str, pa.Array], schema: pa.Schema, filters: FilterSet
     ) -> pa.RecordBatch:
-        """Each row once for every filter that holds for it: decoding and matching in one process."""
+        """Return each row once for every filter that holds for it: decoding and matching in one process."""
         texts: Any = rows.columns[RECORD_COLUMNS.index("value")]
         if self.on == "data":
             texts = joined(map(document_of, value_slices(rows)))
@@ -183,7 +183,7 @@ class Decoder:
 
 
 def value_slices(rows: Rows) -> Iterator[bytes]:
-    """The values of some rows, one by one."""
+    """Yield the values of some rows, one by one."""
     buffers: Any = rows.columns[RECORD_COLUMNS.index("value")]
     bounds, data = memoryview(buffers[0]).cast("i").tolist(), buffers[1]
     for start, end in pairwise(bounds):

@@ -101,7 +101,7 @@ class Problem:
 
 def read_header(fd: int, path: str) -> SegmentHeader:
     """
-    The header at the start of a segment, verified: with a wrong salt or base nothing after it would be found.
+    Return the header at the start of a segment, verified: with a wrong salt or base nothing after it would be found.
 
     Raises:
         LogCorruptionError: it is damaged; what the segment holds is not known.
@@ -208,7 +208,7 @@ class Plan:
 
     def ends(self) -> Ends:
         """
-        The readable range now; what a query is about to see is made durable first, as for any reader.
+        Return the readable range now; what a query is about to see is made durable first, as for any reader.
 
         An idle stream asks a hundred times a second. The answer is cheap while a writer lives; without
         one the last segment has to be walked, so an answer is kept for a while that grows with its cost.
@@ -243,7 +243,7 @@ class Plan:
         split_bytes: int = SPLIT_BYTES,
     ) -> list[Split]:
         """
-        The splits of offsets `start` to `stop` (not included) within the times given.
+        Return the splits of offsets `start` to `stop` (not included) within the times given.
 
         Raises:
             LogGapError: offsets at the start are gone (retention) and gaps are not skipped.
@@ -302,7 +302,7 @@ class Plan:
         return None
 
     def skipped(self, start: int, stop: int) -> list[Problem]:
-        """The damage that planning has passed over among these offsets."""
+        """Return the damage that planning has passed over among these offsets."""
         noted = [problem for index in self.indexes.values() for problem in index.problems]
         return [
             problem
@@ -312,7 +312,7 @@ class Plan:
         ]
 
     def index(self, path: str, stop: int) -> SegmentIndex:
-        """The segment's index, complete up to offset `stop` or the file's end."""
+        """Return the segment's index, complete up to offset `stop` or the file's end."""
         with opened(path) as fd:
             header = read_header(fd, path)
             index = self.indexes.get(path)
@@ -333,7 +333,7 @@ class Plan:
             self.gap(reached, min(later[0], stop))
 
     def bytes_end(self, start: int, stop: int, bytes_max: int) -> int:
-        """The largest offset up to `stop` such that the batches from `start` fit in `bytes_max`."""
+        """Return the largest offset up to `stop` such that the batches from `start` fit in `bytes_max`."""
         spent = 0
         for _, path in self.segments(start, stop):
             try:

@@ -33,7 +33,7 @@ _pack_int1 = struct.Struct("<Bb").pack
 
 def variant_pair(value: Any) -> tuple[bytes, bytes]:
     """
-    The two parts of a VARIANT, as Spark's Arrow exchange has them: the value's bytes and its dictionary's.
+    Return the two parts of a VARIANT, as Spark's Arrow exchange has them: the value's bytes and its dictionary's.
 
     Raises:
         EventError: the variant would be over Spark's limit, or is nested too deeply.
@@ -50,7 +50,7 @@ def variant_pair(value: Any) -> tuple[bytes, bytes]:
 
 
 def encode_plain(value: Any) -> tuple[bytes, bytes]:
-    """The plain twin of native/variant.c: the value's bytes and its dictionary's."""
+    """Return the plain twin of native/variant.c: the value's bytes and its dictionary's."""
     keys: dict[str, int] = {}
     body = encode(value, keys)
     metadata = encode_metadata(keys)
