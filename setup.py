@@ -35,7 +35,6 @@ EXTENSIONS = [
         ["native/journal.c", "native/lines.c", "native/asker.c"],
         depends=[
             *map(str, Path("native").glob("journal*.h")),
-            "native/held.h",
             "native/line.h",
             "native/look.h",
         ],

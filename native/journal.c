@@ -6,8 +6,6 @@
 #include "journal.h"
 #include "journal_decode.h"
 #include "journal_encode.h"
-#include "journal_heap.h"
-#include "journal_calls.h"
 #include "journal_told.h"
 
 static int identifier_of(const Shape *shape, PyObject *message, int at)
@@ -38,12 +36,6 @@ static PyMethodDef methods[] = {
     {"decode_replies", decode_replies, METH_O, "The replies at the front of some bytes, and where they end."},
     {"encode_request", encode_request, METH_O, "The bytes of a request, None if it is not an ordinary one."},
     {"encode_reply", encode_reply, METH_O, "The bytes of a reply, None if it is not an ordinary one."},
-    {"set_job_types", set_job_types, METH_VARARGS, "The structures of jobs."},
-    {"shortcut", (PyCFunction)(void (*)(void))shortcut, METH_FASTCALL, "The reply to an ordinary PUSH, NEXT or DELETE of a job, or None."},
-    {"job_records", (PyCFunction)(void (*)(void))job_records, METH_FASTCALL, "What the log has to learn of jobs, or None."},
-    {"free_slots", (PyCFunction)(void (*)(void))free_slots, METH_FASTCALL, "Jobs nobody works on leave the table of leases."},
-    {"jobs_chunk", jobs_chunk, METH_O, "Jobs as a snapshot has them, or None."},
-    {"restore_jobs", (PyCFunction)(void (*)(void))restore_jobs, METH_FASTCALL, "Take jobs of a snapshot, up to one that does not simply wait."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -56,7 +48,7 @@ PyMODINIT_FUNC PyInit__native(void)
     if (!(no_bytes = PyBytes_FromStringAndSize("", 0)) || !(no_text = PyUnicode_FromString(""))) return NULL;
     PyObject *made_module = PyModule_Create(&module);
     if (made_module
-        && (PyModule_AddType(made_module, &HeapType) < 0 || journal_add_lines(made_module) < 0 || journal_add_asker(made_module) < 0))
+        && (journal_add_lines(made_module) < 0 || journal_add_asker(made_module) < 0))
         Py_CLEAR(made_module);
     return made_module;
 }

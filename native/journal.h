@@ -20,14 +20,6 @@ typedef struct {
     PyObject *object;     /* borrowed: the same as virta/journal/protocol/messages.py has it, if it came as that */
 } Ask;
 
-/* What there is to say of a request that was carried out: a reply that was written, or one that may have to wait. */
-typedef struct {
-    char written;
-    unsigned flags;
-    uint64_t timestamp, due; /* due: when something is to be done by itself, 0: at once */
-    PyObject *reply;         /* what was to be written, if that could not be done here */
-} Done;
-
 /* The message at the front; 0 without an error set where the bytes end or are not as they should be. */
 int journal_get_ask(In *in, Ask *ask);
 PyObject *journal_request_of(const Ask *ask);
@@ -39,10 +31,6 @@ PyObject *journal_get_told(In *in, int identifier, int what);
 enum outcome journal_put_request(Out *out, PyObject *request);
 enum outcome journal_put_reply(Out *out, PyObject *reply);
 enum outcome journal_put_ask(Out *out, const Ask *ask);
-/* A reply that says no more than this. */
-int journal_put_short(Out *out, unsigned identifier, unsigned flags, uint64_t timestamp);
-/* Carry out an ordinary PUSH, NEXT or DELETE of a job on the tables of virta/journal/jobs/shortcut.py; DOUBT: nothing was done. */
-enum outcome journal_carry_out(PyObject *tables, const Ask *ask, PyObject *now_o, Out *out, Done *done);
 /* Room for so many bytes more, NULL with MemoryError set. */
 uint8_t *journal_extend(Out *out, size_t more);
 int journal_reply_identifier(PyObject *reply);

@@ -176,14 +176,6 @@ enum outcome journal_put_reply(Out *out, PyObject *reply)
     return WRITTEN;
 }
 
-int journal_put_short(Out *out, unsigned identifier, unsigned flags, uint64_t timestamp)
-{
-    uint8_t *p = journal_extend(out, 17);
-    if (!p) return 0;
-    *put64(put16(put16(put32(p, 0x4A520001), identifier), flags), timestamp) = 0;
-    return 1;
-}
-
 /* (message) -> its bytes, or None: the plain twin decides */
 static PyObject *encode(PyObject *message, enum outcome (*put)(Out *, PyObject *))
 {

@@ -32,12 +32,7 @@ typedef struct Line {
     size_t sent;                /* of what is in `out` */
     Out out;
     char raw, full, quitting, ended, cut, dirty;
-    char indirect;              /* Python has to see every request of it */
 } Line;
-
-/* Replies that wait until the log has what they are about. */
-typedef struct { Line *line; unsigned identifier, flags; uint64_t timestamp; } Late;
-typedef struct { PyObject_HEAD Late *items; size_t count, room; } Held;
 
 struct Lines {
     PyObject_HEAD
@@ -47,17 +42,11 @@ struct Lines {
     Py_ssize_t count, unanswered_max, write_high_bytes, unread_bytes_max;
     Look look;
     Line *lone;                 /* never followed: whether the last turn had one line, and which */
-    PyObject *tables, *clock;   /* of the jobs, NULL: all requests are Python's; and what time it is, NULL: the system's */
-    char direct;                /* ordinary requests of jobs may be carried out here at the moment */
-    char lasting;               /* replies to changes wait: there is a log */
-    Py_ssize_t carried;         /* so many requests were carried out here since Python asked, */
-    uint64_t due;               /* something is to be done by itself by then, 0: at once, UINT64_MAX: never, */
-    Held *held;                 /* and these replies wait */
     int64_t idle_since, looked; /* when there was nothing more to do; how often looking found something */
     uint8_t in[IN_BYTES];
 };
 
-static PyTypeObject line_type, lines_type, held_type;
+static PyTypeObject line_type, lines_type;
 
 static inline size_t pending(const Line *line) { return line->out.size - line->sent; }
 

@@ -1,21 +1,15 @@
 /* The journal's lines: the sockets of a daemon's connections.
  *
  * Lines is an epoll instance of its own, whose descriptor the event loop watches. `turn` reads every line that has
- * something, carries out the ordinary requests of jobs (held.h) and returns all others; `carried` says what was carried
- * out; `respond` and `notify` write replies into the buffer of their line; `flush` sends what was written. Bytes that are no whole, ordinary requests go to virta/journal/serving/connections.py, whose parser
+ * something and returns the requests; `respond` and `notify` write replies into the buffer of their line; `flush` sends what was written. Bytes that are no whole, ordinary requests go to virta/journal/serving/connections.py, whose parser
  * decides every doubt; a line is `raw` until that parser has used them up.
  *
  * Bounded: a line holds UNREAD_BYTES_MAX of replies and one more, then it is cut; it is not read from while more than
- * WRITE_HIGH_BYTES wait or more than UNANSWERED_MAX requests are unanswered; a turn reads, ROUNDS_MAX times,
+ * WRITE_HIGH_BYTES wait or more than UNANSWERED_MAX requests are unanswered; a turn reads
  * IN_BYTES of EVENTS_MAX lines. A line ends inside `turn` and `close` only, so that Python hears of every end. */
 #include "journal.h"
 #if defined(__linux__)
 #include "line.h"
-#include "held.h"
-
-/* How often a turn reads while replies of it wait for the log: those who were answered ask again meanwhile, and their next
- * changes go to the log together with the first. */
-#define ROUNDS_MAX 4
 
 /* --- all lines --- */
 
@@ -104,22 +98,6 @@ static int tell_end(PyObject *found, Line *line)
     return good;
 }
 
-/* Carry out the requests at the front that can be here; the first that is not is where it stands then. */
-static void line_direct(Line *line, In *in)
-{
-    Ask ask;
-    while (in->at < in->end && !line->ended) {
-        In next = *in;
-        enum outcome found = journal_get_ask(&next, &ask) ? line_carry_out(line, &ask) : DOUBT;
-        if (found == DOUBT) return;
-        *in = next;
-        if (found == FAILED) { /* its requests alone are lost */
-            PyErr_WriteUnraisable((PyObject *)line);
-            hang_up(line);
-        }
-    }
-}
-
 /* The whole requests among the bytes that are left, up to a QUIT. */
 static PyObject *line_requests(Line *line, In *in)
 {
@@ -140,13 +118,11 @@ static PyObject *line_requests(Line *line, In *in)
     return requests;
 }
 
-/* What came: carried out here as long as that can be, then for Python, so that the order stays. */
+/* What came, for Python. */
 static int line_decode(PyObject *found, Line *line, size_t size)
 {
     Lines *home = line->home;
     In in = {home->in, home->in + size};
-    if (home->direct && home->tables && !line->indirect && !line->raw) line_direct(line, &in);
-    if (line->ended || in.at == in.end) return 1;
     PyObject *requests = line_requests(line, &in);
     if (!requests) return 0;
     line->unanswered += PyList_GET_SIZE(requests);
@@ -254,38 +230,9 @@ static PyObject *lines_turn(Lines *self, PyObject *look)
     lines_learn(self, events, count);
     self->turning = 1;
     int good = lines_round(found, events, count);
-    for (int rounds = 1; good && self->held && !PyList_GET_SIZE(found) && rounds < ROUNDS_MAX; rounds++) {
-        lines_send(self);
-        if ((count = epoll_wait(self->epoll, events, EVENTS_MAX, 0)) <= 0) break;
-        good = lines_round(found, events, count);
-    }
     self->turning = 0;
     if (!good) Py_CLEAR(found);
     return found;
-}
-
-/* (tables, clock, lasting): what requests of jobs work on, the time they happen at (None: the system's), whether there is a log */
-static PyObject *lines_serve(Lines *self, PyObject *args)
-{
-    PyObject *tables, *clock;
-    int lasting;
-    if (!PyArg_ParseTuple(args, "OOp", &tables, &clock, &lasting)) return NULL;
-    self->lasting = (char)lasting;
-    Py_XSETREF(self->tables, Py_NewRef(tables));
-    Py_XSETREF(self->clock, clock == Py_None ? NULL : Py_NewRef(clock));
-    Py_RETURN_NONE;
-}
-
-/* -> what was carried out here since the last time: how much, what gives the replies that wait, when something is due */
-static PyObject *lines_carried(Lines *self, PyObject *unused)
-{
-    (void)unused;
-    if (!self->carried) Py_RETURN_NONE;
-    PyObject *held = self->held ? (PyObject *)self->held : Py_NewRef(Py_None);
-    PyObject *carried = Py_BuildValue("nNK", self->carried, held, (unsigned long long)self->due);
-    self->carried = 0;
-    self->held = NULL;
-    return carried;
 }
 
 static PyObject *lines_flush(Lines *self, PyObject *unused)
@@ -319,8 +266,6 @@ static PyObject *lines_close(Lines *self, PyObject *unused)
 static int lines_traverse(Lines *self, visitproc visit, void *arg)
 {
     Py_VISIT(self->encode);
-    Py_VISIT(self->tables);
-    Py_VISIT(self->clock);
     for (Line *line = self->first; line; line = line->next) Py_VISIT(line);
     for (Line *line = self->dirty; line; line = line->next_dirty) Py_VISIT(line);
     return 0;
@@ -331,9 +276,6 @@ static int lines_clear(Lines *self)
     Py_XDECREF(lines_close(self, NULL));
     PyErr_Clear();
     Py_CLEAR(self->encode);
-    Py_CLEAR(self->tables);
-    Py_CLEAR(self->clock);
-    Py_CLEAR(self->held);
     return 0;
 }
 
@@ -356,7 +298,6 @@ static PyMethodDef line_methods[] = {
 };
 
 static PyMemberDef line_members[] = {
-    {"indirect", T_BOOL, offsetof(Line, indirect), 0, "Whether Python has to see all its requests."},
     {"raw", T_BOOL, offsetof(Line, raw), 0, "Whether its bytes are given out as they come."},
     {"unanswered", T_PYSSIZET, offsetof(Line, unanswered), READONLY, "Requests without a reply."},
     {NULL, 0, 0, 0, NULL},
@@ -386,23 +327,7 @@ static PyTypeObject line_type = {
     .tp_getset = line_getset,
 };
 
-static PyMethodDef held_methods[] = {
-    {"respond", (PyCFunction)held_respond, METH_O, "Give the replies, or a refusal in their place."},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyTypeObject held_type = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "virta.journal._native.Held",
-    .tp_basicsize = sizeof(Held),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_dealloc = (destructor)held_dealloc,
-    .tp_methods = held_methods,
-};
-
 static PyMethodDef lines_methods[] = {
-    {"serve", (PyCFunction)lines_serve, METH_VARARGS, "The tables of the jobs, and the clock."},
-    {"carried", (PyCFunction)lines_carried, METH_NOARGS, "What was carried out without Python."},
     {"add", (PyCFunction)lines_add, METH_VARARGS, "Take a connected socket's descriptor."},
     {"turn", (PyCFunction)lines_turn, METH_O, "Read everything that came."},
     {"flush", (PyCFunction)lines_flush, METH_NOARGS, "Send everything that was answered."},
@@ -412,7 +337,6 @@ static PyMethodDef lines_methods[] = {
 };
 
 static PyMemberDef lines_members[] = {
-    {"direct", T_BOOL, offsetof(Lines, direct), 0, "Whether ordinary requests of jobs are carried out without Python."},
     {"count", T_PYSSIZET, offsetof(Lines, count), READONLY, "Lines there are."},
     {"looked", T_LONGLONG, offsetof(Lines, looked), READONLY, "How often looking found something."},
     {NULL, 0, 0, 0, NULL},
@@ -433,7 +357,7 @@ static PyTypeObject lines_type = {
 
 int journal_add_lines(PyObject *module)
 {
-    return PyModule_AddType(module, &line_type) < 0 || PyModule_AddType(module, &held_type) < 0 ? -1 : PyModule_AddType(module, &lines_type);
+    return PyModule_AddType(module, &line_type) < 0 ? -1 : PyModule_AddType(module, &lines_type);
 }
 
 #else

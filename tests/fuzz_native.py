@@ -9,7 +9,6 @@ A failure prints the seed that repeats it.
 from __future__ import annotations
 
 import sys
-import tempfile
 from pathlib import Path
 
 import hypothesis
@@ -29,9 +28,7 @@ hypothesis.settings.load_profile("fuzz")
 sys.path += [str(HERE / "journal"), str(HERE / "hub")]
 
 import test_event_batch as batch  # noqa: E402
-import test_journal_direct as direct  # noqa: E402
 import test_journal_lines as lines  # noqa: E402
-import test_journal_shortcut as shortcut  # noqa: E402
 import test_journal_wire as wire  # noqa: E402
 
 from virta.hub import kernel as hub_kernel  # noqa: E402
@@ -47,14 +44,6 @@ TESTS = (
 def one_round(seed):
     for test in TESTS:
         hypothesis.seed(seed)(test)()
-    with tempfile.TemporaryDirectory(prefix="virta-fuzz-") as directory:
-        for name, test in (
-            ("lines", direct.test_lines_do_what_python_does),
-            ("short", shortcut.test_both_ways_are_the_same),
-        ):
-            place = Path(directory) / name
-            place.mkdir()
-            test(seed, place)
     with pytest.MonkeyPatch.context() as patch:
         lines.test_native_and_plain_lines_answer_alike(seed, patch)
 

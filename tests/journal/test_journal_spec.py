@@ -209,7 +209,6 @@ def test_details_are_those_of_their_pair():
             page = await wire.ask(get(b"", flags, query=m.QUERY_RANGE, count=0))
             one = await wire.ask(get(URI, flags))
             quick = await wire.ask(Request(Function.NEXT, flags=flags, timeout=T0 + 5))
-            server.node.engine.shortcuts = {}
             await wire.ask(get(quick.pairs[0].key, timeout=0))
             slow = await wire.ask(Request(Function.NEXT, flags=flags, timeout=T0 + 5))
             return [

@@ -18,7 +18,6 @@ from virta.journal import clock_steps as clocks
 from virta.journal.admin import Admin
 from virta.journal.jobs.commands import JobCommands
 from virta.journal.jobs.lifecycle import Jobs
-from virta.journal.jobs.shortcut import SHORTCUTS, tables_of
 from virta.journal.jobs.watch import JobWatch
 from virta.journal.protocol import rules
 from virta.journal.protocol.messages import (
@@ -88,8 +87,6 @@ class Engine:
         self._job_commands = JobCommands(self)
         self._expiries, self._alarms = self.store.expiries, self.jobs.schedule.alarms
         self._last_stamp = 0
-        self.shortcuts = SHORTCUTS
-        self.tables = tables_of(self)
         self._tidy_at = 0
         self._functions: dict[int, Callable[[Request, Session, int], Reply]] = {
             Function.NOP: self._nop,
@@ -113,12 +110,6 @@ class Engine:
         """Carry out one request; the reply, which has to wait for the disk if `wants_log`."""
         self.handled += 1
         now = self.clock()
-        if session.peer is None and not self.replicate:
-            shortcut = self.shortcuts.get(request.function)
-            if shortcut is not None:
-                quick = shortcut(self.tables, request, now)
-                if quick is not None:
-                    return quick
         if self._steps is not None and (step := self._steps.step()):
             now = self.clock()
             clocks.shift(self, step, now)

@@ -1,5 +1,5 @@
 """
-PUSH, NEXT and the DELETE of a job, in full: what `shortcut` does for the ordinary ones.
+PUSH, NEXT and the DELETE of a job.
 
 Invariant: a request is refused before anything of it is done.
 """

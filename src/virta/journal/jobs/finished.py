@@ -8,10 +8,6 @@ unless more than FINISHED_MAX others finished since.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # As long as a spool may be cut off from its daemon.
 FINISHED_US = 7 * 24 * 3600 * 1_000_000
@@ -22,10 +18,6 @@ class Finished:
     def __init__(self) -> None:
         self.commands: dict[bytes, int] = {}
         self._order: deque[tuple[int, bytes, int]] = deque()
-
-    def tables(self) -> tuple[dict[bytes, int], Callable[[tuple[int, bytes, int]], None]]:
-        """The last commands, and how to remember when each was."""
-        return self.commands, self._order.append
 
     def last(self, uri: bytes) -> int:
         """The timestamp of the last finished command, -1 if none is known."""

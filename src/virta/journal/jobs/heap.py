@@ -1,16 +1,13 @@
 """
 Jobs or domains by (rank, time, number), the smallest first.
 
-`Heap` is native where that was built: 32 bytes an item, and compared without Python. `PlainHeap` is its
-twin. Invariant: `first` is never after any other item; what no longer holds is for the owner to take out.
+Invariant: `first` is never after any other item; what no longer holds is for the owner to take out.
 """
 
 from __future__ import annotations
 
 import heapq
 from typing import TYPE_CHECKING, Any, Protocol
-
-from virta.journal.protocol.kernel import native
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,4 +70,4 @@ class PlainHeap:
         return len(self._items)
 
 
-Heap: type[AnyHeap] = PlainHeap if native is None else native.Heap
+Heap: type[AnyHeap] = PlainHeap

@@ -12,7 +12,7 @@ Invariants:
 from __future__ import annotations
 
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from virta.journal.jobs.domain import (
     DEAD,
@@ -69,17 +69,6 @@ class JobTable:
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._working) + len(self._dead)
-
-    def tables(self) -> tuple[Any, ...]:
-        """For `shortcut`; each is the same object for good."""
-        return (
-            self._waiting,
-            self._working,
-            self._dead,
-            self._by_id,
-            self._dirty,
-            *self.finished.tables(),
-        )
 
     # Looking.
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-native: Final = load("virta.journal._native")  # also for `heap` and `shortcut`
+native: Final = load("virta.journal._native")
 NATIVE: Final = native is not None
 
 decode_requests: Callable[[bytes | bytearray], tuple[list[Request], int]]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from virta.clock import now_us
 from virta.errors import JournalError, LogError, LogWriteError
@@ -50,7 +50,6 @@ REASON_CHARS_MAX = 200
 TICK_S_MAX = 1.0
 TICK_S_MIN = 0.0005
 _TICK_US_MAX = int(TICK_S_MAX * 1_000_000)
-_CARRIED = Reply(0)  # each of the requests has its own
 # Members of an enumeration are looked up by name every time; numbers are just there.
 _GET, _NEXT = int(Function.GET), int(Function.NEXT)
 _READING = frozenset({_GET, _NEXT, int(Function.NOP)})
@@ -188,35 +187,6 @@ class Node:
                 respond(reply)
             hurry = True
         if hurry and not self._scheduled:
-            self._schedule()
-
-    @property
-    def lasting(self) -> bool:
-        """Whether there is a log that changes go to."""
-        return self._persistence is not None
-
-    @property
-    def direct(self) -> bool:
-        """Whether requests that `shortcut` knows may be carried out by whoever has them, see `carried`."""
-        engine = self.engine
-        return not (
-            self._uneasy or self.peers is not None or engine.replicate or not engine.shortcuts
-        )
-
-    def carried(self, count: int, held: Any, due: int) -> None:
-        """
-        So many requests were carried out on the engine's tables, by `shortcut`.
-
-        `held` has the replies that may have to wait (None: none), `due` is when something may be to do.
-        """
-        engine = self.engine
-        engine.handled += count
-        if held is not None:
-            if engine.wants_log or self._committing:
-                self._waiting.append((held.respond, _CARRIED, False))
-            else:
-                held.respond(_CARRIED)
-        if not self._scheduled and due <= engine.clock() + _TICK_US_MAX:
             self._schedule()
 
     def _wants_copies(self, request: Request, reply: Reply, session: Session) -> bool:

@@ -72,9 +72,6 @@ class Lines:
         self.wires = kernel.Lines(
             encode_reply, unanswered_max, write_high_bytes, unread_bytes_max, look_ns
         )
-        engine = node.engine
-        clock = None if engine.clock is now_us else engine.clock
-        self.wires.serve(engine.tables, clock, node.lasting)
         self._listeners: list[socket.socket] = []
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -154,15 +151,11 @@ class Lines:
         end = perf_counter() + TURNS_S_MAX
         wires, node = self.wires, self._node
         while wires.fileno() >= 0:
-            wires.direct = node.direct
             found = wires.turn(True)
-            carried = wires.carried()
-            if not found and carried is None:
+            if not found:
                 return
             node.hold()
             try:
-                if carried is not None:
-                    node.carried(*carried)
                 self._carry_out(found)
             finally:
                 node.release()
@@ -185,8 +178,6 @@ class Lines:
                     handle(request, session, respond)
                 if rest is not None:
                     self._parse(line, rest)
-                if session.peer is not None:
-                    line.wire.indirect = True
             except Exception:  # the others' requests are here as well, and are read only once
                 log.exception("journal_connection_failed")
                 line.wire.abort()

@@ -34,7 +34,6 @@ import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from virta import files
-from virta.journal.protocol.kernel import native
 from virta.log.engine import kernel
 
 if TYPE_CHECKING:
@@ -141,9 +140,6 @@ class Leases:
         if self._map is None:
             return
         self._check_file()
-        if native is not None:
-            native.free_slots(self._map, self._free, leaving)
-            return
         for job in leaving:
             slot = job.slot
             if slot and not job.lease:
@@ -200,7 +196,7 @@ class Leases:
         """Resize the file; allocate space first, because a hole would fail later on a full disk."""
         size = self._slots * SLOT_BYTES
         os.posix_fallocate(self._descriptor, 0, size)
-        if kernel.guard is None and native is None:
+        if kernel.guard is None:
             return bytearray(os.pread(self._descriptor, size, 0))
         mapped = mmap.mmap(self._descriptor, size)
         if kernel.guard is not None:

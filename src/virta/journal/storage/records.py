@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from virta.journal.jobs.domain import DEAD, GONE, Job
-from virta.journal.jobs.shortcut import job_records
 from virta.journal.protocol.messages import Value
 from virta.journal.values.entry import Entry
 from virta.log.limits import KEY_BYTES_MAX
@@ -102,16 +101,10 @@ def drain(engine: Engine, now: int) -> list[Record]:
 
 def _drained_jobs(engine: Engine, now: int) -> list[Record]:
     jobs = engine.jobs
-    records = job_records(engine, now)
-    if records is None:
-        records = [
-            (
-                "job",
-                _short(uri),
-                _encode((uri, finished, now, [job_image(job) for job in kept])),
-            )
-            for uri, finished, kept in jobs.changes()
-        ]
+    records = [
+        ("job", _short(uri), _encode((uri, finished, now, [job_image(job) for job in kept])))
+        for uri, finished, kept in jobs.changes()
+    ]
     jobs.drained()
     return records
 

@@ -21,7 +21,6 @@ import msgspec
 from virta import files
 from virta.errors import JournalError
 from virta.journal.jobs.domain import GONE
-from virta.journal.jobs.shortcut import jobs_chunk, restored_jobs
 from virta.journal.storage import records as images
 
 if TYPE_CHECKING:
@@ -85,11 +84,8 @@ def load_snapshot(engine: Engine, path: Path, now: int) -> None:
                 for image in items:
                     images.restore_value(engine, image, now)
             elif kind == "jobs":
-                at = 0
-                while (at := restored_jobs(engine, items, at, now)) < len(items):
-                    uri, image = items[at]
+                for uri, image in items:
                     images.restore_job(engine, uri, image, now)
-                    at += 1
             else:
                 for finished_at, uri, timestamp in items:
                     engine.jobs.finished.remember(uri, timestamp, finished_at)
@@ -104,10 +100,7 @@ def _steps(engine: Engine) -> Iterator[bytes]:
         kept = [j for j in jobs[at : at + STEP_ENTRIES] if j.persist and j.state != GONE]
         for job in kept:
             job.logged = True  # from now on the disk has to hear of its end
-        payload = jobs_chunk(kept)
-        if payload is None:
-            payload = _encode(["jobs", [(job.uri, images.job_image(job)) for job in kept]])
-        yield payload
+        yield _encode(["jobs", [(job.uri, images.job_image(job)) for job in kept]])
     chosen: list[Any] = []
     size = 0
     for entry in engine.store.entries():
