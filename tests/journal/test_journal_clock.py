@@ -16,11 +16,10 @@ from journal_support import Clock, Daemon, daemon_thread
 
 from virta.clock import now_us
 from virta.journal import Client, Spool, Worker
-from virta.journal import engine as engine_module
 from virta.journal.clients.spool import STAMP, scan
 from virta.journal.engine import Engine
 from virta.journal.jobs.domain import DELAYED, READY, WORKING
-from virta.journal.protocol import commands, kernel
+from virta.journal.protocol import commands
 from virta.journal.protocol.codec import RequestParser
 from virta.journal.protocol.messages import Function, RefusedError, Request, Type, Value
 from virta.journal.protocol.rules import CLOCK_SKEW_US_MAX
@@ -33,16 +32,6 @@ T0 = 1_700_000_000_000_000
 S = 1_000_000
 DAY = 86_400 * S
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
-
-
-@pytest.fixture(params=["native", "plain"], autouse=True)
-def half(request, monkeypatch):
-    """Both halves of the engine obey the same rules."""
-    if request.param == "plain":
-        monkeypatch.setattr(engine_module, "SHORTCUTS", {})
-    elif not kernel.NATIVE:
-        pytest.skip("the native half is not built")
-    return request.param
 
 
 class Restarting:
@@ -469,6 +458,7 @@ def acknowledged(client, job):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not FAKETIME.exists(), reason="libfaketime is not installed")
+@pytest.mark.parametrize("half", ["native", "plain"])
 def test_kill_rounds_with_clock_steps(tmp_path, half):
     """SIGKILL and clocks set at random: every `ok` has its effect, every job is handed out."""
     seed = int(os.environ.get("VIRTA_SEED", "11"))
