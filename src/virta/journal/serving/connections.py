@@ -17,7 +17,6 @@ import socket
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from virta.clock import now_us
 from virta.journal.protocol import kernel
 from virta.journal.protocol.codec import RequestParser, WireError, encode_reply
 from virta.journal.protocol.messages import Function, Reply, Request
