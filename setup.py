@@ -25,7 +25,7 @@ EXTENSIONS = [
     Extension(
         "virta.log._native",
         ["native/log.c"],
-        depends=["native/crc.h", "native/guard.h", "native/log_format.h", "native/log_batch.h"],
+        depends=[*map(str, Path("native").glob("log_*.h")), "native/crc.h", "native/guard.h"],
         extra_compile_args=[*FLAGS, "-std=c11", "-Wall", "-Wextra"],
         extra_link_args=LINK,
         optional=True,

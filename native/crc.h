@@ -30,7 +30,8 @@ static void crc_init(void)
         for (int k = 1; k < 16; k++)
             crc8_table[k][i] = crc8_table[0][crc8_table[k - 1][i]];
         for (int k = 1; k < 8; k++)
-            crc32c_table[k][i] = (crc32c_table[k - 1][i] >> 8) ^ crc32c_table[0][crc32c_table[k - 1][i] & 0xFF];
+            crc32c_table[k][i] =
+                (crc32c_table[k - 1][i] >> 8) ^ crc32c_table[0][crc32c_table[k - 1][i] & 0xFF];
     }
 #if defined(__x86_64__) && defined(__GNUC__)
     crc_hardware = __builtin_cpu_supports("sse4.2");

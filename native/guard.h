@@ -1,10 +1,11 @@
-/* Protect against mapped files that another process truncates: an access raises SIGBUS, which ends the process.
+/* Protect against mapped files that another process truncates: an access raises SIGBUS, which ends the
+ * process.
  *
  * The handler restores the file's size and the access continues: it reads zeros, in a page that all processes
- * share, so the caller has to rebuild the contents. Where that is not allowed (a read-only descriptor) or does not
- * help (a full disk), it maps a private page of zeros instead and marks the guard as lost; `guard_restore` maps
- * the file again. Both ftruncate and mmap are plain system calls, safe in a handler. Faults elsewhere, and signals
- * sent by kill(2), are passed to the previous handler. */
+ * share, so the caller has to rebuild the contents. Where that is not allowed (a read-only descriptor) or
+ * does not help (a full disk), it maps a private page of zeros instead and marks the guard as lost;
+ * `guard_restore` maps the file again. Both ftruncate and mmap are plain system calls, safe in a handler.
+ * Faults elsewhere, and signals sent by kill(2), are passed to the previous handler. */
 #ifndef VIRTA_GUARD_H
 #define VIRTA_GUARD_H
 
@@ -45,7 +46,8 @@ static void guard_repair(Guard *g, uintptr_t at)
     atomic_fetch_add(&g->faults, 1);
     if (g->writable && guard_is_short(g) && ftruncate(g->fd, (off_t)g->size) == 0) return;
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    void *zeros = mmap((void *)(at & ~(page - 1)), page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+    void *zeros = mmap((void *)(at & ~(page - 1)), page, PROT_READ | PROT_WRITE, flags, -1, 0);
     if (zeros == MAP_FAILED) abort(); /* returning would raise the same signal forever */
     atomic_store(&g->lost, 1);
 }
@@ -89,7 +91,7 @@ static int guard_install(void)
     return sigaction(SIGBUS, &ours, NULL);
 }
 
-/* Guard `size` mapped bytes of a file, of which `fd` is duplicated; NULL with errno set when that cannot be done. */
+/* Guard `size` mapped bytes of a file; `fd` is duplicated. NULL with errno set when that cannot be done. */
 static Guard *guard_add(void *start, size_t size, int fd, int writable)
 {
     if (guard_install() < 0) return NULL;
@@ -106,7 +108,8 @@ static Guard *guard_add(void *start, size_t size, int fd, int writable)
         g->writable = writable;
         atomic_store(&g->faults, 0);
         atomic_store(&g->lost, 0);
-        for (int end = atomic_load(&guards_end); end <= i && !atomic_compare_exchange_weak(&guards_end, &end, i + 1);) {}
+        int end = atomic_load(&guards_end);
+        while (end <= i && !atomic_compare_exchange_weak(&guards_end, &end, i + 1)) {}
         atomic_store(&g->start, (uintptr_t)start);
         return g;
     }
@@ -132,7 +135,8 @@ static int guard_restore(Guard *g)
         return -1;
     }
     int access = PROT_READ | (g->writable ? PROT_WRITE : 0);
-    if (mmap((void *)atomic_load(&g->start), g->size, access, MAP_SHARED | MAP_FIXED, g->fd, 0) == MAP_FAILED) return -1;
+    void *start = (void *)atomic_load(&g->start);
+    if (mmap(start, g->size, access, MAP_SHARED | MAP_FIXED, g->fd, 0) == MAP_FAILED) return -1;
     atomic_store(&g->lost, 0);
     return 0;
 }

@@ -17,12 +17,12 @@ typedef struct {
     const uint8_t *data;
     Py_ssize_t size;
     Py_buffer view;
-    int held;
+    int has_view;
 } Field;
 
 static int field_get(PyObject *o, Field *f, int text)
 {
-    f->held = 0;
+    f->has_view = 0;
     if (PyBytes_Check(o)) {
         f->data = (const uint8_t *)PyBytes_AS_STRING(o);
         f->size = PyBytes_GET_SIZE(o);
@@ -39,13 +39,13 @@ static int field_get(PyObject *o, Field *f, int text)
         PyErr_Clear();
         return -1;
     }
-    f->held = 1;
+    f->has_view = 1;
     f->data = f->view.buf;
     f->size = f->view.len;
     return 0;
 }
 
-static void field_drop(Field *f) { if (f->held) PyBuffer_Release(&f->view); }
+static void field_drop(Field *f) { if (f->has_view) PyBuffer_Release(&f->view); }
 
 /* Append one record to the bytearray; -1 bad record, -2 memory, -3 batch too large. */
 static int encode_one(PyObject *out, Py_ssize_t *used, PyObject *item)
@@ -55,8 +55,9 @@ static int encode_one(PyObject *out, Py_ssize_t *used, PyObject *item)
     PyObject **items = PySequence_Fast_ITEMS(item);
     Field topic = {0}, key = {0}, value = {0};
     int rc = -1;
-    if (field_get(items[0], &topic, 1) == 0 && field_get(items[1], &key, 1) == 0 && field_get(items[2], &value, 0) == 0
-        && topic.size <= TOPIC_BYTES_MAX && key.size <= KEY_BYTES_MAX && value.size <= VALUE_BYTES_MAX
+    if (field_get(items[0], &topic, 1) == 0 && field_get(items[1], &key, 1) == 0
+        && field_get(items[2], &value, 0) == 0 && topic.size <= TOPIC_BYTES_MAX
+        && key.size <= KEY_BYTES_MAX && value.size <= VALUE_BYTES_MAX
         && !(topic.size == 1 && topic.data[0] < 0x20)) {
         size_t total = varlong_size(topic.size) + topic.size + varlong_size(key.size) + key.size + value.size;
         size_t record = 1 + varlong_size(total) + total;
@@ -86,8 +87,8 @@ static int encode_one(PyObject *out, Py_ssize_t *used, PyObject *item)
     return rc;
 }
 
-/* encode(records) -> bytearray: 56 bytes left for the header, then the records.
- * A record that is not acceptable raises IndexError(its index): the caller finds out what is wrong with it. */
+/* encode(records) -> bytearray: 56 bytes left for the header, then the records. A record that is not
+ * acceptable raises IndexError(its index); the caller finds out what is wrong with it. */
 static PyObject *native_encode(PyObject *self, PyObject *records)
 {
     (void)self;
@@ -124,9 +125,15 @@ static uint32_t payload_sum(const uint8_t *payload, uint32_t size)
     return crc;
 }
 
-/* walk(buf, pos, end, salt, prev, next, check_payload)
- *   -> (batches, pos, prev, next, status, detail)
- * batches: (pos, base, count, time, payload_len, producer, sequence, flags, header_crc) of every valid batch. */
+static int range_is_valid(const Py_buffer *buf, Py_ssize_t pos, Py_ssize_t end)
+{
+    if (0 <= pos && pos <= end && end <= buf->len) return 1;
+    PyErr_SetString(PyExc_ValueError, "range outside the buffer");
+    return 0;
+}
+
+/* walk(buf, pos, end, salt, prev, next, check_payload) -> (batches, pos, prev, next, status, detail)
+ * A row per valid batch: (pos, base, count, time, payload_len, producer, sequence, flags, header_crc). */
 static PyObject *native_walk(PyObject *self, PyObject *args)
 {
     (void)self;
@@ -136,11 +143,12 @@ static PyObject *native_walk(PyObject *self, PyObject *args)
     unsigned int salt;
     long long prev;
     int check_payload;
-    if (!PyArg_ParseTuple(args, "y*nnILKp", &buf, &pos, &end, &salt, &prev, &next, &check_payload)) return NULL;
+    if (!PyArg_ParseTuple(args, "y*nnILKp", &buf, &pos, &end, &salt, &prev, &next, &check_payload))
+        return NULL;
     PyObject *out = NULL, *list = PyList_New(0);
     enum status status = ST_END;
     if (!list) goto done;
-    if (pos < 0 || end > buf.len || pos > end) { PyErr_SetString(PyExc_ValueError, "range outside the buffer"); goto done; }
+    if (!range_is_valid(&buf, pos, end)) goto done;
     const uint8_t *data = buf.buf;
     while (pos < end) {
         Header h;
@@ -153,9 +161,12 @@ static PyObject *native_walk(PyObject *self, PyObject *args)
             break;
         }
         const uint8_t *payload = data + pos + HEADER_BYTES;
-        if (check_payload && payload_sum(payload, h.payload_len) != h.payload_crc) { status = ST_BAD_PAYLOAD; break; }
-        PyObject *row = Py_BuildValue("(nKIKIKIHI)", pos, h.base, h.count, h.time, h.payload_len, h.producer, h.sequence,
-                                      h.flags, h.header_crc);
+        if (check_payload && payload_sum(payload, h.payload_len) != h.payload_crc) {
+            status = ST_BAD_PAYLOAD;
+            break;
+        }
+        PyObject *row = Py_BuildValue("(nKIKIKIHI)", pos, h.base, h.count, h.time, h.payload_len, h.producer,
+                                      h.sequence, h.flags, h.header_crc);
         if (!row || PyList_Append(list, row) < 0) { Py_XDECREF(row); goto done; }
         Py_DECREF(row);
         pos += HEADER_BYTES + (Py_ssize_t)h.payload_len;
@@ -228,18 +239,17 @@ static TopicSlot *topic_slot(Selection *sel, const uint8_t *data, uint32_t size)
     return slot;
 }
 
-static PyObject *record_new(PyObject *topic, const uint8_t *key, uint32_t key_size, const uint8_t *value, uint32_t value_size,
-                            uint64_t offset, PyObject *time)
+static PyObject *record_new(PyObject *topic, const Record *r, uint64_t offset, PyObject *time)
 {
     PyTypeObject *type = (PyTypeObject *)record_type;
     PyObject *record = type->tp_alloc(type, 5);
     if (!record) return NULL;
-    /* Its items are atoms, so it can be in no cycle: keep the collector from visiting millions of them. */
+    /* Its items refer to nothing, so it can be in no cycle: the collector need not visit millions of them. */
     if (PyObject_GC_IsTracked(record)) PyObject_GC_UnTrack(record);
     Py_INCREF(topic);
     PyTuple_SET_ITEM(record, 0, topic);
-    PyTuple_SET_ITEM(record, 1, name_new(key, key_size));
-    PyTuple_SET_ITEM(record, 2, PyBytes_FromStringAndSize((const char *)value, value_size));
+    PyTuple_SET_ITEM(record, 1, name_new(r->key, r->key_size));
+    PyTuple_SET_ITEM(record, 2, PyBytes_FromStringAndSize((const char *)r->value, r->value_size));
     PyTuple_SET_ITEM(record, 3, PyLong_FromUnsignedLongLong(offset));
     Py_INCREF(time);
     PyTuple_SET_ITEM(record, 4, time);
@@ -276,7 +286,7 @@ static int batch_decode(const uint8_t *p, const Header *h, Selection *sel, PyObj
             TopicSlot *slot = topic_slot(sel, r.topic, r.topic_size);
             if (!slot) goto out;
             if (slot->wanted) {
-                PyObject *record = record_new(slot->name, r.key, r.key_size, r.value, r.value_size, offset, time);
+                PyObject *record = record_new(slot->name, &r, offset, time);
                 if (!record || PyList_Append(list, record) < 0) { Py_XDECREF(record); goto out; }
                 Py_DECREF(record);
             }
@@ -302,8 +312,8 @@ static PyObject *native_read(PyObject *self, PyObject *args)
     long long prev;
     PyObject *topics;
     int verify, through_repairs, collecting = 0;
-    if (!PyArg_ParseTuple(args, "y*nnILKKKOppn", &buf, &pos, &end, &salt, &prev, &next, &start, &stop, &topics, &verify,
-                          &through_repairs, &max_records))
+    if (!PyArg_ParseTuple(args, "y*nnILKKKOppn", &buf, &pos, &end, &salt, &prev, &next, &start, &stop,
+                          &topics, &verify, &through_repairs, &max_records))
         return NULL;
     Selection sel;
     memset(&sel, 0, sizeof sel);
@@ -314,9 +324,9 @@ static PyObject *native_read(PyObject *self, PyObject *args)
     PyObject *out = NULL, *list = PyList_New(0);
     int status = ST_END;
     if (!list) goto done;
-    if (pos < 0 || end > buf.len || pos > end) { PyErr_SetString(PyExc_ValueError, "range outside the buffer"); goto done; }
+    if (!range_is_valid(&buf, pos, end)) goto done;
     const uint8_t *data = buf.buf;
-    /* Thousands of new records would start the collector again and again, to find nothing: they are in no cycle. */
+    /* Thousands of new records would start the collector again and again, in vain: they are in no cycle. */
     collecting = PyGC_Disable();
     while (pos < end) {
         Header h;
@@ -331,7 +341,11 @@ static PyObject *native_read(PyObject *self, PyObject *args)
             break;
         }
         /* Ignore gaps below `start`: those offsets were not requested. */
-        if ((h.flags & FLAG_REPAIR) && !through_repairs && h.count > 0 && next + h.count > start) { status = ST_REPAIR; detail = h.count; break; }
+        if ((h.flags & FLAG_REPAIR) && !through_repairs && h.count > 0 && next + h.count > start) {
+            status = ST_REPAIR;
+            detail = h.count;
+            break;
+        }
         const uint8_t *payload = data + pos + HEADER_BYTES;
         if (payload_sum(payload, h.payload_len) != h.payload_crc) { status = ST_BAD_PAYLOAD; break; }
         if (h.flags & FLAG_SEAL) {

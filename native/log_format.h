@@ -1,6 +1,6 @@
 /* The log's byte layout (docs/format.md) as C: constants, batch headers, records. No Python in here.
  *
- * Whoever reads segments natively shares this file, so that "valid" has one meaning. */
+ * All native code that reads segments shares this file, so that "valid" has one meaning. */
 #ifndef VIRTA_LOG_FORMAT_H
 #define VIRTA_LOG_FORMAT_H
 
@@ -73,7 +73,8 @@ static inline int all_zero(const uint8_t *p, size_t n)
 }
 
 /* Parse and check one header. `prev` < 0 means: do not check the chain. */
-static inline enum status header_parse(const uint8_t *p, size_t available, uint32_t salt, int64_t prev, uint64_t next, Header *h)
+static inline enum status header_parse(const uint8_t *p, size_t available, uint32_t salt, int64_t prev,
+                                       uint64_t next, Header *h)
 {
     static const uint8_t fixed[5] = {0x36, 0x01, 0x04, 0x00, 0x01};
     if (available < HEADER_BYTES) return ST_SHORT;
@@ -96,7 +97,10 @@ static inline enum status header_parse(const uint8_t *p, size_t available, uint3
 }
 
 /* What the batch after this one must name as `prev`; -1: it is not checked, after a repair. */
-static inline int64_t chain_after(const Header *h) { return (h->flags & FLAG_REPAIR) ? -1 : (int64_t)h->header_crc; }
+static inline int64_t chain_after(const Header *h)
+{
+    return (h->flags & FLAG_REPAIR) ? -1 : (int64_t)h->header_crc;
+}
 
 /* The value of a seal batch's only record: u64 next base, u64 bytes. */
 static inline int seal_next(const uint8_t *payload, uint32_t size, uint64_t *next)
@@ -111,7 +115,7 @@ typedef struct {
     uint32_t topic_size, key_size, value_size;
 } Record;
 
-/* The record at `p`, with the limits of topic and key checked; returns what follows it, NULL if it is none. */
+/* Parse the record at `p`, checking the limits of topic and key; return its end, NULL if it is no record. */
 static inline const uint8_t *record_parse(const uint8_t *p, const uint8_t *end, Record *r)
 {
     uint32_t total;
@@ -119,7 +123,8 @@ static inline const uint8_t *record_parse(const uint8_t *p, const uint8_t *end, 
     if (!p || total < 2 || (size_t)(end - p) < total) return NULL;
     r->stop = p + total;
     r->topic = get_varlong(p, r->stop, &r->topic_size);
-    if (!r->topic || r->topic_size > TOPIC_BYTES_MAX || (size_t)(r->stop - r->topic) < r->topic_size) return NULL;
+    if (!r->topic || r->topic_size > TOPIC_BYTES_MAX || (size_t)(r->stop - r->topic) < r->topic_size)
+        return NULL;
     r->key = get_varlong(r->topic + r->topic_size, r->stop, &r->key_size);
     if (!r->key || r->key_size > KEY_BYTES_MAX || (size_t)(r->stop - r->key) < r->key_size) return NULL;
     r->value = r->key + r->key_size;

@@ -10,11 +10,14 @@ several threads at once; whoever is cancelled while it reads has not got a recor
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from virta.log.limits import POLL_S
+from virta.errors import LogClosedError
+from virta.log.limits import POLL_S, WATCH_INTERVAL_S, WATCH_S_MAX
 from virta.log.opening import open_log
 
 if TYPE_CHECKING:
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from virta.log.record import Appended, Record
     from virta.log.seek import SegmentInfo
     from virta.log.topics import TopicInfo
+
+logger = logging.getLogger("virta.log")
 
 
 async def open_async(path: str | os.PathLike[str], **options: Any) -> AsyncLog:
@@ -173,6 +178,58 @@ class AsyncConsumer:
 
     async def close(self) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, self.sync.close)
+
+
+class EndWatcher:
+    """
+    Call `changed` in a thread of its own whenever the published end of a log has moved, in any process.
+
+    The thread waits on the control page's futex, so an idle log costs no CPU time. Changes in quick succession are
+    reported together, WATCH_INTERVAL_S apart. A server compares `log.next_offset` with its position in `changed`
+    and passes what it read to its event loop with `call_soon_threadsafe`.
+
+    Args:
+        changed: called first at the start. It returns None, or the seconds after which to call it again even if
+            nothing changes (for a retry). Exceptions are logged, and it is called again.
+    """
+
+    def __init__(self, log: Log, changed: Callable[[], float | None]) -> None:
+        self._source = log.source
+        self._changed = changed
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="virta-log-watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Have `changed` called soon, although nothing was published."""
+        self._source.wake()
+
+    def close(self) -> None:
+        """End the thread; return when the last call of `changed` has."""
+        self._closing.set()
+        self._source.wake()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            retry = WATCH_S_MAX
+            try:
+                seen = self._source.notified()
+                wanted = self._changed()
+                if wanted is not None:
+                    retry = min(wanted, retry)
+            except LogClosedError:
+                return
+            except Exception:
+                logger.exception("log_watch_failed")
+            self._closing.wait(WATCH_INTERVAL_S)
+            try:
+                self._source.wait(seen, retry)
+            except LogClosedError:
+                return
 
 
 class _Turns:

@@ -50,8 +50,12 @@ OPEN_LOCK_TIMEOUT_S: Final = 1.0
 # A newest record this far in the future gets a warning; synchronised clocks differ by less.
 CLOCK_AHEAD_S: Final = 60.0
 SYNC_INTERVAL_S: Final = 0.05
-# Without a wake-up (another kernel, a read-only directory) a follower looks this often.
+# Without a wake-up (a plain-Python writer, a read-only directory) a follower checks this often.
 POLL_S: Final = 0.1
+# A watcher reports changes at most this often: a busy log must not wake a thread for every append.
+WATCH_INTERVAL_S: Final = 0.005
+# A watcher reports this often even if nothing was published, in case the control page was lost and rebuilt.
+WATCH_S_MAX: Final = 1.0
 
 CONSUMER_NAME_MAX: Final = 128
 PARTITIONS_DEFAULT: Final = 16

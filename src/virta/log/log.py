@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from virta.errors import LogClosedError, LogLimitError, LogReadOnlyError, LogSyncError
@@ -114,7 +115,7 @@ class Log:
         durability: Durability | None = None,
     ) -> Appended:
         """
-        Append one record; returns its offset, which also tells the durability that was met.
+        Append one record; return its offset, which also has the durability that was met.
 
         A value that is a dict or a list is written as JSON.
 
@@ -263,7 +264,7 @@ class Log:
             on_gap=on_gap,
         )
 
-    # --- looking ---
+    # --- what is in the log ---
 
     def topics(
         self, *, after: str | bytes | None = None, limit: int = TOPICS_MAX
@@ -286,8 +287,10 @@ class Log:
     @property
     def next_offset(self) -> int:
         """The offset the next record will get."""
-        self._open_or_raise()
-        return self._end()
+        snapshot = self._snapshot()
+        if snapshot is not None and snapshot.current:
+            return snapshot.next
+        return seek.valid_end(self.path)
 
     @property
     def durable_offset(self) -> int:
@@ -303,11 +306,7 @@ class Log:
     def epoch(self) -> int:
         """Grows whenever recovery had to drop offsets that were published."""
         self._open_or_raise()
-        segment = seek.last_segment(self.path)
-        if segment is None:
-            return 0
-        with segment:
-            return segment.header.epoch
+        return seek.epoch(self.path)
 
     @property
     def clock_ahead(self) -> float:
@@ -329,7 +328,7 @@ class Log:
         self._open_or_raise()
         return list_consumers(self)
 
-    # --- looking after ---
+    # --- upkeep ---
 
     def retain(
         self,
@@ -392,6 +391,7 @@ class Log:
         if self._closed:
             return
         self._closed = True
+        self._wake()  # followers in other threads
         if self._writer is not None:
             self._writer.close()
         if self._core is not None:
@@ -419,9 +419,10 @@ class Log:
         return Source(
             self.path,
             snapshot=self._snapshot,
-            settle=self._settle,
+            sync=self._sync_to,
             notified=self._notified,
             wait=self._wait,
+            wake=self._wake,
             closed=lambda: self._closed,
         )
 
@@ -450,14 +451,8 @@ class Log:
         except ValueError as exc:
             raise LogClosedError(f"the log at {self.path} is closed") from exc
 
-    def _end(self) -> int:
-        snapshot = self._snapshot()
-        if snapshot is not None and snapshot.current:
-            return snapshot.next
-        return seek.valid_end(self.path)
-
-    def _settle(self, fd: int, base: int, end: int) -> None:
-        """For a reader: make durable what it is about to hand on, with the others or by itself."""
+    def _sync_to(self, fd: int, base: int, end: int) -> None:
+        """Make durable what a reader is about to return."""
         try:
             if self._writer is None or not self._core.sync(base, end, True):
                 os.fdatasync(fd)
@@ -488,6 +483,11 @@ class Log:
             self._core.wait(seen, timeout)
         except ValueError as exc:
             raise LogClosedError(f"the log at {self.path} is closed") from exc
+
+    def _wake(self) -> None:
+        if self._core is not None:
+            with suppress(ValueError):  # closed
+                self._core.wake()
 
     def after_fork(self) -> None:
         if not self._closed:

@@ -45,16 +45,18 @@ class Source:
         directory: Path,
         *,
         snapshot: Callable[[], Snapshot | None],
-        settle: Callable[[int, int, int], None],
+        sync: Callable[[int, int, int], None],
         notified: Callable[[], int],
         wait: Callable[[int, float], None],
+        wake: Callable[[], None],
         closed: Callable[[], bool],
     ) -> None:
         self.directory = directory
         self.snapshot = snapshot  # the control page, None where there is none
-        self.settle = settle  # (segment fd, base, end): make durable what a reader is about to see
+        self.sync = sync  # (segment fd, base, end): make durable what a reader is about to return
         self.notified = notified
         self.wait = wait
+        self.wake = wake  # end every wait of this handle
         self.closed = closed
 
 
@@ -233,7 +235,7 @@ class Reader:
         durable = (snapshot.durable_base, snapshot.durable_pos) >= (snapshot.active, snapshot.end)
         if self._durable and not durable and self._at.pos < snapshot.end:
             # Never hand on what a power cut could still take back.
-            self._source.settle(segment.fd, snapshot.active, snapshot.end)
+            self._source.sync(segment.fd, snapshot.active, snapshot.end)
         return snapshot.end, True
 
     def _at_end(self, segment: Segment, limit: int, status: Status = Status.SHORT) -> bool:

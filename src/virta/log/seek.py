@@ -96,6 +96,15 @@ def valid_end(directory: Path) -> int:
         return Walk(segment, segment.start(), segment.size, check_payload=True).run().at.next
 
 
+def epoch(directory: Path) -> int:
+    """Return the epoch of the last segment, 0 if there is none."""
+    segment = last_segment(directory)
+    if segment is None:
+        return 0
+    with segment:
+        return segment.header.epoch
+
+
 def last_segment(directory: Path) -> Segment | None:
     """The segment with the highest base, None where there is none at all."""
     bases = segment_bases(directory)

@@ -39,6 +39,7 @@ _SEQ, _DURABLE_AT, _DURABLE_WORD, _HOLDER, _DURABLE_SEQ, _NOTIFY = 44, 64, 88, 1
 _WRITING, _EXTENT = 116, 120
 _SEQLOCK_TRIES: Final = 200
 _POLL_S: Final = 0.001
+_POLL_S_MAX: Final = 0.005
 _LEADER_PATIENCE_S: Final = 1.0
 
 Snapshot = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
@@ -79,7 +80,7 @@ class Kernel:
         self._writable = writable
         # Not mapped: accessing a mapped file that another process truncated would end this one (SIGBUS).
         self._page: _Page | None = _Page(control_fd)
-        self._faults = 0
+        self._faults = self._wakes = 0
         self._write_mutex = threading.Lock()
         self._sync_mutex = threading.Lock()
         self._segment_fd = -1
@@ -220,15 +221,19 @@ class Kernel:
 
     def notified(self) -> int:
         self._check()
-        return self._get32(_NOTIFY)
+        return (self._get32(_NOTIFY) + self._wakes) & 0xFFFFFFFF
 
     def wait(self, seen: int, timeout: float) -> int:
-        deadline = time.monotonic() + min(timeout, 0.1)
-        while not self._closed and (word := self._get32(_NOTIFY)) == seen:
-            if time.monotonic() >= deadline:
-                return word
-            time.sleep(_POLL_S)
+        deadline = time.monotonic() + timeout
+        pause = _POLL_S
+        while self.notified() == seen and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _POLL_S_MAX)
         return self.notified()
+
+    def wake(self) -> None:
+        self._check()
+        self._wakes += 1
 
     # --- append and sync ---
 
