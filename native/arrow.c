@@ -1,8 +1,8 @@
-/* Records of a segment decoded straight into Arrow's buffers, and a sparse index of a segment's batches.
+/* Decode records of a segment straight into Arrow's buffers, and make a sparse index of a segment's batches.
  *
  * Two passes over whole, checked batches: the first counts rows and bytes, the second copies into buffers
  * of the exact size. No Arrow header is needed: an Arrow binary column *is* n+1 int32 offsets and the bytes.
- * The byte layout is docs/format.md; the plain twin is virta/spark/source/arrow_plain.py. */
+ * docs/format.md has the byte layout; virta/spark/source/arrow_plain.py is the plain engine. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <errno.h>
@@ -36,7 +36,9 @@ static inline int wanted(const Selection *sel, const Record *r)
 {
     if (sel->topic_count < 0) return 1;
     for (int i = 0; i < sel->topic_count; i++)
-        if ((Py_ssize_t)r->topic_size == sel->topic_sizes[i] && memcmp(r->topic, sel->topics[i], r->topic_size) == 0) return 1;
+        if ((Py_ssize_t)r->topic_size == sel->topic_sizes[i] &&
+            memcmp(r->topic, sel->topics[i], r->topic_size) == 0)
+            return 1;
     return 0;
 }
 
@@ -83,22 +85,25 @@ static enum status batch_pass(const uint8_t *p, const Header *h, const Selection
     return offset == h->base + h->count ? ST_END : ST_BAD_RECORD;
 }
 
+/* A repair batch stands for lost offsets; its payload is padding. */
 static inline int batch_selected(const Header *h, const Selection *sel)
 {
-    return h->base + h->count > sel->start && h->base < sel->stop && h->time >= sel->time_from && h->time < sel->time_to;
+    return !(h->flags & FLAG_REPAIR) && h->base + h->count > sel->start && h->base < sel->stop &&
+           h->time >= sel->time_from && h->time < sel->time_to;
 }
 
 typedef struct { Py_ssize_t pos; int64_t prev; uint64_t next, detail; enum status status; } Cursor;
 
 /* Walk batches from the cursor; with `copy` the batches are known to be good up to `limit`. */
-static void pass(const uint8_t *data, Py_ssize_t end, uint32_t salt, int through_repairs, int64_t rows_max, int64_t bytes_max,
-                 const Selection *sel, Output *out, Cursor *c, int copy)
+static void pass(const uint8_t *data, Py_ssize_t end, uint32_t salt, int through_repairs, int64_t rows_max,
+                 int64_t bytes_max, const Selection *sel, Output *out, Cursor *c, int copy)
 {
     c->status = ST_END;
     while (c->pos < end) {
         Header h;
         if (c->next >= sel->stop) { c->status = ST_STOP; break; }
-        if (!copy && out->rows > 0 && (out->rows >= rows_max || out->bytes[TOPIC] + out->bytes[KEY] + out->bytes[VALUE] >= bytes_max)) {
+        const int64_t size = out->bytes[TOPIC] + out->bytes[KEY] + out->bytes[VALUE];
+        if (!copy && out->rows > 0 && (out->rows >= rows_max || size >= bytes_max)) {
             c->status = ST_FULL;
             break;
         }
@@ -106,7 +111,11 @@ static void pass(const uint8_t *data, Py_ssize_t end, uint32_t salt, int through
         if (c->status == ST_SHORT) { c->detail = HEADER_BYTES; break; }
         if (c->status != ST_END) break;
         /* Ignore gaps below the start: those offsets were not requested. */
-        if ((h.flags & FLAG_REPAIR) && !through_repairs && c->next + h.count > sel->start) { c->status = ST_REPAIR; c->detail = h.count; break; }
+        if ((h.flags & FLAG_REPAIR) && !through_repairs && c->next + h.count > sel->start) {
+            c->status = ST_REPAIR;
+            c->detail = h.count;
+            break;
+        }
         if ((size_t)(end - c->pos - HEADER_BYTES) < h.payload_len) {
             c->status = ST_SHORT;
             c->detail = HEADER_BYTES + (uint64_t)h.payload_len;
@@ -221,8 +230,8 @@ static PyObject *arrow_decode(PyObject *self, PyObject *args)
     PyObject *topics, *columns = NULL, *result = NULL;
     int want, text, through_repairs, not_text = 0;
     Selection sel;
-    if (!PyArg_ParseTuple(args, "y*nnILKKKKKOiipLL", &buf, &pos, &end, &salt, &prev, &next, &start, &stop, &time_from, &time_to,
-                          &topics, &want, &text, &through_repairs, &rows_max, &bytes_max))
+    if (!PyArg_ParseTuple(args, "y*nnILKKKKKOiipLL", &buf, &pos, &end, &salt, &prev, &next, &start, &stop,
+                          &time_from, &time_to, &topics, &want, &text, &through_repairs, &rows_max, &bytes_max))
         return NULL;
     sel.start = start; sel.stop = stop; sel.time_from = time_from; sel.time_to = time_to;
     if (selection_topics(topics, &sel) < 0) goto done;
@@ -245,7 +254,10 @@ static PyObject *arrow_decode(PyObject *self, PyObject *args)
     for (int i = 0; i < COLUMNS; i++)
         if ((want & text & (1 << i)) && out.ends[i] && !column_is_text(&out, i)) not_text |= 1 << i;
     Py_END_ALLOW_THREADS
-    if (out.rows != rows) { PyErr_SetString(PyExc_RuntimeError, "the buffer changed while it was decoded"); goto done; }
+    if (out.rows != rows) {
+        PyErr_SetString(PyExc_RuntimeError, "the buffer changed while it was decoded");
+        goto done;
+    }
     result = Py_BuildValue("(LOinLKiK)", (long long)rows, columns, not_text, first.pos, (long long)first.prev,
                            (unsigned long long)first.next, (int)first.status, (unsigned long long)first.detail);
 done:
@@ -257,8 +269,8 @@ done:
 /* ---- index ------------------------------------------------------------------------------------------- */
 
 /* index(fd, pos, end, salt, prev, next, stop, step) -> (entries, pos, prev, next, status, detail, last_time)
- * entries: (pos, base, time, prev) of a batch at least every `step` bytes, up to the offset `stop`: what lies
- * behind may not be published yet. Only headers are read and checked. */
+ * entries: (pos, base, time, prev) of a batch at least every `step` bytes, up to the offset `stop`: later batches
+ * may not be published yet. Only headers are read and checked. */
 static PyObject *arrow_index(PyObject *self, PyObject *args)
 {
     (void)self;
@@ -289,8 +301,13 @@ static PyObject *arrow_index(PyObject *self, PyObject *args)
             break;
         }
         if (noted < 0 || pos - noted >= step) {
-            PyObject *entry = Py_BuildValue("(LKKL)", pos, (unsigned long long)h.base, (unsigned long long)h.time, prev);
-            if (!entry || PyList_Append(entries, entry) < 0) { Py_XDECREF(entry); Py_DECREF(entries); return NULL; }
+            PyObject *entry = Py_BuildValue("(LKKL)", pos, (unsigned long long)h.base,
+                                            (unsigned long long)h.time, prev);
+            if (!entry || PyList_Append(entries, entry) < 0) {
+                Py_XDECREF(entry);
+                Py_DECREF(entries);
+                return NULL;
+            }
             Py_DECREF(entry);
             noted = pos;
         }
@@ -303,32 +320,9 @@ static PyObject *arrow_index(PyObject *self, PyObject *args)
     return Py_BuildValue("(NLLKiKK)", entries, pos, prev, next, (int)status, detail, last_time);
 }
 
-/* resync(buf, pos, salt, next) -> position of the next valid header with a base of at least `next`, or -1. */
-static PyObject *arrow_resync(PyObject *self, PyObject *args)
-{
-    (void)self;
-    Py_buffer buf;
-    Py_ssize_t pos, found = -1;
-    unsigned int salt;
-    unsigned long long next;
-    if (!PyArg_ParseTuple(args, "y*nIK", &buf, &pos, &salt, &next)) return NULL;
-    const uint8_t *data = buf.buf;
-    Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t at = pos < 0 ? 0 : pos; at + HEADER_BYTES <= buf.len; at++) {
-        if (data[at + 1] != 0x36 || data[at + 2] != 0x01 || data[at + 3] != 0x04) continue;
-        Header h;
-        enum status status = header_parse(data + at, buf.len - at, salt, -1, get64(data + at + 8), &h);
-        if (status == ST_END && h.base >= next) { found = at; break; }
-    }
-    Py_END_ALLOW_THREADS
-    PyBuffer_Release(&buf);
-    return PyLong_FromSsize_t(found);
-}
-
 static PyMethodDef methods[] = {
     {"decode", arrow_decode, METH_VARARGS, "Whole batches to Arrow buffers."},
     {"index", arrow_index, METH_VARARGS, "A sparse index of a segment's batches, from their headers."},
-    {"resync", arrow_resync, METH_VARARGS, "The next valid batch header."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -155,6 +155,7 @@ def test_pipelines_are_private(under, monkeypatch):
     pytest.importorskip("pyspark")
     import pyarrow as pa
 
+    from virta.log.upkeep.recovery import Problem
     from virta.server.pipeline_supervisor import Output
     from virta.spark import lake
     from virta.spark.launch import java
@@ -162,7 +163,6 @@ def test_pipelines_are_private(under, monkeypatch):
     from virta.spark.pipeline import status
     from virta.spark.pipeline.model import Pipeline
     from virta.spark.source import decode, sink
-    from virta.spark.source.splits import Problem
 
     monkeypatch.setattr(filter_set, "gettempdir", lambda: str(under))
     pipeline = Pipeline.__new__(Pipeline)
@@ -171,7 +171,7 @@ def test_pipelines_are_private(under, monkeypatch):
         status.write_status(pipeline, {"state": "running"})
     filter_set.write_set({"f": parse("a=1")})
     problem = Problem("00000000000000000000.puro", 0, 1, 0, None, "zero")
-    decode.report(decode.Reading("log", problems=str(under / "problems")), problem)
+    decode.report(decode.ScanSpec("log", problems=str(under / "problems")), problem)
     Output(under / "logs" / "p.log")._write(b"line\n")
     monkeypatch.setattr(sink, "MESSAGE_BYTES_MAX", 0)
     rows = pa.record_batch({"topic": ["t"], "key": [b""], "value": [b"v"]})

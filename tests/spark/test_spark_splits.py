@@ -1,21 +1,25 @@
-"""Splits of a log whose newest file has headroom: its zeros are nobody's share."""
+"""Plan splits: headroom, retention and damage while planning, sealed segments by their index."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
 import virta
 from virta.errors import LogCorruptionError, LogGapError
+from virta.log.format.index import index_sealed
+from virta.log.format.segment import Segment
 
-splits_module = pytest.importorskip("virta.spark.source.splits")
+splits = pytest.importorskip("virta.spark.source.splits")
 
 
 @pytest.mark.parametrize("page", ["live", "copied", "lost"])
 def test_headroom_is_in_no_split(tmp_path, page):
-    """While its writer lives, in a copy, and without a control page: every record once, and not a byte more."""
+    """With an open writer, in a copy, and without a control page: every record once, and no zeros after them."""
     root = tmp_path / "log"
     with virta.open(root, segment_bytes=4096) as log:
         for number in range(60):
@@ -26,14 +30,14 @@ def test_headroom_is_in_no_split(tmp_path, page):
             root = tmp_path / "copy"
         if page == "lost":
             (root / "control").unlink()
-        plan = splits_module.Plan(str(root))
+        plan = splits.Plan(str(root))
         try:
             ends = plan.ends()
             assert (ends.first, ends.end) == (0, 60)
-            splits = plan.splits(0, ends.end)
-            assert [split.start for split in splits] == [0, *(split.stop for split in splits[:-1])]
-            assert splits[-1].stop == 60
-            assert splits[-1].end == end
+            found = plan.splits(0, ends.end)
+            assert [split.start for split in found] == [0, *(split.stop for split in found[:-1])]
+            assert found[-1].stop == 60
+            assert found[-1].end == end
         finally:
             plan.close()
 
@@ -47,10 +51,10 @@ def many_segments(tmp_path):
 
 
 @pytest.mark.parametrize("listed", [False, True], ids=["before", "after"])
-def test_retention_in_the_moment_of_planning_is_a_gap(tmp_path, monkeypatch, listed):
-    """Segments that go before or after they are listed, all of a range, are a gap that is named, or skipped."""
+def test_retention_during_planning_is_a_gap(tmp_path, monkeypatch, listed):
+    """Segments removed before or after they are listed are a gap that is raised, or skipped."""
     root = many_segments(tmp_path)
-    segments = splits_module.Plan.segments
+    segments = splits.Plan.segments
 
     def late(plan, start, stop):
         found = segments(plan, start, stop)
@@ -58,8 +62,8 @@ def test_retention_in_the_moment_of_planning_is_a_gap(tmp_path, monkeypatch, lis
             log.retain(max_bytes=1)
         return found if listed else segments(plan, start, stop)
 
-    monkeypatch.setattr(splits_module.Plan, "segments", late)
-    plan = splits_module.Plan(str(root))
+    monkeypatch.setattr(splits.Plan, "segments", late)
+    plan = splits.Plan(str(root))
     try:
         assert plan.ends().first == 0
         with pytest.raises(LogGapError, match="offsets 0 to 20 are no longer in the log"):
@@ -70,10 +74,10 @@ def test_retention_in_the_moment_of_planning_is_a_gap(tmp_path, monkeypatch, lis
         plan.close()
 
 
-def test_retention_in_the_moment_of_a_limit_by_bytes(tmp_path, monkeypatch):
-    """A segment that goes after it was listed does not end the query: whoever plans the range tells of it."""
+def test_retention_during_a_limit_by_bytes(tmp_path, monkeypatch):
+    """A segment removed after it was listed does not end the query: planning the range raises the gap."""
     root = many_segments(tmp_path)
-    segments = splits_module.Plan.segments
+    segments = splits.Plan.segments
 
     def late(plan, start, stop):
         found = segments(plan, start, stop)
@@ -81,8 +85,8 @@ def test_retention_in_the_moment_of_a_limit_by_bytes(tmp_path, monkeypatch):
             log.retain(max_bytes=1)
         return found
 
-    monkeypatch.setattr(splits_module.Plan, "segments", late)
-    plan = splits_module.Plan(str(root))
+    monkeypatch.setattr(splits.Plan, "segments", late)
+    plan = splits.Plan(str(root))
     try:
         assert plan.bytes_end(0, 120, 1) > 20
     finally:
@@ -90,7 +94,7 @@ def test_retention_in_the_moment_of_a_limit_by_bytes(tmp_path, monkeypatch):
 
 
 def damaged(root):
-    """A log whose second segment has a batch with a broken header, and whose third has none of its own."""
+    """Make a log whose second segment has a batch with a broken header, and whose third has no header."""
     with virta.open(root, segment_bytes=4096) as log:
         for number in range(120):
             log.append("t", "", b"%d" % number * 30)
@@ -117,14 +121,14 @@ def test_damage_found_while_planning_is_reported_too(tmp_path):
     """Batches and whole segments without a header are skipped by option, each with a report of its offsets."""
     source = pytest.importorskip("virta.spark.source.source")
     segments = damaged(tmp_path / "log")
-    told = {
+    given = {
         "path": str(tmp_path / "log"),
         "onCorruption": "skip",
         "problems": str(tmp_path / "problems"),
     }
     schema = source.StructType([source.RECORD["offset"]])
 
-    found = offsets_of(source.LogReader(source.read_options(told), schema))
+    found = offsets_of(source.LogReader(source.read_options(given), schema))
 
     reports = [json.loads(file.read_text()) for file in sorted((tmp_path / "problems").iterdir())]
     lost = [o for report in reports for o in range(report["offset_from"], report["offset_to"])]
@@ -141,12 +145,13 @@ def test_a_segment_without_a_header_is_named_with_its_offset(tmp_path):
     """Without the option the first damage is an error with file and range."""
     source = pytest.importorskip("virta.spark.source.source")
     segments = damaged(tmp_path / "log")
-    told = {"path": str(tmp_path / "log"), "start": str(segments[2].base)}
+    given = {"path": str(tmp_path / "log"), "start": str(segments[2].base)}
 
     with pytest.raises(
-        LogCorruptionError, match=rf"\.puro is damaged .*offsets {segments[2].base} to"
+        LogCorruptionError,
+        match=rf"\.puro: bytes 0 to 64 are damaged .*offsets {segments[2].base} on",
     ):
-        source.LogReader(source.read_options(told), source.RECORD).partitions()
+        source.LogReader(source.read_options(given), source.RECORD).partitions()
 
 
 @pytest.mark.parametrize("at", [8, 41, 45, 57])
@@ -162,8 +167,51 @@ def test_every_byte_of_a_segments_header_is_verified(tmp_path, at):
     segment.write_bytes(raw)
 
     reader = source.LogReader(source.read_options({"path": str(tmp_path / "log")}), source.RECORD)
-    with pytest.raises(LogCorruptionError, match=f"{segment.name} is damaged in bytes 0 to 64"):
+    with pytest.raises(LogCorruptionError, match=f"{segment.name}: bytes 0 to 64 are damaged"):
         reader.partitions()
+
+
+def test_sealed_segments_are_planned_by_their_index(tmp_path, monkeypatch):
+    """Only the active segment is walked; the splits equal those of a walk over all segments."""
+    root = tmp_path / "log"
+    with virta.open(root, segment_bytes=256 * 1024) as log:
+        for number in range(300):
+            log.append_many([("t", "", bytes(200))] * (number % 40 + 1))
+        end = log.next_offset
+        index_sealed(root)
+    walked = []
+    index = splits.kernel.index
+
+    def counted(fd, *arguments):
+        walked.append(arguments[0])
+        return index(fd, *arguments)
+
+    monkeypatch.setattr(splits, "kernel", SimpleNamespace(index=counted))
+    plans = []
+    for _ in range(2):
+        plan = splits.Plan(str(root))
+        plans.append(plan.splits(5, end, split_bytes=100_000))
+        plan.close()
+        for file in root.glob("*.pidx"):
+            file.unlink()
+
+    assert len(walked) == 1 + len(list(root.glob("*.puro")))
+    bounds = [[(s.path, s.pos, s.end, s.start, s.stop) for s in plan] for plan in plans]
+    assert bounds[0] == bounds[1]
+
+
+def test_an_index_older_than_its_segment_is_not_used(tmp_path):
+    """A repair may move batches: then the segment is walked."""
+    root = tmp_path / "log"
+    with virta.open(root, segment_bytes=256 * 1024) as log:
+        for _ in range(100):
+            log.append_many([("t", "", bytes(200))] * 40)
+        index_sealed(root)
+    first = min(root.glob("*.puro"))
+    with Segment(root, 0) as segment:
+        assert splits.SegmentRuns.of(segment).sealed
+        os.utime(first)
+        assert not splits.SegmentRuns.of(segment).sealed
 
 
 @pytest.mark.parametrize(
@@ -172,7 +220,7 @@ def test_every_byte_of_a_segments_header_is_verified(tmp_path, at):
         ("1960-01-01", 0),
         ("0001-01-01T00:00:00+14:00", 0),
         ("2026-01-01T00:00:00.000001Z", 1767225600000001),
-        ("9999-12-31T23:59:59.999999-14:00", 253402351199999999),
+        ("9999-12-31T23:59:59.999999-14:00", 253402300799999999),
         ("77", 77),
     ],
 )

@@ -273,7 +273,7 @@ def seal_header(
     return header_crc
 
 
-def _parse_header(
+def parse_header(
     buf: Buffer, pos: int, end: int, salt: int, prev: int, next_offset: int
 ) -> tuple[Status, Batch | None, int]:
     """The header at `pos`, checked; its payload CRC comes third."""
@@ -316,7 +316,7 @@ def walk(
     """Every valid batch from `pos` on, without decoding: (batches, pos, prev, next, status, detail)."""
     batches: list[Row] = []
     while pos < end:
-        status, batch, payload_crc = _parse_header(buf, pos, end, salt, prev, next_offset)
+        status, batch, payload_crc = parse_header(buf, pos, end, salt, prev, next_offset)
         if batch is None:
             return batches, pos, prev, next_offset, status, BATCH_HEADER_BYTES * (status == 1)
         body = pos + BATCH_HEADER_BYTES
@@ -341,7 +341,7 @@ class _BadRecordError(ValueError):
     pass
 
 
-def _decode_batch(
+def decode_batch(
     buf: Buffer,
     batch: Batch,
     start: int,
@@ -409,7 +409,7 @@ def read(
             return records, pos, prev, next_offset, Status.STOP, 0
         if len(records) >= max_records:
             return records, pos, prev, next_offset, Status.FULL, 0
-        status, batch, payload_crc = _parse_header(buf, pos, end, salt, prev, next_offset)
+        status, batch, payload_crc = parse_header(buf, pos, end, salt, prev, next_offset)
         if batch is None:
             return records, pos, prev, next_offset, status, BATCH_HEADER_BYTES * (status == 1)
         body = pos + BATCH_HEADER_BYTES
@@ -428,7 +428,7 @@ def read(
                 return records, pos, prev, next_offset, Status.BAD_RECORD, 0
         elif not batch.flags & FLAG_REPAIR and (next_offset + batch.span > start or verify):
             try:
-                records += _decode_batch(buf, batch, start, stop, topics, verify)
+                records += decode_batch(buf, batch, start, stop, topics, verify)
             except ValueError:
                 return records, pos, prev, next_offset, Status.BAD_RECORD, 0
         pos = after

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import gc
 
-_settled = False
+_frozen = False
 
 
-def settle() -> None:
+def freeze_gc() -> None:
     """Leave what is loaded by now out of garbage collection: it is there for as long as the worker is."""
-    global _settled  # noqa: PLW0603 - one flag a process
-    if not _settled:
+    global _frozen  # noqa: PLW0603 - one flag a process
+    if not _frozen:
         gc.freeze()
-        _settled = True
+        _frozen = True

@@ -25,7 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from virta.filters import Filter, parse
-from virta.spark.launch.worker_gc import settle
+from virta.spark.launch.worker_gc import freeze_gc
 from virta.spark.matching.columns import compile_filter
 from virta.spark.matching.filter_set import FilterSet, MatchError, keep, opened_set, pack, texts_of
 from virta.spark.schemas import FILTER_ID
@@ -164,7 +164,7 @@ def ship(df: DataFrame, filters: Mapping[str, Filter]) -> Callable[[], FilterSet
 
     def opened() -> FilterSet:
         found = opened_set(path, lambda: broadcast.value)
-        settle()
+        freeze_gc()
         return found
 
     return opened

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 RECORD_COLUMNS = ("topic", "offset", "timestamp", "key", "value")
 TEXT_COLUMNS = frozenset(("topic", "key", "value"))
 TIMESTAMP = pa.timestamp("us", tz="UTC")
-FOREVER = 2**63 - 1  # past every offset and every time
 
 # Any: the twin and the extension have the same functions, which no common type describes.
 kernel: Any = native or plain

@@ -1,10 +1,9 @@
 """
-Reading one split on an executor: bytes in, Arrow record batches out.
+Read one split on an executor: bytes in, Arrow buffers out.
 
-Invariant: the batches yielded hold exactly the selected rows of the split's offset range, in order;
-what cannot be read is an error that names file and range, or, when the options say so, a `Problem`
-handed to the reporter. A file that is no longer the one planned for (compaction replaced it) or is
-gone (retention) is found again by offset.
+Invariant: the rows yielded are exactly the selected rows of the split's offset range, in order. Damage is an error
+that names file and range, or is skipped and reported if the options say so. A file that was replaced (compaction)
+or removed (retention) since planning is found again by offset.
 """
 
 from __future__ import annotations
@@ -13,27 +12,31 @@ import json
 import logging
 import os
 import secrets
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from virta import files
 from virta.errors import LogError
-from virta.spark.source import arrow_plain as status
-from virta.spark.source.arrow import FOREVER, RECORD_COLUMNS, kernel, want_mask
+from virta.log.format.codec import REASONS, Status
+from virta.log.format.segment import Position
+from virta.log.reader import FOREVER
+from virta.log.upkeep.recovery import Problem
+from virta.spark.source.arrow import RECORD_COLUMNS, kernel, want_mask
 from virta.spark.source.splits import (
-    REASONS,
     SPLIT_BYTES,
     Plan,
-    Problem,
     Split,
+    damage_error,
+    find_damage,
     gap_error,
-    opened,
-    read_header,
+    position_after,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from virta.log.format.segment import Segment
 
 logger = logging.getLogger("virta.spark")
 
@@ -43,8 +46,8 @@ BYTES_MAX = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What to read of each split, the same for all tasks of a query; it travels to the executors."""
+class ScanSpec:
+    """What to read of each split, equal for all tasks of a query; pickled to the executors."""
 
     root: str
     topics: tuple[bytes, ...] | None = None
@@ -56,8 +59,8 @@ class Reading:
     rows_max: int = ROWS_MAX
 
 
-class Rows(NamedTuple):
-    """Some rows: their number and the buffers of each wanted record column."""
+class DecodedRows(NamedTuple):
+    """Some rows: their number and the buffers of each requested record column."""
 
     size: int
     columns: tuple[object, ...]
@@ -67,126 +70,92 @@ class Rows(NamedTuple):
         return not self.not_text & (1 << RECORD_COLUMNS.index(name))
 
 
-class Cursor:
-    """The state of a walk over one file: where it stands, and what the next batch must look like."""
-
-    def __init__(self, split: Split) -> None:
-        self.pos = split.pos
-        self.prev = split.prev
-        self.following = split.base
-
-
 def read_rows(
-    reading: Reading, split: Split, names: Sequence[str], text: Sequence[str]
-) -> Iterator[Rows]:
-    """Yield the rows of a split; `names` are the record columns wanted, `text` those wanted as strings."""
-    cursor = Cursor(split)
+    scan: ScanSpec, split: Split, names: Sequence[str], text: Sequence[str]
+) -> Iterator[DecodedRows]:
+    """Yield the rows of a split; `names` are the record columns to read, `text` those read as strings."""
     try:
-        with opened(split.path) as fd:
-            if read_header(fd, split.path).salt == split.salt:
-                yield from walk(fd, reading, split, cursor, want_mask(names), want_mask(text))
+        with split.open() as segment:
+            if segment.header.salt == split.salt:
+                yield from walk(segment, scan, split, want_mask(names), want_mask(text))
                 return
     except FileNotFoundError:
         pass
-    # The file was replaced or removed after planning; offsets are the truth.
-    first = max(cursor.following, split.start)
-    for found in planned_again(reading, first, split.stop):
-        yield from read_rows(reading, found, names, text)
+    for found in plan_again(scan, split.start, split.stop):
+        yield from read_rows(scan, found, names, text)
 
 
-def planned_again(reading: Reading, start: int, stop: int) -> list[Split]:
-    plan = Plan(reading.root, skip_corruption=reading.skip_corruption, skip_gaps=reading.skip_gaps)
+def plan_again(scan: ScanSpec, start: int, stop: int) -> list[Split]:
+    """Return new splits of an offset range whose file was replaced or removed."""
+    plan = Plan(scan.root, skip_corruption=scan.skip_corruption, skip_gaps=scan.skip_gaps)
     try:
         first = plan.ends().first
-        if start < first and not reading.skip_gaps:
+        if start < first and not scan.skip_gaps:
             raise gap_error(start, min(first, stop))
         splits = plan.splits(max(start, first), stop, split_bytes=SPLIT_BYTES)
-        report_skipped(reading, plan, start, stop)
+        report_skipped(scan, plan, start, stop)
         return splits
     finally:
         plan.close()
 
 
 def walk(
-    fd: int, reading: Reading, split: Split, cursor: Cursor, want: int, text: int
-) -> Iterator[Rows]:
+    segment: Segment, scan: ScanSpec, split: Split, want: int, text: int
+) -> Iterator[DecodedRows]:
+    at = Position(split.pos, split.prev, split.base)
     need = CHUNK_BYTES
-    chunk, at = b"", 0
-    while cursor.pos < split.end:
-        if at >= len(chunk):
-            wanted = min(need, split.end - cursor.pos)
-            chunk = os.pread(fd, wanted, cursor.pos)
-            at, need = 0, CHUNK_BYTES
-            if len(chunk) < wanted:  # the file ended before the split did: it was cut
-                raise Problem(
-                    split.path, cursor.pos, split.end, cursor.following, split.stop, "short"
-                ).error()
-        found = kernel.decode(
-            chunk,
-            at,
-            len(chunk),
-            split.salt,
-            cursor.prev,
-            cursor.following,
-            split.start,
-            split.stop,
-            reading.time_from,
-            reading.time_to,
-            reading.topics,
-            want,
-            text,
-            reading.skip_gaps,
-            reading.rows_max,
+    chunk, used = b"", 0
+    while at.pos < split.end:
+        if used >= len(chunk):
+            size = min(need, split.end - at.pos)
+            chunk = os.pread(segment.fd, size, at.pos)
+            used, need = 0, CHUNK_BYTES
+            if len(chunk) < size:  # the file was truncated
+                raise damage_error(
+                    Problem(split.path, at.pos, split.end, at.next, split.stop, "short")
+                )
+        rows, columns, not_text, end, prev, following, state, detail = kernel.decode(
+            chunk, used, len(chunk), split.salt, at.prev, at.next, split.start, split.stop,
+            scan.time_from, scan.time_to, scan.topics, want, text, scan.skip_gaps, scan.rows_max,
             BYTES_MAX,
-        )
-        rows, columns, not_text, end, cursor.prev, cursor.following, state, detail = found
-        cursor.pos += end - at
-        at = end
+        )  # fmt: skip
+        at = Position(at.pos + end - used, prev, following)
+        used = end
         if rows:
-            yield Rows(rows, columns, not_text)
-        if state in {status.STOP, status.SEAL}:
+            yield DecodedRows(rows, columns, not_text)
+        if state in {Status.STOP, Status.SEAL}:
             return
-        if state == status.SHORT and cursor.pos + detail <= split.end:
-            chunk, at, need = b"", 0, max(CHUNK_BYTES, detail)
-        elif state == status.REPAIR:
-            raise gap_error(cursor.following, cursor.following + detail)
+        if state == Status.SHORT and at.pos + detail <= split.end:
+            chunk, used, need = b"", 0, max(CHUNK_BYTES, detail)
+        elif state == Status.REPAIR:
+            raise gap_error(at.next, at.next + detail)
         elif state in REASONS:
-            skip_damage(fd, reading, split, cursor, REASONS[state])
-            chunk, at = b"", 0
+            problem = find_damage(segment, at, split.end, Status(state))
+            if not scan.skip_corruption:
+                raise damage_error(problem)
+            report(scan, problem)
+            at = position_after(problem)
+            chunk, used = b"", 0
 
 
-def skip_damage(fd: int, reading: Reading, split: Split, cursor: Cursor, reason: str) -> None:
-    """Raise, or report and move the cursor behind the damage."""
-    rest = os.pread(fd, split.end - cursor.pos, cursor.pos)
-    at = kernel.resync(rest, 1, split.salt, cursor.following)
-    byte_to = cursor.pos + at if at > 0 else split.end
-    offset_to = int.from_bytes(rest[at + 8 : at + 16], "little") if at > 0 else None
-    problem = Problem(split.path, cursor.pos, byte_to, cursor.following, offset_to, reason)
-    if not reading.skip_corruption:
-        raise problem.error()
-    report(reading, problem)
-    cursor.pos, cursor.prev = byte_to, -1
-    cursor.following = FOREVER if offset_to is None else offset_to
-
-
-def report_skipped(reading: Reading, plan: Plan, start: int, stop: int) -> None:
-    """Return what planning has passed over is not in any split: it is reported by whoever plans."""
+def report_skipped(scan: ScanSpec, plan: Plan, start: int, stop: int) -> None:
+    """Report the damage that planning skipped: it is in no split."""
     for problem in plan.skipped(start, stop):
-        report(reading, problem)
+        report(scan, problem)
 
 
-def report(reading: Reading, problem: Problem) -> None:
-    """Log the damage; with the option `problems`, also leave one file per damaged range there."""
-    logger.warning("%s", problem.error().message)
-    if reading.problems is None:
+def report(scan: ScanSpec, problem: Problem) -> None:
+    """Log the damage; with the option `problems`, also write one file per damaged range there."""
+    logger.warning("%s", damage_error(problem).message)
+    if scan.problems is None:
         return
     name = f"{Path(problem.segment).stem}-{problem.byte_from}-{problem.byte_to}.json"
-    target = Path(reading.problems) / name
+    target = Path(scan.problems) / name
     try:
         files.make_directory(target.parent)
-        # A name of its own: executors in containers may report the same damage, under the same process id.
+        # A random name: executors in containers may report the same damage under the same process id.
         draft = target.with_suffix(f".{secrets.token_hex(8)}")
-        files.write_text(draft, json.dumps(asdict(problem)) + "\n")
+        files.write_text(draft, json.dumps(problem._asdict()) + "\n")
         draft.replace(target)
     except OSError as exc:
         raise LogError(f"the report of damage cannot be written to {target}: {exc}") from exc

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from virta.errors import VirtaError
 from virta.event.times import parse_moment
-from virta.spark.source.arrow import FOREVER
+from virta.log.reader import FOREVER
 from virta.spark.source.decode import ROWS_MAX
 from virta.spark.source.splits import SPLIT_BYTES
 

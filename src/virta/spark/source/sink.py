@@ -37,7 +37,7 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 import virta
 from virta import files
 from virta.errors import VirtaError
-from virta.spark.launch.worker_gc import settle
+from virta.spark.launch.worker_gc import freeze_gc
 from virta.spark.source.options import WRITE_OPTIONS, OptionError, by_name, required
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def check_columns(schema: StructType, topic: str | None) -> None:
 
 def stage(options: WriteOptions, batches: Iterable[pa.RecordBatch]) -> Staged:
     """Keep a task's rows until the driver commits them."""
-    settle()
+    freeze_gc()
     context = TaskContext.get()
     partition = context.partitionId() if context else 0
     query = context.getLocalProperty("sql.streaming.queryId") if context else None

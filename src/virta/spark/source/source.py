@@ -35,11 +35,11 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import BinaryType, StructType
 
 from virta.errors import LogFormatError, VirtaError
-from virta.spark.launch.worker_gc import settle
+from virta.spark.launch.worker_gc import freeze_gc
 from virta.spark.matching.filter_set import FilterSet, document_of, joined, opened_set
 from virta.spark.schemas import EVENT, FILTER_ID, MATCH, RECORD, check_schema
 from virta.spark.source.arrow import RECORD_COLUMNS, TEXT_COLUMNS, make_array
-from virta.spark.source.decode import Reading, Rows, read_rows, report_skipped
+from virta.spark.source.decode import DecodedRows, ScanSpec, read_rows, report_skipped
 from virta.spark.source.events import EventColumns
 from virta.spark.source.options import BY_SESSION, ReadOptions, read_options
 from virta.spark.source.pushdown import Bounds, push
@@ -121,7 +121,7 @@ class Decoder:
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         check_schema(schema, events=options.events, filters=options.filters is not None)
-        self.reading = make_reading(options)
+        self.scan = scan_spec(options)
         self.filters, self.on = options.filters, options.on
         self.schema = schema
         self.record_names = [n for n in schema.names if n in RECORD_COLUMNS]
@@ -145,11 +145,13 @@ class Decoder:
         if (self.event_fields or self.filters) and "value" not in names:
             names.append("value")
         filters = None if self.filters is None else opened_set(self.filters)
-        settle()
-        for rows in read_rows(self.reading, split, names, self.text):
+        freeze_gc()
+        for rows in read_rows(self.scan, split, names, self.text):
             yield self.batch(rows, schema, filters)
 
-    def batch(self, rows: Rows, schema: pa.Schema, filters: FilterSet | None) -> pa.RecordBatch:
+    def batch(
+        self, rows: DecodedRows, schema: pa.Schema, filters: FilterSet | None
+    ) -> pa.RecordBatch:
         arrays: dict[str, pa.Array] = {}
         for name in self.record_names:
             column = rows.columns[RECORD_COLUMNS.index(name)]
@@ -164,7 +166,7 @@ class Decoder:
         return pa.RecordBatch.from_arrays([arrays[n] for n in schema.names], schema=schema)
 
     def matched(
-        self, rows: Rows, arrays: dict[str, pa.Array], schema: pa.Schema, filters: FilterSet
+        self, rows: DecodedRows, arrays: dict[str, pa.Array], schema: pa.Schema, filters: FilterSet
     ) -> pa.RecordBatch:
         """Return each row once for every filter that holds for it: decoding and matching in one process."""
         texts: Any = rows.columns[RECORD_COLUMNS.index("value")]
@@ -175,14 +177,14 @@ class Decoder:
         taken[FILTER_ID.name] = ids
         return pa.RecordBatch.from_arrays([taken[n] for n in schema.names], schema=schema)
 
-    def event_arrays(self, rows: Rows) -> dict[str, pa.Array]:
+    def event_arrays(self, rows: DecodedRows) -> dict[str, pa.Array]:
         columns = EventColumns(self.event_fields)
         for value in value_slices(rows):
             columns.add(value)
         return columns.arrays()
 
 
-def value_slices(rows: Rows) -> Iterator[bytes]:
+def value_slices(rows: DecodedRows) -> Iterator[bytes]:
     """Yield the values of some rows, one by one."""
     buffers: Any = rows.columns[RECORD_COLUMNS.index("value")]
     bounds, data = memoryview(buffers[0]).cast("i").tolist(), buffers[1]
@@ -190,8 +192,8 @@ def value_slices(rows: Rows) -> Iterator[bytes]:
         yield data[start:end]
 
 
-def make_reading(options: ReadOptions) -> Reading:
-    return Reading(
+def scan_spec(options: ReadOptions) -> ScanSpec:
+    return ScanSpec(
         root=options.path,
         topics=options.topics,
         time_from=options.time_from,
@@ -235,11 +237,11 @@ class LogReader(DataSourceReader):
             splits = plan.splits(
                 max(start, ends.first),
                 stop,
-                time_from=self.decoder.reading.time_from,
-                time_to=self.decoder.reading.time_to,
+                time_from=self.decoder.scan.time_from,
+                time_to=self.decoder.scan.time_to,
                 split_bytes=options.split_bytes,
             )
-            report_skipped(self.decoder.reading, plan, start, stop)
+            report_skipped(self.decoder.scan, plan, start, stop)
         finally:
             plan.close()
         return [LogPartition(split) for split in splits]
@@ -252,11 +254,11 @@ class PushingReader(LogReader):
     """A bounded read that also takes conditions on topic, offset and timestamp from the query."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        options, reading = self.options, self.decoder.reading
-        bounds = Bounds(reading.topics, 0, None, options.time_from, options.time_to)
+        options, scan = self.options, self.decoder.scan
+        bounds = Bounds(scan.topics, 0, None, options.time_from, options.time_to)
         rest, bounds = push(filters, bounds)
-        self.decoder.reading = replace(
-            reading,
+        self.decoder.scan = replace(
+            scan,
             topics=bounds.topics,
             time_from=bounds.time_from,
             time_to=bounds.time_to,
@@ -366,7 +368,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             time_to=options.time_to,
             split_bytes=options.split_bytes,
         )
-        report_skipped(self.decoder.reading, plan, first, stop)
+        report_skipped(self.decoder.scan, plan, first, stop)
         return [LogPartition(split) for split in splits]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -3,52 +3,41 @@ Where the records of an offset range lie: segments, their sparse indexes, and sp
 
     log directory ── segments ── batches ── splits (file, salt, byte range, offset range)
 
-Invariants: a split starts and ends on batch boundaries; the splits of a range cover every offset of
-it once; offsets are the truth and bytes a hint: the salt in a split names the generation of the file,
-and a reader that meets another one (compaction) plans again by offset.
+Invariants: a split starts and ends on batch boundaries; the splits of a range cover each of its offsets once.
+Offsets are authoritative and bytes a hint: the salt in a split identifies the generation of the file, and a reader
+that finds another one (compaction) plans again by offset.
 
-A `Plan` remembers the index of each segment, so that a stream that plans many times a second reads
-only headers it has not seen.
+A sealed segment is planned by the log's own index. Others are walked by their batch headers; a `Plan` keeps what it
+has walked, so that a stream that plans many times a second reads only new headers.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import virta
 from virta.errors import LogCorruptionError, LogFormatError, LogGapError
-from virta.log.format.directory import segment_bases
-from virta.log.format.segment import SegmentHeader, parse_header
-from virta.spark.source import arrow_plain as status
-from virta.spark.source.arrow import FOREVER, kernel
+from virta.log.format.codec import REASONS, Status
+from virta.log.format.directory import index_name, segment_bases, segment_name
+from virta.log.format.index import load_index
+from virta.log.format.segment import Position, Segment, SegmentHeader
+from virta.log.limits import INDEX_STEP_BYTES
+from virta.log.reader import FOREVER
+from virta.log.upkeep.recovery import Problem, find_batch
+from virta.spark.source.arrow import kernel
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-SEGMENT_HEADER_BYTES = 64
-INDEX_STEP_BYTES = 64 * 1024  # as the log's own sparse index: splits are made of such pieces
 SPLIT_BYTES = 32 * 1024 * 1024  # a task of a fifth of a second; small enough to balance two cores
 ENDS_COST_RATIO = 10  # asking for the end takes at most a tenth of a stream's idle time
-SPLITS_MAX = 100_000  # a plan larger than this belongs in several reads
-
-REASONS = {
-    status.SHORT: "short",
-    status.BAD_HEADER: "bad-header",
-    status.BAD_PAYLOAD: "bad-payload",
-    status.BAD_RECORD: "bad-record",
-    status.CHAIN: "chain",
-    status.ZERO: "zero",
-}
+SPLITS_MAX = 100_000  # a larger plan should be several reads
 
 
-class Piece(NamedTuple):
-    """A run of batches in a file: from `pos`, whose first batch has offset `base`, up to `end`."""
+class BatchRun(NamedTuple):
+    """Consecutive batches of a file: from `pos`, whose first batch has offset `base`, up to `end`."""
 
     pos: int
     base: int
@@ -61,7 +50,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Split:
-    """A task's share: batches of one file generation and the offsets wanted of them."""
+    """The input of a task: batches of one file generation and the offsets requested of them."""
 
     path: str
     salt: int
@@ -72,116 +61,124 @@ class Split:
     start: int
     stop: int
 
+    def open(self) -> Segment:
+        """
+        Open the segment file.
 
-@dataclass(frozen=True)
-class Problem:
-    """Damage found on the way, as it is reported when it is skipped."""
-
-    segment: str
-    byte_from: int
-    byte_to: int
-    offset_from: int
-    offset_to: int | None
-    reason: str
-
-    def error(self) -> LogCorruptionError:
-        upto = "the end" if self.offset_to is None else str(self.offset_to)
-        return LogCorruptionError(
-            f"{self.segment} is damaged in bytes {self.byte_from} to {self.byte_to}"
-            f" (offsets {self.offset_from} to {upto}): {self.reason}."
-            " Run `virta log repair`, or read with onCorruption=skip.",
-            segment=self.segment,
-            byte_from=self.byte_from,
-            byte_to=self.byte_to,
-            offset_from=self.offset_from,
-            offset_to=self.offset_to,
-            reason=self.reason,
-        )
+        Raises:
+            FileNotFoundError: retention removed it.
+            LogCorruptionError: its header is damaged.
+        """
+        return open_segment(Path(self.path).parent, int(Path(self.path).stem))
 
 
-def read_header(fd: int, path: str) -> SegmentHeader:
-    """
-    Return the header at the start of a segment, verified: with a wrong salt or base nothing after it would be found.
-
-    Raises:
-        LogCorruptionError: it is damaged; what the segment holds is not known.
-    """
+def open_segment(directory: Path, base: int) -> Segment:
+    """Open a segment; raise LogCorruptionError with a hint if its header is damaged."""
     try:
-        return parse_header(os.pread(fd, SEGMENT_HEADER_BYTES, 0), Path(path))
+        return Segment(directory, base)
     except LogCorruptionError as error:
-        base = int(Path(path).stem)
-        problem = Problem(path, 0, SEGMENT_HEADER_BYTES, base, None, error.reason)
-        raise problem.error() from error
+        raise damage_error(header_problem(error)) from error
 
 
-@contextlib.contextmanager
-def opened(path: str) -> Iterator[int]:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+def header_problem(error: LogCorruptionError) -> Problem:
+    return Problem(
+        error.segment, error.byte_from, error.byte_to, error.offset_from, None, error.reason
+    )
+
+
+def damage_error(problem: Problem) -> LogCorruptionError:
+    """Return the log's error for damage, extended by the option that skips it."""
+    message = f"{problem.error().message}, or read with onCorruption=skip"
+    return LogCorruptionError(message, **problem._asdict())
+
+
+def gap_error(first: int, following: int) -> LogGapError:
+    return LogGapError(
+        f"offsets {first} to {following} are no longer in the log (retention removed them):"
+        " start later, or read with onGap=skip",
+        first=first,
+        next=following,
+    )
+
+
+def find_damage(segment: Segment, at: Position, end: int, status: Status) -> Problem:
+    """Return the damage at a position, up to the next valid batch or `end`."""
+    byte_to, offset_to = find_batch(segment, at.pos + 1, end, at.next) or (end, None)
+    return Problem(str(segment.path), at.pos, byte_to, at.next, offset_to, REASONS[status])
+
+
+def position_after(problem: Problem) -> Position:
+    """Return where reading continues after damage."""
+    return Position(
+        problem.byte_to, -1, FOREVER if problem.offset_to is None else problem.offset_to
+    )
 
 
 @dataclass
-class SegmentIndex:
-    """The pieces of one file generation, grown as the file grows."""
+class SegmentRuns:
+    """The batch runs of one file generation, extended as the file grows."""
 
     path: str
     header: SegmentHeader
-    pieces: list[Piece] = field(default_factory=list)
+    at: Position
+    runs: list[BatchRun] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
-    pos: int = SEGMENT_HEADER_BYTES
-    prev: int = -1
-    following: int = 0
     sealed: bool = False
 
-    def extend(self, fd: int, *, end: int, needed: int, skip: bool) -> None:
-        """
-        Index up to offset `needed`, which is published, or byte `end`.
+    @classmethod
+    def of(cls, segment: Segment) -> SegmentRuns:
+        """Return the runs of a segment: those of its index if it has a valid one, else none yet."""
+        found = cls(str(segment.path), segment.header, segment.start())
+        index = load_index(segment.path.parent, segment.base, segment.header.salt)
+        if index is not None and is_newer(
+            segment.path.with_name(index_name(segment.base)), segment
+        ):
+            found.sealed, found.at = True, Position(segment.size, -1, index.next)
+            found.add([(e.pos, e.offset, e.time, -1) for e in index.entries], index.last_time)
+        return found
 
-        Damage before that is raised, or skipped and noted. Nothing behind it is looked at: a batch
-        that is not published may be cut off by recovery and another one written in its place.
+    def extend(self, segment: Segment, needed: int, *, skip: bool) -> None:
         """
-        while not self.sealed and self.pos < end and self.following < needed:
-            found = kernel.index(
-                fd,
-                self.pos,
-                end,
-                self.header.salt,
-                self.prev,
-                self.following,
-                needed,
+        Walk up to offset `needed`, which is published, or to the end of the file.
+
+        Damage before that is raised, or skipped and kept in `problems`. Nothing after it is read: a batch that is
+        not published may be cut off by recovery and replaced.
+        """
+        end = segment.size
+        while not self.sealed and self.at.pos < end and self.at.next < needed:
+            entries, pos, prev, following, state, _, last_time = kernel.index(
+                segment.fd, self.at.pos, end, self.header.salt, self.at.prev, self.at.next, needed,
                 INDEX_STEP_BYTES,
-            )
-            entries, pos, prev, following, state, _, last_time = found
-            # A piece ends where the next begins, at a time no batch in it is past.
-            bounds = [*((e[0], e[1], e[2]) for e in entries[1:]), (pos, following, last_time)]
-            # Not strict: the one bound has no piece when the very first batch is damaged.
-            self.pieces += [
-                Piece._make((*entry, *bound)) for entry, bound in zip(entries, bounds, strict=False)
-            ]
-            self.pos, self.prev, self.following = pos, prev, following
-            self.sealed = state == status.SEAL
-            if state in REASONS and self.following < needed:
-                self.skip_damage(fd, end, REASONS[state], skip=skip)
+            )  # fmt: skip
+            self.at = Position(pos, prev, following)
+            self.add(entries, last_time)
+            self.sealed = state == Status.SEAL
+            if state in REASONS and following < needed:
+                problem = find_damage(segment, self.at, end, Status(state))
+                if not skip:
+                    raise damage_error(problem)
+                self.problems.append(problem)
+                self.at = position_after(problem)
 
-    def skip_damage(self, fd: int, end: int, reason: str, *, skip: bool) -> None:
-        rest = os.pread(fd, end - self.pos, self.pos)
-        at = kernel.resync(rest, 1, self.header.salt, self.following)
-        byte_to = self.pos + at if at > 0 else end
-        offset_to = int.from_bytes(rest[at + 8 : at + 16], "little") if at > 0 else None
-        problem = Problem(self.path, self.pos, byte_to, self.following, offset_to, reason)
-        if not skip:
-            raise problem.error()
-        self.problems.append(problem)
-        self.pos, self.prev = byte_to, -1
-        self.following = FOREVER if offset_to is None else offset_to
+    def add(self, entries: list[tuple[int, int, int, int]], last_time: int) -> None:
+        """Add the runs that begin at the entries (pos, offset, time, prev); the last one ends at `self.at`."""
+        bounds = [entry[:3] for entry in entries[1:]] + [(self.at.pos, self.at.next, last_time)]
+        # Not strict: without entries the one bound belongs to no run.
+        for entry, bound in zip(entries, bounds, strict=False):
+            self.runs.append(BatchRun(*entry, *bound))
+
+
+def is_newer(index: Path, segment: Segment) -> bool:
+    """Return whether an index is newer than its segment: a repair moves batches and leaves the index."""
+    try:
+        return index.stat().st_mtime_ns >= os.fstat(segment.fd).st_mtime_ns
+    except FileNotFoundError:
+        return False
 
 
 @dataclass(frozen=True)
 class Ends:
-    """What the log holds now: offsets from `first`, readable up to (not including) `end`."""
+    """The range of a log: offsets from `first`, readable up to (not including) `end`."""
 
     first: int
     end: int
@@ -189,17 +186,17 @@ class Ends:
 
 
 class Plan:
-    """Plans over one log directory; keeps the log open for reading."""
+    """Plans reads of one log directory; keeps the log open."""
 
     def __init__(
         self, root: str, *, skip_corruption: bool = False, skip_gaps: bool = False
     ) -> None:
-        self.root = root
+        self.root = Path(root)
         self.skip_corruption = skip_corruption
         self.skip_gaps = skip_gaps
         self.log = virta.open(root, create=False, read_only=True)
-        self.indexes: dict[str, SegmentIndex] = {}
-        self.lost: dict[str, Problem] = {}  # segments of which nothing can be read
+        self.indexes: dict[int, SegmentRuns] = {}
+        self.unreadable: dict[int, Problem] = {}  # segments without a valid header
         self.known: Ends | None = None
         self.known_until = 0.0
 
@@ -208,30 +205,25 @@ class Plan:
 
     def ends(self) -> Ends:
         """
-        Return the readable range now; what a query is about to see is made durable first, as for any reader.
+        Return the readable range; the log is made durable up to its end first, as for any reader.
 
-        An idle stream asks a hundred times a second. The answer is cheap while a writer lives; without
-        one the last segment has to be walked, so an answer is kept for a while that grows with its cost.
+        An idle stream asks a hundred times a second. That is cheap while a writer is open; without one the last
+        segment has to be walked, so a result is cached for a time that grows with its cost.
         """
-        bases = segment_bases(Path(self.root))
+        bases = segment_bases(self.root)
         if not bases:
             return Ends(0, 0, 0)
         begun = time.monotonic()
         if self.known is None or begun >= self.known_until:
             end = self.log.next_offset
-            bases = segment_bases(
-                Path(self.root)
-            )  # again: the end may lie in a segment that is new
+            bases = segment_bases(self.root)  # again: the end may be in a new segment
             if self.known is None or end != self.known.end:
-                with opened(self.segment_path(bases[-1])) as fd:
-                    os.fdatasync(fd)
+                with open_segment(self.root, bases[-1]) as segment:
+                    os.fdatasync(segment.fd)
             self.known = Ends(bases[0], end, self.log.epoch)
             now = time.monotonic()
             self.known_until = now + ENDS_COST_RATIO * (now - begun)
         return replace(self.known, first=bases[0])
-
-    def segment_path(self, base: int) -> str:
-        return str(Path(self.root) / f"{base:020d}.puro")
 
     def splits(
         self,
@@ -246,32 +238,33 @@ class Plan:
         Return the splits of offsets `start` to `stop` (not included) within the times given.
 
         Raises:
-            LogGapError: offsets at the start are gone (retention) and gaps are not skipped.
+            LogGapError: offsets at the start were removed (retention) and gaps are not skipped.
             LogCorruptionError: a header in the range is damaged and damage is not skipped.
         """
         splits: list[Split] = []
         reached = start
-        bases = segment_bases(Path(self.root))
-        for base, path in self.segments(start, stop):
+        last = segment_bases(self.root)[-1:]
+        for base in self.segments(start, stop):
             if base > reached:
                 self.gap(reached, base)
             try:
-                index = self.readable(path, stop)
+                index = self.readable(base, stop)
             except FileNotFoundError:
-                continue  # retention took it this moment: the next segment's base shows the gap
+                continue  # removed by retention just now: the next segment's base shows the gap
             if index is None:
-                reached = max(reached, self.lost[path].offset_to or stop)
+                reached = max(reached, self.unreadable[base].offset_to or stop)
                 continue
-            for piece in index.pieces:
-                if piece.stop <= start or piece.base >= stop:
+            for run in index.runs:
+                if run.stop <= start or run.base >= stop:
                     continue
-                if piece.last_time < time_from or piece.time >= time_to:
+                if run.last_time < time_from or run.time >= time_to:
                     continue
-                add_piece(splits, piece, index, (start, stop), split_bytes)
-            reached = max(reached, index.following)
-            if reached < stop and path == self.segment_path(bases[-1]) and not self.skip_corruption:
-                # Published, and not in the file: it was cut short behind the log's back.
-                raise Problem(path, index.pos, index.pos, reached, stop, "short").error()
+                add_run(splits, run, index, (start, stop), split_bytes)
+            reached = max(reached, index.at.next)
+            if reached < stop and [base] == last and not self.skip_corruption:
+                # Published, but not in the file: it was truncated.
+                at = index.at.pos
+                raise damage_error(Problem(index.path, at, at, reached, stop, "short"))
         if reached < stop:
             self.gap_after(reached, stop)
         if len(splits) > SPLITS_MAX:
@@ -280,112 +273,94 @@ class Plan:
             )
         return splits
 
-    def segments(self, start: int, stop: int) -> list[tuple[int, str]]:
-        """Base and path of the segments that overlap the range, oldest first."""
-        found = [(base, self.segment_path(base)) for base in segment_bases(Path(self.root))]
-        gone = self.indexes.keys() - {path for _, path in found}
-        for path in gone:
-            del self.indexes[path]
-        first = max(bisect_right(found, start, key=lambda s: s[0]) - 1, 0)
-        return [segment for segment in found[first:] if segment[0] < stop]
+    def segments(self, start: int, stop: int) -> list[int]:
+        """Return the bases of the segments that overlap the range, oldest first."""
+        bases = segment_bases(self.root)
+        for removed in self.indexes.keys() - set(bases):
+            del self.indexes[removed]
+        first = max(bisect_right(bases, start) - 1, 0)
+        return [base for base in bases[first:] if base < stop]
 
-    def readable(self, path: str, stop: int) -> SegmentIndex | None:
-        """As `index`; None for a segment to be skipped, since nothing in it can be verified without its header."""
+    def readable(self, base: int, stop: int) -> SegmentRuns | None:
+        """Return the runs of a segment up to offset `stop`, None to skip one without a valid header."""
         try:
-            return self.index(path, stop)
+            return self.index(base, stop)
         except LogCorruptionError:
             if not self.skip_corruption:
                 raise
-        base, size = int(Path(path).stem), Path(path).stat().st_size
-        following = min((b for b in segment_bases(Path(self.root)) if b > base), default=None)
-        self.lost[path] = Problem(path, 0, size, base, following, "bad-header")
+        path = self.root / segment_name(base)
+        following = min((b for b in segment_bases(self.root) if b > base), default=None)
+        size = path.stat().st_size
+        self.unreadable[base] = Problem(str(path), 0, size, base, following, "bad-header")
         return None
 
+    def index(self, base: int, stop: int) -> SegmentRuns:
+        """Return the runs of a segment, complete up to offset `stop` or the end of the file."""
+        with open_segment(self.root, base) as segment:
+            index = self.indexes.get(base)
+            if index is None or index.header != segment.header:
+                index = self.indexes[base] = SegmentRuns.of(segment)
+            index.extend(segment, stop, skip=self.skip_corruption)
+        return index
+
     def skipped(self, start: int, stop: int) -> list[Problem]:
-        """Return the damage that planning has passed over among these offsets."""
-        noted = [problem for index in self.indexes.values() for problem in index.problems]
+        """Return the damage among these offsets that planning skipped."""
+        found = [*self.unreadable.values()]
+        found += [problem for index in self.indexes.values() for problem in index.problems]
         return [
             problem
-            for problem in (*self.lost.values(), *noted)
+            for problem in found
             if problem.offset_from < stop
             and (problem.offset_to is None or problem.offset_to > start)
         ]
-
-    def index(self, path: str, stop: int) -> SegmentIndex:
-        """Return the segment's index, complete up to offset `stop` or the file's end."""
-        with opened(path) as fd:
-            header = read_header(fd, path)
-            index = self.indexes.get(path)
-            if index is None or index.header != header:
-                index = SegmentIndex(path, header, prev=header.prev_crc, following=header.base)
-                self.indexes[path] = index
-            index.extend(fd, end=os.fstat(fd).st_size, needed=stop, skip=self.skip_corruption)
-        return index
 
     def gap(self, first: int, following: int) -> None:
         if not self.skip_gaps:
             raise gap_error(first, following)
 
     def gap_after(self, reached: int, stop: int) -> None:
-        """Retention may have taken the last of a range this moment: then only a segment behind it shows that."""
-        later = [base for base in segment_bases(Path(self.root)) if base > reached]
+        """Raise if retention just removed the end of a range, which only a later segment shows."""
+        later = [base for base in segment_bases(self.root) if base > reached]
         if later:
             self.gap(reached, min(later[0], stop))
 
     def bytes_end(self, start: int, stop: int, bytes_max: int) -> int:
         """Return the largest offset up to `stop` such that the batches from `start` fit in `bytes_max`."""
         spent = 0
-        for _, path in self.segments(start, stop):
+        for base in self.segments(start, stop):
             try:
-                index = self.readable(path, stop)
+                index = self.readable(base, stop)
             except FileNotFoundError:
-                continue  # as above: whoever plans this range finds the gap
-            for piece in index.pieces if index else ():
-                if piece.stop <= start:
+                continue  # `splits` of this range reports the gap
+            for run in index.runs if index else ():
+                if run.stop <= start:
                     continue
-                spent += piece.end - piece.pos
-                if spent >= bytes_max or piece.stop >= stop:
-                    # At least one piece each time: a limit below one batch must not stall the query.
-                    return min(piece.stop, stop)
+                spent += run.end - run.pos
+                if spent >= bytes_max or run.stop >= stop:
+                    # At least one run each time: a limit below one batch must not stall the query.
+                    return min(run.stop, stop)
         return stop
 
 
-def add_piece(
+def add_run(
     splits: list[Split],
-    piece: Piece,
-    index: SegmentIndex,
+    run: BatchRun,
+    index: SegmentRuns,
     wanted: tuple[int, int],
     split_bytes: int,
 ) -> None:
-    """Join the piece to the last split when it follows on and fits, else begin a new one."""
-    start, stop = max(wanted[0], piece.base), min(wanted[1], piece.stop)
+    """Append the run to the last split if it is adjacent and fits, else begin a new split."""
+    start, stop = max(wanted[0], run.base), min(wanted[1], run.stop)
     last = splits[-1] if splits else None
     if (
         last is not None
         and last.path == index.path
-        and last.end == piece.pos
-        and piece.end - last.pos <= split_bytes
+        and last.end == run.pos
+        and run.end - last.pos <= split_bytes
     ):
-        splits[-1] = replace(last, end=piece.end, stop=stop)
+        splits[-1] = replace(last, end=run.end, stop=stop)
         return
+    salt = index.header.salt
     splits.append(
-        Split(
-            path=index.path,
-            salt=index.header.salt,
-            pos=piece.pos,
-            end=piece.end,
-            prev=piece.prev,
-            base=piece.base,
-            start=start,
-            stop=stop,
-        )
-    )
-
-
-def gap_error(first: int, following: int) -> LogGapError:
-    return LogGapError(
-        f"offsets {first} to {following} are no longer in the log (retention removed them):"
-        " start later, or read with onGap=skip",
-        first=first,
-        next=following,
+        Split(index.path, salt, run.pos, run.end, run.prev, run.base, start=start, stop=stop)
     )
