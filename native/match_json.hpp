@@ -74,7 +74,7 @@ class JsonReader {
     JsonReader& operator=(const JsonReader&) = delete;
     ~JsonReader() { yyjson_doc_free(document_); }
 
-    // The root, or null: not JSON that yyjson takes.
+    // The root, or null: not JSON that yyjson takes, or nested too deeply.
     yyjson_val* parse(const char* text, size_t length) {
         yyjson_doc_free(document_);
         document_ = nullptr;
@@ -87,10 +87,27 @@ class JsonReader {
         }
         // Without the INSITU flag yyjson does not write to the text.
         document_ = yyjson_read_opts(const_cast<char*>(text), length, 0, allocator, nullptr);
-        return yyjson_doc_get_root(document_);
+        yyjson_val* root = yyjson_doc_get_root(document_);
+        return root && too_deep(root) ? nullptr : root;
     }
 
   private:
+    // A value is followed by its members, then by its next sibling, so one pass finds the depth.
+    bool too_deep(yyjson_val* root) const {
+        if (yyjson_doc_get_val_count(document_) <= kDepthMax) return false;
+        const yyjson_val* ends[kDepthMax];
+        size_t depth = 0;
+        yyjson_val* end = root + yyjson_doc_get_val_count(document_);
+        for (yyjson_val* value = root; value < end; value++) {
+            while (depth && value >= ends[depth - 1]) depth--;
+            if (!unsafe_yyjson_is_ctn(value)) continue;
+            if (depth == kDepthMax) return true;
+            ends[depth++] = unsafe_yyjson_get_next(value);
+        }
+        return false;
+    }
+
+    static constexpr size_t kDepthMax = 900;  // as virta.jsontext
     static constexpr size_t kKeptMax = 4 << 20;
     std::vector<char> buffer_;
     yyjson_alc pool_{};

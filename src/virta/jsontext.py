@@ -43,7 +43,7 @@ class JsonDepthError(ValueError):
         super().__init__(f"nested deeper than {DEPTH_MAX} levels")
 
 
-def decode(text: bytes | str) -> Any:
+def decode(text: bytes | bytearray | str) -> Any:
     """
     Return the value of a JSON text, read leniently; bytes are UTF-8.
 

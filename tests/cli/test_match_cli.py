@@ -145,7 +145,7 @@ def test_an_invalid_filter_stops_everything(file, dialect, lines, parts):
     ("line", "problem"),
     [
         ("{", "not JSON"),
-        ("NaN", "NaN is no JSON number"),
+        ("NaN", "NaN is not a JSON number"),
         ("[" * 100_000, "nested too deeply"),
         ('{"a":1} {}', "not JSON"),
         (b'{"a":"\xff"}', "not UTF-8 at byte 7"),

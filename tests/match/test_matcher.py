@@ -12,7 +12,7 @@ from virta.filters.tree import Condition
 from virta.filters.values import Regexp
 from virta.match import Matcher, compile_filter
 from virta.match.engine import make_engine
-from virta.match.events import EVENT_BYTES_MAX
+from virta.match.events import TEXT_BYTES_MAX
 
 ORDER = {"equals": {"type": "order"}}
 CHEAP = {"range": {"price": {"lt": 10}}}
@@ -130,7 +130,7 @@ def test_events_too_large_are_refused(engine):
     """More than 64 MiB is no event: the error says so, alone and in a batch."""
     matcher = Matcher(engine=engine)
     matcher.add(parse({"equals": {"a": 1}}, "koncorde"))
-    allowed = b'{"a": 1}' + b" " * (EVENT_BYTES_MAX - 8)
+    allowed = b'{"a": 1}' + b" " * (TEXT_BYTES_MAX - 8)
     assert len(matcher.match(allowed)) == 1
     with pytest.raises(EventError, match="at most 67108864") as caught:
         matcher.match_many([b"{}", allowed + b" "])

@@ -7,13 +7,14 @@ silently but blank lines between documents.
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import contextmanager
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+
+from virta import jsontext
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -31,9 +32,6 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 # What can stand in a file with one filter a line.
 DIALECTS = ("query-string", "koncorde", "cesql", "cloudevents")
-
-# Digits of an integer that Python converts without being asked twice.
-_INTEGER_DIGITS_MAX = 4000
 
 # Filters after a refused one that are checked for the same other dialect.
 ALIKE_LINES_MAX = 10_000
@@ -219,21 +217,12 @@ def _text(line: bytes, path: str, number: int) -> str:
 
 def _value(line: bytes, path: str, number: int) -> Any:
     try:
-        return json.loads(_text(line, path, number), parse_constant=_refused, parse_int=_integer)
-    except RecursionError:
+        return jsontext.decode(_text(line, path, number))
+    except jsontext.JsonDepthError:
         problem = "nested too deeply"
     except ValueError as error:
         problem = f"not JSON: {error}"
     raise InputError(f"{_place(path, number, 'document')}: {problem}")
-
-
-def _refused(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON number")
-
-
-def _integer(digits: str) -> float:
-    # Filters see numbers as doubles, so an absurdly long integer may be one at once.
-    return int(digits) if len(digits) <= _INTEGER_DIGITS_MAX else float(digits)
 
 
 def _place(path: str, number: int, noun: str = "number") -> str:

@@ -1,5 +1,5 @@
 """
-What a filter sees of a log record.
+Read events leniently, and what a filter sees of a log record.
 
     record ──► its event ──┬─► query strings, CESQL and CloudEvents filters
                            └─► document_of ──► Koncorde filters
@@ -8,6 +8,9 @@ A record is an event when its value is a JSON object in UTF-8 with a text `sourc
 or a number, which becomes the text it is written as. Anything else that an embedded process appended is
 wrapped in an event of type `virta.record`: its source is `/log/` and the topic, its id the offset, its data
 the value (`data_base64` when the value is no JSON).
+
+Publishers may send a little more (`read_published`): a lone surrogate becomes a question mark, so a stored event
+is always one that every reader accepts.
 
 Live delivery, replay, Spark and users of `virta.match.Matcher` all call this module, so the same record gets the
 same answer everywhere.
@@ -22,6 +25,8 @@ import msgspec
 
 from virta import jsontext
 from virta.clock import time_text
+from virta.errors import EventError
+from virta.jsontext import DEPTH_MAX, JsonDepthError, check_depth
 
 if TYPE_CHECKING:
     Bytes = bytes | bytearray | memoryview | msgspec.Raw
@@ -48,10 +53,11 @@ class RecordLike(Protocol):
 
 
 class EventHead(msgspec.Struct):
-    """The two attributes that identify an event; everything else is skipped, not decoded."""
+    """The attributes that identify and partition an event; everything else is skipped, not decoded."""
 
     source: Any = None
     id: Any = None
+    partitionkey: Any = None
 
 
 class _Parts(msgspec.Struct):
@@ -61,18 +67,20 @@ class _Parts(msgspec.Struct):
 
 
 class RecordEvent(msgspec.Struct, frozen=True, gc=False):
-    """The event of a record: what identifies it, and its JSON."""
+    """An event as it is stored: what identifies it, its JSON, and its partition key if that is a text."""
 
     source: str
     id: str
     value: bytes
+    partition_key: str | None = None
 
 
 decode_head = msgspec.json.Decoder(EventHead).decode
 _decode_parts = msgspec.json.Decoder(_Parts).decode
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
-_UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+# Raised by msgspec for what it does not read; all but RecursionError are ValueErrors.
+UNREADABLE: Final = (ValueError, RecursionError)
 
 
 def filter_view(record: RecordLike, dialect: str = "query-string") -> bytes:
@@ -90,29 +98,60 @@ def record_event(record: RecordLike) -> RecordEvent:
 def read_event(value: bytes) -> RecordEvent | None:
     """Return the event that a record's value is, or None; a number as id becomes its text."""
     try:
+        check_depth(value)
         if not value.isascii():
             value.decode()
         head = decode_head(value)
         source, id_ = head.source, head.id
     except msgspec.ValidationError:  # an id beyond a double, perhaps
         source = id_ = 0.0
-    except _UNREADABLE:
+    except UNREADABLE:
         return None
     if type(source) is str and type(id_) is str:
         return RecordEvent(source, id_, value)
-    return _with_number(value) if type(id_) in {int, float} else None
-
-
-def _with_number(value: bytes) -> RecordEvent | None:
     try:
-        members = _decode_members(value)
-        source = msgspec.json.decode(members.get("source", b"null"))
-    except _UNREADABLE:
+        return _with_number(value, source) if type(id_) in {int, float} else None
+    except UNREADABLE:
         return None
+
+
+def read_published(raw: bytes) -> RecordEvent:
+    """
+    Return the event in a JSON text that a publisher sent, on one line, as it will be stored.
+
+    Raises:
+        EventError: invalid-json-body, missing-event-source or missing-event-id.
+    """
+    try:
+        check_depth(raw)
+        head = decode_head(raw)
+    except UNREADABLE as error:
+        # Lone surrogates and numbers beyond a double are JSON, too.
+        raw = jsontext.replace_lone_surrogates(raw.strip())
+        members = decode_lenient(raw, error)
+        if not isinstance(members, dict):
+            raise not_json("a JSON object is expected") from None
+        head = EventHead(members.get("source"), members.get("id"), members.get("partitionkey"))
+    if type(head.source) is not str:
+        raise EventError("source is missing", code="missing-event-source", attribute="source")
+    key = head.partitionkey if type(head.partitionkey) is str else None
+    if type(head.id) is str:
+        return RecordEvent(head.source, head.id, one_line(raw), key)
+    found = _with_number(raw, head.source) if type(head.id) in {int, float} else None
+    if found is None:
+        raise EventError("id is missing", code="missing-event-id", attribute="id")
+    return RecordEvent(found.source, found.id, one_line(found.value), key)
+
+
+def _with_number(value: bytes, source: Any) -> RecordEvent | None:
+    """Return an event whose id is a number, with that number as a text."""
+    members = _decode_members(value)
     if type(source) is not str:
-        return None
+        source = msgspec.json.decode(members.get("source", b"null"))
     id_ = number_text(members.get("id", b""))
-    return None if id_ is None else RecordEvent(source, id_, respelled(members, id_))
+    if type(source) is not str or id_ is None:
+        return None
+    return RecordEvent(source, id_, respelled(members, id_))
 
 
 def number_text(raw: Bytes) -> str | None:
@@ -145,15 +184,33 @@ def document_of(event: bytes, id_: str) -> bytes:
 
 
 def decode_any(raw: bytes) -> Any:
-    """Read JSON as the matcher does: numbers beyond a double are infinite."""
+    """
+    Return the value of a JSON text; numbers beyond a double are infinite. Lone surrogates are refused.
+
+    Raises ValueError.
+    """
+    check_depth(raw)
     try:
         return msgspec.json.decode(raw)
-    except msgspec.ValidationError:
-        pass
+    except msgspec.ValidationError:  # a number beyond a double
+        return jsontext.decode(raw)
+
+
+def decode_lenient(raw: bytes, error: Exception) -> Any:
+    """
+    Return the value of a JSON text that the fast decoder refused with `error`.
+
+    Raises:
+        EventError: invalid-json-body, with the fast decoder's reason.
+    """
+    if isinstance(error, JsonDepthError | RecursionError):
+        raise too_deep() from None
     try:
         return jsontext.decode(raw)
-    except ValueError as error:
-        raise msgspec.DecodeError(str(error)) from None
+    except JsonDepthError:
+        raise too_deep() from None
+    except ValueError:
+        raise not_json(str(error)) from None
 
 
 def one_line(value: bytes) -> bytes:
@@ -161,6 +218,16 @@ def one_line(value: bytes) -> bytes:
     if b"\n" in value or b"\r" in value:
         return bytes(msgspec.json.format(value, indent=-1))
     return value
+
+
+def not_json(message: str) -> EventError:
+    """Return the error for a text that is no JSON, or none that an event can be."""
+    return EventError(message, code="invalid-json-body")
+
+
+def too_deep() -> EventError:
+    """Return the error for JSON that nests deeper than `virta.jsontext` allows."""
+    return not_json(f"the body is nested too deeply: at most {DEPTH_MAX} levels")
 
 
 def _wrapped(record: RecordLike, value: bytes) -> RecordEvent:
@@ -176,9 +243,9 @@ def _wrapped(record: RecordLike, value: bytes) -> RecordEvent:
     if record.key:
         event["partitionkey"] = bytes(record.key).decode("utf-8", "replace")
     try:
-        value.decode()
+        check_depth(value, DEPTH_MAX - 1)  # the event around it is one level
         decode_any(value)
         event["data"] = msgspec.Raw(one_line(value))
-    except _UNREADABLE:
+    except UNREADABLE:
         event["data_base64"] = b64encode(value).decode()
     return RecordEvent(source, id_, _encode(event))

@@ -32,7 +32,14 @@ from msgspec import UNSET
 
 from virta.errors import EventError
 from virta.event.bodies import BodyKind, body_kind, body_text
-from virta.event.document import decode_any, number_text, respelled
+from virta.event.document import (
+    decode_any,
+    not_json,
+    number_text,
+    one_line,
+    respelled,
+    too_deep,
+)
 from virta.event.headers import Headers, header_pairs, header_value, read_headers
 from virta.event.rules import (
     BATCH_BYTES_MAX,
@@ -59,6 +66,7 @@ from virta.event.rules import (
     too_large_error,
 )
 from virta.event.times import parse_time, show
+from virta.jsontext import DEPTH_MAX, JsonDepthError, check_depth
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -121,9 +129,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             raise too_large_error(len(raw))
         members = _parse(raw, decode_any if lenient else _decode)
         if not isinstance(members, dict):
-            raise EventError(
-                f"an event is a JSON object, not {kind_of(members)}", code="invalid-json-body"
-            )
+            raise not_json(f"an event is a JSON object, not {kind_of(members)}")
         event_id = members.get("id")
         if isinstance(event_id, int | float) and not isinstance(event_id, bool):
             written = _decode_members(raw)
@@ -169,8 +175,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def to_line(self) -> bytes:
         """`to_json` on one line, for NDJSON and SSE: white space between tokens goes, no more."""
-        raw = self.to_json()
-        return msgspec.json.format(raw, indent=-1) if b"\n" in raw or b"\r" in raw else raw
+        return one_line(self.to_json())
 
     def to_binary(self) -> tuple[list[tuple[str, str]], bytes]:
         """The binary HTTP form: headers in the order specversion, id, source, type, …, and the body."""
@@ -252,7 +257,7 @@ def decode_batch(raw: bytes, *, lenient: bool = False) -> list[Event]:
             f"a batch of {len(raw)} bytes is over the limit of {BATCH_BYTES_MAX}",
             code="batch-too-large",
         )
-    elements = _parse(raw, _decode_elements)
+    elements = _parse(raw, _decode_elements, DEPTH_MAX + 1)
     if len(elements) > BATCH_EVENTS_MAX:
         raise EventError(
             f"a batch of {len(elements)} events is over the limit of {BATCH_EVENTS_MAX}",
@@ -297,15 +302,14 @@ def from_http(headers: Headers, body: bytes, *, lenient: bool = False) -> list[E
 # Parsing.
 
 
-def _parse(raw: bytes, decode: Any) -> Any:
+def _parse(raw: bytes, decode: Any, depth_max: int = DEPTH_MAX) -> Any:
     try:
+        check_depth(raw, depth_max)
         return decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise EventError(
-            f"the body is not valid JSON: {error}", code="invalid-json-body"
-        ) from error
-    except RecursionError as error:
-        raise EventError("the JSON is nested too deeply", code="invalid-json-body") from error
+    except (JsonDepthError, RecursionError):
+        raise too_deep() from None
+    except ValueError as error:
+        raise not_json(f"the body is not valid JSON: {error}") from error
 
 
 def _from_members(members: dict[str, Any], raw: bytes, *, lenient: bool) -> Event:
@@ -357,9 +361,9 @@ def _read_body(body: bytes, content_type: str | None, decode: Any) -> tuple[Any,
     """The runtime value of a body, and what the JSON form holds for it."""
     kind = body_kind(content_type)
     if kind is BodyKind.JSON:
-        return _parse(body, decode), msgspec.Raw(body)
+        return _parse(body, decode, DEPTH_MAX - 1), msgspec.Raw(body)
     if kind is BodyKind.UNKNOWN:
         with suppress(EventError):
-            return _parse(body, decode), msgspec.Raw(body)
+            return _parse(body, decode, DEPTH_MAX - 1), msgspec.Raw(body)
     text = None if kind is BodyKind.BYTES else body_text(body, content_type)
     return (body, b64encode(body).decode()) if text is None else (text, text)

@@ -13,10 +13,10 @@ is plain negation (so `not exact` holds for it). An sql filter that meets a prob
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from virta import jsontext
 from virta.errors import FilterError
 from virta.filters.cesql.attributes import text_equals, text_prefix, text_suffix
 from virta.filters.cesql.parser import parse_expression
@@ -62,8 +62,8 @@ def _decoded(text: str | bytes) -> Any:
             code="too_long",
         )
     try:
-        return json.loads(text)
-    except RecursionError:
+        return jsontext.decode(text)
+    except jsontext.JsonDepthError:
         raise FilterError(
             f"filter nests deeper than {DEPTH_MAX} levels", code="too_complex"
         ) from None

@@ -1,31 +1,31 @@
-"""Events as JSON: the reader that all engines share."""
+"""Events that arrive as JSON: one reader for both engines."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from virta.errors import EventError
+from virta.jsontext import DEPTH_MAX, JsonDepthError, decode
 
-# Bytes of one event; larger input is a mistake.
-EVENT_BYTES_MAX = 64 << 20
+# Bytes of one event that is matched. The matcher also works without `virta.event`, whose limit is lower.
+TEXT_BYTES_MAX = 64 << 20
 
 
 def parse_event(data: bytes, position: int = 0) -> Any:
     """
-    Return the JSON value of an event; raise EventError that names it by its `position` in the call.
+    Return the JSON value of an event, read as `virta.jsontext.decode` reads it.
 
-    UTF-8 only. Of duplicate members the last counts. NaN and Infinity are refused; a number too large for a
-    double is infinite. Escaped lone surrogates are allowed.
+    Raises:
+        EventError: naming event number `position` of the call, if it is no JSON, too large or too deep.
     """
-    if len(data) > EVENT_BYTES_MAX:
+    if len(data) > TEXT_BYTES_MAX:
         raise EventError(
-            f"event {position} has {len(data)} bytes: at most {EVENT_BYTES_MAX} are allowed",
+            f"event {position} has {len(data)} bytes: at most {TEXT_BYTES_MAX} are allowed",
             code="event_too_large",
         )
     try:
-        return json.loads(data.decode("utf-8"), parse_constant=_refuse)
-    except RecursionError as exc:
+        return decode(data)
+    except JsonDepthError as exc:
         raise too_deep(position) from exc
     except ValueError as exc:
         raise EventError(
@@ -34,15 +34,11 @@ def parse_event(data: bytes, position: int = 0) -> Any:
 
 
 def lines(data: bytes) -> list[bytes]:
-    """Return the lines of a buffer with one JSON event a line, without blank ones."""
+    """Return the events of a buffer with one JSON value a line; blank lines are none."""
     return [line for line in data.split(b"\n") if line.strip(b" \t\r")]
 
 
 def too_deep(position: int | None = None) -> EventError:
     """Return the error for an event that nests too deeply."""
     which = "an event" if position is None else f"event {position}"
-    return EventError(f"{which} nests too deep to be looked into", code="event_too_deep")
-
-
-def _refuse(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON number")
+    return EventError(f"{which} nests deeper than {DEPTH_MAX} levels", code="event_too_deep")

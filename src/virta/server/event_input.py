@@ -10,16 +10,21 @@ demanded here. The data of a binary event is what its content type says (`virta.
 from __future__ import annotations
 
 import json
-import re
 from base64 import b64encode
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
 from virta.errors import EventError, RequestError, StreamIdError
 from virta.event.bodies import BodyKind, body_kind, body_text
-from virta.event.document import number_text, one_line, respelled
+from virta.event.document import (
+    UNREADABLE,
+    decode_head,
+    decode_lenient,
+    one_line,
+    read_published,
+)
 from virta.event.headers import unescape
 from virta.event.rules import (
     BATCH_EVENTS_MAX,
@@ -29,6 +34,7 @@ from virta.event.rules import (
 from virta.hub.delivery import Delivery
 from virta.hub.event_batch import EventBatch, pack
 from virta.hub.topics import META, STREAMS, is_reserved
+from virta.jsontext import DEPTH_MAX, check_depth, replace_lone_surrogates
 from virta.log.limits import KEY_BYTES_MAX
 from virta.streams import canonical_stream_id, parse_stream_id
 
@@ -49,12 +55,6 @@ QUOTED_BYTES_MAX = 4096
 Headers = list[tuple[bytes, bytes]]
 
 
-class _Head(msgspec.Struct):
-    source: Any = None
-    id: Any = None
-    partitionkey: Any = None
-
-
 class _PlainHead(msgspec.Struct, gc=False):
     source: str
     id: str
@@ -66,17 +66,10 @@ class _Message(msgspec.Struct):
     payload: str
 
 
-_decode_head = msgspec.json.Decoder(_Head).decode
 _decode_plain_heads = msgspec.json.Decoder(list[_PlainHead]).decode
 _decode_raws = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_messages = msgspec.json.Decoder(list[_Message]).decode
 _encode = msgspec.json.Encoder().encode
-# A pair of surrogates, a lone one (the group), any other escape.
-_ESCAPES = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-    rb"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
-)
 
 
 def check_channel(channel: str) -> None:
@@ -175,8 +168,9 @@ def read_quickly(channel: str, body: bytes) -> Delivery | None:
     if not body.isascii():
         return None
     try:
-        head = _decode_head(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        check_depth(body)
+        head = decode_head(body)
+    except UNREADABLE:
         return None
     source, id_ = head.source, head.id
     if (
@@ -193,64 +187,21 @@ def read_quickly(channel: str, body: bytes) -> Delivery | None:
 
 
 def _structured(channel: str, raw: bytes, offset: int | None) -> Delivery:
-    place: dict[str, Any] = {} if offset is None else {"offset": offset}
     try:
-        head = _decode_head(raw)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        head, raw = _second_reading(raw, error, place)
-    return _draft(channel, head, raw, place)
+        event = read_published(raw)
+    except EventError as error:
+        raise _refused(error, {} if offset is None else {"offset": offset}) from None
+    key = event.partition_key
+    if key is None:
+        return Delivery(channel, event.source, event.id, event.value)
+    return Delivery(channel, event.source, event.id, event.value, key=_key(key))
 
 
-def _draft(channel: str, head: _Head, raw: bytes, place: dict[str, Any]) -> Delivery:
-    source, id_ = head.source, head.id
-    if type(source) is not str:
-        raise RequestError(400, "missing-event-source", **place)
-    if type(id_) is not str:
-        if type(id_) not in {int, float}:
-            raise RequestError(400, "missing-event-id", **place)
-        members = _decode_members(raw)
-        id_ = number_text(members["id"])
-        assert id_ is not None, "it is a number"
-        raw = respelled(members, id_)
-    key = head.partitionkey
-    if type(key) is not str:
-        return Delivery(channel, source, id_, one_line(raw))
-    return Delivery(channel, source, id_, one_line(raw), key=_key(key))
-
-
-def _second_reading(raw: bytes, error: Exception, place: dict[str, Any]) -> tuple[_Head, bytes]:
-    """Read what the fast decoder refuses and JSON allows: lone surrogates, numbers beyond a double."""
-    raw = _mended(raw.strip())
-    members = _read_slowly(raw, error, place)
-    if not isinstance(members, dict):
-        raise _not_json("a JSON object is expected", **place) from None
-    return _Head(members.get("source"), members.get("id"), members.get("partitionkey")), raw
-
-
-def _mended(raw: bytes) -> bytes:
-    """
-    JSON in which a lone half of a UTF-16 pair is a question mark, as in Java's UTF-8.
-
-    No UTF-8 can say such a half, and whoever reads the event later (matching, the log's tail after a
-    restart, most clients) could not read any of it.
-    """
-    return _ESCAPES.sub(lambda found: b"?" if found[1] else found[0], raw)
-
-
-def _read_slowly(raw: bytes, error: Exception, place: dict[str, Any]) -> Any:
-    if isinstance(error, RecursionError):
-        raise _not_json("the body is nested too deeply", **place) from None
-    try:
-        # A text: of bytes this reader would take other encodings, too.
-        return json.loads(raw.decode(), parse_constant=_no_constant)
-    except RecursionError:
-        raise _not_json("the body is nested too deeply", **place) from None
-    except ValueError:
-        raise _not_json(str(error), **place) from None
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+def _refused(error: EventError, place: dict[str, Any]) -> RequestError:
+    """Return the refusal for an event; only unreadable JSON has a reason beside its code."""
+    if error.code == "invalid-json-body":
+        return RequestError(400, error.code, error.message, **place)
+    return RequestError(400, error.code, **place)
 
 
 def _plain_batch(channel: str, body: bytes) -> list[Delivery] | None:
@@ -259,10 +210,12 @@ def _plain_batch(channel: str, body: bytes) -> list[Delivery] | None:
         return None
     try:
         heads = _decode_plain_heads(body)
-        raws = _decode_raws(body)
-    except (msgspec.DecodeError, RecursionError):
+        values = list(map(bytes, _decode_raws(body)))
+        for value in values:
+            if len(value) > DEPTH_MAX:
+                check_depth(value)
+    except UNREADABLE:
         return None
-    values = list(map(bytes, raws))
     if len(values) > BATCH_EVENTS_MAX or max(map(len, values), default=0) > SHORT_CHARS:
         return None
     return [
@@ -276,7 +229,7 @@ def _batch(channel: str, body: bytes) -> list[Delivery]:
         raws = _decode_raws(body)
     except msgspec.ValidationError:
         raise _not_json("a JSON array is expected") from None
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raws = _batch_again(body, error)
     if len(raws) > BATCH_EVENTS_MAX:
         raise RequestError(
@@ -290,12 +243,15 @@ def _batch(channel: str, body: bytes) -> list[Delivery]:
 
 
 def _batch_again(body: bytes, error: Exception) -> list[msgspec.Raw]:
-    _read_slowly(body, error, {})
+    """Read the elements of a batch that the fast decoder refused."""
     try:
-        return _decode_raws(_mended(body))
+        decode_lenient(body, error)
+        return _decode_raws(replace_lone_surrogates(body))
+    except EventError as refused:
+        raise _refused(refused, {}) from None
     except msgspec.ValidationError:
         raise _not_json("a JSON array is expected") from None
-    except (msgspec.DecodeError, RecursionError) as again:
+    except UNREADABLE as again:
         raise _not_json(str(again)) from None
 
 
@@ -355,10 +311,14 @@ def _json_text(body: bytes) -> bytes:
     """Return a body as valid JSON on one line; raise RequestError if it is not JSON."""
     _check_utf8(body)
     try:
+        check_depth(body, DEPTH_MAX - 1)  # the event around it is one level
         msgspec.json.decode(body, type=msgspec.Raw)
-    except (msgspec.DecodeError, RecursionError) as error:
-        _read_slowly(body, error, {})
-        body = _mended(body)
+    except UNREADABLE as error:
+        try:
+            decode_lenient(body, error)
+        except EventError as refused:
+            raise _refused(refused, {}) from None
+        body = replace_lone_surrogates(body)
     return one_line(body.strip())
 
 
@@ -394,6 +354,7 @@ def read_messages(body: bytes) -> list[Delivery]:
     if not body.strip():
         raise _bad_messages("Malformed message body: Invalid JSON: empty body")
     try:
+        check_depth(body)
         messages = _decode_messages(body)
         # Eight quotes a message: no member beside the two, so no name can stand twice.
         if body.count(b'"') != 8 * len(messages):

@@ -15,10 +15,10 @@ A filter is read in one pass, in time linear in its size.
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from virta import jsontext
 from virta.errors import FilterError
 from virta.filters.filter import Filter
 from virta.filters.geo import read_point
@@ -96,15 +96,11 @@ def _load(text: str | bytes | bytearray) -> Any:
             f"filter of {len(text)} bytes: at most {TEXT_BYTES_MAX} are allowed", code="too_complex"
         )
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except RecursionError:
+        return jsontext.decode(text)
+    except jsontext.JsonDepthError:
         raise FilterError("filter nests too deep to be read as JSON", code="too_complex") from None
     except ValueError as exc:
         raise FilterError(f"filter is not JSON: {exc}", code="json_invalid") from exc
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 class _Reader:
@@ -248,8 +244,8 @@ class _Reader:
             return Condition(field_path(_ESCAPED_BRACKET.sub(r"\1", text)), "exists")
         field, raw = found.groups()
         try:
-            element = json.loads(raw, parse_constant=_refuse_constant)
-        except (ValueError, RecursionError):
+            element = jsontext.decode(raw)
+        except ValueError:
             place.refuse(f'contains an invalid array value ("{raw}")')
         if isinstance(element, dict | list):
             return NOTHING  # only scalars are ever found in an array

@@ -18,6 +18,7 @@ from virta.journal.jobs.domain import parse_key
 from virta.journal.protocol import commands
 from virta.journal.protocol.commands import Command, to_plain
 from virta.journal.protocol.messages import RefusedError, Type, Value
+from virta.jsontext import check_depth
 
 SET_OPTIONS = ("overwrite", "persist", "expires", "ttl")
 # Not all that `float` takes: "nan" is no time, and "1_0" a mistake.
@@ -81,7 +82,13 @@ class JobBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def decoded(body: bytes, kind: type[Any]) -> Any:
-    return msgspec.json.decode(body or b"{}", type=kind)
+    return parsed(body or b"{}", kind)
+
+
+def parsed(body: bytes, kind: type[Any]) -> Any:
+    """Return a JSON body as an object of `kind`; raise ValueError if it is none."""
+    check_depth(body)
+    return msgspec.json.decode(body, type=kind)
 
 
 def named(name: Name) -> bytes:
@@ -127,7 +134,7 @@ def set_command(
         for name in SET_OPTIONS:
             if name in arguments:
                 raise RefusedError("bad-request", f"{name} belongs into the JSON, not the query")
-        given = msgspec.json.decode(body, type=SetBody)
+        given = parsed(body, SetBody)
         value = from_json(given.value)
     else:
         value = Value(Type.STRING if kind.startswith("text/") else Type.BUFFER, body)

@@ -341,7 +341,7 @@ class Handler:
             raise MethodError(method, ("GET", "PUT", "PATCH", "DELETE"))
         if method == "PUT":
             await self._call(commands.set_(key, Value(Type.STRING, body)))
-        changes = msgspec.json.decode(body, type=dict[str, Any]) if method == "PATCH" else {}
+        changes = bodies.parsed(body, dict[str, Any]) if method == "PATCH" else {}
         return _json(await self._admin("configure", domain=name.decode(), settings=changes))
 
     # The engine.

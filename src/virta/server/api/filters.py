@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from virta.errors import FilterError, HubError, LogError, RequestError
 from virta.filters import DIALECTS, parse
+from virta.jsontext import check_depth
 from virta.server.http.fast_publish import log_refusal
 
 if TYPE_CHECKING:
@@ -53,8 +54,9 @@ async def read_json(request: Request, limit: int) -> Any:
         if len(body) > limit:
             raise RequestError(413, "body-too-large", maxBytes=limit)
     try:
+        check_depth(body)
         return msgspec.json.decode(bytes(body))
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(400, "invalid-json-body", str(error)) from None
 
 

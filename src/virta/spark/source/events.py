@@ -33,6 +33,8 @@ from pyspark.sql.types import (
 
 from virta.errors import EventError
 from virta.event import EVENT_BYTES_MAX, Event, parse_time
+from virta.event.document import UNREADABLE
+from virta.jsontext import check_depth, valid_text
 from virta.spark.source.variant import variant_pair
 
 if TYPE_CHECKING:
@@ -76,8 +78,9 @@ def parse_lenient(raw: bytes) -> Event | Plain:
     """Return an event, as leniently as the server takes it. Raises EventError."""
     if len(raw) <= EVENT_BYTES_MAX:
         try:
+            check_depth(raw)
             return _plain(raw)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             pass
     return Event.from_json(raw, lenient=True)
 
@@ -159,9 +162,7 @@ def make_variant(column: list[tuple[bytes, bytes] | None], kind: pa.StructType) 
 
 def clean(text: str | None) -> str | None:
     """Return text that UTF-8 can hold: JSON may spell lone surrogates, Arrow may not. They become U+FFFD."""
-    if text is None or text.isascii():
-        return text
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return None if text is None else valid_text(text)
 
 
 def extension_text(value: Any) -> str | None:

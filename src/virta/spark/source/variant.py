@@ -12,6 +12,7 @@ import struct
 from typing import Any
 
 from virta.errors import EventError
+from virta.jsontext import valid_text
 from virta.native import load
 
 _native = load("virta.spark._variant")
@@ -84,11 +85,7 @@ def encode_text(value: str) -> bytes:
 
 
 def encode_utf8(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        # A lone surrogate, which JSON can spell and UTF-8 cannot, becomes U+FFFD.
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
+    return valid_text(text).encode()
 
 
 def encode_integer(value: int) -> bytes:
