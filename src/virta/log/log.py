@@ -18,6 +18,7 @@ from virta.log import seek
 from virta.log.consumers.consumer import Consumer, ConsumerInfo, list_consumers
 from virta.log.engine import kernel
 from virta.log.engine.writer import DURABILITIES, Writer
+from virta.log.format.checkpoints import Checkpoints
 from virta.log.format.codec import Encoded
 from virta.log.format.directory import Meta, boot_id, open_locks, segment_bases
 from virta.log.limits import (
@@ -77,8 +78,7 @@ class Log:
         self._core: Any = None
         self._writer: Writer | None = None
         self._closed = self._forked = False
-        self._connecting = threading.Lock()
-        self._topics = TopicCounts()
+        self._start_empty()
         self._connect()
         open_handles.add(self)
 
@@ -339,8 +339,7 @@ class Log:
         keep_unread: bool = False,
         dry_run: bool = False,
     ) -> retention.RetentionReport:
-        """
-        Remove whole sealed segments, oldest first, while any given rule says so.
+        """Remove whole sealed segments, oldest first, while any given rule says so.
 
         Args:
             max_age: last record older than that.
@@ -377,14 +376,12 @@ class Log:
 
     def repair(self, *, progress: Callable[[int, int], None] | None = None) -> RepairReport:
         """Set damaged bytes aside in quarantine/ and mark the offsets they held as lost."""
-        writer = self._writable()
-        return repair_log(self, writer, progress)
+        return repair_log(self, self._writable(), progress)
 
     @property
     def recovered(self) -> list[Problem]:
         """What this handle had to repair when it attached to the log."""
-        writer = self._writable()
-        return [problem for found in writer.recovered for problem in found.problems]
+        return [problem for found in self._writable().recovered for problem in found.problems]
 
     def close(self) -> None:
         """Give everything back. Idempotent."""
@@ -424,6 +421,7 @@ class Log:
             wait=self._wait,
             wake=self._wake,
             closed=lambda: self._closed,
+            checkpoints=self._checkpoints,
         )
 
     def _open_or_raise(self) -> None:
@@ -466,13 +464,10 @@ class Log:
 
     def _notified(self) -> int:
         self._open_or_raise()
-        if self._core is None:
-            return 0
         try:
-            word: int = self._core.notified()
+            return 0 if self._core is None else int(self._core.notified())
         except ValueError as exc:
             raise LogClosedError(f"the log at {self.path} is closed") from exc
-        return word
 
     def _wait(self, seen: int, timeout: float) -> None:
         if self._core is None:
@@ -490,11 +485,16 @@ class Log:
                 self._core.wake()
 
     def after_fork(self) -> None:
-        if not self._closed:
-            if self._core is not None:
-                # While we have its descriptors, the parent's locks outlive the parent.
-                self._core.abandon()
-            self._core = self._writer = None
-            self._connecting = threading.Lock()
-            self._topics = TopicCounts()
-            self._forked = True
+        if self._closed:
+            return
+        if self._core is not None:
+            # A child that keeps the descriptors keeps the parent's locks, too.
+            self._core.abandon()
+        self._core = self._writer = None
+        self._start_empty()
+        self._forked = True
+
+    def _start_empty(self) -> None:
+        self._connecting = threading.Lock()
+        self._checkpoints = Checkpoints()
+        self._topics = TopicCounts()

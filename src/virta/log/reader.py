@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from virta.log.engine.kernel import Snapshot
+    from virta.log.format.checkpoints import Checkpoints
     from virta.log.record import Record
 
 FOREVER: Final = (1 << 63) - 1
@@ -50,6 +51,7 @@ class Source:
         wait: Callable[[int, float], None],
         wake: Callable[[], None],
         closed: Callable[[], bool],
+        checkpoints: Checkpoints,
     ) -> None:
         self.directory = directory
         self.snapshot = snapshot  # the control page, None where there is none
@@ -58,6 +60,7 @@ class Source:
         self.wait = wait
         self.wake = wake  # end every wait of this handle
         self.closed = closed
+        self.checkpoints = checkpoints
 
 
 class Reader:
@@ -198,6 +201,7 @@ class Reader:
             READ_RECORDS_MAX,
         )
         self._at = Position(at.pos + pos, prev, following)
+        self._source.checkpoints.add(segment.header, self._at)
         self._want = READ_CHUNK_BYTES
         status = Status(code)
         if status == Status.SEAL:
@@ -297,10 +301,10 @@ class Reader:
         if segment is None:
             return False
         self._segment = segment
-        self._at = segment.start()
+        checkpoints = self._source.checkpoints
         index = load_index(self._source.directory, segment.base, segment.header.salt)
-        if index is not None:
-            self._at = index.position(wanted) or self._at
+        known = index.position(wanted) if index else checkpoints.find(segment.header, wanted)
+        self._at = known or segment.start()
         return True
 
     def _next_segment(self, base: int) -> bool:

@@ -157,6 +157,7 @@ def describe(log: Log) -> list[SegmentInfo]:
     """Return the details of every segment."""
     rows: list[SegmentInfo] = []
     bases = segment_bases(log.path)
+    published = log.source.snapshot()
     for number, base in enumerate(bases):
         try:
             segment = Segment(log.path, base)
@@ -168,6 +169,9 @@ def describe(log: Log) -> list[SegmentInfo]:
             index = load_index(log.path, base, header.salt)
             if index is not None:
                 following, last_time, sealed = index.next, index.last_time, True
+            elif published is not None and published.current and published.active == base:
+                following, last_time, sealed = published.next, published.last_time, False
+                size = published.end
             else:
                 walk = Walk(segment, segment.start(), size)
                 last_time = header.created
