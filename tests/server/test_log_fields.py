@@ -23,7 +23,7 @@ PAIR = re.compile(r"\b[a-z_]+=")
     [
         ("append_failed code=%s: %s", ("full", "no space"), {"code": "full", "reason": "no space"}),
         ("log_gap_skipped from=%d to=%d", (1, 9), {"from": 1, "to": 9}),
-        ("worker_waits seconds=%.1f %s", (1.25, "x"), {"seconds": "1.2", "reason": "x"}),
+        ("worker_waits seconds=%.1f %s", (1.25, "x"), {"seconds": 1.2, "reason": "x"}),
         ("job_failed uri=%s %r", ("u", "a b"), {"uri": "u", "reason": "'a b'"}),
         ("journal_connection_refused: there are %d", (7,), {"reason": "there are 7"}),
         ("disk_used share=%d%%", (7,), {"share": 7, "reason": "%"}),

@@ -14,7 +14,7 @@ from server_harness import STRUCTURED, event, read
 from virta.cli import main
 from virta.errors import ConfigError, RequestError
 from virta.server.api.app import build_app
-from virta.server.auth import Door
+from virta.server.auth import Authenticator
 from virta.server.config_loader import load
 from virta.server.hosts import Hosts, read_host
 from virta.server.origins import Origins
@@ -370,13 +370,13 @@ def test_a_server_for_everyone(start):
 
 
 def checker(host, allowed=None, names=None):
-    door = Door(Hosts(host, names), Origins(allowed, host=host))
+    auth = Authenticator(Hosts(host, names), Origins(allowed, host=host))
 
     def check(origin, named, local="10.0.0.5"):
         headers = [(b"host", named)]
         if origin is not None:
             headers.append((b"origin", origin))
-        return door.check_head("1.1", b"GET", b"/", headers, local)
+        return auth.check("1.1", b"GET", b"/", headers, local)
 
     return check
 
@@ -416,11 +416,11 @@ def test_beyond_loopback_own_pages_are_those_of_the_same_host():
 
 def test_one_of_two_origins_is_not_enough():
     """No browser sends two; both have to be allowed."""
-    door = Door(Hosts("127.0.0.1"), Origins())
+    auth = Authenticator(Hosts("127.0.0.1"), Origins())
     headers = [(b"host", b"localhost"), (b"origin", b"http://localhost")]
-    door.check_head("1.1", b"GET", b"/", headers, None)
+    auth.check("1.1", b"GET", b"/", headers, None)
     with pytest.raises(RequestError):
-        door.check_head("1.1", b"GET", b"/", [*headers, (b"origin", b"http://e.example")], None)
+        auth.check("1.1", b"GET", b"/", [*headers, (b"origin", b"http://e.example")], None)
 
 
 def test_the_setting_from_every_place(tmp_path):

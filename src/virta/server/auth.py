@@ -1,13 +1,13 @@
 """
-The door: who may talk to the server at all.
+Who may use the server: the one place that decides, for every route and both request paths.
 
-`check_head` is the one place that checks the head of a request, before any route: whether it
-names this server (`virta.server.hosts`) and whether the web page that sent it is allowed
-(`virta.server.origins`). It also returns the CORS headers of the response. `admit` checks the token.
+`Authenticator.check` looks at the head of a request: whether it names this server (`virta.server.hosts`),
+whether the web page that sent it is allowed (`virta.server.origins`), and whether its token is known.
+It also returns the CORS headers of the response.
 
-Programs need no token on loopback. Anything else needs a file of bearer tokens or the word `--insecure`; without either
-the server does not start. Tokens are kept as hashes and compared in constant time. A token comes in
-the `Authorization` header or, for EventSource, which cannot set headers, as `access_token` in the
+Programs need no token on loopback. Anything else needs a file of bearer tokens or `--insecure`; without
+either the server does not start. Tokens are stored as hashes and compared in constant time. A token comes
+in the `Authorization` header or, for EventSource, which cannot set headers, as `access_token` in the
 query.
 """
 
@@ -19,12 +19,12 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote_plus
 
 from virta.errors import ConfigError, RequestError
 from virta.server.hosts import is_loopback
-from virta.server.http.stream_options import take_parameters
+from virta.server.http.stream_options import split_parameters
 
 if TYPE_CHECKING:
     from virta.server.hosts import Hosts
@@ -43,8 +43,9 @@ VERSIONS = frozenset({"1.0", "1.1"})
 HOST = re.compile(rb"[^\x00- /?#@\\\x7f]*")
 # An absolute target, as proxies write it (RFC 9112 §3.2.2); the group is its host.
 ABSOLUTE = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
-# Links on pages of other sites may lead here: the console, and the callback of a webhook, whose address
-# has a key. They answer people, and following a link does nothing that its key does not allow.
+# Paths that need no token: probes, and a webhook's callback, whose address contains a key.
+WITHOUT_TOKEN = re.compile(rb"/(?:livez|readyz|subscriptions/[^/%]+/confirm)")
+# Paths that links on pages of other sites may lead to: the console, and the callback of a webhook.
 LINKED = re.compile(rb"/(?:subscriptions/[^/?#]+/confirm)?(?:\?.*)?", re.DOTALL)
 # Headers in which browsers identify the page that makes a request.
 BROWSERS = frozenset({b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest"})
@@ -55,7 +56,7 @@ _IN_QUERY = b"access_token="
 
 
 def check_exposure(host: str, token_file: str | None, *, insecure: bool) -> None:
-    """Refuse to listen where everyone is without asking who they are."""
+    """Refuse to listen on an address that other machines can reach without a check of tokens."""
     if is_loopback(host) or token_file is not None or insecure:
         return
     raise ConfigError(
@@ -115,8 +116,16 @@ def _digest(text: str, place: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-class Door:
-    """Lets requests in or not."""
+class Access(NamedTuple):
+    """The result of a check that found no fault in the Host and the Origin."""
+
+    target: bytes  # path and query, without a token
+    cors: bytes  # CORS headers of the response
+    refusal: RequestError | None  # 401 if the token is missing or not known
+
+
+class Authenticator:
+    """Decides which requests are served."""
 
     def __init__(
         self,
@@ -129,16 +138,13 @@ class Door:
         self._digests = digests or []
         self._hosts = hosts
         self._origins = origins
-        self.cors = (
-            cors  # for every response; empty: only responses to allowed pages have CORS headers
-        )
-        self.open = not self._digests  # programs need no token
+        self.cors = cors  # of every response; empty: only allowed pages get CORS headers
 
-    def check_head(
+    def check(
         self, version: str, method: bytes, target: bytes, headers: Headers, local: str | None
-    ) -> bytes:
+    ) -> Access:
         """
-        Check the Host and the Origin of a request; return the CORS headers of its response.
+        Check the head of a request.
 
         `local` is the address at which the connection arrived.
 
@@ -148,8 +154,40 @@ class Door:
         """
         if version not in VERSIONS:
             raise RequestError(505, "invalid-version", f"HTTP/{version} is not HTTP/1.1")
+        authority = None
+        if target[:1] != b"/" and (found := ABSOLUTE.match(target)):
+            authority = found[1]
+            target = b"/" + target[found.end() :].removeprefix(b"/")
         hosts = [value for name, value in headers if name == b"host"]
-        host = self._checked_host(version, target, hosts, local)
+        host = self._check_host(version, authority, hosts, local)
+        cors = self._check_page(method, target, headers, host)
+        if not self._digests or method == b"OPTIONS":  # a preflight has no token
+            return Access(target, cors, None)
+        path, _, query = target.partition(b"?")
+        if WITHOUT_TOKEN.fullmatch(path):
+            return Access(target, cors, None)
+        token, rest = _split_token(query)
+        return Access(path + b"?" + rest if rest else path, cors, self._check_token(headers, token))
+
+    def _check_host(
+        self, version: str, authority: bytes | None, hosts: list[bytes], local: str | None
+    ) -> bytes:
+        """Return the host of a request; RFC 9112 §3.2: exactly one is required, and one in the target wins."""
+        if len(hosts) != 1 and (hosts or version == "1.1"):
+            said = "no Host header" if not hosts else f"{len(hosts)} Host headers"
+            raise RequestError(400, "invalid-host", f"{said}: HTTP/1.1 requires exactly one")
+        if hosts:
+            if not HOST.fullmatch(hosts[0]):
+                raise RequestError(400, "invalid-host", "the Host header names no host")
+            self._hosts.check(hosts[0], local)
+        if authority is not None:
+            self._hosts.check(authority, local)
+            return authority
+        # Browsers always send a Host; a program that speaks HTTP/1.0 may leave it out.
+        return hosts[0] if hosts else b""
+
+    def _check_page(self, method: bytes, target: bytes, headers: Headers, host: bytes) -> bytes:
+        """Refuse a page that is not allowed; return the CORS headers for one that is."""
         sent = [pair for pair in headers if pair[0] in BROWSERS]
         if not sent:  # a program
             return self.cors
@@ -161,50 +199,25 @@ class Door:
             self._origins.check_site(fetch.get(b"sec-fetch-site", b""))
         return self.cors or (_cors(origins[0]) if origins else b"")
 
-    def _checked_host(
-        self, version: str, target: bytes, hosts: list[bytes], local: str | None
-    ) -> bytes:
-        """Return the host of a request; RFC 9112 §3.2: exactly one is required, and one in the target wins."""
-        if len(hosts) != 1 and (hosts or version == "1.1"):
-            said = "no Host header" if not hosts else f"{len(hosts)} Host headers"
-            raise RequestError(400, "invalid-host", f"{said}: HTTP/1.1 requires exactly one")
-        if hosts:
-            if not HOST.fullmatch(hosts[0]):
-                raise RequestError(400, "invalid-host", "the Host header names no host")
-            self._hosts.check(hosts[0], local)
-        if target[:1] != b"/" and (found := ABSOLUTE.match(target)):
-            self._hosts.check(found[1], local)
-            return found[1]
-        # Browsers always send a Host; a program that speaks HTTP/1.0 may leave it out.
-        return hosts[0] if hosts else b""
-
-    def admit(self, headers: Headers, query: bytes) -> bytes:
-        """
-        Check a request's token; return its query without the token.
-
-        Raises:
-            RequestError: 401, saying which check failed.
-        """
-        if not self._digests:
-            return query
-        found, rest = _take_token(query)
+    def _check_token(self, headers: Headers, in_query: bytes | None) -> RequestError | None:
+        """Return the refusal of a request whose token is missing or not known."""
         authorization = next((v for n, v in headers if n == b"authorization"), None)
         if authorization is not None:
             scheme, _, credential = authorization.partition(b" ")
             if scheme.lower() != b"bearer":
-                raise _unauthorized("the Authorization header is not of the Bearer scheme")
+                return _unauthorized("the Authorization header is not of the Bearer scheme")
             token = credential.strip()
-        elif found is not None:
-            token = unquote_plus(found.decode("latin-1")).encode("utf-8", "replace")
+        elif in_query is not None:
+            token = unquote_plus(in_query.decode("latin-1")).encode("utf-8", "replace")
         else:
-            raise _unauthorized(
+            return _unauthorized(
                 "no token: send `Authorization: Bearer …` or the parameter access_token"
             )
         digest = hashlib.sha256(token).digest()
-        # Every token is compared, so that time does not tell which one came close.
+        # Every token is compared, so that the time does not depend on which one is similar.
         if not sum([hmac.compare_digest(digest, known) for known in self._digests]):
-            raise _unauthorized("the token is not known")
-        return rest
+            return _unauthorized("the token is not known")
+        return None
 
 
 def _follows_link(method: bytes, target: bytes, fetch: dict[bytes, bytes]) -> bool:
@@ -225,11 +238,11 @@ def _cors(origin: bytes) -> bytes:
     )
 
 
-def _take_token(query: bytes) -> tuple[bytes | None, bytes]:
+def _split_token(query: bytes) -> tuple[bytes | None, bytes]:
     """Return the first token in a query, and the query without tokens."""
     if _IN_QUERY not in query:
         return None, query
-    tokens, rest = take_parameters(query, lambda piece: piece.startswith(_IN_QUERY))
+    tokens, rest = split_parameters(query, lambda piece: piece.startswith(_IN_QUERY))
     return (tokens[0].removeprefix(_IN_QUERY) if tokens else None), rest
 
 

@@ -1,10 +1,9 @@
 """
-What the server was told, and by whom: flag > environment > virta.toml > default.
+Loads the settings of a server: flag > environment > virta.toml > default.
 
-`load` reads every setting of the table from the strongest place that has it, checks it against its
-range and remembers the origin. A value that cannot be used stops the start with a sentence that
-names the setting, the value, where it came from and what would be right; all bad values are listed
-at once.
+`load` reads every setting from the first of these that has it, checks it against its range and records
+the origin. All invalid values are reported in one error, each with the setting, the value, its origin and
+what is allowed.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ FILE_NAME = "virta.toml"
 LOG_NAME = "log"
 FILE_TABLE = "server"
 OFF = "none"
-# Python would also read `8_0` and digits of other scripts; nobody means them.
+# Python also reads `8_0` and digits of other scripts.
 INTEGER = re.compile(r"\s*[+-]?[0-9]{1,100}\s*")
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 # How one entry of each list is parsed, and how many entries are allowed.
@@ -41,7 +40,7 @@ FALSE_WORDS = frozenset({"0", "false", "no", "off"})
 
 
 @dataclass(frozen=True)
-class Value:
+class SettingValue:
     """A setting's value and where it came from."""
 
     value: Any
@@ -49,9 +48,9 @@ class Value:
 
 
 class Config:
-    """The values in force; every setting of the table is an attribute."""
+    """The values of all settings, as attributes."""
 
-    def __init__(self, values: Mapping[str, Value]) -> None:
+    def __init__(self, values: Mapping[str, SettingValue]) -> None:
         self.values = dict(values)
 
     def __getattr__(self, name: str) -> Any:
@@ -72,7 +71,7 @@ def load(
     file: str | Path | None = None,
 ) -> Config:
     """
-    Settle every setting.
+    Load every setting.
 
     Args:
         flags: values given on the command line, by setting name; None means not given.
@@ -86,11 +85,11 @@ def load(
     environ = environ or {}
     table, path = _read_file(file)
     problems: list[ConfigError] = []
-    values: dict[str, Value] = {}
+    values: dict[str, SettingValue] = {}
     for setting in SETTINGS:
-        raw, origin = _strongest(setting, flags, environ, table, path)
+        raw, origin = _find(setting, flags, environ, table, path)
         try:
-            values[setting.name] = Value(_checked(setting, raw, origin), origin)
+            values[setting.name] = SettingValue(_checked(setting, raw, origin), origin)
         except ConfigError as error:
             problems.append(error)
     known = {name for setting in SETTINGS for name in (setting.name, *setting.aliases)}
@@ -124,19 +123,20 @@ def _read_file(file: str | Path | None) -> tuple[dict[str, Any], Path]:
         raise ConfigError(
             f"{path}: `{FILE_TABLE}` must be a table, got {table!r}", origin=str(path)
         )
-    # A file that only speaks to the server needs no table; other tables are other readers' affair.
+    # A file for the server alone needs no table; other tables are for other programs.
     loose = {key: value for key, value in document.items() if not isinstance(value, dict)}
-    # Who knows the flags may write them as they are: server-port.
+    # Keys may be written like flags: server-port.
     return {key.replace("-", "_"): value for key, value in (loose | table).items()}, path
 
 
-def _strongest(
+def _find(
     setting: Setting,
     flags: Mapping[str, Any],
     environ: Mapping[str, str],
     table: Mapping[str, Any],
     path: Path,
 ) -> tuple[Any, str]:
+    """Return the raw value of a setting and its origin."""
     if flags.get(setting.name) is not None:
         return flags[setting.name], f"flag {setting.flags[0]}"
     for variable in setting.environment:
@@ -152,12 +152,12 @@ def _checked(setting: Setting, raw: Any, origin: str) -> Any:
     if raw is None or (setting.optional and str(raw).lower() == OFF):
         return None
     value = _converted(setting, raw)
-    good = value is not None
-    if good and setting.choices:
-        good = value in setting.choices
-    if good and setting.minimum is not None and setting.maximum is not None:
-        good = setting.minimum <= value <= setting.maximum
-    if not good:
+    valid = value is not None
+    if valid and setting.choices:
+        valid = value in setting.choices
+    if valid and setting.minimum is not None and setting.maximum is not None:
+        valid = setting.minimum <= value <= setting.maximum
+    if not valid:
         shown = ",".join(map(str, raw)) if isinstance(raw, list | tuple) else raw
         raise ConfigError(
             f"{setting.name} is {shown!r} ({origin}): it must be {setting.allowed}",
@@ -168,7 +168,7 @@ def _checked(setting: Setting, raw: Any, origin: str) -> Any:
 
 
 def _converted(setting: Setting, raw: Any) -> Any:
-    """The value in the setting's kind, or None when it cannot be."""
+    """Return the value in the setting's type, or None if it is invalid."""
     if setting.many:
         return _several(raw, *READERS[setting.name])
     if setting.kind is bool:

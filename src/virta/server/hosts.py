@@ -1,13 +1,13 @@
 """
-The names that this server answers to: the `Host` of each request.
+The names of this server: the check of the `Host` of each request.
 
 This prevents DNS rebinding. The owner of `evil.example` can point that name to 127.0.0.1 after a
 browser has loaded a page from it; to the browser that page then has the same origin as this server, so
 its requests need no `Origin` header and no preflight. Their `Host` is still `evil.example`, so a
 request whose `Host` is not one of the server's names is refused.
 
-    always right          loopback names and addresses, the address of --host, the host of
-                          --webhook-callback-url, whatever --allow-host lists
+    always allowed        loopback names and addresses, the address of --host, the host of
+                          --webhook-callback-url, the entries of --allow-host
     on a wildcard address the address at which the connection arrived (0.0.0.0 and :: stand for all)
 
 The port is not compared: it differs behind port forwarding, and rebinding is about names. An address in
@@ -93,7 +93,7 @@ class Hosts:
         self._everything = ANY in names
         self._wildcard = address is not None and address.is_unspecified
         self._names = frozenset(names)
-        self._right: set[bytes] = set()
+        self._passed: set[bytes] = set()
 
     def check(self, authority: bytes, local: str | None) -> None:
         """
@@ -104,15 +104,15 @@ class Hosts:
         Raises:
             RequestError: 421.
         """
-        if authority in self._right or self._everything:
+        if authority in self._passed or self._everything:
             return
         text = authority.decode("latin-1")
         name = host_name(text)
         if name is not None and (name in self._names or is_loopback_name(name)):
-            if len(self._right) >= VERDICTS_MAX:
-                self._right.clear()
+            if len(self._passed) >= VERDICTS_MAX:
+                self._passed.clear()
             if len(authority) <= VERDICT_BYTES_MAX:
-                self._right.add(authority)
+                self._passed.add(authority)
             return
         # Depends on the connection, so it is not cached.
         if self._wildcard and name is not None and local is not None and name == _normal(local):

@@ -1,13 +1,13 @@
 """
-Fields of log lines that came through the standard library.
+Fields of log lines from the standard library's `logging`.
 
 Libraries log `logger.warning("append_failed code=%s: %s", code, reason)`: an event's name, fields, and a
-reason. A line for programs has them as members of an object, not inside a string:
+reason. In a JSON line they are members:
 
     {"message": "append_failed", "code": "log_disk_full", "reason": "…"}
 
-The template of a record has names and values apart, so fields are read from it. Lines of another shape (uvicorn's,
-asyncio's) are not changed.
+The template of a record has names and values apart, so fields are read from it. Lines of another shape
+(uvicorn's, asyncio's) are not changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EVENT = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)+(?=[:\s]|$)")
 PLACE = re.compile(r"%%|(?:\b([a-z_][a-z0-9_]*)=)?(%[-#0 +]*\d*(?:\.\d+)?[a-zA-Z])")
 REASON = "reason"
 # Members of every line, which a field must not replace.
-TAKEN = frozenset({"event", "message", "level", "timestamp", "exception"})
+RESERVED = frozenset({"event", "message", "level", "timestamp", "exception"})
 
 
 def spread_fields(
@@ -40,7 +40,7 @@ def spread_fields(
     if found is not None:
         event_dict["event"], fields = found
         for name, value in fields.items():
-            event_dict[f"{name}_" if name in TAKEN else name] = value
+            event_dict[f"{name}_" if name in RESERVED else name] = value
     return event_dict
 
 
@@ -68,7 +68,7 @@ def read_line(template: str, arguments: tuple[object, ...]) -> tuple[str, dict[s
             else:
                 fields[name] = _value(next(values), form)
     except (StopIteration, TypeError, ValueError):
-        return None  # not our convention after all
+        return None  # another convention
     reason = (text + template[at:]).strip(" :")
     if reason:
         fields[REASON] = reason
@@ -76,5 +76,8 @@ def read_line(template: str, arguments: tuple[object, ...]) -> tuple[str, dict[s
 
 
 def _value(value: object, form: str) -> object:
-    plain = isinstance(value, bool | int | float | str) and form in {"%s", "%d", "%i"}
-    return value if plain else form % (value,)
+    if isinstance(value, bool | int | float | str) and form in {"%s", "%d", "%i"}:
+        return value
+    text = form % (value,)
+    # A number that the template rounds is still a number.
+    return float(text) if isinstance(value, int | float) and form[-1] in "eEfFgG" else text

@@ -1,8 +1,8 @@
 """
-`/metrics`: Prometheus text, Thorium's names beside ours.
+`/metrics`: Prometheus text, with Thorium's names and ours.
 
-Numbers are read when asked for; nothing is counted twice for the sake of a library. Labels are bounded:
-a router, a translator, an HTTP status, a listed pipeline, never a channel or a stream.
+Values are read from the service at each scrape. Labels are bounded: a router, a translator, an HTTP
+status, a listed pipeline, never a channel or a stream.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4"
 
 
 class Metrics:
-    """Reads the service's numbers."""
+    """Collects the metrics of a service."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -48,12 +48,12 @@ class Metrics:
         self._pipelines: list[dict[str, Any]] = []
 
     def text(self, pipelines: list[dict[str, Any]]) -> bytes:
-        """All metrics; what the listed pipelines do was read beforehand, in a thread."""
+        """Return all metrics; `pipelines` are the overviews of the listed pipelines."""
         self._pipelines = pipelines
         return generate_latest(self._registry)
 
     def describe(self) -> list[Metric]:
-        """Nothing is known before the first scrape; this keeps registration from collecting."""
+        """Return nothing: otherwise registration would collect."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -142,7 +142,7 @@ class Metrics:
         ):
             yield CounterMetricFamily(name, text, value=value)
         refusals = CounterMetricFamily("virta_refusals", "Refused requests", labels=["status"])
-        for status, number in sorted(service.refusals.items()):
+        for status, number in sorted(service.responder.refusals.items()):
             refusals.add_metric([str(status)], number)
         yield refusals
 
@@ -180,7 +180,7 @@ class Metrics:
         yield commits
 
     def _of_pipelines(self) -> Iterator[Metric]:
-        # Gauges throughout: a run that starts again counts from nothing.
+        # Gauges only: a run that restarts counts from zero.
         for state in ("running", "failed"):
             gauge = GaugeMetricFamily(
                 f"virta_pipeline_{state}", f"1 while it is {state}", labels=["pipeline"]

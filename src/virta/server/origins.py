@@ -33,7 +33,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 
 
 def read_origin(text: str) -> str | None:
-    """A configured origin as browsers write it, or None when it is none."""
+    """Return a configured origin as browsers write it, or None if it is not an origin."""
     lowered = text.strip().lower().removesuffix("/")
     if lowered in {ANY, SELF, NULL}:
         return lowered
@@ -43,7 +43,7 @@ def read_origin(text: str) -> str | None:
 
 
 def _normal(origin: str) -> str | None:
-    """Scheme and host, with the port only where it is not the scheme's own."""
+    """Return scheme and host, with the port only if it is not the scheme's default."""
     try:
         parts = urlsplit(origin)
         port = parts.port

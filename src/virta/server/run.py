@@ -1,8 +1,8 @@
 """
-Running the server: sockets, logging, uvicorn, and the way out.
+Runs the server: sockets, logging, uvicorn, shutdown.
 
-On SIGTERM or SIGINT: stop accepting, tell consumers to come back later and end their streams, answer
-what was accepted, sync and close the log; all within the drain timeout. A second signal ends at once.
+On SIGTERM or SIGINT: stop accepting, end the streams of consumers (they reconnect later), answer what was
+accepted, sync and close the log; all within the drain timeout. A second SIGINT ends the wait.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ import uvloop
 from virta.errors import ConfigError
 from virta.server.api.app import build_app
 from virta.server.auth import check_exposure
-from virta.server.http.connection import HotProtocol
-from virta.server.http.fast_publish import QuickWay
+from virta.server.http.server import HttpServer
 from virta.server.log_fields import spread_fields
 from virta.server.service import Service
 
@@ -51,7 +50,7 @@ LEVELS = {"trace": 10, "debug": 10, "info": 20, "warn": 30, "error": 40}
 
 def run(config: Config) -> None:
     """
-    Serve until a signal says stop.
+    Serve until a signal stops the server.
 
     Raises:
         VirtaError: the server cannot start: exposure, directory, port, certificate, log.
@@ -60,11 +59,11 @@ def run(config: Config) -> None:
     _check_tls(config)
     configure_logging(config.log_level)
     sys.setswitchinterval(SWITCH_S)
-    # What was imported stays; of what comes and goes with requests little refers in circles.
+    # What was imported stays in use, and objects of requests rarely form cycles.
     gc.freeze()
     gc.set_threshold(*COLLECTOR)
     listener = _bind(config.host, config.server_port)
-    notice_dead_peers(listener, config.tcp_keepalive_ms, config.tcp_user_timeout_ms)
+    detect_dead_peers(listener, config.tcp_keepalive_ms, config.tcp_user_timeout_ms)
     try:
         uvloop.run(serve(config, listener))
     finally:
@@ -81,11 +80,9 @@ async def serve(config: Config, listener: socket.socket) -> None:
     _warn_of_root()
     service = Service(config)
     await service.start()
-    members = {"service": service, "way": QuickWay(service)}
-    protocol = type("ServiceProtocol", (HotProtocol,), members)
     settings = uvicorn.Config(
         build_app(service),
-        http=protocol,
+        http=cast("type[asyncio.Protocol]", HttpServer(service)),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -100,7 +97,7 @@ async def serve(config: Config, listener: socket.socket) -> None:
     )
     server = _Server(settings, service)
     try:
-        with server.heeding_signals():  # before anybody can know that there is a server to stop
+        with server.handling_signals():  # before the log line that says that the server runs
             service.logger.info(
                 "listening",
                 url=url,
@@ -116,7 +113,7 @@ async def serve(config: Config, listener: socket.socket) -> None:
 
 
 def _greet(url: str, data_dir: str) -> None:
-    """Print the address for a person before any log line; output for programs does not change."""
+    """Print the address before any log line, on a terminal only."""
     if sys.stdout.isatty():
         lines = LogLines(sys.stdout)
         lines.write(f"Virta at {url} (Ctrl-C stops it)\n")
@@ -132,7 +129,7 @@ def _warn_of_root() -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which tells the service when it begins to drain."""
+    """uvicorn's server; it drains the service first."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -140,11 +137,11 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone: uvicorn raises them again at the end, before the log is closed."""
+        """Do not let uvicorn handle signals: it raises them again before the log is closed."""
         yield
 
     @contextlib.contextmanager
-    def heeding_signals(self) -> Iterator[None]:
+    def handling_signals(self) -> Iterator[None]:
         """Drain on the first signal, give up waiting on a second SIGINT."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -160,15 +157,15 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
         for connection in list(self.server_state.connections):
             connection.transport.abort()
-        await asyncio.sleep(0)  # connections that were cut say goodbye to the hub
+        await asyncio.sleep(0)  # aborted connections leave the hub
 
 
 class LogLines(io.TextIOBase):
     """
-    Standard output as a place for log lines: what cannot be written is lost, and nothing else is.
+    Standard output for log lines; lines that cannot be written are dropped.
 
-    Whoever read them may be gone, or their disk be full. A line about a consumer must not keep the
-    server from cutting that consumer, nor from draining.
+    The reader may have exited, or its disk may be full. A failed log line must not prevent the server from
+    disconnecting a consumer, or from draining.
     """
 
     def __init__(self, file: TextIO) -> None:
@@ -183,7 +180,7 @@ class LogLines(io.TextIOBase):
         try:
             self._file.flush()
         except BrokenPipeError:
-            # Nobody will ever read; else what is buffered would fail again at the very end.
+            # The reader has exited; without this the buffered text would fail again at exit.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._file.fileno())
             os.close(nowhere)
@@ -192,7 +189,7 @@ class LogLines(io.TextIOBase):
 
 
 def configure_logging(level: str) -> None:
-    """One line per event on standard output: for people on a terminal, JSON otherwise."""
+    """Log one line per event on standard output: readable on a terminal, JSON otherwise."""
     renderer: Any = (
         structlog.dev.ConsoleRenderer(event_key="message")
         if sys.stdout.isatty()
@@ -211,7 +208,7 @@ def configure_logging(level: str) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
         cache_logger_on_first_use=True,
     )
-    # Rooms that do not know of structlog speak through the standard library: the same lines.
+    # Packages without structlog log through the standard library, in the same format.
     handler = logging.StreamHandler(lines)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -240,7 +237,7 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def notice_dead_peers(
+def detect_dead_peers(
     listener: socket.socket, keepalive_ms: int | None, user_timeout_ms: int | None
 ) -> None:
     """

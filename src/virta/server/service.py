@@ -1,11 +1,11 @@
 """
-The service: everything behind the connections, put together once and taken apart in order.
+The service: everything behind the connections, started and stopped in order.
 
     log ── keeper ── publisher ── hub ── subscriptions
               └────── idempotency (rebuilt from the log's tail) ── replayer
 
-`start` is complete when every event of the log's tail is known again: only then does the server
-listen, so a repeat of something accepted before a crash is recognised by the first request.
+`start` returns after the log's tail is read: only then does the server listen, so that a repeat of an
+event accepted before a crash is recognised by the first request.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from virta.hub.resume.replay import Replayer
 from virta.hub.subscription import SlowPolicy
 from virta.hub.topics import STREAMS
 from virta.journal.serving.tcp import JournalServer
-from virta.server.auth import THORIUM_CORS, Door, read_tokens
+from virta.server.auth import THORIUM_CORS, Authenticator, read_tokens
 from virta.server.config_loader import LOG_NAME
 from virta.server.hosts import Hosts, host_name, is_loopback
-from virta.server.http.bodies import UnfinishedBodies
-from virta.server.http.deadlines import Wheel
-from virta.server.http.responses import COMMON, KEEP, Responder
+from virta.server.http.deadlines import TimerWheel
+from virta.server.http.limits import UnfinishedBodies
+from virta.server.http.responses import Responder
 from virta.server.origins import Origins
 from virta.server.pipeline_supervisor import Limits, Pipelines
 from virta.server.webhooks.subscriptions import Webhooks
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from virta.server.config_loader import Config
     from virta.server.consumers.sse import SseConsumer
 
-# Threads that read history; more would only fight for the disk.
+# Threads that read history; more would compete for the disk.
 READERS_MAX = 4
 LOCK_NAME = "serve.lock"
 REGISTRY_NAME = "registry"
@@ -67,15 +67,13 @@ class Service:
         hosts = Hosts(config.host, config.allow_host, _own_hosts(config))
         origins = Origins(config.allow_origin, host=config.host)
         cors = THORIUM_CORS if config.thorium_compatible else b""
-        self.door = Door(hosts, origins, tokens, cors=cors)
+        self.auth = Authenticator(hosts, origins, tokens, cors=cors)
         self.responder = Responder(config.source_name, config.durability, cors)
-        self.streams_accepted = (
-            b"HTTP/1.1 200 OK\r\n" + COMMON + KEEP + b"Content-Length: 0\r\n\r\n"
-        )
         self.idle_s = config.tcp_idle_timeout_ms / 1000
         self.body_s = config.body_timeout_ms / 1000
         self.ping_s = config.ping_interval_ms / 1000
-        # Looked up for every request: plain attributes are quicker than the settings' origins.
+        # Read for every request: plain attributes are faster than settings.
+        self.percent_decode = bool(config.percent_decode_headers)
         self.body_bytes_max: int = config.max_body_size_bytes
         self.line_bytes_max: int = config.max_request_line_bytes
         self.head_bytes_max: int = config.max_header_bytes
@@ -92,14 +90,13 @@ class Service:
         # Counters for /metrics; labels stay bounded: statuses, never names.
         self.requests = 0
         self.connections_opened = 0
-        self.refusals: dict[int, int] = {}
         self.translations = 0
         self.translation_seconds = 0.0
         self.journal: JournalServer | None = None
         self.filter_streams: dict[str, set[SseConsumer]] = {}
 
     async def start(self) -> None:
-        """Open the log, learn its tail, begin to follow it."""
+        """Open the log, read its tail, begin to follow it."""
         config = self.config
         loop = asyncio.get_running_loop()
         self._lock = _lock_directory(config.data_dir, int(config.data_mode, 8))
@@ -118,7 +115,7 @@ class Service:
         self.hub = Hub(source_name=config.source_name, tag=tag_of(self.log.id))
         self.follower = LogFollower(self.log, loop, self._arrived, durability=config.durability)
         self.hub.position = self.follower.position
-        await asyncio.to_thread(self._learn_tail, self.follower.position)
+        await asyncio.to_thread(self._read_tail, self.follower.position)
         self.publisher = Publisher(
             self.hub,
             self.follower,
@@ -127,10 +124,10 @@ class Service:
             outstanding_max=config.max_outstanding_events_per_router_thread,
         )
         self.replayer = Replayer(self.hub, self.log, self.idempotency, self.executor)
-        self.wheel = Wheel(loop)
+        self.timers = TimerWheel(loop)
         await self._start_journal()
         self.webhooks = Webhooks(self)
-        self.wheel.start()
+        self.timers.start()
         self.follower.start()
         self.webhooks.start()
         self.pipelines = self._listed_pipelines()
@@ -145,9 +142,9 @@ class Service:
         self.webhooks.stop_soon()
 
     async def stop(self) -> None:
-        """Finish what was accepted, then let go of the log."""
+        """Finish what was accepted, then close the log."""
         self.ready = False
-        self.wheel.stop()
+        self.timers.stop()
         await asyncio.to_thread(self.pipelines.stop)
         await self.webhooks.stop(max(0.0, self._drain_until - time.monotonic()))
         if self.journal is not None:
@@ -160,7 +157,7 @@ class Service:
         os.close(self._lock)
 
     async def _start_journal(self) -> None:
-        """Serve the journal beside; its protocol has no tokens, so its door is loopback."""
+        """Serve the journal; its protocol has no tokens, so it listens on loopback only."""
         config = self.config
         if config.journal_port is None:
             return
@@ -189,7 +186,7 @@ class Service:
         return Pipelines(config.pipelines or (), logs, limits, self.logger)
 
     def overloaded(self, refused: int) -> RequestError:
-        """The 429 for a publication of so many events."""
+        """Return the 429 for a publication of `refused` events."""
         routers = self.config.router_threads
         limit = self.config.max_outstanding_events_per_router_thread
         return RequestError(
@@ -200,18 +197,15 @@ class Service:
         )
 
     def end_filter_streams(self, id_: str) -> None:
-        """A filter is gone: those who listen to it are told and let go."""
+        """End the streams of a filter that was removed."""
         for consumer in list(self.filter_streams.get(id_, ())):
             consumer.finish("filter-removed")
-
-    def count_refusal(self, error: RequestError) -> None:
-        self.refusals[error.status] = self.refusals.get(error.status, 0) + 1
 
     def _arrived(self, records: list[virta.log.Record]) -> None:
         self.publisher.arrived(records)
 
-    def _learn_tail(self, end: int) -> None:
-        """Read what the horizon still covers, so that repeats are known after a restart."""
+    def _read_tail(self, end: int) -> None:
+        """Read the events whose repeats are still to be recognised after a restart."""
         horizon = timedelta(milliseconds=self.config.idempotency_expiration_ms)
         if end == self.log.first_offset or not horizon:
             return
@@ -244,7 +238,7 @@ def _own_hosts(config: Config) -> list[str]:
 
 
 def _lock_directory(data_dir: str, mode: int) -> int:
-    """Take the data directory for this process; two servers would not know each other's repeats."""
+    """Lock the data directory: two servers would not recognise each other's repeats."""
     try:
         files.make_directory(data_dir, mode)
         for name in (LOG_NAME, REGISTRY_NAME):

@@ -23,7 +23,7 @@ from virta.server.api.app import build_app
 from virta.server.api.asyncapi import asyncapi
 from virta.server.api.openapi import openapi
 from virta.server.config_loader import load
-from virta.server.http.requests import HotRequest
+from virta.server.http.requests import HttpRequest
 from virta.server.service import Service
 
 # Streams do not end, and /subscribe is a socket: their routes are tested by their own modules.
@@ -133,7 +133,7 @@ async def routes_of(data_dir):
         routes = {(m, r.path) for r in app.routes for m in r.methods}
     finally:
         await service.stop()
-    for kind in HotRequest.__subclasses__():
+    for kind in HttpRequest.__subclasses__():
         routes |= set(kind.ROUTES)
     return routes
 

@@ -7,7 +7,7 @@ from weakref import ref
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virta.server.http.deadlines import NEVER, SLOT_S, Wheel
+from virta.server.http.deadlines import NEVER, SLOT_S, TimerWheel
 
 
 class Loop:
@@ -42,7 +42,7 @@ def turn_to(wheel, loop, moment):
 def test_fires_after_the_deadline_and_once():
     """A thing is called within a slot or two of its deadline, then never again."""
     loop = Loop()
-    wheel, thing = Wheel(loop), Thing()
+    wheel, thing = TimerWheel(loop), Thing()
     wheel.set(thing, 1001.0)
 
     turn_to(wheel, loop, 1003.0)
@@ -54,7 +54,7 @@ def test_fires_after_the_deadline_and_once():
 def test_moving_later_by_assignment():
     """A later deadline is honoured when the old slot comes round."""
     loop = Loop()
-    wheel, thing = Wheel(loop), Thing()
+    wheel, thing = TimerWheel(loop), Thing()
     wheel.set(thing, 1001.0)
     thing.deadline = 1002.0
 
@@ -67,7 +67,7 @@ def test_moving_later_by_assignment():
 def test_one_that_fails_is_alone_with_it(caplog):
     """What goes wrong for one is told; the others of its slot, and of later ones, have their turn."""
     loop = Loop()
-    wheel, things = Wheel(loop), [Thing() for _ in range(4)]
+    wheel, things = TimerWheel(loop), [Thing() for _ in range(4)]
     things[1].expired = lambda now: 1 / 0
     for thing, deadline in zip(things, (1001.0, 1001.0, 1001.0, 1002.0), strict=True):
         wheel.set(thing, deadline)
@@ -83,7 +83,7 @@ def test_one_that_fails_is_alone_with_it(caplog):
 def test_any_sequence_of_moves(moves):
     """However a deadline is moved, earlier or later, the thing fires after it, soon, and not before."""
     loop = Loop()
-    wheel, thing = Wheel(loop), Thing()
+    wheel, thing = TimerWheel(loop), Thing()
     for wait, ahead in moves:
         turn_to(wheel, loop, loop.now + wait * SLOT_S)
         if thing.fired:
@@ -101,7 +101,7 @@ def test_any_sequence_of_moves(moves):
 def test_removed_is_forgotten():
     """A removed object is not called, not kept, and not added again by a later deadline."""
     loop = Loop()
-    wheel, thing = Wheel(loop), Thing()
+    wheel, thing = TimerWheel(loop), Thing()
     wheel.set(thing, 1001.0)
     wheel.set(thing, 1000.5)
     wheel.remove(thing)
@@ -118,7 +118,7 @@ def test_removed_is_forgotten():
 def test_removed_by_another_of_its_slot():
     """One that expires may remove others that would expire with it."""
     loop = Loop()
-    wheel, first, second = Wheel(loop), Thing(), Thing()
+    wheel, first, second = TimerWheel(loop), Thing(), Thing()
     first.expired = lambda now: (first.fired.append(now), wheel.remove(second))
     second.expired = lambda now: (second.fired.append(now), wheel.remove(first))
     wheel.set(first, 1001.0)

@@ -18,8 +18,8 @@ from virta.filters import parse
 from virta.hub.hub import Hub
 from virta.hub.subscription import SlowPolicy
 from virta.server.consumers.sse import SseConsumer
-from virta.server.http.connection import HotProtocol
 from virta.server.http.deadlines import NEVER
+from virta.server.http.server import HttpServer
 from virta.server.http.stream_options import StreamOptions
 
 HOST = b"HTTP/1.1\r\nHost: localhost\r\n"
@@ -171,16 +171,15 @@ class Transport(asyncio.Transport):
 
 def connected(**state):
     """A connection of a service that has only what it needs, and its transport."""
-    wheel = SimpleNamespace(now=0.0, set=lambda *_: None)
+    timers = SimpleNamespace(now=0.0, set=lambda *_: None)
     service = SimpleNamespace(
-        connections_opened=0, line_bytes_max=100, idle_s=1.0, wheel=wheel, draining=False,
-        config=SimpleNamespace(max_connections=10),
+        connections_opened=0, line_bytes_max=100, head_bytes_max=100, idle_s=1.0, timers=timers,
+        draining=False, config=SimpleNamespace(max_connections=10),
     )  # fmt: skip
     service.__dict__.update(state)
     config = uvicorn.Config(lambda: None, ws="none", lifespan="off", log_config=None)
     config.load()
-    kind = type("Connection", (HotProtocol,), {"service": service, "way": None})
-    made = kind(config=config, server_state=ServerState(), app_state={})
+    made = HttpServer(service)(config=config, server_state=ServerState())
     made.connection_made(Transport())
     return made, made.transport
 
@@ -209,7 +208,7 @@ def test_a_stream_behind_answers_that_nobody_reads_is_full_from_the_start():
         )
         made, _ = connected()
         made.pause_writing()
-        made.become(stream)
+        made.become(stream, None)
         made.resume_writing()
         return signs
 
@@ -220,9 +219,9 @@ def test_nothing_follows_the_end_of_a_stream():
     """Who does not take it in time is cut; no ping is written behind the last chunk."""
     transport, loop = Transport(), SimpleNamespace(time=lambda: 1.0)
     deadlines = []
-    wheel = SimpleNamespace(now=0.0, set=lambda _, deadline: deadlines.append(deadline))
+    timers = SimpleNamespace(now=0.0, set=lambda _, deadline: deadlines.append(deadline))
     service = SimpleNamespace(
-        hub=Hub(), wheel=wheel, ping_s=0.1, slow_policy=SlowPolicy(seconds_max=30.0)
+        hub=Hub(), timers=timers, ping_s=0.1, slow_policy=SlowPolicy(seconds_max=30.0)
     )
     parser = SimpleNamespace(get_http_version=lambda: "1.1")
     protocol = SimpleNamespace(

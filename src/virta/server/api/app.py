@@ -1,22 +1,19 @@
 """
-The application behind the hot routes: health, metrics, filters and documents.
+The ASGI application: every route that is not hot.
 
-Everything here is conventional Starlette; errors have the same JSON and headers as on the hot routes.
-`/livez` says that the process runs (it fails only when it should be restarted), `/readyz` that
-requests are served right now (it fails at once when draining or when the log cannot be written).
+Errors have the same JSON and headers as on the hot routes. `/livez` fails only when the process should be
+restarted, `/readyz` as soon as requests are not served: when draining, or when the log cannot be written.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import re
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Match, Route
@@ -24,17 +21,17 @@ from starlette.routing import BaseRoute, Match, Route
 from virta.errors import RequestError
 from virta.filters.tree import conditions
 from virta.journal.protocol import problems
-from virta.journal.serving.http import BODY_BYTES_MAX, Handler
 from virta.journal.serving.http import STATUS as JOURNAL_STATUS
 from virta.server.api.asyncapi import asyncapi
 from virta.server.api.channels import ChannelsApi
 from virta.server.api.filters import FiltersApi
+from virta.server.api.journal import JournalApi
 from virta.server.api.openapi import openapi
 from virta.server.api.pipelines import PipelinesApi
 from virta.server.api.subscriptions import SubscriptionsApi
 from virta.server.consumers.handshake import check_subscribe
-from virta.server.http import responses
-from virta.server.http.response_queue import CORS, GONE
+from virta.server.http.asgi_bridge import CORS
+from virta.server.http.responses import NO_STORE, HttpResponse, preflight
 from virta.server.http.routes import check_escapes, check_text, form_decode
 from virta.server.metrics import CONTENT_TYPE, Metrics
 
@@ -44,35 +41,19 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from virta.journal.serving.commit_loop import Node
     from virta.server.service import Service
 
 SUBSCRIBE_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
-JOURNAL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 # The AsyncAPI document contains the host of the request; a server has few names.
 ASYNCAPI_HOSTS_MAX = 8
 JOURNAL = "/journal/"
 KEYCOUNTS = "/metrics/keycounts/"
-OPEN_PATHS = frozenset({"/livez", "/readyz"})
-# With less on the disk the next publications will fail: others should serve them.
+# Free bytes on the disk below which the server is not ready: the next publications would fail.
 FREE_BYTES_MIN = 1024 * 1024
-# A client that waits for a job is told to come back within this when the server drains.
-DRAIN_LOOK_S = 0.25
-# A webhook's callback: it has no token, and its address holds a key.
-CALLBACK = re.compile(r"/subscriptions/[^/]+/confirm")
-
-
-class AnythingConvertor(PathConvertor):
-    """A path whose escapes may stand for any character, the end of a line too."""
-
-    regex = "(?s:.*)"
-
-
-register_url_convertor("anything", AnythingConvertor())
 
 
 def build_app(service: Service) -> ASGIApp:
-    """Put the routes together."""
+    """Return the ASGI application."""
     endpoints = Endpoints(service)
     routes: list[BaseRoute] = [
         Route("/livez", endpoints.livez, methods=["GET"]),
@@ -90,13 +71,7 @@ def build_app(service: Service) -> ASGIApp:
         *PipelinesApi(service).routes(),
     ]
     if service.journal is not None:
-        routes.append(
-            Route(
-                "/journal/{rest:anything}",
-                JournalApi(service, service.journal.node).handle,
-                methods=JOURNAL_METHODS,
-            )
-        )
+        routes += JournalApi(service, service.journal.node).routes()
     app = Starlette(
         routes=routes,
         exception_handlers={
@@ -106,15 +81,15 @@ def build_app(service: Service) -> ASGIApp:
         },
     )
     app.router.redirect_slashes = False
-    return Doorkeeper(app, service)
+    return CheckedApp(app, service)
 
 
-class Doorkeeper:
+class CheckedApp:
     """
-    Checks the token and answers preflights, before any route.
+    Checks paths and answers preflights before any route.
 
-    The connection has checked the Host and the Origin (`Door.check_head`); here the responses get the
-    CORS headers that result from it.
+    The connection has checked who sends the request (`virta.server.auth`); here the responses get the CORS
+    headers that result from it.
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
@@ -124,28 +99,24 @@ class Doorkeeper:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             send = _with_cors(send, scope[CORS])
-            response = self._stop(scope)
+            response = self._check(scope)
             if response is not None:
                 await response(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _stop(self, scope: Scope) -> Response | None:
-        preflight = scope["method"] == "OPTIONS"
+    def _check(self, scope: Scope) -> Response | None:
         path = scope["path"]
-        if not preflight and (path in OPEN_PATHS or CALLBACK.fullmatch(path)):
-            return None
-        headers, door = scope["headers"], self._service.door
         try:
             check_escapes(scope["raw_path"], code="malformed-percent-escape")
             if not path.startswith(JOURNAL):  # its keys are any bytes
-                check_text(scope["raw_path"], code=_name_code(path))
-            if preflight:
-                wanted = dict(headers).get(b"access-control-request-headers", b"")
-                return _preflight(wanted.decode("latin-1"))
-            scope["query_string"] = door.admit(headers, scope["query_string"])
+                code = "invalid-channel" if path.startswith(KEYCOUNTS) else "invalid-name"
+                check_text(scope["raw_path"], code=code)
         except RequestError as error:
             return refusal(self._service, error)
+        if scope["method"] == "OPTIONS":
+            requested = dict(scope["headers"]).get(b"access-control-request-headers", b"")
+            return to_asgi(preflight(requested))
         return None
 
 
@@ -164,76 +135,19 @@ def _with_cors(send: Send, lines: bytes) -> Send:
     return sending
 
 
-def _name_code(path: str) -> str:
-    """Return the error code for a path whose names are not UTF-8."""
-    return "invalid-channel" if path.startswith(KEYCOUNTS) else "invalid-name"
+def to_asgi(response: HttpResponse) -> Response:
+    return Response(response.body, response.status, response.headers)
 
 
 def refusal(
     service: Service, error: RequestError, more: Mapping[str, str] | None = None
 ) -> Response:
-    """An error as a response of the framework."""
-    service.count_refusal(error)
-    headers = service.responder.event_headers() | dict(more or {})
-    if error.status in responses.RETRY_LATER:
-        headers["Retry-After"] = str(responses.RETRY_AFTER_S)
-    if error.status == 401:
-        headers["WWW-Authenticate"] = 'Bearer realm="virta"'
-    return Response(responses.refusal_body(error), error.status, headers)
+    """Render an error as a response of the application."""
+    return to_asgi(service.responder.refusal(error, more))
 
 
 def json_response(service: Service, body: bytes, status: int = 200) -> Response:
     return Response(body, status, service.responder.event_headers())
-
-
-class JournalApi:
-    """The journal's own handler, behind our door."""
-
-    def __init__(self, service: Service, node: Node) -> None:
-        self._service = service
-        self._handler = Handler(node)
-
-    async def handle(self, request: Request) -> Response:
-        body = bytearray()
-        async for piece in request.stream():
-            body += piece
-            if len(body) > BODY_BYTES_MAX:
-                raise RequestError(413, "body-too-large", maxBytes=BODY_BYTES_MAX)
-        gone = request.scope[GONE]
-        path = request.scope["raw_path"].decode("latin-1")
-        waits = path.endswith("/jobs/next")
-        watching = asyncio.create_task(self._watch(request, gone)) if waits else None
-        try:
-            answer = await self._handler.handle(
-                request.method,
-                path,
-                request.scope["query_string"].decode("latin-1"),
-                bytes(body),
-                request.headers.get("content-type", "application/json"),
-                gone=gone,
-            )
-        finally:
-            if watching is not None:
-                watching.cancel()
-        headers = {"Content-Type": answer.content_type, "Cache-Control": "no-store"}
-        if answer.allow:
-            headers["Allow"] = answer.allow
-        return Response(answer.body, answer.status, headers)
-
-    async def _watch(self, request: Request, gone: asyncio.Event) -> None:
-        """Whoever waits for a job may leave, or be sent away by a server that drains."""
-        leaving = asyncio.create_task(_left(request))
-        try:
-            while not (self._service.draining or leaving.done()):
-                await asyncio.wait({leaving}, timeout=DRAIN_LOOK_S)
-            gone.set()
-        finally:
-            leaving.cancel()
-
-
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 class Endpoints:
@@ -244,11 +158,10 @@ class Endpoints:
         self._metrics = Metrics(service)
 
     async def livez(self, request: Request) -> Response:  # noqa: ARG002
-        headers = {"Cache-Control": "no-store"}
         if self._service.follower.poisoned is not None:
             text = f"restart me: {self._service.follower.poisoned.message}\n"
-            return PlainTextResponse(text, 503, headers=headers)
-        return PlainTextResponse("ok\n", headers=headers)
+            return PlainTextResponse(text, 503, headers=NO_STORE)
+        return PlainTextResponse("ok\n", headers=NO_STORE)
 
     async def readyz(self, request: Request) -> Response:  # noqa: ARG002
         service = self._service
@@ -260,15 +173,14 @@ class Endpoints:
         else:
             trouble = service.follower.trouble
             why = f"log: {trouble}" if trouble is not None else _full(service)
-        headers = {"Cache-Control": "no-store"}
         if why is None:
-            return PlainTextResponse("ok\n", headers=headers)
-        return PlainTextResponse(f"not ready: {why}\n", 503, headers=headers)
+            return PlainTextResponse("ok\n", headers=NO_STORE)
+        return PlainTextResponse(f"not ready: {why}\n", 503, headers=NO_STORE)
 
     async def metrics(self, request: Request) -> Response:
         if "content-length" in request.headers or "transfer-encoding" in request.headers:
             raise RequestError(400, "unexpected-body")
-        headers = {"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"}
+        headers = NO_STORE | {"Content-Type": CONTENT_TYPE}
         overviews = await asyncio.to_thread(self._service.pipelines.overviews)
         return Response(self._metrics.text(overviews), headers=headers)
 
@@ -282,7 +194,7 @@ class Endpoints:
                 _count(counts, [str(step) for step in condition.path])
         if not counts:
             raise RequestError(404, "not-found")
-        return json_response(self._service, _encode(counts))
+        return json_response(self._service, msgspec.json.encode(counts))
 
     async def openapi(self, request: Request) -> Response:  # noqa: ARG002
         return json_response(self._service, _openapi_text())
@@ -298,17 +210,16 @@ class Endpoints:
         text = problems.page(code, JOURNAL_STATUS.get(code, 400))
         if text is None:
             raise RequestError(404, "not-found")
-        return PlainTextResponse(text, headers={"Cache-Control": "no-store"})
+        return PlainTextResponse(text, headers=NO_STORE)
 
     async def subscribe(self, request: Request) -> Response:
-        """What a request without an upgrade hears at Subtub's socket; other methods find nothing."""
+        """Refuse a request for Subtub's socket without an upgrade."""
         if request.method != "GET":
             return PlainTextResponse("Not found", 404)
         try:
             check_subscribe(request.scope["query_string"])
         except RequestError as error:
-            self._service.count_refusal(error)
-            return PlainTextResponse(error.message, error.status)
+            return to_asgi(self._service.responder.refusal(error, text=True))
         text = "Upgrade required for WebSocket communication."
         headers = {"Upgrade": "websocket", "Connection": "upgrade"}
         return PlainTextResponse(text, 426, headers=headers)
@@ -335,11 +246,11 @@ class Endpoints:
 
 
 def _allowed(request: Request, error: HTTPException) -> str:
-    """Every method that some route takes at this path (RFC 9110 §10.2.1)."""
+    """Return the methods that some route accepts at this path (RFC 9110 §10.2.1)."""
     methods: set[str] = set()
     for route in request.app.routes:
         match, _ = route.matches(request.scope)
-        if match is Match.FULL:  # the handler itself refused, and knows what it would take
+        if match is Match.FULL:  # the handler itself refused, and names what it accepts
             return str((error.headers or {}).get("Allow", "OPTIONS"))
         if match is Match.PARTIAL:
             methods |= route.methods
@@ -347,22 +258,12 @@ def _allowed(request: Request, error: HTTPException) -> str:
 
 
 def _full(service: Service) -> str | None:
-    """Say so when publications are about to fail for want of space."""
+    """Return why publications are about to fail, if the disk is nearly full."""
     disk = os.statvfs(service.config.data_dir)
     free = disk.f_bavail * disk.f_frsize
     if free >= FREE_BYTES_MIN:
         return None
     return f"{service.config.data_dir} has {free} bytes left: free some space"
-
-
-def _preflight(wanted: str) -> Response:
-    headers = {
-        "Cache-Control": "no-store",
-        "Access-Control-Allow-Methods": responses.PREFLIGHT_METHODS.decode(),
-        "Access-Control-Allow-Headers": responses.header_safe(wanted) or "*",
-        "Access-Control-Max-Age": str(responses.PREFLIGHT_MAX_AGE_S),
-    }
-    return Response(None, 204, headers)
 
 
 def _count(counts: dict[str, Any], path: list[str]) -> None:
@@ -378,17 +279,12 @@ def _count(counts: dict[str, Any], path: list[str]) -> None:
         node[leaf] = node.get(leaf, 0) + 1
 
 
-def _encode(value: object) -> bytes:
-
-    return msgspec.json.encode(value)
-
-
 # Built once: the schemas take milliseconds and leave thousands of objects to the garbage collector.
 @cache
 def _openapi_text() -> bytes:
-    return _encode(openapi())
+    return msgspec.json.encode(openapi())
 
 
 @lru_cache(ASYNCAPI_HOSTS_MAX)
 def _asyncapi_text(host: str, *, secure: bool) -> bytes:
-    return _encode(asyncapi(host, secure=secure))
+    return msgspec.json.encode(asyncapi(host, secure=secure))

@@ -14,7 +14,7 @@ from virta.clock import time_text
 from virta.errors import LogError, RequestError
 from virta.hub.topics import META, is_reserved
 from virta.log.limits import TOPICS_MAX
-from virta.server.http.fast_publish import log_refusal
+from virta.server.http.responses import log_refusal
 from virta.server.http.routes import name_fault
 
 if TYPE_CHECKING:

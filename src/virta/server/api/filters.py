@@ -20,7 +20,7 @@ from starlette.routing import Route
 from virta.errors import FilterError, HubError, LogError, RequestError
 from virta.filters import DIALECTS, parse
 from virta.jsontext import check_depth
-from virta.server.http.fast_publish import log_refusal
+from virta.server.http.responses import log_refusal
 
 if TYPE_CHECKING:
     from starlette.requests import Request

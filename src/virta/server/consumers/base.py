@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from virta.hub.resume.positions import Place
     from virta.hub.resume.replay import Start
     from virta.hub.subscription import ChannelSubscription
-    from virta.server.http.connection import HotProtocol
+    from virta.server.http.connection import HttpConnection
 
 
 class HttpConsumer:
@@ -30,7 +30,7 @@ class HttpConsumer:
 
     __slots__ = ("_connection", "_drained", "_replay", "_service", "subscriber")
 
-    def __init__(self, connection: HotProtocol) -> None:
+    def __init__(self, connection: HttpConnection) -> None:
         self._connection = connection
         self._service = connection.service
         self.subscriber: ChannelSubscription | StreamConsumer | None = None
@@ -53,13 +53,16 @@ class HttpConsumer:
 
     # Called by the connection.
 
+    def data_received(self, data: bytes) -> None:
+        """Ignore what a client sends that can only receive."""
+
     def pause_writing(self) -> None:
         """Queue events from now on: the transport's buffer is full."""
         if self.subscriber is None:
             return
         self.subscriber.block(self._connection.loop.time())
         deadline = min(self.subscriber.overdue_at, self._connection.deadline)
-        self._service.wheel.set(self._connection, deadline)
+        self._service.timers.set(self._connection, deadline)
 
     def resume_writing(self) -> None:
         """Send what was queued."""
@@ -84,7 +87,7 @@ class HttpConsumer:
             return
         if subscriber is not None:
             deadline = min(deadline, subscriber.overdue_at)
-        self._service.wheel.set(self._connection, max(deadline, now))
+        self._service.timers.set(self._connection, max(deadline, now))
 
     def connection_lost(self) -> None:
         """Release everything; a task and its exception refer to the consumer, so they go first."""

@@ -67,3 +67,21 @@ def _query_text(raw: bytes) -> str:
         return unquote_to_bytes(raw).decode()
     except UnicodeDecodeError:
         raise RequestError(400, "malformed-stream-id", "Malformed stream id") from None
+
+
+def upgrade_protocol(headers: list[tuple[bytes, bytes]]) -> bytes | None:
+    """Return the protocol of an Upgrade header that the Connection header names."""
+    fields = dict(headers)
+    tokens = [token.strip().lower() for token in fields.get(b"connection", b"").split(b",")]
+    return fields.get(b"upgrade", b"").lower() if b"upgrade" in tokens else None
+
+
+def head_without_upgrade(
+    method: bytes, url: bytes, version: str, headers: list[tuple[bytes, bytes]], *, keep: bool
+) -> bytes:
+    """Return the head of a request without its Upgrade header."""
+    kept = [(n, v) for n, v in headers if n not in {b"upgrade", b"connection"}]
+    if not keep:
+        kept.append((b"connection", b"close"))
+    lines = b"".join(b"%b: %b\r\n" % pair for pair in kept)
+    return b"%b %b HTTP/%b\r\n%b\r\n" % (method, url, version.encode(), lines)

@@ -33,7 +33,7 @@ from virta.server.http.stream_options import StreamOptions, read_options
 if TYPE_CHECKING:
     from virta.hub.resume.positions import Place
     from virta.hub.resume.replay import Start
-    from virta.server.http.connection import HotProtocol
+    from virta.server.http.connection import HttpConnection
     from virta.server.service import Service
 
 POLICY_HEADER = b"virta-slow-consumer"
@@ -49,7 +49,7 @@ ENCODINGS = {
 
 
 def open_stream(
-    protocol: HotProtocol, *, channel: str, start: Place | None, query: bytes
+    protocol: HttpConnection, *, channel: str, start: Place | None, query: bytes
 ) -> SseConsumer:
     """
     Check a request for the events of a channel.
@@ -63,7 +63,7 @@ def open_stream(
     return SseConsumer(protocol, channel, filter_, query=text, start=start, options=options)
 
 
-def open_filter_stream(protocol: HotProtocol, ids: list[str], query: bytes) -> SseConsumer:
+def open_filter_stream(protocol: HttpConnection, ids: list[str], query: bytes) -> SseConsumer:
     """
     Check a request for the events of registered filters, which all belong to one channel.
 
@@ -118,7 +118,7 @@ class SseConsumer(HttpConsumer):
 
     def __init__(
         self,
-        protocol: HotProtocol,
+        protocol: HttpConnection,
         channel: str,
         filter_: Filter,
         *,
@@ -163,7 +163,7 @@ class SseConsumer(HttpConsumer):
             self._replay_from(subscription.channel, self._start)
         if any(service.registry.get(id_) is None for id_ in self._filter_ids):
             self.finish("filter-removed")  # while the request was queued
-        service.wheel.set(self._connection, subscription.written_at + service.ping_s)
+        service.timers.set(self._connection, subscription.written_at + service.ping_s)
 
     def _connect(self, head: bytes, position: str) -> None:
         """Write `connect`, whose id is the first place to resume from."""
@@ -173,7 +173,7 @@ class SseConsumer(HttpConsumer):
         self._announced = True
 
     def write(self, payload: bytes) -> None:
-        self.subscription.written_at = self._service.wheel.now
+        self.subscription.written_at = self._service.timers.now
         self._connection.transport.write(payload)
 
     def drain(self) -> None:
@@ -191,7 +191,7 @@ class SseConsumer(HttpConsumer):
         self._connection.transport.close()
         # A client that does not read the end is disconnected after as long as for events.
         deadline = self._connection.loop.time() + self.subscription.policy.seconds_max
-        self._service.wheel.set(self._connection, deadline)
+        self._service.timers.set(self._connection, deadline)
 
     def connection_lost(self) -> None:
         super().connection_lost()

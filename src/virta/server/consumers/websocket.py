@@ -33,7 +33,6 @@ from virta.hub.topics import STREAMS
 from virta.server.consumers.base import HttpConsumer, parse_query
 from virta.server.consumers.handshake import check_handshake, check_subscribe
 from virta.server.event_input import STRUCTURED, check_channel, read_events
-from virta.server.http import responses
 from virta.server.http.routes import CHANNELS, parse_channel_path
 from virta.server.http.stream_options import StreamOptions, read_options
 
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
     from virta.hub.resume.positions import Place
     from virta.hub.resume.replay import Start
-    from virta.server.http.connection import HotProtocol
+    from virta.server.http.connection import HttpConnection
 
 SUBSCRIBE = b"/subscribe"
 CLOUDEVENTS = Subprotocol("cloudevents.json")
@@ -82,7 +81,7 @@ class WebSocket(HttpConsumer):
         "_unread",
     )
 
-    def __init__(self, connection: HotProtocol, method: bytes) -> None:
+    def __init__(self, connection: HttpConnection, method: bytes) -> None:
         super().__init__(connection)
         self._method = method
         self._protocol = _ServerProtocol(subprotocols=[CLOUDEVENTS], max_size=EVENT_BYTES_MAX)
@@ -104,7 +103,6 @@ class WebSocket(HttpConsumer):
         connection = self._connection
         path, _, query = connection.url.partition(b"?")
         try:
-            query = self._service.door.admit(connection.headers, query)
             if path == SUBSCRIBE and self._method == b"GET":
                 self._open_streams(query)
             else:
@@ -189,7 +187,7 @@ class WebSocket(HttpConsumer):
         self._open = True
         if self.subscriber is not None:
             self.subscriber.put = connection.transport.write
-        self._service.wheel.set(connection, connection.loop.time() + self._service.ping_s)
+        self._service.timers.set(connection, connection.loop.time() + self._service.ping_s)
         if self._start is not None:
             self._replay_from(self._channel or STREAMS, self._start)
         elif self._positions:
@@ -198,12 +196,9 @@ class WebSocket(HttpConsumer):
             self.data_received(rest)
 
     def _refuse(self, error: RequestError) -> None:
-        self._service.count_refusal(error)
-        if self._connection.url.startswith(SUBSCRIBE) and error.message and error.status != 401:
-            response = responses.plain_text(error.status, error.message, close=True)
-        else:
-            response = self._service.responder.refused(error, close=True)
-        self._connection.transport.write(response)
+        text = self._connection.url.startswith(SUBSCRIBE) and bool(error.message)
+        refusal = self._service.responder.refusal(error, text=text)
+        self._connection.transport.write(refusal.to_bytes(close=True))
         self._connection.end()
 
     # Called by the hub.
@@ -239,13 +234,13 @@ class WebSocket(HttpConsumer):
                 self._reading_paused = False
                 connection.transport.resume_reading()
             return
-        paused = bool(self._unread) or connection.flow.write_paused
+        paused = bool(self._unread) or connection.write_paused
         if paused and not self._reading_paused:
             connection.transport.pause_reading()
         elif self._reading_paused and not paused:
             connection.transport.resume_reading()
         self._reading_paused = paused
-        if self._unread and not connection.flow.write_paused:
+        if self._unread and not connection.write_paused:
             self._slicing = True
             connection.loop.call_soon(self._read_slice)
 
@@ -374,7 +369,7 @@ class WebSocket(HttpConsumer):
         try:
             self._publish(self._channel, body)
         except RequestError as error:
-            self._service.count_refusal(error)
+            self._service.responder.count_refusal(error)
             again = CloseCode.TRY_AGAIN_LATER if error.status == 429 else CloseCode.INVALID_DATA
             self._close(again, error.code)
 

@@ -1,9 +1,9 @@
 """
-One timer for all deadlines: a wheel of slots instead of a timer per connection.
+A timer wheel: one timer for the deadlines of all connections.
 
-Whoever is on the wheel has a `deadline` (seconds of the loop's clock) and is called with `expired`
-once that has passed, at most one slot late. Moving a deadline later costs one assignment: the wheel
-looks at it when the old slot comes round.
+An object on the wheel has a `deadline` (seconds of the loop's clock); its `expired` is called after that,
+at most one slot late. Moving a deadline later costs one assignment: the wheel checks it when the old slot
+is due.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ logger = logging.getLogger("virta.server")
 SLOT_S = 0.05
 NEVER = float("inf")
 # Values of `Timed.slot` besides slot numbers.
-OFF_WHEEL = -1
+UNSET = -1
 REMOVED = -2
 
 
@@ -27,20 +27,20 @@ class Timed(Protocol):
     """Something with a deadline."""
 
     deadline: float
-    slot: int  # its slot on the wheel, OFF_WHEEL or REMOVED
+    slot: int  # its slot on the wheel, UNSET or REMOVED
 
     def expired(self, now: float) -> None:
-        """The deadline has passed; set a new one and come back on the wheel if there is one."""
+        """React to the deadline; set a new one if there is one."""
 
 
-class Wheel:
-    """Deadlines of everything that waits."""
+class TimerWheel:
+    """Deadlines, in slots of equal length."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         # Each object is in at most one slot, the one it names: sets make removal cheap.
         self._slots: dict[int, set[Timed]] = {}
-        self.now = loop.time()  # as of the last turn: good enough for whoever counts in slots
+        self.now = loop.time()  # at the last slot: precise enough for deadlines
         self._done = int(self.now / SLOT_S)
         self._handle: asyncio.TimerHandle | None = None
 
@@ -53,23 +53,23 @@ class Wheel:
         self._slots.clear()
 
     def set(self, timed: Timed, deadline: float) -> None:
-        """Give something a deadline, earlier or later than the one it has."""
+        """Give an object a deadline, earlier or later than the one it has."""
         timed.deadline = deadline
         if deadline == NEVER or timed.slot == REMOVED:
             return
         slot = max(int(deadline / SLOT_S) + 1, self._done + 1)
-        if timed.slot == OFF_WHEEL or slot < timed.slot:
-            self._take_out(timed)
+        if timed.slot == UNSET or slot < timed.slot:
+            self._discard(timed)
             timed.slot = slot
             self._slots.setdefault(slot, set()).add(timed)
 
     def remove(self, timed: Timed) -> None:
         """Remove a closed object permanently: a deadline set later does not add it again."""
         timed.deadline = NEVER
-        self._take_out(timed)
+        self._discard(timed)
         timed.slot = REMOVED
 
-    def _take_out(self, timed: Timed) -> None:
+    def _discard(self, timed: Timed) -> None:
         slot = self._slots.get(timed.slot)
         if slot is not None:
             slot.discard(timed)
@@ -84,7 +84,7 @@ class Wheel:
             for timed in self._slots.pop(self._done, ()):
                 if timed.slot == REMOVED:
                     continue  # removed by another object that expired in this slot
-                timed.slot = OFF_WHEEL
+                timed.slot = UNSET
                 if timed.deadline <= now:
                     self._expire(timed, now)
                 else:
@@ -94,5 +94,5 @@ class Wheel:
         try:
             timed.expired(now)
         except Exception:
-            # Nobody foresaw this one; the others of its slot would never be looked at again.
+            # Unexpected; the other objects of the slot still have to expire.
             logger.exception("deadline_failed")

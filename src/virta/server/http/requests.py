@@ -1,19 +1,21 @@
 """
-Requests of the hot routes, from head to answer.
+Requests of the hot routes, from the head to the response.
 
     head ──► checks that need no body ──► body, counted ──► checks that do ──► publish ──► 202
 
-The order of the checks is Thorium's: the first that fails answers. A request that is refused while
-its body is still to come ends the connection behind the answer; one that is refused later keeps it.
+The order of the checks is Thorium's: the first that fails decides the response. A request that is refused
+while its body is arriving ends the connection after the response; one that is refused later does not.
 """
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from time import perf_counter
 from typing import TYPE_CHECKING, ClassVar
 
 from virta.errors import LogError, RequestError
-from virta.server.consumers.sse import open_filter_stream, open_stream
+from virta.server.consumers.sse import SseConsumer, open_filter_stream, open_stream
 from virta.server.event_input import (
     BATCH,
     check_channel,
@@ -24,98 +26,104 @@ from virta.server.event_input import (
     read_messages,
 )
 from virta.server.http import responses
-from virta.server.http.fast_publish import log_refusal
-from virta.server.http.response_queue import Exchange
-from virta.server.http.routes import ChannelPath, parse_channel_path
+from virta.server.http.response_queue import PendingResponse
+from virta.server.http.routes import CHANNELS, parse_channel_path
 
 if TYPE_CHECKING:
     from virta.hub.publisher import Part
-    from virta.server.http.connection import HotProtocol
+    from virta.server.http.connection import HttpConnection
 
+PUBLISH = re.compile(rb"/publish(?:$|\?)")
+# Ids of registered filters are 64 hexadecimal digits; an index of such a name is not likely.
+FILTER_STREAM = re.compile(rb"/filters/[0-9a-f]{64}(?:,[0-9a-f]{64})*/events(?:$|\?)")
 WRITING = frozenset({b"POST", b"PUT"})
-# `origin`: the response to a page differs from that to a program.
-LONG_WAY = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"origin"})
+# Headers of heads that are not cached. `origin`: the response to a page differs from that to a program.
+NOT_CACHED = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"origin"})
 # Paths repeat: a publisher sends to few channels.
 PATH_CACHE_MAX = 4096
 
-_paths: dict[bytes, ChannelPath] = {}
+channel_path = lru_cache(PATH_CACHE_MAX)(parse_channel_path)
 
 
-def channel_path(path: bytes) -> ChannelPath:
-    """Read a channel's path, remembering the last few thousand."""
-    found = _paths.get(path)
-    if found is None:
-        found = parse_channel_path(path)
-        if len(_paths) >= PATH_CACHE_MAX:
-            _paths.clear()
-        _paths[path] = found
-    return found
+def hot_request_type(method: bytes, url: bytes) -> type[HttpRequest] | None:
+    """Return the type of a request for a hot route; None if the ASGI application has to answer it."""
+    if url.startswith(CHANNELS):
+        return ChannelRequest
+    if PUBLISH.match(url):
+        return MessagesRequest
+    if method == b"GET" and FILTER_STREAM.match(url):
+        return FilterEventsRequest
+    return None
 
 
-def _number(length: bytes) -> int:
-    """A length that the parser has read; any number of zeros may stand before it."""
-    return int(length.strip().lstrip(b"0") or b"0")
+def _length(value: bytes) -> int:
+    """Return a length that the parser has checked; it may have any number of leading zeros."""
+    return int(value.strip().lstrip(b"0") or b"0")
 
 
-class HotRequest(Exchange):
+class HttpRequest(PendingResponse):
     """
     What the hot routes have in common: a body that is counted as it arrives.
 
-    `ROUTES` of each kind lists its (method, path)s, as `/openapi.json` has to name them.
+    `ROUTES` of each type lists its (method, path)s for `/openapi.json`. This type itself only refuses.
     """
 
-    ROUTES: ClassVar[tuple[tuple[str, str], ...]]
+    ROUTES: ClassVar[tuple[tuple[str, str], ...]] = ()
+    # Statuses of refusals whose message is the whole response.
+    TEXT_STATUSES: ClassVar[frozenset[int]] = frozenset()
 
     __slots__ = (
         "_body",
+        "_body_bytes",
         "_keep",
         "_parse_ms",
         "_part",
         "_read_ms",
-        "_size",
         "_started",
         "announced",
+        "connection",
         "head",
         "method",
-        "protocol",
     )
 
-    def __init__(self, protocol: HotProtocol, method: bytes, *, keep: bool) -> None:
-        self.start = None
-        self.response = None
-        self.close = False
-        self.cors = protocol.cors
-        self.protocol = protocol
+    def __init__(self, connection: HttpConnection, method: bytes, *, keep: bool) -> None:
+        super().__init__(cors=connection.cors)
+        self.connection = connection
         self.method = method
-        self.announced = False  # the head announced a body
+        # The last of repeated headers.
+        self.head = dict(connection.headers)
+        # Whether the head announces a body.
+        self.announced = b"content-length" in self.head or b"transfer-encoding" in self.head
         self._keep = keep
-        # One piece as it came, several in one buffer: a list of tiny ones would take many times their bytes.
+        # Several pieces are in one buffer: a list of tiny ones would take many times their bytes.
         self._body: bytes | bytearray = b""
-        self._size = 0
+        self._body_bytes = 0
         self._started = perf_counter()
         self._read_ms = self._parse_ms = -1  # not known yet
         self._part: Part = ()
-        protocol.exchanges.add(self)
+        connection.responses.add(self)
 
-    def on_head(self) -> None:
-        """Check what can be checked without the body."""
-        # The last of repeated headers.
-        head = self.head = dict(self.protocol.headers)
+    def on_head(self, raw_head: bytes, refusal: RequestError | None) -> None:
+        """Check what needs no body; `raw_head` are the bytes of a head that may be cached."""
         try:
-            self.announced = b"content-length" in head or b"transfer-encoding" in head
-            self.check_head()
+            if refusal is not None:
+                raise refusal
+            if self.method == b"OPTIONS":
+                self._answer_preflight()
+            else:
+                self.check_head(raw_head)
         except RequestError as error:
             self.refuse(error, close=self.announced)
 
-    def check_head(self) -> None:
+    def check_head(self, raw_head: bytes) -> None:
         raise NotImplementedError
 
     def complete(self, body: bytes) -> None:
         raise NotImplementedError
 
     def on_body(self, body: bytes) -> None:
-        self._size += len(body)
-        if self._size > self.protocol.service.body_bytes_max:
+        self._body_bytes += len(body)
+        if self._body_bytes > self.connection.service.body_bytes_max:
             self.refuse(self._too_large(), close=True)
             return
         if not self._body:
@@ -128,28 +136,28 @@ class HotRequest(Exchange):
     def on_complete(self) -> None:
         if self.response is not None:
             return  # refused without a body to wait for
-        body, self._body = bytes(self._body), b""  # the same object if it came in one piece
+        body, self._body = bytes(self._body), b""  # not copied if it came in one piece
         try:
             self.complete(body)
         except RequestError as error:
             self.refuse(error, close=False)
         except Exception:
-            # Nobody foresaw this one; unanswered it would hold up the line.
-            self.protocol.service.logger.exception("request_failed")
+            # Unexpected; without a response later ones could not be sent either.
+            self.connection.service.logger.exception("request_failed")
             self.refuse(RequestError(500, "internal-failure"), close=False)
 
     def refuse(self, error: RequestError, *, close: bool) -> None:
-        shut = close or self.is_last
         more = responses.timings(self._read_ms, self._parse_ms)
         self._body = b""  # the response may have to wait for earlier ones
-        self.protocol.refuse(self, error, close=shut, more=more)
+        text = error.status in self.TEXT_STATUSES and bool(error.message)
+        self.connection.refuse(self, error, close=close or self.is_last, more=more, text=text)
         if close:
-            self.protocol.request = None
+            self.connection.request = None
 
     @property
     def is_last(self) -> bool:
-        """Whether the connection ends behind this answer: the client said so, or the server drains."""
-        return not self._keep or self.protocol.service.draining
+        """Whether the connection ends after this response: the client requests it, or the server drains."""
+        return not self._keep or self.connection.service.draining
 
     def check_length(self, *, empty: bool = False) -> None:
         """
@@ -160,54 +168,61 @@ class HotRequest(Exchange):
         head = self.head
         length = head.get(b"content-length")
         if length is not None:
-            # The parser has seen to it that it is a number.
-            size = _number(length)
+            size = _length(length)
             if size == 0 and not empty:
                 raise RequestError(400, "invalid-content-length")
-            if size > self.protocol.service.body_bytes_max:
+            if size > self.connection.service.body_bytes_max:
                 raise self._too_large()
         elif b"transfer-encoding" not in head:
             raise RequestError(400, "missing-content-length")
-        if b"expect" in head and head[b"expect"].lower() == b"100-continue" and self._is_1_1():
-            self.protocol.transport.write(responses.CONTINUE)
-
-    def _is_1_1(self) -> bool:
-        return bool(self.protocol.parser.get_http_version() == "1.1")
+        expects = head.get(b"expect", b"").lower() == b"100-continue"
+        if expects and self.connection.parser.get_http_version() == "1.1":
+            self.connection.transport.write(responses.CONTINUE)
 
     def publish(self, part: Part) -> None:
         """Hand events to the publisher, which answers when they are durable."""
-        service = self.protocol.service
+        service = self.connection.service
         if service.publisher.full:
             raise service.overloaded(len(part))
         self._started = perf_counter()
         self._part = part
-        service.publisher.submit(part, self.published)
+        service.publisher.submit(part, self._on_published)
 
-    def published(self, error: LogError | None) -> None:
-        """The events are as durable as promised, or lost."""
+    def _on_published(self, error: LogError | None) -> None:
         if error is not None:
-            self.refuse(log_refusal(error), close=False)
+            self.refuse(responses.log_refusal(error), close=False)
             return
-        protocol = self.protocol
-        response = self.success()
-        close = self.is_last
+        response, close = self.success(), self.is_last
         if close:
             response = response.replace(responses.KEEP, responses.CLOSE, 1)
-        protocol.exchanges.answer(self, response, close=close)
+        self.connection.responses.complete(self, response, close=close)
 
     def success(self) -> bytes:
+        """Return the 202 of a publication."""
         encode_ms = int((perf_counter() - self._started) * 1000)
-        service = self.protocol.service
+        service = self.connection.service
         offset, repeat = service.publisher.place(self._part)
-        place = responses.placed(offset, repeat=repeat)
+        place = responses.offset_headers(offset, repeat=repeat)
         return service.responder.accepted(self._read_ms, self._parse_ms, encode_ms, place)
 
+    def consume(self, stream: SseConsumer) -> None:
+        """Turn the connection into a stream when all earlier responses are sent."""
+        connection = self.connection
+        self.start = lambda: connection.become(stream, self)
+        connection.responses.advance()
+
+    def _answer_preflight(self) -> None:
+        requested = self.head.get(b"access-control-request-headers", b"")
+        close = self.announced or self.is_last
+        response = responses.preflight(requested).to_bytes(close=close)
+        self.connection.responses.complete(self, response, close=close)
+
     def _too_large(self) -> RequestError:
-        limit = self.protocol.service.body_bytes_max
+        limit = self.connection.service.body_bytes_max
         return RequestError(413, "body-too-large", maxBytes=limit)
 
 
-class ChannelRequest(HotRequest):
+class ChannelRequest(HttpRequest):
     """`/channels/NAME`: publish with POST or PUT, consume with GET."""
 
     ROUTES = (
@@ -219,22 +234,19 @@ class ChannelRequest(HotRequest):
 
     __slots__ = ("_content_type", "_mode", "_path", "_query")
 
-    def check_head(self) -> None:
-        protocol = self.protocol
-        if self.method == b"OPTIONS":
-            self._answer_preflight()
-            return
-        path, _, query = protocol.url.partition(b"?")
-        door = protocol.service.door
-        self._query = query if door.open else door.admit(protocol.headers, query)
+    def check_head(self, raw_head: bytes) -> None:
+        path, _, self._query = self.connection.url.partition(b"?")
         self._path = channel_path(path)
         if self.method in WRITING and self._path.start is None:
             if self._path.reserved:
                 check_channel(self._path.channel)
             self._content_type, self._mode = content_mode(self.head)
             self.check_length(empty=may_be_empty(self._content_type, self._mode))
-            if protocol.head_bytes:
-                self._teach(protocol.head_bytes)
+            length = self.head.get(b"content-length")
+            if raw_head and length and self._keep and not self.head.keys() & NOT_CACHED:
+                self.connection.server.heads.add(
+                    raw_head, self._path.channel, self._content_type, self._mode, _length(length)
+                )
         elif self.method == b"GET":
             if self.announced:
                 raise RequestError(400, "unexpected-body")
@@ -242,23 +254,24 @@ class ChannelRequest(HotRequest):
             raise RequestError(405, "invalid-method", method=self.method.decode("ascii"))
 
     def complete(self, body: bytes) -> None:
+        connection, channel = self.connection, self._path.channel
         if self.method == b"GET":
-            self._consume()
+            self.consume(
+                open_stream(connection, channel=channel, start=self._path.start, query=self._query)
+            )
             return
-        protocol = self.protocol
-        service = protocol.service
+        service = connection.service
         read = perf_counter()
         self._read_ms = int((read - self._started) * 1000)
-        channel = self._path.channel
         part: Part | None = read_batch(channel, body) if self._mode is BATCH else None
         if part is None:
             part = read_events(
                 channel,
-                protocol.headers,
+                connection.headers,
                 self._content_type,
                 self._mode,
                 body,
-                percent=protocol.way.percent,
+                percent=service.percent_decode,
             )
         took = perf_counter() - read
         service.translation_seconds += took
@@ -266,91 +279,40 @@ class ChannelRequest(HotRequest):
         self._parse_ms = int(took * 1000)
         self.publish(part)
 
-    def _teach(self, head: bytes) -> None:
-        """Everything about this head is fine: the next one like it may take the quick way."""
-        length = self.head.get(b"content-length")
-        # A length beside chunks, an `Expect` and a last request are matters for the long way.
-        if length is None or not self._keep or self.head.keys() & LONG_WAY:
-            return
-        self.protocol.way.learn(
-            head, self._path.channel, self._content_type, self._mode, _number(length)
-        )
 
-    def _consume(self) -> None:
-        """Turn the connection into a consumer once all earlier answers are out."""
-        protocol = self.protocol
-        stream = open_stream(
-            protocol,
-            channel=self._path.channel,
-            start=self._path.start,
-            query=self._query,
-        )
-        self.start = lambda: protocol.become(stream)
-        protocol.exchanges.advance()
-
-    def _answer_preflight(self) -> None:
-        wanted = self.head.get(b"access-control-request-headers", b"")
-        close = self.announced or self.is_last
-        response = responses.preflight(wanted, close=close)
-        self.protocol.exchanges.answer(self, response, close=close)
-
-
-class FilterEventsRequest(HotRequest):
-    """`GET /filters/ID[,ID…]/events`: what registered filters let through."""
+class FilterEventsRequest(HttpRequest):
+    """`GET /filters/ID[,ID…]/events`: the events that registered filters match."""
 
     ROUTES = (("GET", "/filters/{id}/events"),)
 
-    __slots__ = ("_query",)
+    __slots__ = ()
 
-    def check_head(self) -> None:
-        protocol = self.protocol
-        query = protocol.url.partition(b"?")[2]
-        self._query = protocol.service.door.admit(protocol.headers, query)
+    def check_head(self, raw_head: bytes) -> None:  # noqa: ARG002
         if self.announced:
             raise RequestError(400, "unexpected-body")
 
     def complete(self, body: bytes) -> None:  # noqa: ARG002
-        protocol = self.protocol
-        ids = protocol.url.split(b"/")[2].decode("ascii").split(",")
-        stream = open_filter_stream(protocol, ids, self._query)
-        self.start = lambda: protocol.become(stream)
-        protocol.exchanges.advance()
+        path, _, query = self.connection.url.partition(b"?")
+        ids = path.split(b"/")[2].decode("ascii").split(",")
+        self.consume(open_filter_stream(self.connection, ids, query))
 
 
-class MessagesRequest(HotRequest):
-    """`POST /publish`: messages for streams; answers are plain text, as Subtub's."""
+class MessagesRequest(HttpRequest):
+    """`POST /publish`: messages for streams; responses are plain text, as Subtub's."""
 
     ROUTES = (("POST", "/publish"),)
+    TEXT_STATUSES = frozenset({400, 404})
 
     __slots__ = ()
 
-    def check_head(self) -> None:
-        protocol = self.protocol
-        if self.method == b"OPTIONS":
-            close = self.announced or self.is_last
-            response = responses.preflight(b"", close=close)
-            protocol.exchanges.answer(self, response, close=close)
-            return
-        protocol.service.door.admit(protocol.headers, protocol.url.partition(b"?")[2])
+    def check_head(self, raw_head: bytes) -> None:  # noqa: ARG002
         if self.method != b"POST":
             raise RequestError(404, "not-found", "Not found")
-        if self.announced and (b"content-length", b"0") not in protocol.headers:
+        if self.announced and (b"content-length", b"0") not in self.connection.headers:
             self.check_length()
 
     def complete(self, body: bytes) -> None:
         self.publish(read_messages(body))
 
-    def refuse(self, error: RequestError, *, close: bool) -> None:
-        if error.status in {400, 404} and error.message:
-            shut = close or self.is_last
-            response = responses.plain_text(error.status, error.message, close=shut)
-            if self.method == b"HEAD":
-                response = responses.without_body(response)
-            self.protocol.exchanges.answer(self, response, close=shut)
-            if close:
-                self.protocol.request = None
-        else:
-            HotRequest.refuse(self, error, close=close)
-
     def success(self) -> bytes:
-        return self.protocol.service.streams_accepted
+        return responses.STREAMS_ACCEPTED

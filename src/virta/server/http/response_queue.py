@@ -1,36 +1,42 @@
 """
-One request and its answer on a connection, in the order the requests came.
+Responses of one connection, sent in the order of its requests.
 
-HTTP/1.1 clients may send the next request before the last answer. Answers of the hot routes become
-ready in any order (a refusal at once, a publication after the log's sync), those of the framework
-are written by it: the queue lets each out only when everything before it is out.
+HTTP/1.1 clients may send the next request before they have the last response. Responses become ready in
+any order (a refusal at once, a publication after the log's sync), and those of the ASGI application are
+written by it: the queue sends each when everything before it is sent.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# In the scope of a request: an event of its connection that is set when the peer sends no more.
-GONE = "virta.gone"
-# Key in the scope of a request: the CORS headers of its response (`virta.server.auth`).
-CORS = "virta.cors"
+
+class ResponseWriter(Protocol):
+    """A connection."""
+
+    def write(self, data: bytes) -> None:
+        """Send bytes."""
+
+    def end(self) -> None:
+        """Send nothing more."""
 
 
-def with_lines(response: bytes, lines: bytes) -> bytes:
+def insert_headers(response: bytes, lines: bytes) -> bytes:
     """Return a response with further header lines."""
     at = response.index(b"\r\n") + 2
     return response[:at] + lines + response[at:]
 
 
-class Exchange:
+class PendingResponse:
     """
-    `start` is called when it is this request's turn to write; `response` is what a hot route says.
+    The response to one request.
 
-    `cors` are the headers that let the requesting page read the response; programs get none.
+    `start` is called when all earlier responses are sent; `response` are the bytes, None until they are
+    known. `cors` are the headers that let the requesting page read it; programs get none.
     """
 
     __slots__ = ("close", "cors", "response", "start")
@@ -42,77 +48,63 @@ class Exchange:
         self.close = False
 
 
-class ExchangeQueue:
+class ResponseQueue:
     """The requests of one connection that are not yet answered."""
 
-    __slots__ = ("_end", "_exchanges", "_write")
+    __slots__ = ("_connection", "_pending")
 
-    def __init__(self, write: Callable[[bytes], None], end: Callable[[], None]) -> None:
-        self._write = write
-        self._end = end
-        self._exchanges: deque[Exchange] = deque()
+    def __init__(self, connection: ResponseWriter | None) -> None:
+        self._connection = connection
+        self._pending: deque[PendingResponse] = deque()
 
     def __len__(self) -> int:
-        return len(self._exchanges)
+        return len(self._pending)
 
-    def __bool__(self) -> bool:
-        return bool(self._exchanges)
-
-    def add(self, exchange: Exchange) -> None:
-        self._exchanges.append(exchange)
-        if exchange.start is not None and len(self._exchanges) == 1:
+    def add(self, pending: PendingResponse) -> None:
+        self._pending.append(pending)
+        if pending.start is not None and len(self._pending) == 1:
             self.advance()
 
-    def answer(self, exchange: Exchange, response: bytes, *, close: bool = False) -> None:
-        """Give an exchange its bytes; they go out when its turn comes."""
-        if exchange.cors:
-            response = with_lines(response, exchange.cors)
-        exchange.response = response
-        exchange.close = close
-        exchanges = self._exchanges
-        if len(exchanges) == 1 and exchanges[0] is exchange and not close:
-            exchanges.clear()
-            self._write(response)
-            return
+    def enqueue(self, cors: bytes) -> PendingResponse:
+        """Queue a response that is completed later."""
+        pending = PendingResponse(cors=cors)
+        self._pending.append(pending)
+        return pending
+
+    def complete(self, pending: PendingResponse, response: bytes, *, close: bool = False) -> None:
+        """Send a response when its turn comes; `close` ends the connection after it."""
+        if pending.cors:
+            response = insert_headers(response, pending.cors)
+        pending.response = response
+        pending.close = close
         self.advance()
 
     def advance(self) -> None:
-        """Write whatever may be written now."""
-        exchanges = self._exchanges
-        while exchanges:
-            head = exchanges[0]
-            if head.start is not None:
-                start, head.start = head.start, None
+        """Send what can be sent now."""
+        queue = self._pending
+        while queue and self._connection is not None:
+            first = queue[0]
+            if first.start is not None:
+                start, first.start = first.start, None
                 start()
-                if not exchanges or exchanges[0] is not head:
+                if not queue or queue[0] is not first:
                     continue
-            if head.response is None:
+            if first.response is None:
                 return
-            exchanges.popleft()
-            self._write(head.response)
-            if head.close:
-                exchanges.clear()
-                self._end()
+            queue.popleft()
+            self._connection.write(first.response)
+            if first.close:
+                queue.clear()
+                self._connection.end()
                 return
 
-    def finish_head(self) -> None:
-        """The first exchange has written its answer itself."""
-        if self._exchanges:
-            self._exchanges.popleft()
+    def remove_first(self) -> None:
+        """Continue after a response that the ASGI application has written."""
+        if self._pending:
+            self._pending.popleft()
             self.advance()
 
-    def clear(self) -> None:
-        self._exchanges.clear()
-
     def close(self) -> None:
-        """Drop all references to a lost connection; later responses are not written."""
-        self._exchanges.clear()
-        self._write, self._end = _write_nothing, _end_nothing
-
-
-def _write_nothing(data: bytes) -> None:
-    """Ignore a response whose connection is lost."""
-
-
-def _end_nothing() -> None:
-    """Ignore the end of a connection that is lost."""
+        """Release the connection, which is lost or a stream now; later responses are dropped."""
+        self._pending.clear()
+        self._connection = None

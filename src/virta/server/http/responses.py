@@ -1,9 +1,9 @@
 """
-Responses of the hot routes, as bytes.
+Responses: the one place that renders refusals, preflights and the 202 of a publication.
 
-Every response carries Thorium's common headers; JSON ones also the `ce-` headers that make the answer
-itself an event. Heads are put together from prepared pieces, since a publisher's answer is the most
-frequent thing the server writes.
+Every response has `Cache-Control: no-store`; JSON ones also have the `ce-` headers that make the response
+itself an event (Thorium). An `HttpResponse` becomes bytes on the connection or a response of the ASGI
+application. The 202 is assembled from prepared bytes, since it is what the server writes most often.
 """
 
 from __future__ import annotations
@@ -12,173 +12,187 @@ import base64
 import os
 import time
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from virta.clock import time_text
-from virta.server.http.response_queue import with_lines
+from virta.errors import LogError, LogLimitError, LogLockTimeoutError, RequestError
+from virta.server.http.response_queue import insert_headers
 
 if TYPE_CHECKING:
-    from virta.errors import RequestError
+    from collections.abc import Mapping
 
 JSON_TYPE = "application/json; charset=utf-8"
 RESPONSE_TYPE = "name.djsweet.thorium.channel.send.response"
+NO_STORE = {"Cache-Control": "no-store"}
 RETRY_AFTER_S = 1
-RETRY_LATER = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
+# Headers that HTTP requires with a status, or with an error code; 405 is that of channels.
+BY_STATUS = {
+    401: {"WWW-Authenticate": 'Bearer realm="virta"'},
+    405: {"Allow": "GET, POST, PUT, OPTIONS"},
+    429: {"Retry-After": str(RETRY_AFTER_S)},
+    503: {"Retry-After": str(RETRY_AFTER_S)},
+}
+BY_CODE = {"unsupported-content-encoding": {"Accept-Encoding": "identity"}}
 ACCEPTED_BODY = b'{"code":"accepted"}'
-# The clock text in headers is renewed this often; its users do not need more.
+# The time in `ce-time` is renewed this often, and is not needed more precisely.
 CLOCK_S = 0.001
 
-COMMON = b"Cache-Control: no-store\r\n"
 KEEP = b"Connection: keep-alive\r\n"
 CLOSE = b"Connection: close\r\n"
 SSE_HEAD = (
-    b"HTTP/1.1 200 OK\r\n" + COMMON + KEEP + b"Content-Type: text/event-stream; charset=utf-8\r\n"
-    b"X-Accel-Buffering: no\r\n"
+    b"HTTP/1.1 200 OK\r\nCache-Control: no-store\r\n"
+    + KEEP
+    + b"Content-Type: text/event-stream; charset=utf-8\r\nX-Accel-Buffering: no\r\n"
+)
+STREAMS_ACCEPTED = (
+    b"HTTP/1.1 200 OK\r\nCache-Control: no-store\r\n" + KEEP + b"Content-Length: 0\r\n\r\n"
 )
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-PREFLIGHT_METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
+PREFLIGHT_METHODS = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
+PREFLIGHT_HEADERS = "Authorization, Content-Type, Last-Event-ID, Virta-Positions"
 PREFLIGHT_MAX_AGE_S = 86400
 
 
-def status_line(status: int) -> bytes:
-    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode()
+class HttpResponse(NamedTuple):
+    """A response that is not yet bytes."""
 
+    status: int
+    headers: Mapping[str, str]
+    body: bytes = b""
 
-def empty(status: int, *, close: bool = True) -> bytes:
-    """Say only a status: what a client that breaks the limits of HTTP gets."""
-    again = b"Retry-After: %d\r\n" % RETRY_AFTER_S if status in RETRY_LATER else b""
-    connection = CLOSE if close else KEEP
-    return status_line(status) + COMMON + connection + again + b"Content-Length: 0\r\n\r\n"
+    def to_bytes(self, *, close: bool, more: bytes = b"", head_only: bool = False) -> bytes:
+        """
+        Return the response as it is sent.
 
-
-def preflight(requested_headers: bytes, *, close: bool) -> bytes:
-    """Return the response to a preflight: an allowed page may use every method and header."""
-    allowed = requested_headers or b"Authorization, Content-Type, Last-Event-ID, Virta-Positions"
-    return (
-        b"%b%b%bAccess-Control-Allow-Methods: %b\r\nAccess-Control-Allow-Headers: %b\r\nAccess-Control-Max-Age: %d\r\n\r\n"
-        % (
-            status_line(204),
-            COMMON,
+        Args:
+            close: whether the connection ends after it.
+            more: further header lines.
+            head_only: leave the body out, as in the response to HEAD.
+        """
+        lines = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
+        if self.status != HTTPStatus.NO_CONTENT:
+            more += b"Content-Length: %d\r\n" % len(self.body)
+        return b"%b%b%b%b\r\n%b" % (
+            _status_line(self.status),
             CLOSE if close else KEEP,
-            PREFLIGHT_METHODS,
-            allowed,
-            PREFLIGHT_MAX_AGE_S,
+            lines.encode("latin-1"),
+            more,
+            b"" if head_only else self.body,
         )
-    )
 
 
-def plain_text(status: int, text: str, *, close: bool, more: bytes = b"") -> bytes:
-    """Subtub's kind of answer."""
-    body = text.encode("utf-8", "replace")
-    head = b"%b%b%bContent-Type: text/plain; charset=UTF-8\r\n%bContent-Length: %d\r\n\r\n" % (
-        status_line(status),
-        COMMON,
-        CLOSE if close else KEEP,
-        more,
-        len(body),
-    )
-    return head + body
+def empty(status: int) -> HttpResponse:
+    """Return a status without a body: the response to a client that exceeds the limits of HTTP."""
+    return HttpResponse(status, NO_STORE | BY_STATUS.get(status, {}))
 
 
-def without_body(response: bytes) -> bytes:
-    """The answer to HEAD: the head of what another method would have got."""
-    return response[: response.index(b"\r\n\r\n") + 4]
+def preflight(requested_headers: bytes) -> HttpResponse:
+    """Return the response to a preflight: an allowed page may use every method and header."""
+    headers = {
+        "Access-Control-Allow-Methods": PREFLIGHT_METHODS,
+        "Access-Control-Allow-Headers": header_safe(requested_headers.decode("latin-1"))
+        or PREFLIGHT_HEADERS,
+        "Access-Control-Max-Age": str(PREFLIGHT_MAX_AGE_S),
+    }
+    return HttpResponse(204, NO_STORE | headers)
 
 
 def timings(read_ms: int, parse_ms: int = -1) -> bytes:
-    """Thorium's headers for what is known when a publication is refused; -1 is not known."""
-    more = b"" if read_ms < 0 else b"Thorium-Body-Read-Time: %d ms\r\n" % read_ms
-    return more if parse_ms < 0 else b"%bThorium-JSON-Parse-Time: %d ms\r\n" % (more, parse_ms)
+    """Return Thorium's header lines for the times of a refused publication; -1 is not known."""
+    lines = b"" if read_ms < 0 else b"Thorium-Body-Read-Time: %d ms\r\n" % read_ms
+    return lines if parse_ms < 0 else b"%bThorium-JSON-Parse-Time: %d ms\r\n" % (lines, parse_ms)
 
 
-def placed(offset: int | None, *, repeat: bool) -> bytes:
-    """Make the headers with the offset of a publication, each preceded by a line end."""
+def offset_headers(offset: int | None, *, repeat: bool) -> bytes:
+    """Return the headers with the offset of a publication, each preceded by a line end."""
     line = b"" if offset is None else b"\r\nVirta-Offset: %d" % offset
     return line + b"\r\nVirta-Duplicate: true" if repeat else line
 
 
 class Responder:
-    """Makes JSON responses; knows the server's name and counts its answers."""
+    """Renders the JSON responses of one server, and counts its refusals by status."""
 
     def __init__(self, source_name: str, durability: str, cors: bytes = b"") -> None:
-        # Ids look like 15 random bytes in base64; 9 of them are, and number the answers for the rest.
+        # Ids look like 15 random bytes in base64: 9 random bytes and a number.
         self._prefix = base64.b64encode(os.urandom(9))
         self._number = int.from_bytes(os.urandom(2), "big")
         self._clock_until = 0.0
         self._clock = b""
-        self._events_headers = (
-            f"Content-Type: {JSON_TYPE}\r\nce-specversion: 1.0\r\nce-datacontenttype: {JSON_TYPE}\r\n"
-            f"ce-type: {RESPONSE_TYPE}\r\nce-source: {header_safe(source_name)}\r\n"
-        ).encode()
-        # `cors` is for every response made here; other responses get it from their exchange.
-        self._accepted = (
-            status_line(202)
-            + COMMON
-            + KEEP
-            + self._events_headers
-            + f"Virta-Durability: {durability}\r\nContent-Length: {len(ACCEPTED_BODY)}\r\n".encode()
-        )
-        self._quickly_accepted = with_lines(self._accepted, cors)
+        self._event_headers = {
+            "Content-Type": JSON_TYPE,
+            "ce-specversion": "1.0",
+            "ce-datacontenttype": JSON_TYPE,
+            "ce-type": RESPONSE_TYPE,
+            "ce-source": header_safe(source_name),
+        }
+        self.refusals: dict[int, int] = {}
+        headers = NO_STORE | self._event_headers | {"Virta-Durability": durability}
+        accepted = HttpResponse(202, headers, ACCEPTED_BODY).to_bytes(close=False, head_only=True)
+        self._accepted = accepted.removesuffix(b"\r\n")
+        # On the fast path every response has the same CORS headers; elsewhere the queue adds them.
+        self._fast_accepted = insert_headers(self._accepted, cors)
 
-    def accepted(self, read_ms: int, parse_ms: int, encode_ms: int, place: bytes) -> bytes:
-        """Return the 202 of a publication; `place` is the result of `placed`."""
-        number = self.numbers(1)
+    def accepted(self, read_ms: int, parse_ms: int, encode_ms: int, offset: bytes) -> bytes:
+        """Return the 202 of a publication; `offset` is the result of `offset_headers`."""
         tail = self.accepted_tail(read_ms, parse_ms, encode_ms)
-        return b"%b%08x%b%b" % (self._head(self._accepted), number & 0xFFFFFFFF, place, tail)
+        return b"%b%08x%b%b" % (self._head(self._accepted), self.reserve_ids(1), offset, tail)
 
     def accepted_head(self) -> bytes:
-        """Return a 202 of the fast path up to the number of the response, which has 8 hexadecimal digits."""
-        return self._head(self._quickly_accepted)
+        """Return a 202 of the fast path up to its number, which has 8 hexadecimal digits."""
+        return self._head(self._fast_accepted)
 
     def _head(self, fixed: bytes) -> bytes:
         return b"%bce-time: %b\r\nce-id: %b" % (fixed, self._time(), self._prefix)
 
     def accepted_tail(self, read_ms: int, parse_ms: int, encode_ms: int) -> bytes:
-        """The same from behind the number on."""
+        """Return what follows the headers with the offset in a 202."""
         return (
             b"\r\nThorium-Body-Read-Time: %d ms\r\nThorium-JSON-Parse-Time: %d ms\r\nThorium-Encode-Time: %d ms\r\n\r\n%b"
             % (read_ms, parse_ms, encode_ms, ACCEPTED_BODY)
         )
 
-    def numbers(self, count: int) -> int:
-        """Take so many numbers for answers; gives the first."""
+    def reserve_ids(self, count: int) -> int:
+        """Reserve numbers for the ids of responses; return the first."""
         first = self._number
-        self._number += count
+        self._number = (first + count) & 0xFFFFFFFF
         return first
 
-    def refused(self, error: RequestError, *, close: bool, more: bytes = b"") -> bytes:
-        """A refusal: `code`, often a message, and what the code promises beside them."""
-        return self.json(error.status, refusal_body(error), close=close, more=more)
+    def refusal(
+        self, error: RequestError, more: Mapping[str, str] | None = None, *, text: bool = False
+    ) -> HttpResponse:
+        """
+        Render an error and count it.
 
-    def json(self, status: int, body: bytes, *, close: bool, more: bytes = b"") -> bytes:
-        if status in RETRY_LATER:
-            more += b"Retry-After: %d\r\n" % RETRY_AFTER_S
-        return b"%b%b%b%bce-time: %b\r\nce-id: %b\r\n%bContent-Length: %d\r\n\r\n%b" % (
-            status_line(status),
-            COMMON,
-            CLOSE if close else KEEP,
-            self._events_headers,
-            self._time(),
-            self._id(),
-            more,
-            len(body),
-            body,
-        )
+        Args:
+            error: its code, message and members are the JSON body.
+            more: further headers.
+            text: answer with the message alone, as plain text (Subtub).
+        """
+        self.count_refusal(error)
+        headers = BY_STATUS.get(error.status, {}) | BY_CODE.get(error.code, {}) | dict(more or {})
+        if text:
+            headers = {"Content-Type": "text/plain; charset=UTF-8"} | headers
+            body = error.message.encode("utf-8", "replace")
+            return HttpResponse(error.status, NO_STORE | headers, body)
+        members: dict[str, object] = {"code": error.code}
+        if error.message:
+            members["message"] = error.message
+        body = msgspec.json.encode(members | error.members)
+        return HttpResponse(error.status, self.event_headers() | headers, body)
+
+    def count_refusal(self, error: RequestError) -> None:
+        self.refusals[error.status] = self.refusals.get(error.status, 0) + 1
 
     def event_headers(self) -> dict[str, str]:
-        """The same headers for responses that the framework writes."""
-        lines = self._events_headers.decode().split("\r\n")
-        headers = dict(line.split(": ", 1) for line in lines if line)
-        return headers | {
-            "Cache-Control": "no-store",
+        """Return the headers of every JSON response, with a new id."""
+        return {
+            **NO_STORE,
+            **self._event_headers,
             "ce-time": self._time().decode(),
-            "ce-id": self._id().decode(),
+            "ce-id": f"{self._prefix.decode()}{self.reserve_ids(1):08x}",
         }
-
-    def _id(self) -> bytes:
-        return b"%b%08x" % (self._prefix, self.numbers(1) & 0xFFFFFFFF)
 
     def _time(self) -> bytes:
         now = time.monotonic()
@@ -188,13 +202,21 @@ class Responder:
         return self._clock
 
 
-def refusal_body(error: RequestError) -> bytes:
-    body: dict[str, object] = {"code": error.code}
-    if error.message:
-        body["message"] = error.message
-    return msgspec.json.encode(body | error.members)
+def log_refusal(error: LogError) -> RequestError:
+    """Return the refusal of a publication that the log did not accept."""
+    if isinstance(error, LogLimitError):
+        return RequestError(413, "body-too-large", error.message)
+    if error.code == "log_disk_full":
+        return RequestError(507, "insufficient-storage", f"nothing was kept: {error.message}")
+    if isinstance(error, LogLockTimeoutError):
+        return RequestError(503, "log-busy", f"nothing was kept: {error.message}")
+    return RequestError(500, "internal-failure", f"the log refused the write: {error.message}")
 
 
 def header_safe(text: str) -> str:
-    """A text that cannot break out of its header."""
+    """Replace characters that a header cannot hold."""
     return "".join(c if " " <= c <= "~" else "?" for c in text)
+
+
+def _status_line(status: int) -> bytes:
+    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode()

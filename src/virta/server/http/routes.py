@@ -1,8 +1,8 @@
 """
 Paths of the hot routes: `/channels/NAME` and `/channels/NAME/from/START`.
 
-The path is read raw. A name is what stands between the slashes, form-decoded (`+` is a blank, `%2F` a
-slash); one slash at the end is dropped, any other literal slash is refused.
+A name is the part between the slashes, form-decoded (`+` is a space, `%2F` a slash); one slash at the end
+is dropped, any other literal slash is refused.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def parse_channel_path(path: bytes) -> ChannelPath:
 
 
 def name_fault(channel: str) -> str:
-    """Why a text is no name of a channel; empty when it is one."""
+    """Return why a text is not the name of a channel; empty if it is one."""
     if not channel:
         return "it is empty: a name has at least one character"
     if len(channel.encode("utf-8", "replace")) > CHANNEL_BYTES_MAX:

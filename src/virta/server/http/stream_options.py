@@ -1,5 +1,5 @@
 """
-Options of a stream: parameters of its URL whose names begin with `$`, and the headers that mean the same.
+Options of a stream: parameters of its URL whose names begin with `$`, or headers with the same meaning.
 
     /channels/orders?status=paid&$positions=1&$last-event-id=1f0c9be2a7d4.4711
 
@@ -30,7 +30,7 @@ class StreamOptions(NamedTuple):
     """Options of a consumer, apart from its query."""
 
     query: bytes  # without the options
-    seen: Place | None  # what the consumer received last; the stream continues after it
+    seen: Place | None  # the last event received; the stream continues after it
     positions: bool  # make every id a position
     in_url: bool  # `seen` came from the URL
 
@@ -47,8 +47,8 @@ def read_options(query: bytes, headers: dict[bytes, bytes]) -> StreamOptions:
     """
     given: dict[str, str] = {}
     if b"$" in query or b"%24" in query:
-        taken, query = take_parameters(query, _is_option)
-        for piece in taken:
+        options, query = split_parameters(query, _is_option)
+        for piece in options:
             name, _, value = piece.decode("utf-8", "replace").partition("=")
             name = unquote_plus(name)
             if name not in KNOWN:
@@ -71,22 +71,22 @@ def read_options(query: bytes, headers: dict[bytes, bytes]) -> StreamOptions:
     return StreamOptions(query, place, positions, in_url=LAST_EVENT_ID in given)
 
 
-def take_parameters(query: bytes, is_taken: Callable[[bytes], bool]) -> tuple[list[bytes], bytes]:
+def split_parameters(query: bytes, is_option: Callable[[bytes], bool]) -> tuple[list[bytes], bytes]:
     """
     Split a query into the options and the query without them.
 
     A part between semicolons that contained only options is removed: left empty, it would be a
     query that everything satisfies.
     """
-    taken: list[bytes] = []
+    options: list[bytes] = []
     parts = []
     for part in query.split(b";"):
         kept: list[bytes] = []
         for piece in part.split(b"&"):
-            (taken if is_taken(piece) else kept).append(piece)
+            (options if is_option(piece) else kept).append(piece)
         if kept:
             parts.append(b"&".join(kept))
-    return taken, b";".join(parts)
+    return options, b";".join(parts)
 
 
 def _is_option(piece: bytes) -> bool:

@@ -1,9 +1,10 @@
 """
-Checks of a body before it is read: its encoding, and the memory of all bodies that are still arriving.
+Limits on what is arriving: the head, the framing and the encoding of a request, and unfinished bodies.
 
-A body is kept in memory until it is complete. One connection's is bounded by `--max-body-size-bytes`; all together are
-bounded here. When they exceed the limit, the one that began first is refused: a normal publisher's body
-is complete within milliseconds, so it is not the one that is refused, and no request has to wait.
+A body is kept in memory until it is complete. One connection's is bounded by `--max-body-size-bytes`; all
+together are bounded by `UnfinishedBodies`. When they exceed the limit, the one that began first is
+refused: a normal publisher's body is complete within milliseconds, so it is not the one that is refused,
+and no request has to wait.
 """
 
 from __future__ import annotations
@@ -15,6 +16,11 @@ from virta.errors import RequestError
 if TYPE_CHECKING:
     from virta.server.event_input import Headers
 
+SUBSCRIBE = b"/subscribe"
+# Subtub's head limit, which bounds how many streams one socket can name.
+SUBSCRIBE_LINE_BYTES_MAX = 40 * 1024
+# Method, spaces and version around a path.
+REQUEST_LINE_REST_BYTES = 32
 IDENTITY = frozenset({b"", b"identity"})
 
 
@@ -49,6 +55,61 @@ class UnfinishedBodies:
         self.bytes -= self._sizes.pop(connection, 0)
 
 
+class ArrivalSizes:
+    """
+    Counts the bytes of an arriving request that are not body.
+
+    The parser reports a header when it is complete, so the bytes of an incomplete head are counted as they
+    arrive. The framing of a body (sizes of chunks, trailers) has the limit of the head.
+    """
+
+    __slots__ = ("_arriving", "_framing", "_head", "_head_max", "_line_max", "_message_ended")
+
+    def __init__(self, head_bytes_max: int, line_bytes_max: int) -> None:
+        self._head_max = head_bytes_max
+        self._line_max = line_bytes_max
+        self._arriving = 0  # bytes that the parser is reading
+        self._head = 0  # bytes of the head so far
+        self._framing = 0  # bytes since the last of a body
+        self._message_ended = False  # within what is being read
+
+    def on_data(self, size: int) -> None:
+        """Note how much the parser is about to read."""
+        self._arriving = size
+        self._message_ended = False
+
+    def on_message_begin(self) -> None:
+        # What arrived with it may belong to earlier requests; then the head is counted once complete.
+        self._head = 1 - self._arriving if self._message_ended else 0
+
+    def on_body(self) -> None:
+        self._framing = -self._arriving
+
+    def on_message_complete(self) -> None:
+        self._message_ended = True
+
+    def is_line_too_long(self, url: bytes) -> bool:
+        limit = self._line_max
+        if url.startswith(SUBSCRIBE):
+            limit = max(limit, SUBSCRIBE_LINE_BYTES_MAX)
+        return len(url) > limit
+
+    def is_head_too_large(self, headers: Headers) -> bool:
+        """Check a complete head."""
+        self._framing = -self._arriving
+        if self._arriving <= self._head_max and self._head <= 0:
+            return False  # all that arrived is not larger than a head may be
+        return sum(len(name) + len(value) + 4 for name, value in headers) > self._head_max
+
+    def is_too_large(self, url: bytes, *, in_head: bool, in_body: bool) -> bool:
+        """Check what is incomplete after the parser has read what arrived."""
+        if in_head:
+            self._head += self._arriving
+            return self._head - len(url) - REQUEST_LINE_REST_BYTES > self._head_max
+        self._framing += self._arriving
+        return in_body and self._framing > self._head_max
+
+
 def too_many_unfinished(bodies: UnfinishedBodies) -> RequestError:
     return RequestError(
         503,
@@ -65,7 +126,7 @@ def check_encodings(headers: Headers) -> None:
 
     Raises:
         RequestError: 415 for a content encoding, 501 for a transfer encoding other than chunked. One with a
-            length could be read in two ways: the parser refuses that with 400.
+            length is ambiguous: the parser refuses it with 400.
     """
     framed = any(name == b"content-length" for name, _ in headers)
     for name, value in headers:

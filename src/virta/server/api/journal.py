@@ -1,0 +1,87 @@
+"""`/journal/…`: the journal's own HTTP handler behind the server's checks."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from starlette.convertors import PathConvertor, register_url_convertor
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from virta.errors import RequestError
+from virta.journal.serving.http import BODY_BYTES_MAX, Handler
+from virta.server.http.asgi_bridge import DISCONNECTED
+from virta.server.http.responses import NO_STORE
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from virta.journal.serving.commit_loop import Node
+    from virta.server.service import Service
+
+METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
+# How soon a client that waits for a job is answered when the server drains.
+DRAIN_CHECK_S = 0.25
+
+
+class AnythingConvertor(PathConvertor):
+    """A path whose escapes may stand for any character, also for a line end."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("anything", AnythingConvertor())
+
+
+class JournalApi:
+    """Passes requests to the journal."""
+
+    def __init__(self, service: Service, node: Node) -> None:
+        self._service = service
+        self._handler = Handler(node)
+
+    def routes(self) -> list[BaseRoute]:
+        return [Route("/journal/{rest:anything}", self.handle, methods=METHODS)]
+
+    async def handle(self, request: Request) -> Response:
+        body = bytearray()
+        async for piece in request.stream():
+            body += piece
+            if len(body) > BODY_BYTES_MAX:
+                raise RequestError(413, "body-too-large", maxBytes=BODY_BYTES_MAX)
+        disconnected = request.scope[DISCONNECTED]
+        path = request.scope["raw_path"].decode("latin-1")
+        waits = path.endswith("/jobs/next")
+        watch = asyncio.create_task(self._watch(request, disconnected)) if waits else None
+        try:
+            answer = await self._handler.handle(
+                request.method,
+                path,
+                request.scope["query_string"].decode("latin-1"),
+                bytes(body),
+                request.headers.get("content-type", "application/json"),
+                gone=disconnected,
+            )
+        finally:
+            if watch is not None:
+                watch.cancel()
+        headers = NO_STORE | {"Content-Type": answer.content_type}
+        if answer.allow:
+            headers["Allow"] = answer.allow
+        return Response(answer.body, answer.status, headers)
+
+    async def _watch(self, request: Request, disconnected: asyncio.Event) -> None:
+        """End the wait for a job when the client disconnects or the server drains."""
+        leaving = asyncio.create_task(_receive_disconnect(request))
+        try:
+            while not (self._service.draining or leaving.done()):
+                await asyncio.wait({leaving}, timeout=DRAIN_CHECK_S)
+            disconnected.set()
+        finally:
+            leaving.cancel()
+
+
+async def _receive_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
