@@ -18,7 +18,7 @@ from virta.errors import ConfigError
 from virta.hub.registry import Registry
 from virta.server.config_loader import load
 from virta.server.webhooks.addresses import SinkRules
-from virta.server.webhooks.client import Sink, Verdict
+from virta.server.webhooks.client import Verdict, WebhookClient
 from virta.server.webhooks.outbound import OutboundLoop, Resolver
 
 __all__ = ["hooks"]  # a fixture
@@ -214,7 +214,9 @@ def test_the_address_that_was_checked_is_connected_to(monkeypatch, hooks, outbou
 
     monkeypatch.setattr(socket, "getaddrinfo", rebinding)
     rules = SinkRules(("127.0.0.1/32",))
-    sink = Sink(f"http://sink.example:{port}/", {}, DEADLINE_S, "virta", "POST", Resolver(rules))
+    sink = WebhookClient(
+        f"http://sink.example:{port}/", {}, DEADLINE_S, "virta", "POST", Resolver(rules)
+    )
 
     def deliver():
         return outbound.submit(sink.deliver(b"{}")).result(DEADLINE_S)
@@ -225,7 +227,7 @@ def test_the_address_that_was_checked_is_connected_to(monkeypatch, hooks, outbou
     outbound.submit(sink.close()).result(DEADLINE_S)
     sink._resolved_at = 0.0  # as after a minute
     refused = deliver()
-    assert (refused.verdict, len(asked)) == (Verdict.AGAIN, 2)
+    assert (refused.verdict, len(asked)) == (Verdict.RETRY, 2)
     assert "not allowed" in refused.reason
 
 
@@ -241,7 +243,10 @@ def test_one_lookup_a_host_at_a_time(monkeypatch, outbound):
 
     monkeypatch.setattr(socket, "getaddrinfo", stuck)
     resolver = Resolver(SinkRules(("127.0.0.1/32",)))
-    sinks = [Sink("http://stuck.example:1/", {}, 0.05, "virta", "POST", resolver) for _ in range(5)]
+    sinks = [
+        WebhookClient("http://stuck.example:1/", {}, 0.05, "virta", "POST", resolver)
+        for _ in range(5)
+    ]
     answers = [outbound.submit(sink.deliver(b"")).result(DEADLINE_S) for sink in sinks]
     other = outbound.submit(resolver.addresses("other.example")).result(DEADLINE_S)
     release.set()

@@ -16,7 +16,7 @@ from test_webhooks import hooks, server, subscribe
 
 from virta.errors import LogError
 from virta.hub.delivery import Delivery
-from virta.server.webhooks.client import Sink, Verdict
+from virta.server.webhooks.client import Verdict, WebhookClient
 from virta.server.webhooks.consent import Consent, new_callback_key
 from virta.server.webhooks.delivery import Webhook
 from virta.server.webhooks.subscriptions import Webhooks
@@ -79,7 +79,7 @@ def test_consent_at_the_deadline_counts(service):
 
     async def scenario():
         hook = Webhook(service, "one", DESCRIPTION, 0, Consent(expires=time.time() - 1))
-        waiting = asyncio.ensure_future(hook._consented())
+        waiting = asyncio.ensure_future(hook._wait_for_consent())
         await asyncio.sleep(0)  # it waits, and its time is up
         await asyncio.sleep(0)  # the clock has said so; it has not heard yet
         hook.grant(None)
@@ -125,7 +125,7 @@ def test_a_replacement_that_cannot_be_kept_leaves_the_old_one(service, monkeypat
     async def agreed(self, hook, callback):
         hook.grant(None)
 
-    monkeypatch.setattr(Webhooks, "_ask", agreed)
+    monkeypatch.setattr(Webhooks, "_handshake", agreed)
 
     async def scenario():
         old = running(service)
@@ -171,15 +171,15 @@ def test_a_dropped_subscription_waits_for_no_answer(service):
 
     async def scenario():
         hook = Webhook(service, "one", DESCRIPTION, 0, Consent())
-        hook._sink = Slow()
+        hook._client = Slow()
 
         async def send(_):
             await hook._send(Delivery("c", "s", "1", b"{}", 0, 0))
 
-        hook._round = send
+        hook._deliver_new = send
         task = asyncio.ensure_future(hook.run(None))
         await asyncio.to_thread(begun.wait)
-        hook.dropped = True
+        hook.deleted = True
         task.cancel()
         await asyncio.wait_for(asyncio.wait([task]), DEADLINE_S)
         assert hook._request.cancelled()
@@ -207,7 +207,7 @@ def test_an_idle_connection_that_the_sink_closed_costs_no_attempt(service):
         answering = threading.Thread(target=answer, args=(listening,))
         answering.start()
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
-        sink = Sink(url, {}, DEADLINE_S, "virta", "POST", service.webhooks.resolver)
+        sink = WebhookClient(url, {}, DEADLINE_S, "virta", "POST", service.webhooks.resolver)
         first = outbound.submit(sink.deliver(b"")).result(DEADLINE_S)
         assert closed.wait(DEADLINE_S)
         second = outbound.submit(sink.deliver(b"")).result(DEADLINE_S)

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
-from starlette.responses import Response
 from starlette.routing import Route
 
 from virta.clock import time_text
-from virta.errors import LogError, RequestError
+from virta.errors import RequestError
 from virta.hub.topics import META, is_reserved
 from virta.log.limits import TOPICS_MAX
-from virta.server.http.responses import log_refusal
+from virta.server.api.handler import ApiHandler, errors_as_refusals
+from virta.server.api.schemas import ChannelPage, ChannelSummary
 from virta.server.http.routes import name_fault
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+    from starlette.responses import Response
 
     from virta.log import Log, TopicInfo
     from virta.server.service import Service
 
-# Channels in one answer.
+# Channels in one response.
 PAGE_DEFAULT = 100
 PAGE_MAX = 1000
 # The first response waits for a scan of the whole log. After this long the client has to try again; the
@@ -31,11 +31,11 @@ PAGE_MAX = 1000
 COUNT_S_MAX = 10.0
 
 
-class ChannelsApi:
-    """The handler. It counts records in its own thread, so readers of history do not wait for it."""
+class ChannelsApi(ApiHandler):
+    """Count records in a thread of its own, so that readers of history do not wait for it."""
 
     def __init__(self, service: Service) -> None:
-        self._service = service
+        super().__init__(service)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="virta-channels")
         self._counting: asyncio.Future[list[TopicInfo]] | None = None
 
@@ -48,18 +48,17 @@ class ChannelsApi:
         log, subscribers = self._service.log, self._service.hub.subscribers()
         live = {name: count for name, count in subscribers.items() if _is_shown(name)}
         try:
-            async with asyncio.timeout(COUNT_S_MAX):
-                await self._count(log)
-                page = await asyncio.get_running_loop().run_in_executor(
-                    self._thread, channel_page, log, live, after, limit
-                )
+            with errors_as_refusals():
+                async with asyncio.timeout(COUNT_S_MAX):
+                    await self._count(log)
+                    page = await asyncio.get_running_loop().run_in_executor(
+                        self._thread, channel_page, log, live, after, limit
+                    )
         except TimeoutError:
             raise RequestError(
                 503, "channels-not-counted", "the log is still being counted: try again later"
             ) from None
-        except LogError as error:
-            raise log_refusal(error) from error
-        return Response(msgspec.json.encode(page), 200, self._service.responder.event_headers())
+        return self._json(page)
 
     async def _count(self, log: Log) -> None:
         """Update the counts; requests share one scan, which continues if they are cancelled."""
@@ -69,39 +68,39 @@ class ChannelsApi:
         await asyncio.shield(self._counting)
 
 
-def channel_page(log: Log, live: dict[str, int], after: str | None, limit: int) -> dict[str, Any]:
-    """Return up to `limit` channels after the name `after`, in order of their UTF-8, and the next page's `after`."""
+def channel_page(log: Log, live: dict[str, int], after: str | None, limit: int) -> ChannelPage:
+    """
+    Return up to `limit` channels after the name `after`, in order of their UTF-8.
+
+    Args:
+        live: channels with subscriptions, and how many.
+    """
     behind = b"" if after is None else after.encode("utf-8", "surrogatepass")
-    found = {name: _row(name, None, live[name]) for name in live if name.encode() > behind}
+    found = {name: _summary(name, None, live[name]) for name in live if name.encode() > behind}
     logged = 0
     cursor: str | bytes | None = after
     while logged <= limit:
-        asked = min(limit + 1, TOPICS_MAX)
-        topics = log.topics(after=cursor, limit=asked)
+        count = min(limit + 1, TOPICS_MAX)
+        topics = log.topics(after=cursor, limit=count)
         for info in topics:
             name = _name(info.topic)
             if name is not None:
-                found[name] = _row(name, info, live.get(name, 0))
+                found[name] = _summary(name, info, live.get(name, 0))
                 logged += 1
-        if len(topics) < asked:
+        if len(topics) < count:
             break
         cursor = topics[-1].topic
     rows = [found[name] for name in sorted(found, key=str.encode)]
-    more = len(rows) > limit
-    return {"channels": rows[:limit], "next": rows[limit - 1]["name"] if more else None}
+    return ChannelPage(rows[:limit], rows[limit - 1].name if len(rows) > limit else None)
 
 
-def _row(name: str, info: TopicInfo | None, subscribers: int) -> dict[str, Any]:
-    return {
-        "name": name,
-        "records": info.records if info else 0,
-        "bytes": info.bytes if info else 0,
-        "firstOffset": info.first_offset if info else None,
-        "firstTime": time_text(info.first_timestamp) if info else None,
-        "lastOffset": info.last_offset if info else None,
-        "lastTime": time_text(info.last_timestamp) if info else None,
-        "subscribers": subscribers,
-    }
+def _summary(name: str, info: TopicInfo | None, subscribers: int) -> ChannelSummary:
+    if info is None:
+        return ChannelSummary(name, 0, 0, None, None, None, None, subscribers)
+    first, last = time_text(info.first_timestamp), time_text(info.last_timestamp)
+    return ChannelSummary(
+        name, info.records, info.bytes, info.first_offset, first, info.last_offset, last, subscribers
+    )  # fmt: skip
 
 
 def _name(topic: bytes) -> str | None:

@@ -250,6 +250,8 @@ SHOWN = json("The subscription.", schemas.SubscriptionView)
 NO_SUBSCRIPTION = {404: refusal("No subscription has this id.")}
 NO_PIPELINE = {404: refusal("No pipeline of this name is listed.")}
 HANDSHAKE = TOO_LARGE | {
+    503: WRITING[503],
+    507: WRITING[507],
     202: json("The sink has not consented yet; it may by callback.", schemas.SubscriptionView),
     429: refusal("Too many handshakes with sinks are in progress."),
 }

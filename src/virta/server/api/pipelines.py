@@ -1,28 +1,23 @@
-"""`/pipelines`: what the listed pipelines do (the objects of `virta pipeline status --json`), and orders to them."""
+"""`/pipelines`: the status of the listed pipelines (the objects of `virta pipeline status --json`), and orders."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
-from starlette.responses import Response
 from starlette.routing import Route
 
 from virta.errors import RequestError
+from virta.server.api.handler import ApiHandler, not_found
 from virta.server.pipeline_supervisor import ORDERS
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+    from starlette.responses import Response
 
-    from virta.server.service import Service
 
-
-class PipelinesApi:
+class PipelinesApi(ApiHandler):
     """Handlers under `/pipelines`; status files are read in a thread."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
 
     def routes(self) -> list[Route]:
         return [
@@ -38,20 +33,17 @@ class PipelinesApi:
         name = request.path_params["name"]
         found = await asyncio.to_thread(self._service.pipelines.overview, name)
         if found is None:
-            raise RequestError(404, "not-found", "no pipeline of this name is listed")
+            raise not_found("no pipeline of this name is listed")
         return self._json(found)
 
     async def order(self, request: Request) -> Response:
-        service, name = self._service, request.path_params["name"]
-        if name in service.pipelines.invalid:
+        pipelines, name = self._service.pipelines, request.path_params["name"]
+        if name in pipelines.invalid:
             raise RequestError(
                 409, "pipeline-invalid", "its file is wrong; see GET /pipelines/NAME"
             )
         order = request.scope["path"].rpartition("/")[2]
-        found = await asyncio.to_thread(service.pipelines.order, name, order)
+        found = await asyncio.to_thread(pipelines.order, name, order)
         if found is None:
-            raise RequestError(404, "not-found", "no pipeline of this name is listed")
+            raise not_found("no pipeline of this name is listed")
         return self._json(found)
-
-    def _json(self, value: Any) -> Response:
-        return Response(msgspec.json.encode(value), 200, self._service.responder.event_headers())

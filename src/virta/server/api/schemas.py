@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 # One control character alone is a topic of the log itself.
 ChannelName = Annotated[str, Meta(pattern=r"^([^\x00-\x1f]|[^\x00]{2,})$")]
 Dialect = Literal["koncorde", "query-string", "cesql", "cloudevents"]
+SUBSCRIPTION_STATES = ["pending", "active", "gone", "expired"]
 PipelineState = Literal[
     "never run", "starting", "running", "waiting", "finished",
     "stopping", "stopped", "failed", "lost", "invalid",
@@ -133,7 +134,7 @@ class SubscriptionBody(Struct, kw_only=True, forbid_unknown_fields=True):
 class SubscriptionStatus(Struct, rename="camel", omit_defaults=True):
     """`offset` is the next record to deliver."""
 
-    state: Literal["pending", "active", "gone", "expired"]
+    state: Annotated[str, Meta(extra_json_schema={"enum": SUBSCRIPTION_STATES})]
     offset: int
     delivered: int
     dead_letters: int

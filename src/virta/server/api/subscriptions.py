@@ -1,59 +1,45 @@
 """
-CloudEvents Subscriptions: `/subscriptions`, where a subscriber leaves a filter and a sink.
+CloudEvents Subscriptions: `/subscriptions`, a filter and a sink to which matching events are sent.
 
 The object is that of the Subscriptions API (version 1.0-wip): `sink`, `protocol` (HTTP), `filters`,
 `types`, `source`, `protocolsettings` (`headers`, `method`); `config.channel` names the channel and
-`config.from` where to begin (`latest` without it).
+`config.from` where to start (`latest` without it).
 """
 
 from __future__ import annotations
 
 import re
 import uuid
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
 from starlette.routing import Route
 
-from virta.errors import FilterError, HubError, LogError, RequestError
+from virta.errors import HubError, RequestError
 from virta.hub.resume.positions import EventId, ResumePosition
 from virta.hub.topics import META
-from virta.server.api.filters import FILTER_BODY_BYTES_MAX, read_json, refused_filter
+from virta.server.api.handler import ApiHandler, errors_as_refusals, not_found, read_json
+from virta.server.api.schemas import SubscriptionBody, SubscriptionConfirmation
 from virta.server.event_input import check_channel
 from virta.server.http.routes import name_fault, parse_start
 from virta.server.webhooks.client import read_sink, without_user
 from virta.server.webhooks.consent import read_rate
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
     from starlette.requests import Request
+    from starlette.responses import Response
 
-    from virta.server.service import Service
+    from virta.server.webhooks.delivery import Webhook
 
-MEMBERS = frozenset(
-    {"id", "sink", "protocol", "protocolsettings", "config", "filters", "types", "source"}
-)
-
-
-# RFC 9110 §5.6.2; and what belongs to the connection, not to the subscriber.
+MEMBERS = frozenset(SubscriptionBody.__struct_fields__)
+# RFC 9110 §5.6.2; and the headers of the connection, which are not the subscriber's to set.
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 RESERVED_HEADERS = frozenset({"connection", "content-length", "host", "transfer-encoding"})
-
-
-# How an event may be sent.
 METHODS = ("POST", "PUT", "PATCH")
 
-T = TypeVar("T")
 
-
-class SubscriptionsApi:
+class SubscriptionsApi(ApiHandler):
     """Handlers under `/subscriptions`."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
 
     def routes(self) -> list[Route]:
         return [
@@ -66,38 +52,35 @@ class SubscriptionsApi:
         ]
 
     async def create(self, request: Request) -> Response:
-        description = _checked(await read_json(request, FILTER_BODY_BYTES_MAX))
+        description = _checked(await read_json(request))
         id_ = str(uuid.uuid4())
         cursor = await self._cursor(description)
-        hook = await self._agreed(self._service.webhooks.subscribe(id_, description, cursor))
+        with errors_as_refusals():
+            hook = await self._service.webhooks.subscribe(id_, description, cursor)
         response = self._json(hook.status(), 202 if hook.consent.pending else 201)
         response.headers["Location"] = f"/subscriptions/{id_}"
         return response
 
     async def update(self, request: Request) -> Response:
-        """Put another description in a subscription's place; without `config.from` it goes on where it is."""
+        """Replace a subscription's description; without `config.from` it continues where it is."""
         id_ = request.path_params["id"]
-        body = await read_json(request, FILTER_BODY_BYTES_MAX)
-        description = _checked(body, self._known(id_))
+        body = await read_json(request)
+        old = self._service.webhooks.hooks.get(id_)
+        description = _checked(body, {} if old is None else old.description)
         if body.get("id", id_) != id_:
             raise _invalid(f"`id` is {body['id']!r}, and {id_!r} in the path")
         cursor = await self._cursor(description) if "from" in description["config"] else None
-        hook = await self._agreed(self._service.webhooks.replace(id_, description, cursor))
+        with errors_as_refusals():
+            hook = await self._service.webhooks.replace(id_, description, cursor)
         if hook is None:
-            raise RequestError(404, "not-found", "no subscription has this id")
+            raise not_found("no subscription has this id")
         return self._json(hook.status(), 202 if hook.consent.pending else 200)
 
-    def _known(self, id_: str) -> dict[str, Any]:
-        """Return the description of a subscription, empty if there is none."""
-        hook = self._service.webhooks.hooks.get(id_)
-        return hook.description if hook is not None else {}
-
     async def _cursor(self, description: dict[str, Any]) -> int:
+        """Return the offset of the first record to deliver."""
         start = parse_start(str(description["config"].get("from", "latest")))
-        try:
+        with errors_as_refusals():
             found = await self._service.replayer.find(description["config"]["channel"], start)
-        except LogError as error:
-            raise RequestError(500, "internal-failure", error.message) from error
         if isinstance(start, ResumePosition | EventId) and found.gap is not None:
             reason = found.gap["reason"]
             if reason != "trimmed":  # else it would silently start at the present end
@@ -106,57 +89,42 @@ class SubscriptionsApi:
                 )
         return found.offset
 
-    async def _agreed(self, asking: Awaitable[T]) -> T:
-        """Wait for a sink's answer, with the product's errors as ours."""
-        try:
-            return await asking
-        except FilterError as error:
-            raise refused_filter(error) from error
-        except HubError as error:
-            status = 429 if error.code == "too-many-handshakes" else 400
-            raise RequestError(status, error.code, error.message) from error
-        except LogError as error:
-            raise RequestError(500, "internal-failure", error.message) from error
-
     async def confirm(self, request: Request) -> Response:
-        """The callback of a deferred handshake: the key in its address is all it needs to know."""
-        if request.method == "HEAD":  # who only looks at a link consents to nothing
+        """Accept the callback of a deferred handshake; the key in its address authorises it."""
+        if request.method == "HEAD":  # fetching a preview of a link is no consent
             raise HTTPException(405, headers={"Allow": "GET, POST"})
         rate = read_rate(request.headers.get("webhook-allowed-rate"))
         key = request.query_params.get("key", "")
-        try:
+        with errors_as_refusals():
             hook = await self._service.webhooks.confirm(request.path_params["id"], key, rate)
-        except LogError as error:
-            raise RequestError(500, "internal-failure", error.message) from error
         if hook is None:
-            raise RequestError(404, "not-found", "no subscription waits for this confirmation")
-        return self._json({"id": hook.id, "state": hook.state})
+            raise not_found("no subscription waits for this confirmation")
+        return self._json(SubscriptionConfirmation(hook.id, hook.state))
 
     async def list(self, request: Request) -> Response:  # noqa: ARG002
         return self._json([hook.status() for hook in self._service.webhooks.hooks.values()])
 
     async def show(self, request: Request) -> Response:
-        hook = self._service.webhooks.hooks.get(request.path_params["id"])
+        hook: Webhook | None = self._service.webhooks.hooks.get(request.path_params["id"])
         if hook is None:
-            raise RequestError(404, "not-found", "no subscription has this id")
+            raise not_found("no subscription has this id")
         return self._json(hook.status())
 
     async def delete(self, request: Request) -> Response:
         if not await self._service.webhooks.unsubscribe(request.path_params["id"]):
-            raise RequestError(404, "not-found", "no subscription has this id")
-        headers = self._service.responder.event_headers()
-        return Response(None, 204, {k: v for k, v in headers.items() if k != "Content-Type"})
-
-    def _json(self, value: Any, status: int = 200) -> Response:
-        headers = self._service.responder.event_headers()
-        return Response(msgspec.json.encode(value), status, headers)
+            raise not_found("no subscription has this id")
+        return self._no_content()
 
 
 def _checked(body: Any, old: dict[str, Any] | None = None) -> dict[str, Any]:
     """
-    Check the shape of a subscription; its filters are checked when they are parsed.
+    Check a subscription and return its description; filters are checked when they are parsed.
 
-    `old` is the description that it replaces; `true` keeps a secret of it.
+    Args:
+        old: the description that it replaces; `true` as the value of a header keeps that of `old`.
+
+    Raises:
+        RequestError: 400 `invalid-subscription` for the first fault.
     """
     if not isinstance(body, dict):
         raise _invalid("the body is a JSON object")
@@ -167,7 +135,22 @@ def _checked(body: Any, old: dict[str, Any] | None = None) -> dict[str, Any]:
         raise _invalid("`sink` is the address of a webhook")
     if body.get("protocol", "HTTP") != "HTTP":
         raise _invalid(f"`protocol` is HTTP, got {body['protocol']!r}")
-    config = body.get("config")
+    _check_config(body.get("config"))
+    if not isinstance(body.get("filters", []), list):
+        raise _invalid("`filters` is an array of filters, which all have to hold")
+    if not _texts(body.get("types", [])):
+        raise _invalid("`types` is an array of texts")
+    if not isinstance(body.get("source", ""), str):
+        raise _invalid("`source` is a text")
+    if without_user(body["sink"]) != body["sink"]:
+        raise _invalid("`sink` has a user or password: send them by `protocolsettings.headers`")
+    settings = _with_old_headers(body, old or {})
+    _check_settings(settings)
+    made = {name: value for name, value in body.items() if name != "id"}
+    return made | {"protocolsettings": settings} if "protocolsettings" in made else made
+
+
+def _check_config(config: Any) -> None:
     if not isinstance(config, dict) or not isinstance(config.get("channel"), str):
         raise _invalid("`config.channel` names the channel")
     if set(config) - {"channel", "from"}:
@@ -178,26 +161,14 @@ def _checked(body: Any, old: dict[str, Any] | None = None) -> dict[str, Any]:
     if config["channel"] == META:
         raise _invalid("`config.channel` is meta, which has no history: read it as a stream")
     check_channel(config["channel"])
-    if not isinstance(body.get("filters", []), list):
-        raise _invalid("`filters` is an array of filters, which all have to hold")
-    if not _texts(body.get("types", [])):
-        raise _invalid("`types` is an array of texts")
-    if not isinstance(body.get("source", ""), str):
-        raise _invalid("`source` is a text")
-    if without_user(body["sink"]) != body["sink"]:
-        raise _invalid("`sink` has a user or password: send them by `protocolsettings.headers`")
-    settings = _with_kept_headers(body, old or {})
-    _check_settings(settings)
-    made = {name: value for name, value in body.items() if name != "id"}
-    return made | {"protocolsettings": settings} if "protocolsettings" in made else made
 
 
-def _with_kept_headers(body: dict[str, Any], old: dict[str, Any]) -> Any:
+def _with_old_headers(body: dict[str, Any], old: dict[str, Any]) -> Any:
     """
-    Return the settings, with the old value of each header that is given as `true`.
+    Return the settings, with the old value of each header whose value is `true`.
 
-    That is how values are shown. They are kept only for a sink on the same server: a client that may change a
-    subscription must not have its secrets sent somewhere else.
+    Responses show values as `true`. Old values are kept only for a sink on the same server: a client that
+    may change a subscription must not be able to send its secrets elsewhere.
     """
     settings = body.get("protocolsettings", {})
     headers = settings.get("headers") if isinstance(settings, dict) else None
@@ -217,7 +188,7 @@ def _with_kept_headers(body: dict[str, Any], old: dict[str, Any]) -> Any:
 
 
 def _server(sink: str) -> tuple[str, bytes]:
-    """Return scheme and authority of a sink; raises RequestError."""
+    """Return scheme and authority of a sink; raise RequestError for an invalid one."""
     try:
         url = read_sink(sink)
     except HubError as error:
@@ -226,7 +197,6 @@ def _server(sink: str) -> tuple[str, bytes]:
 
 
 def _check_settings(settings: Any) -> None:
-    """How a subscriber may have its events sent."""
     if not isinstance(settings, dict) or set(settings) - {"headers", "method"}:
         raise _invalid("`protocolsettings` has `headers` and `method`, nothing else")
     if settings.get("method", "POST") not in METHODS:

@@ -1,5 +1,5 @@
 """
-Requests to a webhook: one HTTP request at a time, on a connection that is kept open.
+The client of a webhook: one HTTP request at a time, on a connection that stays open.
 
 Follows "HTTP 1.1 Web Hooks for Event Delivery" (CloudEvents): the validation handshake before the
 first delivery, and what each answer to a delivery means.
@@ -32,10 +32,10 @@ from virta.server.webhooks.consent import read_rate
 if TYPE_CHECKING:
     from virta.server.webhooks.outbound import Resolver
 
-# An answer's body says nothing that is needed; so much of it is read, to keep the connection.
+# A response's body is not used; up to this much of it is read, to keep the connection.
 ANSWER_BYTES_MAX = 65536
 RETRY_AFTER_S_MAX = 3600.0
-# An idle connection is closed after this; a name is looked up again after this.
+# Idle connections are closed after this long, and names are looked up again.
 KEPT_S = 60.0
 # Errors of a request that could not be sent or was not answered.
 FAILURES = (OSError, httpx.HTTPError, httpx.InvalidURL, UnicodeError)
@@ -48,17 +48,17 @@ NO_TIMEOUTS: dict[str, float | None] = dict.fromkeys(("connect", "read", "write"
 
 
 class Verdict(Enum):
-    """What an answer means for the event."""
+    """What an answer means for the event that was sent."""
 
     DELIVERED = auto()
-    AGAIN = auto()  # the sink is not well, or asks for patience
-    REFUSED = auto()  # this event will never be taken
-    GONE = auto()  # no event will ever be taken: 410
+    RETRY = auto()  # the sink fails, or asks to wait
+    REFUSED = auto()  # this event will never be accepted
+    GONE = auto()  # no event will ever be accepted: 410
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The verdict, why, and how long the sink asked to be left alone."""
+class SinkAnswer:
+    """What an answer means, why, and how long the sink asked us to wait."""
 
     verdict: Verdict
     reason: str
@@ -67,15 +67,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Permission:
-    """What the handshake gave: consent, and at most how many requests a minute."""
+    """The outcome of a handshake: consent, and how many requests a minute are allowed."""
 
     granted: bool
     rate: int | None = None
-    refusal: str = ""  # the reason, for the server's own log only: subscribers must not learn it
+    refusal: str = ""  # why not; for the server's log only, subscribers must not learn it
 
 
-class Sink:
-    """One webhook. All coroutines run in one loop (`virta.server.webhooks.outbound`), one at a time."""
+class WebhookClient:
+    """Sends requests to one sink. Its coroutines run in the outbound loop, one at a time."""
 
     def __init__(
         self,
@@ -88,12 +88,12 @@ class Sink:
     ) -> None:
         self._url = self._at_url = read_sink(url)
         self.host = self._url.raw_host.decode("ascii")
-        ours = {"webhook-request-origin", "content-type", "content-length"}
+        own = {"webhook-request-origin", "content-type", "content-length"}
         self._headers = {
             "Host": self._url.netloc.decode("ascii"),
             "User-Agent": USER_AGENT,
             "WebHook-Request-Origin": origin,
-        } | {name: v for name, v in headers.items() if name.lower() not in ours}
+        } | {name: v for name, v in headers.items() if name.lower() not in own}
         self._deadline_s = deadline_s
         self._origin = origin
         self._method = method
@@ -111,11 +111,11 @@ class Sink:
 
     async def validate(self, callback: str | None) -> Permission:
         """Request the sink's consent, given now or by a later call of `callback` (§4)."""
-        asked = {"Content-Length": "0"}
+        fields = {"Content-Length": "0"}
         if callback is not None:
-            asked["WebHook-Request-Callback"] = callback
+            fields["WebHook-Request-Callback"] = callback
         try:
-            status, headers = await self._exchange("OPTIONS", b"", asked)
+            status, headers = await self._exchange("OPTIONS", b"", fields)
         except FAILURES as error:
             return Permission(granted=False, refusal=self._reason(error))
         finally:
@@ -130,21 +130,21 @@ class Sink:
             return Permission(granted=False, refusal=refusal)
         return Permission(granted=True, rate=read_rate(headers.get("webhook-allowed-rate")))
 
-    async def deliver(self, body: bytes) -> Answer:
-        """Send one event in structured mode and judge the answer (§3.2)."""
+    async def deliver(self, body: bytes) -> SinkAnswer:
+        """Send one event in structured mode and interpret the response (§3.2)."""
         kind = {"Content-Type": "application/cloudevents+json; charset=utf-8"}
         try:
             status, headers = await self._exchange(self._method, body, kind)
         except FAILURES as error:
-            return Answer(Verdict.AGAIN, self._reason(error))
+            return SinkAnswer(Verdict.RETRY, self._reason(error))
         if 200 <= status < 300:
-            return Answer(Verdict.DELIVERED, "")
+            return SinkAnswer(Verdict.DELIVERED, "")
         reason = f"status {status}"
         if status == 410:
-            return Answer(Verdict.GONE, reason)
+            return SinkAnswer(Verdict.GONE, reason)
         if status in {408, 425, 429} or status >= 500:
-            return Answer(Verdict.AGAIN, reason, _wait_s(headers.get("retry-after", "")))
-        return Answer(Verdict.REFUSED, reason)
+            return SinkAnswer(Verdict.RETRY, reason, _wait_s(headers.get("retry-after", "")))
+        return SinkAnswer(Verdict.REFUSED, reason)
 
     def _reason(self, error: Exception) -> str:
         if isinstance(error, TimeoutError):
@@ -159,7 +159,7 @@ class Sink:
         whole = False
         try:
             async with asyncio.timeout(self._deadline_s):
-                status, answered, whole = await self._asked(method, body, sent)
+                status, answered, whole = await self._request(method, body, sent)
         finally:
             if not whole:
                 await self.close()
@@ -167,20 +167,20 @@ class Sink:
             self._kept_until = time.monotonic() + KEPT_S
         return status, answered
 
-    async def _asked(
+    async def _request(
         self, method: str, body: bytes, headers: dict[str, str]
     ) -> tuple[int, httpx.Headers, bool]:
-        """Ask, a second time if the sink has closed an idle connection just when it was used again."""
+        """Send a request, again on a new connection if the sink has just closed the idle one."""
         if time.monotonic() < self._kept_until:
             try:
-                return await self._at(self._addresses[0], method, body, headers)
+                return await self._request_at(self._addresses[0], method, body, headers)
             except CLOSED:
                 await self.close()
         await self.close()
-        addresses = await self._resolved()
+        addresses = await self._resolve()
         for left, address in enumerate(addresses, 1 - len(addresses)):
             try:
-                answer = await self._at(address, method, body, headers)
+                answer = await self._request_at(address, method, body, headers)
             except httpx.ConnectError:
                 await self.close()
                 if left == 0:
@@ -189,16 +189,16 @@ class Sink:
             else:
                 self._addresses = addresses[addresses.index(address) :]
                 return answer
-        raise AssertionError("a resolver gives at least one address")
+        raise AssertionError("a resolver returns at least one address")
 
-    async def _resolved(self) -> list[str]:
+    async def _resolve(self) -> list[str]:
         now = time.monotonic()
         if not self._resolved_at or now - self._resolved_at > KEPT_S:
             self._addresses = await self._resolver.addresses(self.host)
             self._resolved_at = now
         return self._addresses
 
-    async def _at(
+    async def _request_at(
         self, address: str, method: str, body: bytes, headers: dict[str, str]
     ) -> tuple[int, httpx.Headers, bool]:
         """Send a request to one address; the last value is whether the connection can be used again."""
@@ -265,7 +265,7 @@ def _new_transport() -> httpx.AsyncHTTPTransport:
 
 
 def _wait_s(retry_after: str) -> float:
-    """`Retry-After` in seconds: a number of them, or a date."""
+    """Return `Retry-After` in seconds; it is a number of them, or a date."""
     text = retry_after.strip()
     if text.isascii() and text.isdigit():
         return min(float(text), RETRY_AFTER_S_MAX)

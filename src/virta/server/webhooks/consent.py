@@ -1,13 +1,13 @@
 """
-A webhook's consent: nothing is delivered to somebody who has not said yes.
+The consent of a webhook: nothing is delivered to a sink that has not agreed.
 
-    asked ──► granted     the sink answered OPTIONS with its consent
-          ──► pending ──► granted    somebody called the callback that was sent along
-                      ──► expired    nobody did, in time
-          ──► refused     the sink consents to others only, or there is no callback to wait for
+    requested ──► granted     the sink answered OPTIONS with its consent
+              ──► pending ──► granted    the callback address was called
+                          ──► expired    it was not called in time
+              ──► refused     the sink consents to other origins only, or there is no callback
 
-A callback holds a secret that only the sink was told; its hash is kept. Consent is part of the
-subscription's record, so that it, its rate and what is pending outlive the process.
+The callback address contains a secret that only the sink knows; the server stores its hash. Consent is
+part of the subscription's record, so that it survives a restart, also while it is pending.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import msgspec
 
 KEY_BYTES = 24
 RATE_DIGITS_MAX = 9
-MEMBER = "consent"  # of a subscription's record; no member that its owner could give
+MEMBER = "consent"  # of a subscription's record; the API accepts no member of this name
 
 
 class Consent(msgspec.Struct, frozen=True):
-    """What a sink has agreed to; the default is that of records made before there was any."""
+    """What a sink has agreed to; the default is that of records of older versions, which had none."""
 
-    rate: int | None = None  # requests a minute; None is as many as there are
+    rate: int | None = None  # requests a minute; None is no limit
     key_hash: str = ""  # SHA-256 of the callback's key; empty when none was offered
     expires: float | None = None  # while pending: when it lapses, in seconds since 1970
 
@@ -36,7 +36,7 @@ class Consent(msgspec.Struct, frozen=True):
         return self.expires is not None
 
     def opens(self, key: str) -> bool:
-        """Tell whether a callback's key is the one that was sent."""
+        """Return whether the key of a callback is the one that was sent."""
         digest = hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()
         return bool(self.key_hash) and hmac.compare_digest(digest, self.key_hash)
 
@@ -45,13 +45,13 @@ class Consent(msgspec.Struct, frozen=True):
 
 
 def new_callback_key() -> tuple[str, str]:
-    """A key for a callback's address, and its hash."""
+    """Return a key for a callback address, and its hash."""
     key = secrets.token_urlsafe(KEY_BYTES)
     return key, hashlib.sha256(key.encode()).hexdigest()
 
 
 def read_rate(text: str | None) -> int | None:
-    """`WebHook-Allowed-Rate`: requests a minute, or None for no limit (`*`, or nothing sensible)."""
+    """Return `WebHook-Allowed-Rate`, requests a minute; None for no limit (`*`, or no number)."""
     number = (text or "").strip()
     if not (number.isascii() and number.isdigit() and len(number) <= RATE_DIGITS_MAX):
         return None
@@ -59,7 +59,7 @@ def read_rate(text: str | None) -> int | None:
 
 
 def to_record(description: dict[str, Any], consent: Consent) -> dict[str, Any]:
-    """What is kept of a subscription."""
+    """Return what is stored of a subscription."""
     return description | {MEMBER: msgspec.to_builtins(consent)}
 
 

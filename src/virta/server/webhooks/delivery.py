@@ -23,7 +23,8 @@ from virta.filters import Filter, parse
 from virta.hub.delivery import Delivery
 from virta.hub.resume.replay import read_piece
 from virta.hub.topics import DEAD_LETTERS
-from virta.server.webhooks.client import Answer, Sink, Verdict, without_user
+from virta.server.api.schemas import SubscriptionStatus
+from virta.server.webhooks.client import SinkAnswer, Verdict, WebhookClient, without_user
 from virta.server.webhooks.consent import Consent, to_record
 
 if TYPE_CHECKING:
@@ -58,29 +59,29 @@ class Webhook:
         self.consent = consent
         self.state = PENDING if consent.pending else ACTIVE
         self.delivered = 0
-        self.dead = 0
+        self.dead_letters = 0
         self.last_error = ""
         self._service = service
         self.channel: str = description["config"]["channel"]
         self.filter = build_filter(description)
-        self._sink = self.new_sink(service.webhooks.resolver)
+        self._client = self.new_client(service.webhooks.resolver)
         self._granted = asyncio.Event()
-        self._asked_at = 0.0  # when the last request was sent, by the loop's clock
-        self._kept = cursor
-        self.dropped = False  # deleted, not replaced: its offset need not be stored
+        self._sent_at = 0.0  # when the last request was sent, by the loop's clock
+        self._stored_cursor = cursor
+        self.deleted = False  # not replaced: its offset need not be stored
         self.task: asyncio.Task[None] | None = None
-        self._request: Future[Answer] | None = None  # the last one
+        self._request: Future[SinkAnswer] | None = None  # the last one
 
-    def new_sink(self, resolver: Resolver) -> Sink:
+    def new_client(self, resolver: Resolver) -> WebhookClient:
         """
-        Return a connection to the sink, not yet open.
+        Return a client of the sink, not yet connected.
 
         Raises:
-            HubError: its address cannot be one.
+            HubError: the sink's address is invalid.
         """
         config = self._service.config
         settings = self.description.get("protocolsettings", {})
-        return Sink(
+        return WebhookClient(
             self.description["sink"],
             settings.get("headers", {}),
             config.webhook_timeout_ms / 1000,
@@ -100,27 +101,23 @@ class Webhook:
         return to_record(self.description, self.consent)
 
     def status(self) -> dict[str, Any]:
-        status = {
-            "state": self.state,
-            "offset": self.cursor,
-            "delivered": self.delivered,
-            "deadLetters": self.dead,
-            "lastError": self.last_error,
-        }
+        status = SubscriptionStatus(
+            self.state, self.cursor, self.delivered, self.dead_letters, self.last_error
+        )
         if self.consent.expires is not None:
-            status["expires"] = time_text(int(self.consent.expires * 1_000_000))
+            status.expires = time_text(int(self.consent.expires * 1_000_000))
         if self.consent.rate is not None:
-            status["allowedRate"] = self.consent.rate
+            status.allowed_rate = self.consent.rate
         return without_secrets(self.description) | {"id": self.id, "status": status}
 
     async def run(self, executor: ThreadPoolExecutor) -> None:
         """Follow the log until the sink answers 410, does not consent in time, or the task is cancelled."""
         service = self._service
         try:
-            await self._consented()
+            await self._wait_for_consent()
             while self.state == ACTIVE:
                 try:
-                    await self._round(executor)
+                    await self._deliver_new(executor)
                 except LogError as error:
                     self.last_error = error.message
                     service.logger.warning("webhook_log_failed", id=self.id, reason=error.message)
@@ -131,14 +128,11 @@ class Webhook:
                     service.logger.exception("webhook_failed", id=self.id)
                     await asyncio.sleep(FAILED_S)
         finally:
-            self._close_sink()
+            if self._request is not None:  # else no connection was ever opened
+                service.webhooks.outbound.submit(self._client.close())
 
-    def _close_sink(self) -> None:
-        if self._request is not None:  # else no connection was ever opened
-            self._service.webhooks.outbound.submit(self._sink.close())
-
-    async def _consented(self) -> None:
-        """Wait for the callback until its deadline."""
+    async def _wait_for_consent(self) -> None:
+        """Wait for the sink's callback until its deadline."""
         if self.consent.expires is None:
             return
         try:
@@ -148,13 +142,13 @@ class Webhook:
             if self.consent.pending:  # else it arrived just before the deadline and was accepted
                 self.state = EXPIRED
 
-    async def _round(self, executor: ThreadPoolExecutor) -> None:
-        """Deliver the events between the cursor and the end, then wait for more."""
+    async def _deliver_new(self, executor: ThreadPoolExecutor) -> None:
+        """Deliver the events between the cursor and the end of the log; wait if there are none."""
         service = self._service
         loop = asyncio.get_running_loop()
         end = service.hub.position
         if self.cursor >= end:
-            await self._keep()
+            await self._store_cursor()
             await service.hub.wait_past(self.cursor)
             return
         with service.log.read(
@@ -167,13 +161,14 @@ class Webhook:
                 for delivery in piece.deliveries:
                     await self._deliver(delivery)
                     self.cursor = delivery.offset + 1
-                    if self.cursor - self._kept >= CURSOR_EVENTS:
-                        await self._keep()
+                    if self.cursor - self._stored_cursor >= CURSOR_EVENTS:
+                        await self._store_cursor()
                     if self.state != ACTIVE:
                         return
         self.cursor = end
 
     async def _deliver(self, delivery: Delivery) -> None:
+        """Send an event until it is accepted or refused for good; the last resort is a dead letter."""
         config = self._service.config
         first = min(config.webhook_backoff_ms / 1000, BACKOFF_S_MAX)
         for attempt in range(1, config.webhook_attempts + 1):
@@ -191,24 +186,24 @@ class Webhook:
             if attempt < config.webhook_attempts:
                 wait = backoff(attempt - 1, first, BACKOFF_S_MAX, jitter=0.5)
                 await asyncio.sleep(max(answer.wait_s, wait))
-        await self._bury(delivery, attempt)
+        await self._store_dead_letter(delivery, attempt)
 
-    async def _send(self, delivery: Delivery) -> Answer:
-        """Send one request, once the allowed rate permits it."""
+    async def _send(self, delivery: Delivery) -> SinkAnswer:
+        """Send one request, as soon as the allowed rate permits it."""
         loop = asyncio.get_running_loop()
         if self.consent.rate is not None:
-            due = self._asked_at + 60.0 / self.consent.rate
+            due = self._sent_at + 60.0 / self.consent.rate
             await asyncio.sleep(max(0.0, due - loop.time()))
-        self._asked_at = loop.time()
+        self._sent_at = loop.time()
         outbound = self._service.webhooks.outbound
-        request = self._request = outbound.submit(self._sink.deliver(delivery.value))
+        request = self._request = outbound.submit(self._client.deliver(delivery.value))
         try:
             return await asyncio.shield(asyncio.wrap_future(request))
         except asyncio.CancelledError:
             # An event that the sink accepts now must not be sent again after a restart or by a replacement. So its
             # response is awaited, until the request's deadline or a second cancellation.
             try:
-                if not self.dropped:
+                if not self.deleted:
                     answer = await asyncio.wrap_future(request)
                     if answer.verdict is Verdict.DELIVERED:
                         self.cursor = delivery.offset + 1
@@ -216,9 +211,9 @@ class Webhook:
                 request.cancel()
             raise
 
-    async def _bury(self, delivery: Delivery, attempts: int) -> None:
-        """Store an event that was not accepted as a dead letter, before the next one."""
-        self.dead += 1
+    async def _store_dead_letter(self, delivery: Delivery, attempts: int) -> None:
+        """Store an event that was not accepted, and wait until it is in the log."""
+        self.dead_letters += 1
         now = time_text(now_us())
         source = self._service.config.source_name
         id_ = f"{self.id} {delivery.offset}"
@@ -251,18 +246,18 @@ class Webhook:
         self._service.publisher.submit([draft], answered)
         await done
 
-    async def _keep(self) -> None:
-        if self.cursor != self._kept:
+    async def _store_cursor(self) -> None:
+        if self.cursor != self._stored_cursor:
             service, cursor = self._service, self.cursor
             await service.webhooks.write(service.registry.keep_cursor, self.id, cursor)
-            self._kept = cursor
+            self._stored_cursor = cursor
 
 
 def without_secrets(description: dict[str, Any]) -> dict[str, Any]:
     """
-    Return a description without secrets: headers keep their names, and have `true` as value.
+    Return a description in which the values of headers are `true`.
 
-    Older subscriptions may have a password in the address of their sink.
+    Subscriptions of older versions may have a password in the address of their sink; it is removed.
     """
     description = description | {"sink": without_user(description["sink"])}
     settings = description.get("protocolsettings")
@@ -273,7 +268,7 @@ def without_secrets(description: dict[str, Any]) -> dict[str, Any]:
 
 
 def build_filter(description: dict[str, Any]) -> Filter:
-    """Combine all conditions of a subscription into one filter; raises FilterError."""
+    """Return one filter of all conditions of a subscription; raise FilterError for an invalid one."""
     filters = list(description.get("filters", []))
     if description.get("types"):
         filters.append({"any": [{"exact": {"type": name}} for name in description["types"]]})

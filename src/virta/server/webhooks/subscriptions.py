@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 # Each has one connection at most, so this also bounds the connections to sinks.
 WEBHOOKS_MAX = 1000
-# Of them, how many may be waiting for consent: anybody's address can be made to wait.
+# Of them, how many may wait for consent: anyone can subscribe an address that never answers.
 PENDING_MAX = 100
 # Concurrent handshakes, in total and with one host: no host can block handshakes with others.
 HANDSHAKES_MAX = 64
@@ -53,14 +53,14 @@ class Webhooks:
         # Handshakes do not wait for lookups of deliveries.
         self._handshake_resolver = Resolver(rules)
         self._handshakes: Counter[str] = Counter()  # running, by host
-        # One thread: what is written about a subscription stands in the order in which it was decided.
-        self._records = ThreadPoolExecutor(1, thread_name_prefix="virta-registry")
-        # Whose sinks are being asked right now: one may call back before it answers.
-        self._asking: dict[str, Webhook] = {}
+        # One thread, so that records of a subscription are written in the order of its changes.
+        self._registry_thread = ThreadPoolExecutor(1, thread_name_prefix="virta-registry")
+        # Subscriptions whose handshake is running: a sink may call back before it answers.
+        self._in_handshake: dict[str, Webhook] = {}
         self.hooks: dict[str, Webhook] = {}
 
     def start(self) -> None:
-        """Go on with what was subscribed before; who has agreed then is not asked again."""
+        """Continue the stored subscriptions; sinks that have consented are not asked again."""
         registry = self._service.registry
         for id_, record in registry.subscriptions.items():
             cursor = registry.cursors.get(id_, self._service.hub.position)
@@ -78,7 +78,7 @@ class Webhooks:
         """Stop sending; running requests continue. Return the tasks that have not ended."""
         tasks = [hook.task for hook in self.hooks.values() if hook.task is not None]
         for task in tasks:
-            if not task.cancelling():  # a second time would end the wait for its last answer
+            if not task.cancelling():  # a second time would end the wait for its last response
                 task.cancel()
         return tasks
 
@@ -93,36 +93,37 @@ class Webhooks:
                     task.cancel()
         for hook in list(self.hooks.values()):
             try:
-                await self.write(self._service.registry.keep_cursor, hook.id, hook.cursor)
+                await self._store_cursor(hook)
             except LogError as error:
-                # It will hear some events again; whoever else has to be stopped still is.
+                # Some events will be delivered again; the others still have to be stopped.
                 self._service.logger.warning("webhook_place_lost", id=hook.id, reason=error.message)
         await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)
-        await asyncio.to_thread(self._records.shutdown)
+        await asyncio.to_thread(self._registry_thread.shutdown)
         await asyncio.to_thread(self.outbound.stop)
 
     async def write(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Write to the registry, behind everything that is to be written before."""
+        """Call a method of the registry after all earlier calls."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._records, function, *arguments)
+        return await loop.run_in_executor(self._registry_thread, function, *arguments)
 
     async def subscribe(self, id_: str, description: dict[str, Any], cursor: int) -> Webhook:
         """
-        Ask the sink, keep the subscription, begin or wait for consent.
+        Do the handshake with the sink, store the subscription, deliver or wait for consent.
 
         Raises:
-            HubError: the sink does not agree, or there are too many.
-            FilterError: what it asks for is no filter.
+            HubError: the sink does not consent, or there are too many.
+            FilterError: an invalid filter.
         """
-        if len(self.hooks) + len(self._asking) >= WEBHOOKS_MAX:
+        if len(self.hooks) + len(self._in_handshake) >= WEBHOOKS_MAX:
             raise _too_many(f"{WEBHOOKS_MAX} subscriptions deliver already")
-        hook, callback = self._made(id_, description, cursor)
-        self._asking[id_] = hook
+        hook, callback = self._new_hook(id_, description, cursor)
+        self._in_handshake[id_] = hook
         try:
-            await self._ask(hook, callback)
-            await self._keep_with_cursor(hook)
+            await self._handshake(hook, callback)
+            await self._store_cursor(hook)
+            await self._store(hook)
         finally:
-            del self._asking[id_]
+            del self._in_handshake[id_]
         self._run(hook)
         return hook
 
@@ -130,51 +131,50 @@ class Webhooks:
         self, id_: str, description: dict[str, Any], cursor: int | None
     ) -> Webhook | None:
         """
-        Put another description in a subscription's place; None when there is none.
+        Give a subscription another description; return None if there is none.
 
-        The new sink is asked while the old one is still delivered to, so a refusal changes nothing.
-        Without a cursor the new one goes on where the old one is, after the answer to what is on its way.
+        Delivery by the old description continues during the handshake, so a refusal changes nothing. Without
+        a cursor the new one continues where the old one is, after the response to a running request.
         """
         if id_ not in self.hooks:
             return None
-        if id_ in self._asking:
+        if id_ in self._in_handshake:
             raise HubError(f"{id_} is being changed already", code="invalid-subscription")
-        hook, callback = self._made(id_, description, cursor or 0)
-        self._asking[id_] = hook
+        hook, callback = self._new_hook(id_, description, cursor or 0)
+        self._in_handshake[id_] = hook
         try:
-            await self._ask(hook, callback)
+            await self._handshake(hook, callback)
             old = self.hooks.get(id_)
             if old is None:  # it was deleted meanwhile
                 return None
-            await _ended(old)
+            await _cancel(old)
             if self.hooks.get(id_) is not old:
                 return None
             if cursor is None:
                 hook.cursor = old.cursor
-            await self._keep_instead(hook, old)
+            await self._swap(hook, old)
             if self.hooks.get(id_) is not hook:
                 return None
         finally:
-            del self._asking[id_]
+            del self._in_handshake[id_]
         self._run(hook)
         return hook
 
-    async def _keep_instead(self, hook: Webhook, old: Webhook) -> None:
-        """Put one in another's place, which has ended; if that cannot be kept, the other one goes on."""
-        self.hooks[hook.id] = (
-            hook  # there is always one: nobody who asks is told that there is none
-        )
+    async def _swap(self, hook: Webhook, old: Webhook) -> None:
+        """Store a subscription instead of one that has ended; if that fails, the old one continues."""
+        self.hooks[hook.id] = hook  # before it is stored: requests always find one of the two
         try:
-            await self._keep_with_cursor(hook)
+            await self._store_cursor(hook)
+            await self._store(hook)
         except LogError:
             if self.hooks.get(hook.id) is hook:
                 self._run(old)
             raise
 
-    def _made(
+    def _new_hook(
         self, id_: str, description: dict[str, Any], cursor: int
     ) -> tuple[Webhook, str | None]:
-        """A webhook that has not begun, and where its sink may call back."""
+        """Return a webhook that is not running, and the address at which its sink may consent later."""
         key, key_hash = new_callback_key()
         expires = time.time() + self._service.config.webhook_consent_ms / 1000
         hook = Webhook(self._service, id_, description, cursor, Consent(None, key_hash, expires))
@@ -182,40 +182,43 @@ class Webhooks:
             return hook, None
         return hook, f"{self._callback_url}/subscriptions/{id_}/confirm?key={key}"
 
-    async def _ask(self, hook: Webhook, callback: str | None) -> None:
+    async def _handshake(self, hook: Webhook, callback: str | None) -> None:
         """
-        Do the handshake.
+        Request the sink's consent.
 
         Raises:
             HubError: the sink does not consent. The text is the same for all reasons: a subscriber must not learn
                 which addresses and ports answer inside the server's network.
         """
-        sink = hook.new_sink(self._handshake_resolver)
+        client = hook.new_client(self._handshake_resolver)
+        running = self._handshakes
         if (
-            self._handshakes.total() >= HANDSHAKES_MAX
-            or self._handshakes[sink.host] >= HANDSHAKES_PER_HOST_MAX
-        ):
+            running.total() >= HANDSHAKES_MAX
+            or running[client.host] >= HANDSHAKES_PER_HOST_MAX
+        ):  # fmt: skip
             raise HubError(
                 f"too many handshakes with sinks are in progress: at most {HANDSHAKES_MAX} at a time, and "
                 f"{HANDSHAKES_PER_HOST_MAX} with one host; try again",
                 code="too-many-handshakes",
             )
-        self._handshakes[sink.host] += 1
+        running[client.host] += 1
         try:
-            permission = await asyncio.wrap_future(self.outbound.submit(sink.validate(callback)))
+            permission = await asyncio.wrap_future(self.outbound.submit(client.validate(callback)))
         finally:
-            self._handshakes[sink.host] -= 1
-            self._handshakes += Counter()  # forgets hosts with none
+            running[client.host] -= 1
+            if not running[client.host]:
+                del running[client.host]
         if permission.refusal:
             reason = permission.refusal
-            self._service.logger.info("webhook_refused", host=sink.host, reason=reason)
-            raise self._not_agreed()
+            self._service.logger.info("webhook_refused", host=client.host, reason=reason)
+            raise self._no_consent()
         if permission.granted:
             hook.grant(permission.rate)
-        if hook.consent.pending and self._pending() >= PENDING_MAX:
+        pending = sum(hook.state == PENDING for hook in self.hooks.values())
+        if hook.consent.pending and pending >= PENDING_MAX:
             raise _too_many(f"{PENDING_MAX} subscriptions wait for consent")
 
-    def _not_agreed(self) -> HubError:
+    def _no_consent(self) -> HubError:
         config = self._service.config
         return HubError(
             f"the sink did not consent within {config.webhook_timeout_ms} ms: it must have a public address "
@@ -224,51 +227,47 @@ class Webhooks:
             code="sink-refused",
         )
 
-    async def _keep_with_cursor(self, hook: Webhook) -> None:
-        await self.write(self._service.registry.keep_cursor, hook.id, hook.cursor)
-        await self._keep(hook)
-
     async def confirm(self, id_: str, key: str, rate: int | None) -> Webhook | None:
-        """A callback was called: the sink consents. None when nothing waits under this id and key."""
-        for hook in (self._asking.get(id_), self.hooks.get(id_)):
+        """Record consent given by callback; return None if no subscription waits under this id and key."""
+        for hook in (self._in_handshake.get(id_), self.hooks.get(id_)):
             if hook is None or not hook.consent.opens(key) or hook.state in {GONE, EXPIRED}:
                 continue
             hook.grant(hook.consent.rate if rate is None else rate)
             if self.hooks.get(id_) is hook:
-                await self._keep(hook)
+                await self._store(hook)
             return hook
         return None
 
     async def unsubscribe(self, id_: str) -> bool:
-        """End a subscription; False when there is none."""
+        """End a subscription; return False if there is none."""
         hook = self.hooks.pop(id_, None)
         if hook is None:
             return False
-        hook.dropped = True
-        await _ended(hook)
+        hook.deleted = True
+        await _cancel(hook)
         await self.write(self._service.registry.drop_subscription, id_)
         return True
 
-    async def _keep(self, hook: Webhook) -> None:
-        """Make a subscription durable with its consent; a callback meanwhile is kept as well."""
-        kept = None
-        while kept != hook.consent and self._stands(hook):
-            kept = hook.consent
+    async def _store_cursor(self, hook: Webhook) -> None:
+        await self.write(self._service.registry.keep_cursor, hook.id, hook.cursor)
+
+    async def _store(self, hook: Webhook) -> None:
+        """Store a subscription with its consent, again if it is confirmed meanwhile."""
+        stored = None
+        while stored != hook.consent and self._is_current(hook):
+            stored = hook.consent
             await self.write(self._service.registry.keep_subscription, hook.id, hook.record())
 
-    def _stands(self, hook: Webhook) -> bool:
-        """Neither dropped nor replaced: what is written about it now counts."""
-        known = (self.hooks.get(hook.id), self._asking.get(hook.id))
-        return hook in known and not hook.dropped
-
-    def _pending(self) -> int:
-        return sum(hook.state == PENDING for hook in self.hooks.values())
+    def _is_current(self, hook: Webhook) -> bool:
+        """Whether a subscription is neither deleted nor replaced, so that its record may be written."""
+        known = (self.hooks.get(hook.id), self._in_handshake.get(hook.id))
+        return hook in known and not hook.deleted
 
     def _run(self, hook: Webhook) -> None:
         self.hooks[hook.id] = hook
-        hook.task = asyncio.ensure_future(self._work(hook))
+        hook.task = asyncio.ensure_future(self._run_to_end(hook))
 
-    async def _work(self, hook: Webhook) -> None:
+    async def _run_to_end(self, hook: Webhook) -> None:
         await hook.run(self._executor)
         if hook.state == EXPIRED:
             self._service.logger.info("webhook_consent_expired", id=hook.id)
@@ -276,7 +275,8 @@ class Webhooks:
             await self.write(self._service.registry.drop_subscription, hook.id)
 
 
-async def _ended(hook: Webhook) -> None:
+async def _cancel(hook: Webhook) -> None:
+    """Stop a webhook and wait for its end."""
     if hook.task is not None:
         hook.task.cancel()
         await asyncio.gather(hook.task, return_exceptions=True)

@@ -1,0 +1,82 @@
+"""What the handlers of the API share: reading a body, answering, and turning errors into refusals."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.responses import Response
+
+from virta.errors import FilterError, HubError, LogError, RequestError
+from virta.jsontext import check_depth
+from virta.server.http.responses import log_refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from starlette.requests import Request
+
+    from virta.server.service import Service
+
+# Of a filter or a subscription.
+DESCRIPTION_BYTES_MAX = 1024 * 1024
+# Statuses of hub errors; all others are the request's fault.
+HUB_STATUS = {"too-many-filters": 507, "too-many-handshakes": 429}
+
+
+class ApiHandler:
+    """Handlers of some routes."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def _json(self, value: Any, status: int = 200) -> Response:
+        headers = self._service.responder.event_headers()
+        return Response(msgspec.json.encode(value), status, headers)
+
+    def _no_content(self) -> Response:
+        headers = self._service.responder.event_headers()
+        del headers["Content-Type"]
+        return Response(None, 204, headers)
+
+
+async def read_body(request: Request, bytes_max: int) -> bytes:
+    """Return the body; raise RequestError as soon as it is too large."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > bytes_max:
+            raise RequestError(413, "body-too-large", maxBytes=bytes_max)
+    return bytes(body)
+
+
+async def read_json(request: Request, bytes_max: int = DESCRIPTION_BYTES_MAX) -> Any:
+    body = await read_body(request, bytes_max)
+    try:
+        check_depth(body)
+        return msgspec.json.decode(body)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(400, "invalid-json-body", str(error)) from None
+
+
+@contextmanager
+def errors_as_refusals() -> Iterator[None]:
+    """Raise errors of filters, the hub and the log as RequestError."""
+    try:
+        yield
+    except FilterError as error:
+        members: dict[str, Any] = dict(error.members)
+        if error.keyword is not None:
+            members["keyword"] = error.keyword
+        if error.path is not None:
+            members.setdefault("path", error.path)
+        raise RequestError(400, error.code, error.message, **members) from error
+    except HubError as error:
+        raise RequestError(HUB_STATUS.get(error.code, 400), error.code, error.message) from error
+    except LogError as error:
+        raise log_refusal(error) from error
+
+
+def not_found(what: str) -> RequestError:
+    return RequestError(404, "not-found", what)
