@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not kernel.NATIVE, reason="the native kernel is 
 
 def batch_of(rows, base=0, prev=0, **fields):
     buf = codec.encode(rows)
-    codec.seal_header(buf, salt=SALT, base=base, time=7, count=len(rows), prev=prev, **fields)
+    codec.fill_header(buf, salt=SALT, base=base, time=7, count=len(rows), prev=prev, **fields)
     return bytes(buf)
 
 
@@ -205,3 +205,65 @@ def test_buffers_of_every_kind_are_accepted():
     for module in (codec, kernel):
         data = bytes(module.encode([(bytearray(b"topic"), memoryview(b"key"), view)]))
         assert data[BATCH_HEADER_BYTES:] == codec.encode_record(b"topic", b"key", b"value")
+
+
+def batch_bytes(base, count, prev=0):
+    """A batch of `count` records, and its header."""
+    buf = codec.encode([("t", b"k%d" % n, b"v%d" % (base + n)) for n in range(count)])
+    codec.fill_header(buf, salt=SALT, base=base, time=7 + base, count=count, prev=prev)
+    status, header, _ = codec.parse_header(buf, 0, len(buf), SALT, prev, base)
+    assert status == Status.END
+    return bytes(buf), header
+
+
+def test_headers_and_records_for_other_decoders():
+    """parse_header and decode_batch give a decoder all it needs; its chain is checked by what came before."""
+    first, header = batch_bytes(0, 3)
+    second, following = batch_bytes(3, 2, prev=header.header_crc)
+    data = first + second
+
+    assert (header.end, header.chain, header.payload_pos) == (len(first), header.header_crc, 56)
+    found = codec.decode_batch(data, header, 0, 1 << 62, None, True)
+    assert [tuple(record) for record in found] == [
+        (b"t", b"k%d" % n, b"v%d" % n, n, 7) for n in range(3)
+    ]
+    assert codec.decode_batch(data, header, 1, 2, {b"t"}, False) == found[1:2]
+    assert codec.decode_batch(data, header, 0, 9, {b"other"}, False) == []
+    status, again, _ = codec.parse_header(data, header.end, len(data), SALT, header.chain, 3)
+    assert (status, again) == (Status.END, following._replace(pos=header.end))
+    assert codec.parse_header(data, header.end, len(data), SALT, 1, 3)[0] == Status.CHAIN
+    assert codec.parse_header(data, header.end, len(data), SALT, -1, 4)[0] == Status.CHAIN
+    assert codec.parse_header(data, header.end, header.end + 20, SALT, -1, 3)[0] == Status.SHORT
+
+
+def test_records_of_a_batch_that_does_not_add_up():
+    """A wrong number of offsets, a control record or a wrong checksum makes all of the batch bad."""
+    data, header = batch_bytes(0, 3)
+    with pytest.raises(codec.BadRecordError):
+        codec.decode_batch(data, header._replace(span=4), 0, 9, None, False)
+    for payload in (codec.seal_record(9, 64), codec.encode_record(b"\x05", b"", b"")):
+        bad = header._replace(payload_len=len(payload), span=0)
+        with pytest.raises(codec.BadRecordError):
+            codec.decode_batch(bytes(56) + payload, bad, 0, 9, None, False)
+    broken = bytearray(data)
+    broken[-1] ^= 1
+    assert len(codec.decode_batch(broken, header, 0, 9, None, False)) == 3
+    with pytest.raises(codec.BadRecordError):
+        codec.decode_batch(broken, header, 0, 9, None, True)
+
+
+def test_find_header_skips_damage():
+    """The next valid header in a range of offsets is found; patterns in values and torn headers are not."""
+    fake = b"\x36\x01\x04\x00\x01" * 3
+    first, _ = batch_bytes(0, 1)
+    second, _ = batch_bytes(5, 1)
+    data = fake + first + fake + second + second[:40]
+
+    found = codec.find_header(data, 0, SALT, 0, 100)
+    assert (found.pos, found.base) == (len(fake), 0)
+    found = codec.find_header(data, found.pos + 1, SALT, 0, 100)
+    assert (found.pos, found.base) == (2 * len(fake) + len(first), 5)
+    assert codec.find_header(data, found.pos + 1, SALT, 0, 100) is None
+    assert codec.find_header(data, 0, SALT, 1, 100).base == 5
+    assert codec.find_header(data, 0, SALT, 6, 100) is None
+    assert codec.find_header(data, 0, SALT + 1, 0, 100) is None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from virta.log.aio import AsyncConsumer, AsyncLog, AsyncReader, open_async
 from virta.log.consumers.consumer import Consumer, ConsumerInfo
+from virta.log.format.damage import Problem
 from virta.log.log import Log
 from virta.log.opening import open_log as open  # noqa: A004
 from virta.log.reader import Reader
@@ -21,7 +22,7 @@ from virta.log.seek import SegmentInfo
 from virta.log.topics import TopicInfo
 from virta.log.upkeep.compaction import CompactionReport
 from virta.log.upkeep.retention import Pin, RetentionReport
-from virta.log.upkeep.verify import Problem, RepairReport, VerifyReport
+from virta.log.upkeep.verify import RepairReport, VerifyReport
 
 __all__ = [
     "Appended",

@@ -32,7 +32,7 @@ from virta.log.open_logs import open_handles
 from virta.log.reader import FOREVER, Reader, Source
 from virta.log.topics import TopicCounts, TopicInfo
 from virta.log.upkeep import compaction, retention
-from virta.log.upkeep.verify import Problem, RepairReport, VerifyReport, repair_log, verify_log
+from virta.log.upkeep.verify import RepairReport, VerifyReport, repair_log, verify_log
 from virta.log.validation import (
     check_option,
     check_producer,
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from pathlib import Path
 
+    from virta.log.format.damage import Problem
     from virta.log.record import Appended
 
     Durability = Literal["none", "interval", "group", "fsync"]
@@ -281,8 +282,7 @@ class Log:
     @property
     def first_offset(self) -> int:
         self._open_or_raise()
-        bases = segment_bases(self.path)
-        return bases[0] if bases else 0
+        return next(iter(segment_bases(self.path)), 0)
 
     @property
     def next_offset(self) -> int:

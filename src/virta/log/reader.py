@@ -8,14 +8,16 @@ control page it reads what is valid. It never repairs: damage and gaps are raise
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from virta.errors import LogClosedError, LogCorruptionError, LogError, LogGapError
+from virta.errors import LogClosedError, LogCorruptionError, LogError
 from virta.log.engine import kernel
 from virta.log.format.codec import REASONS, Status
+from virta.log.format.damage import Problem, describe_damage, gap_error, problem_of
 from virta.log.format.directory import segment_bases, segment_name
 from virta.log.format.index import load_index
 from virta.log.format.segment import FLAGS_UNLINKED, Position, Segment, unwritten
@@ -25,7 +27,6 @@ from virta.log.limits import (
     READ_RECORDS_MAX,
     SEGMENT_HEADER_BYTES,
 )
-from virta.log.upkeep.recovery import Problem, find_batch, logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from virta.log.record import Record
 
 FOREVER: Final = (1 << 63) - 1
+
+logger = logging.getLogger("virta.log")
 
 
 class Source:
@@ -271,10 +274,9 @@ class Reader:
         except LogCorruptionError as exc:
             if not self._skip_damage:
                 raise
-            where = (exc.segment, exc.byte_from, exc.byte_to, exc.offset_from)
             later = [b for b in segment_bases(self._source.directory) if b > base]
             following = later[0] if later else None
-            problem = Problem(*where, following, exc.reason)
+            problem = problem_of(exc, following)
             if problem not in self.problems:
                 self.problems.append(problem)
                 logger.warning("log_damage_skipped %s", problem)
@@ -348,25 +350,17 @@ class Reader:
         self._raise_gap(first, following)
 
     def _raise_gap(self, first: int, following: int) -> None:
-        raise LogGapError(
-            f"offsets {first} to {following - 1} of {self._source.directory} are not there any more "
-            f"(retention or repair); read from {following}, or with on_gap='skip'",
-            first=first,
-            next=following,
-        )
+        raise gap_error(self._source.directory, first, following)
 
     def _damage(self, segment: Segment, status: Status, limit: int) -> bool:
         """Raise for damage, or step over it to the next valid batch and report."""
-        at = self._at
-        found = find_batch(segment, at.pos + 1, limit, at.next)
-        end, following = found or (limit, None)
-        problem = Problem(str(segment.path), at.pos, end, at.next, following, REASONS[status])
+        problem, behind = describe_damage(segment, self._at, limit, REASONS[status])
         if not self._skip_damage:
             raise problem.error()
         self.problems.append(problem)
         logger.warning("log_damage_skipped %s", problem)
-        if found:
-            self._at = Position(end, -1, found[1])
+        if behind is not None:
+            self._at = behind
             return True
         later = [b for b in segment_bases(self._source.directory) if b > segment.base]
         if later:
@@ -374,5 +368,5 @@ class Reader:
             self._segment = None
             self._at = Position(0, -1, later[0])
             return True
-        self._at = Position(limit, -1, at.next)
+        self._at = Position(limit, -1, self._at.next)
         return False

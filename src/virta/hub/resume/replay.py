@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from virta.hub.idempotency import Idempotency
     from virta.hub.subscription import ChannelSubscription
     from virta.log import Log, Reader, Record
-    from virta.log.upkeep.recovery import Problem
+    from virta.log.format.damage import Problem
     from virta.streams import Segments
 
 logger = logging.getLogger("virta.hub")

@@ -6,15 +6,17 @@ Whoever stops it is heard whenever that is, and what is owed by then is synced b
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING
 
 from virta.errors import LogClosedError, LogError, LogSyncError
 from virta.log.limits import SYNC_INTERVAL_S
-from virta.log.upkeep.recovery import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+logger = logging.getLogger("virta.log")
 
 
 class IntervalSync:

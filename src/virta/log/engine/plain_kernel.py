@@ -266,7 +266,7 @@ class Kernel:
             if end + len(buf) > limit and end > SEGMENT_HEADER_BYTES:
                 return ROLL, 0, 0, 0, 0, 0
             now = max(now_us(), last_time)
-            crc = codec.seal_header(
+            crc = codec.fill_header(
                 buf,
                 salt=self._salt,
                 base=following,

@@ -30,7 +30,8 @@ from virta.log.engine.interval_sync import IntervalSync
 from virta.log.engine.kernel import FOREIGN, Snapshot
 from virta.log.engine.plain_kernel import SETTLE_FSYNC, SETTLE_GROUP, SETTLE_NOT
 from virta.log.engine.producers import ProducerTable
-from virta.log.format.codec import FLAG_SEAL, PRODUCER_ANONYMOUS, Status
+from virta.log.format.codec import FLAG_SEAL, PRODUCER_ANONYMOUS, Status, seal_record
+from virta.log.format.damage import LOST_MAX
 from virta.log.format.directory import CONTROL, segment_bases, segment_name
 from virta.log.format.index import index_sealed
 from virta.log.format.segment import (
@@ -51,7 +52,7 @@ from virta.log.limits import (
     SEGMENT_HEADER_BYTES,
 )
 from virta.log.record import Appended
-from virta.log.upkeep.recovery import LOST_MAX, Recovered, logger, recover, seal_record
+from virta.log.upkeep.recovery import Recovered, logger, recover
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

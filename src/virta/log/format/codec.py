@@ -1,8 +1,9 @@
 """
-Records and batches in plain Python: the reference for docs/format.md and the twin of native/log_batch.h.
+Records and batches in plain Python: the reference for docs/format.md, equal in behaviour to native/log_batch.h.
 
-Pure computation on buffers. `encode`, `walk` and `read` have the same signatures and results as the native
-ones; virta/log/engine/kernel.py picks. Only whole, valid batches ever leave this module.
+Pure computation on buffers. `encode`, `walk` and `read` have the signatures and results of the native functions;
+virta/log/engine/kernel.py chooses. Code that reads segments itself (Spark's decoder, verify) builds on `parse_header`,
+`decode_batch` and `find_header`. Only whole, valid batches leave this module.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from virta.log.limits import (
 from virta.log.record import Name, Record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from collections.abc import Set as AbstractSet
 
     Row = tuple[int, int, int, int, int, int, int, int, int]
@@ -41,12 +42,13 @@ PRODUCER_ANONYMOUS: Final = 1
 
 # version, flags, base, time, count, payload_len, producer, sequence, prev, payload_crc
 _HEADER: Final = struct.Struct("<BHQQIIQIII")
-_HEADER_START: Final = b"\x36\x01\x04\x00"
+# Bytes 1 to 5 of every batch header: record and topic length, topic, key length, version.
+_HEADER_START: Final = b"\x36\x01\x04\x00\x01"
 _ZEROS: Final = bytes(BATCH_HEADER_BYTES)
 
 
 class Status(IntEnum):
-    """Why walk() or read() stopped; the same numbers as `enum status` in native/log_batch.h."""
+    """Why walk() or read() stopped; the same numbers as `enum status` in native/log_format.h."""
 
     END = 0
     SHORT = 1
@@ -61,6 +63,7 @@ class Status(IntEnum):
     REPAIR = 10
 
 
+# The statuses that are damage, as `Problem.reason` names them.
 REASONS: Final = {
     Status.SHORT: "short",
     Status.BAD_HEADER: "bad-header",
@@ -71,8 +74,8 @@ REASONS: Final = {
 }
 
 
-class Batch(NamedTuple):
-    """One batch header as walk() reports it; `pos` is relative to the buffer given."""
+class BatchHeader(NamedTuple):
+    """A batch as walk() reports it; `pos` is relative to the buffer given."""
 
     pos: int
     base: int
@@ -83,6 +86,24 @@ class Batch(NamedTuple):
     sequence: int
     flags: int
     header_crc: int
+
+    @property
+    def payload_pos(self) -> int:
+        return self.pos + BATCH_HEADER_BYTES
+
+    @property
+    def end(self) -> int:
+        """The position after its last byte."""
+        return self.pos + BATCH_HEADER_BYTES + self.payload_len
+
+    @property
+    def chain(self) -> int:
+        """What the next batch must have as `prev`; -1 after a repair: it is not checked."""
+        return -1 if self.flags & FLAG_REPAIR else self.header_crc
+
+
+class BadRecordError(ValueError):
+    """Bytes that are no record, or offsets that do not add up to the batch's."""
 
 
 # --- checksums -------------------------------------------------------------------------------------
@@ -131,7 +152,7 @@ def crc32c(data: Buffer, crc: int = 0) -> int:
 
 
 def crc32c_seed(data: Buffer, crc: int) -> int:
-    """The seed that makes crc32c(data, seed) == crc: how a lost salt is found again."""
+    """Return the seed for which crc32c(data, seed) == crc: how a lost salt is found again."""
     crc ^= 0xFFFFFFFF
     for byte in reversed(bytes(data)):
         index = _CRC32C_BACK[crc >> 24]
@@ -143,7 +164,7 @@ def crc32c_seed(data: Buffer, crc: int) -> int:
 
 
 def encode_varlong(n: int) -> bytes:
-    """Unsigned LEB128, least significant group first."""
+    """Return `n` as unsigned LEB128, least significant group first."""
     out = bytearray()
     while n >= 0x80:
         out.append(n & 0x7F | 0x80)
@@ -154,10 +175,10 @@ def encode_varlong(n: int) -> bytes:
 
 def decode_varlong(buf: Buffer, pos: int, end: int | None = None) -> tuple[int, int]:
     """
-    The number at `pos` and the position after it; at most four bytes, as the format allows.
+    Return the number at `pos` and the position after it; at most four bytes, as the format allows.
 
     Raises:
-        ValueError: it does not end within four bytes or before `end`.
+        BadRecordError: it does not end within four bytes or before `end`.
     """
     end = len(buf) if end is None else end
     n = shift = 0
@@ -168,20 +189,85 @@ def decode_varlong(buf: Buffer, pos: int, end: int | None = None) -> tuple[int, 
         if byte < 0x80:
             return n, pos
         shift += 7
-    raise ValueError(f"varlong at byte {pos} does not end within four bytes")
+    raise BadRecordError(f"varlong at byte {pos} does not end within four bytes")
 
 
 def encode_record(topic: bytes, key: bytes, value: Buffer) -> bytes:
-    """One record with its CRC-8; checks no limits (control records come through here)."""
+    """Return one record with its CRC-8. Limits are not checked: control records are made here too."""
     body = b"".join((encode_varlong(len(topic)), topic, encode_varlong(len(key)), key, value))
     rest = encode_varlong(len(body)) + body
     return bytes((crc8(rest),)) + rest
 
 
 def gap_record(count: int) -> bytes:
-    """A GAP record: `count` offsets have no record."""
+    """Return a GAP record: `count` offsets have no record."""
     assert 0 < count <= GAP_MAX
     return encode_record(TOPIC_GAP, b"", encode_varlong(count))
+
+
+def seal_record(following: int, size: int) -> bytes:
+    """Return the record of a seal: the next segment's base, and the bytes of this one before the seal."""
+    return encode_record(TOPIC_SEAL, b"", struct.pack("<QQ", following, size))
+
+
+def parse_record(buf: Buffer, pos: int, end: int) -> tuple[bytes, int, int, int]:
+    """
+    Return (topic, position of the key, of the value, of the next record) of the record at `pos`.
+
+    Raises:
+        BadRecordError: its lengths do not fit, or topic or key is over its limit.
+    """
+    total, pos = decode_varlong(buf, pos + 1, end)
+    after = pos + total
+    if total < 2 or after > end:
+        raise BadRecordError
+    size, pos = decode_varlong(buf, pos, after)
+    topic = bytes(buf[pos : pos + size])
+    pos += size
+    if size > TOPIC_BYTES_MAX or pos > after:
+        raise BadRecordError
+    size, pos = decode_varlong(buf, pos, after)
+    if size > KEY_BYTES_MAX or pos + size > after:
+        raise BadRecordError
+    return topic, pos, pos + size, after
+
+
+def decode_batch(
+    buf: Buffer,
+    batch: BatchHeader,
+    start: int,
+    stop: int,
+    topics: AbstractSet[bytes] | None,
+    verify: bool,  # noqa: FBT001
+) -> list[Record]:
+    """
+    Return the user records of a batch with offsets `start` to `stop` (not included) and these topics.
+
+    Raises:
+        BadRecordError: bytes that are no record, a wrong record checksum (with `verify`), a control record other than
+            a gap, or offsets that are not those of the header.
+    """
+    records: list[Record] = []
+    pos, end, offset = batch.payload_pos, batch.end, batch.base
+    while pos < end:
+        first = pos
+        topic, key_pos, value_pos, pos = parse_record(buf, first, end)
+        if verify and crc8(buf[first + 1 : pos]) != buf[first]:
+            raise BadRecordError
+        if len(topic) == 1 and topic[0] < 0x20:
+            if topic != TOPIC_GAP:
+                raise BadRecordError
+            offset += decode_varlong(buf, value_pos, pos)[0]
+            continue
+        if pos - value_pos > VALUE_BYTES_MAX:
+            raise BadRecordError
+        if start <= offset < stop and (topics is None or topic in topics):
+            key, value = Name(buf[key_pos:value_pos]), bytes(buf[value_pos:pos])
+            records.append(Record(Name(topic), key, value, offset, batch.time))
+        offset += 1
+    if offset != batch.base + batch.span:
+        raise BadRecordError
+    return records
 
 
 def _field(item: object, *, text: bool) -> bytes | memoryview | None:
@@ -200,7 +286,7 @@ def _field(item: object, *, text: bool) -> bytes | memoryview | None:
 
 def encode(records: Sequence[Sequence[object]]) -> bytearray:
     """
-    56 bytes left for the batch header, then the records.
+    Return 56 bytes left for the batch header, then the records.
 
     Raises:
         IndexError: the record with that index (its only argument) is not acceptable.
@@ -230,21 +316,21 @@ def encode(records: Sequence[Sequence[object]]) -> bytearray:
 
 
 class Encoded(NamedTuple):
-    """A batch as `encode` makes it, and how many records are in it."""
+    """A batch as `encode` returns it, and how many records are in it."""
 
     batch: bytearray
     records: int
 
     @classmethod
     def of(cls, pieces: Iterable[bytes], records: int) -> Encoded:
-        """The batch of records that are encoded already; the pieces stay within the batch's limit."""
+        """Return the batch of records that are encoded already; together they are within its limit."""
         return cls(bytearray().join((bytes(BATCH_HEADER_BYTES), *pieces)), records)
 
 
 # --- batches ---------------------------------------------------------------------------------------
 
 
-def seal_header(
+def fill_header(
     buf: bytearray,
     *,
     salt: int,
@@ -256,18 +342,17 @@ def seal_header(
     sequence: int = 0,
     flags: int = 0,
     payload_crc: int | None = None,
-    crc: object = None,
+    crc: Callable[..., int] = crc32c,
 ) -> int:
-    """Fill in the 56 bytes at the front of `buf`; returns the header's CRC-32C."""
-    sum32 = crc if callable(crc) else crc32c
-    payload_len = len(buf) - BATCH_HEADER_BYTES
+    """Write the header into the 56 bytes at the front of `buf`; return its CRC-32C."""
+    size = len(buf) - BATCH_HEADER_BYTES
     if payload_crc is None:
-        payload_crc = sum32(memoryview(buf)[BATCH_HEADER_BYTES:])
-    buf[1:5] = _HEADER_START
+        payload_crc = crc(memoryview(buf)[BATCH_HEADER_BYTES:])
+    buf[1:5] = _HEADER_START[:4]
     _HEADER.pack_into(
-        buf, 5, 1, flags, base, time, count, payload_len, producer, sequence, prev, payload_crc
+        buf, 5, 1, flags, base, time, count, size, producer, sequence, prev, payload_crc
     )
-    header_crc: int = sum32(bytes(buf[1:52]), salt)
+    header_crc = crc(bytes(buf[1:52]), salt)
     struct.pack_into("<I", buf, 52, header_crc)
     buf[0] = crc8(buf[1:BATCH_HEADER_BYTES])
     return header_crc
@@ -275,12 +360,17 @@ def seal_header(
 
 def parse_header(
     buf: Buffer, pos: int, end: int, salt: int, prev: int, next_offset: int
-) -> tuple[Status, Batch | None, int]:
-    """The header at `pos`, checked; its payload CRC comes third."""
+) -> tuple[Status, BatchHeader | None, int]:
+    """
+    Check the header at `pos`: (END, header, payload CRC), or the status that says what is wrong.
+
+    `prev` is the header CRC of the batch before (-1: do not check it), `next_offset` the offset the batch must have.
+    The payload may lie beyond `end`, and its CRC is not checked.
+    """
     if end - pos < BATCH_HEADER_BYTES:
         return Status.SHORT, None, 0
     head = bytes(buf[pos : pos + BATCH_HEADER_BYTES])
-    if head[1:5] != _HEADER_START or head[5] != 1:
+    if head[1:6] != _HEADER_START:
         return (Status.ZERO if head == _ZEROS else Status.BAD_HEADER), None, 0
     header_crc = int.from_bytes(head[52:56], "little")
     if crc32c(head[1:52], salt) != header_crc or crc8(head[1:]) != head[0]:
@@ -292,13 +382,28 @@ def parse_header(
         return Status.BAD_HEADER, None, 0
     if base != next_offset or (prev >= 0 and link != prev):
         return Status.CHAIN, None, 0
-    batch = Batch(pos, base, count, time, size, producer, sequence, flags, header_crc)
-    return Status.END, batch, payload_crc
+    header = BatchHeader(pos, base, count, time, size, producer, sequence, flags, header_crc)
+    return Status.END, header, payload_crc
 
 
-def _seal_next(buf: Buffer, batch: Batch) -> int | None:
-    start = batch.pos + BATCH_HEADER_BYTES
-    payload = bytes(buf[start : start + batch.payload_len])
+def find_header(
+    buf: bytes, pos: int, salt: int, base_min: int, base_max: int
+) -> BatchHeader | None:
+    """Return the first valid header at or after `pos` with a base in that range: where reading can go on after damage."""
+    found = buf.find(_HEADER_START, pos + 1)
+    while found > 0:
+        base = int.from_bytes(buf[found + 7 : found + 15], "little")
+        if base_min <= base <= base_max:
+            header = parse_header(buf, found - 1, len(buf), salt, -1, base)[1]
+            if header is not None:
+                return header
+        found = buf.find(_HEADER_START, found + 1)
+    return None
+
+
+def seal_next(buf: Buffer, batch: BatchHeader) -> int | None:
+    """Return the base of the segment after a seal batch; None if its record is not a seal's."""
+    payload = bytes(buf[batch.payload_pos : batch.end])
     if len(payload) != 21 or payload[2:5] != b"\x01\x00\x00":
         return None
     return int.from_bytes(payload[5:13], "little")
@@ -313,79 +418,24 @@ def walk(
     next_offset: int,
     check_payload: bool,  # noqa: FBT001
 ) -> Walked:
-    """Every valid batch from `pos` on, without decoding: (batches, pos, prev, next, status, detail)."""
+    """Return (batches, pos, prev, next, status, detail): every valid batch from `pos` on, without decoding."""
     batches: list[Row] = []
     while pos < end:
         status, batch, payload_crc = parse_header(buf, pos, end, salt, prev, next_offset)
         if batch is None:
             return batches, pos, prev, next_offset, status, BATCH_HEADER_BYTES * (status == 1)
-        body = pos + BATCH_HEADER_BYTES
-        after = body + batch.payload_len
-        if after > end:
-            return batches, pos, prev, next_offset, Status.SHORT, after - pos
-        if check_payload and crc32c(buf[body:after]) != payload_crc:
+        if batch.end > end:
+            return batches, pos, prev, next_offset, Status.SHORT, batch.end - pos
+        if check_payload and crc32c(buf[batch.payload_pos : batch.end]) != payload_crc:
             return batches, pos, prev, next_offset, Status.BAD_PAYLOAD, 0
         batches.append(batch)
-        pos = after
-        next_offset += batch.span
-        prev = -1 if batch.flags & FLAG_REPAIR else batch.header_crc
+        pos, prev, next_offset = batch.end, batch.chain, next_offset + batch.span
         if batch.flags & FLAG_SEAL:
-            following = _seal_next(buf, batch)
+            following = seal_next(buf, batch)
             if following is None:
                 return batches, pos, prev, next_offset, Status.BAD_RECORD, 0
             return batches, pos, prev, next_offset, Status.SEAL, following
     return batches, pos, prev, next_offset, Status.END, 0
-
-
-class _BadRecordError(ValueError):
-    pass
-
-
-def decode_batch(
-    buf: Buffer,
-    batch: Batch,
-    start: int,
-    stop: int,
-    topics: AbstractSet[bytes] | None,
-    verify: bool,  # noqa: FBT001
-) -> list[Record]:
-    records: list[Record] = []
-    pos = batch.pos + BATCH_HEADER_BYTES
-    end = pos + batch.payload_len
-    offset = batch.base
-    while pos < end:
-        first = pos
-        total, pos = decode_varlong(buf, pos + 1, end)
-        after = pos + total
-        if total < 2 or after > end:
-            raise _BadRecordError
-        size, pos = decode_varlong(buf, pos, after)
-        topic = bytes(buf[pos : pos + size])
-        pos += size
-        if size > TOPIC_BYTES_MAX or pos > after:
-            raise _BadRecordError
-        size, pos = decode_varlong(buf, pos, after)
-        if size > KEY_BYTES_MAX or pos + size > after:
-            raise _BadRecordError
-        value_pos = pos + size
-        if verify and crc8(buf[first + 1 : after]) != buf[first]:
-            raise _BadRecordError
-        if len(topic) == 1 and topic[0] < 0x20:
-            if topic != TOPIC_GAP:
-                raise _BadRecordError
-            offset += decode_varlong(buf, value_pos, after)[0]
-        else:
-            if after - value_pos > VALUE_BYTES_MAX:
-                raise _BadRecordError
-            if start <= offset < stop and (topics is None or topic in topics):
-                key = Name(buf[pos:value_pos])
-                value = bytes(buf[value_pos:after])
-                records.append(Record(Name(topic), key, value, offset, batch.time))
-            offset += 1
-        pos = after
-    if offset != batch.base + batch.span:
-        raise _BadRecordError
-    return records
 
 
 def read(
@@ -402,7 +452,7 @@ def read(
     through_repairs: bool,  # noqa: FBT001
     max_records: int,
 ) -> Read:
-    """Decode whole batches from `pos` on: (records, pos, prev, next, status, detail)."""
+    """Return (records, pos, prev, next, status, detail): the records of whole batches from `pos` on."""
     records: list[Record] = []
     while pos < end:
         if next_offset >= stop:
@@ -412,28 +462,25 @@ def read(
         status, batch, payload_crc = parse_header(buf, pos, end, salt, prev, next_offset)
         if batch is None:
             return records, pos, prev, next_offset, status, BATCH_HEADER_BYTES * (status == 1)
-        body = pos + BATCH_HEADER_BYTES
-        after = body + batch.payload_len
-        if after > end:
-            return records, pos, prev, next_offset, Status.SHORT, after - pos
-        lost = batch.flags & FLAG_REPAIR and next_offset + batch.span > max(start, next_offset)
+        if batch.end > end:
+            return records, pos, prev, next_offset, Status.SHORT, batch.end - pos
+        repair = batch.flags & FLAG_REPAIR
+        lost = repair and next_offset + batch.span > max(start, next_offset)
         if lost and not through_repairs:  # gaps below the start were not requested
             return records, pos, prev, next_offset, Status.REPAIR, batch.span
-        if crc32c(buf[body:after]) != payload_crc:
+        if crc32c(buf[batch.payload_pos : batch.end]) != payload_crc:
             return records, pos, prev, next_offset, Status.BAD_PAYLOAD, 0
         following = None
         if batch.flags & FLAG_SEAL:
-            following = _seal_next(buf, batch)
+            following = seal_next(buf, batch)
             if following is None:
                 return records, pos, prev, next_offset, Status.BAD_RECORD, 0
-        elif not batch.flags & FLAG_REPAIR and (next_offset + batch.span > start or verify):
+        elif not repair and (next_offset + batch.span > start or verify):
             try:
                 records += decode_batch(buf, batch, start, stop, topics, verify)
-            except ValueError:
+            except BadRecordError:
                 return records, pos, prev, next_offset, Status.BAD_RECORD, 0
-        pos = after
-        next_offset += batch.span
-        prev = -1 if batch.flags & FLAG_REPAIR else batch.header_crc
+        pos, prev, next_offset = batch.end, batch.chain, next_offset + batch.span
         if following is not None:
             return records, pos, prev, next_offset, Status.SEAL, following
     return records, pos, prev, next_offset, Status.END, 0

@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from contextlib import suppress
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from virta import files
@@ -37,11 +38,22 @@ Producers = dict[
 ]  # id -> (last sequence, offset of that batch), oldest use first
 
 
-class Entry(NamedTuple):
+class IndexEntry(NamedTuple):
     offset: int
     time: int
     pos: int
     span: int
+
+
+class BatchRun(NamedTuple):
+    """Consecutive batches of a sealed segment: bytes `pos` to `end`, offsets `base` to `next` (not included)."""
+
+    pos: int
+    end: int
+    base: int
+    next: int
+    time: int
+    last_time: int  # no batch of it is later
 
 
 class Index(NamedTuple):
@@ -49,24 +61,36 @@ class Index(NamedTuple):
     salt: int
     next: int
     last_time: int
-    entries: list[Entry]
+    entries: list[IndexEntry]
     producers: Producers
 
     def position(self, offset: int) -> Position | None:
-        """A place to start reading from for `offset`: the last entry at or before it."""
-        at = bisect_right(self.entries, offset, key=lambda entry: entry.offset) - 1
-        if at < 0:
-            return None
-        entry = self.entries[at]
-        return Position(entry.pos, -1, entry.offset)
+        """Return where to start reading for `offset`: the last entry at or before it."""
+        return self._entry(bisect_right(self.entries, offset, key=lambda entry: entry.offset))
 
     def position_at(self, time: int) -> Position | None:
-        """A place at or before the first batch that is not older than `time`."""
-        at = bisect_right(self.entries, time - 1, key=lambda entry: entry.time) - 1
-        if at < 0:
+        """Return a position at or before the first batch that is not older than `time`."""
+        return self._entry(bisect_right(self.entries, time - 1, key=lambda entry: entry.time))
+
+    def _entry(self, count: int) -> Position | None:
+        """Return the position of the last of the first `count` entries."""
+        if count == 0:
             return None
-        entry = self.entries[at]
+        entry = self.entries[count - 1]
         return Position(entry.pos, -1, entry.offset)
+
+    def runs(self, size: int) -> list[BatchRun]:
+        """
+        Return all batches as runs of about INDEX_STEP_BYTES; `size` is the file's, and the last run includes the seal.
+
+        So a planner finds batch boundaries, offsets and times without reading the segment.
+        """
+        bounds = [(entry.pos, entry.offset, entry.time) for entry in self.entries]
+        bounds.append((size, self.next, self.last_time))
+        return [
+            BatchRun(pos, end, base, following, time, last_time)
+            for (pos, base, time), (end, following, last_time) in pairwise(bounds)
+        ]
 
 
 def remember(producers: Producers, producer: int, sequence: int, offset: int) -> None:
@@ -79,7 +103,7 @@ def remember(producers: Producers, producer: int, sequence: int, offset: int) ->
 
 def build_index(segment: Segment, producers: Producers) -> Index | None:
     """The index of a sealed segment, or None if it is not sealed (or damaged before its seal)."""
-    entries: list[Entry] = []
+    entries: list[IndexEntry] = []
     table = dict(producers)
     last_pos = -INDEX_STEP_BYTES
     last_time = segment.header.created
@@ -87,7 +111,7 @@ def build_index(segment: Segment, producers: Producers) -> Index | None:
     for batches in walk:
         for batch in batches:
             if batch.pos - last_pos >= INDEX_STEP_BYTES:
-                entries.append(Entry(batch.base, batch.time, batch.pos, batch.span))
+                entries.append(IndexEntry(batch.base, batch.time, batch.pos, batch.span))
                 last_pos = batch.pos
             if batch.producer > PRODUCER_ANONYMOUS:
                 remember(table, batch.producer, batch.sequence, batch.base)
@@ -165,7 +189,7 @@ def load_index(directory: Path, base: int, salt: int) -> Index | None:
     split = _REST.size + entry_count * _ENTRY.size
     if len(rest) != split + producer_count * _PRODUCER.size:
         return None
-    entries = [Entry(*row) for row in _ENTRY.iter_unpack(rest[_REST.size : split])]
+    entries = [IndexEntry(*row) for row in _ENTRY.iter_unpack(rest[_REST.size : split])]
     table = {p: (seq, at) for p, at, seq, _ in _PRODUCER.iter_unpack(rest[split:])}
     return Index(base, salt, following, last_time, entries, table)
 

@@ -17,7 +17,7 @@ from virta import files
 from virta.clock import now_us, time_text
 from virta.errors import LogCorruptionError, LogFormatError
 from virta.log.engine import kernel
-from virta.log.format.codec import REASONS, Batch, Status
+from virta.log.format.codec import REASONS, BatchHeader, Status
 from virta.log.format.directory import segment_name
 from virta.log.limits import READ_CHUNK_BYTES, SEGMENT_HEADER_BYTES
 
@@ -187,7 +187,7 @@ class Walk:
     """
     Iterate over the batches of a segment from a position on, without decoding them.
 
-    Yields lists of Batch with absolute positions; afterwards `end` says where and why it stopped:
+    Yields lists of headers with absolute positions; afterwards `end` says where and why it stopped:
     END at `limit`, SEAL, or the first thing that is not a valid batch.
     """
 
@@ -199,7 +199,7 @@ class Walk:
         self._limit = limit
         self._check = check_payload
 
-    def __iter__(self) -> Iterator[list[Batch]]:
+    def __iter__(self) -> Iterator[list[BatchHeader]]:
         at, chunk = self.end.at, READ_CHUNK_BYTES
         salt = self.segment.header.salt
         status, detail = Status.END, 0
@@ -214,7 +214,7 @@ class Walk:
             status = Status(code)
             self.end = WalkEnd(at, status, detail)
             if rows:
-                yield [Batch(row[0] + shift, *row[1:]) for row in rows]
+                yield [BatchHeader(row[0] + shift, *row[1:]) for row in rows]
             if (
                 len(data) < size
             ):  # the file is shorter than the limit: asking for more brings no more

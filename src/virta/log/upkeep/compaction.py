@@ -20,12 +20,13 @@ from virta.log.format.codec import (
     FLAG_REPAIR,
     FLAG_SEAL,
     REASONS,
-    Batch,
+    BatchHeader,
     Status,
     encode_record,
+    fill_header,
     gap_record,
-    seal_header,
 )
+from virta.log.format.damage import Problem
 from virta.log.format.directory import maintaining
 from virta.log.format.index import Producers, build_index, index_missing, load_index, save_index
 from virta.log.format.segment import (
@@ -43,7 +44,7 @@ from virta.log.limits import (
     TOMBSTONE_AGE_S,
 )
 from virta.log.reader import FOREVER
-from virta.log.upkeep.recovery import Problem, seal_batch
+from virta.log.upkeep.recovery import seal_batch
 from virta.log.upkeep.retention import lowest_pin
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def _compact_segment(
     return 1, info.bytes, size, before, after
 
 
-def _batches(segment: Segment) -> Iterator[Batch]:
+def _batches(segment: Segment) -> Iterator[BatchHeader]:
     walk = Walk(segment, segment.start(), segment.size)
     for batches in walk:
         for batch in batches:
@@ -147,7 +148,7 @@ def _batches(segment: Segment) -> Iterator[Batch]:
         ).error()
 
 
-def _records(segment: Segment, batch: Batch) -> list[Record]:
+def _records(segment: Segment, batch: BatchHeader) -> list[Record]:
     """The records of one batch; only one batch is in memory at a time."""
     data = os.pread(segment.fd, BATCH_HEADER_BYTES + batch.payload_len, batch.pos)
     records, _, _, _, status, _ = kernel.read(
@@ -183,7 +184,7 @@ class _Rewriter:
         self._gap = 0
         self._time = 0
 
-    def batch(self, batch: Batch, kept: list[Record]) -> None:
+    def batch(self, batch: BatchHeader, kept: list[Record]) -> None:
         self._time = batch.time
         if batch.flags & FLAG_REPAIR:
             self.flush()  # lost offsets stay visible as lost
@@ -219,7 +220,7 @@ class _Rewriter:
         self, payload: bytearray, count: int, producer: int, sequence: int, flags: int = 0
     ) -> None:
         buf = bytearray(BATCH_HEADER_BYTES) + payload
-        crc = seal_header(
+        crc = fill_header(
             buf,
             salt=self._salt,
             base=self.at.next,

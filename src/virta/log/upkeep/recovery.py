@@ -18,52 +18,29 @@ import json
 import logging
 import os
 import struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from virta import files
 from virta.clock import now_us
-from virta.errors import LogCorruptionError, LogSyncError
+from virta.errors import LogSyncError
 from virta.log.engine import kernel
 from virta.log.format.codec import (
     FLAG_REPAIR,
     FLAG_SEAL,
     Status,
-    encode_record,
+    fill_header,
     gap_record,
-    seal_header,
+    seal_record,
 )
+from virta.log.format.damage import Problem, find_batch
 from virta.log.format.directory import QUARANTINE
 from virta.log.format.segment import FLAG_RESEALED, Position, Segment, Walk, WalkEnd, unwritten
-from virta.log.limits import BATCH_HEADER_BYTES, GAP_MAX, READ_CHUNK_BYTES
+from virta.log.limits import BATCH_HEADER_BYTES, READ_CHUNK_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 logger = logging.getLogger("virta.log")
-
-_PATTERN: Final = b"\x36\x01\x04\x00\x01"
-# Far above any real gap of offsets; keeps a forged header from claiming 2^64.
-LOST_MAX: Final = GAP_MAX
-
-
-class Problem(NamedTuple):
-    """A damaged range: where, which offsets as far as known, and why."""
-
-    segment: str
-    byte_from: int
-    byte_to: int
-    offset_from: int
-    offset_to: int | None
-    reason: str
-
-    def error(self) -> LogCorruptionError:
-        upto = "on" if self.offset_to is None else f"up to {self.offset_to}"
-        return LogCorruptionError(
-            f"{self.segment}: bytes {self.byte_from} to {self.byte_to} are damaged "
-            f"({self.reason}); they held offsets {self.offset_from} {upto}. `virta log verify` shows all damage, "
-            "`virta log repair` sets it aside",
-            **self._asdict(),
-        )
 
 
 class Recovered(NamedTuple):
@@ -76,32 +53,6 @@ class Recovered(NamedTuple):
     problems: list[Problem]
     quarantined: list[str]
     lost: int  # offsets handed out whose records are gone
-
-
-def find_batch(segment: Segment, pos: int, size: int, at_least: int) -> tuple[int, int] | None:
-    """The first valid batch from byte `pos` on whose base is at least `at_least`: (position, base)."""
-    salt = segment.header.salt
-    while pos < size:
-        data = os.pread(segment.fd, READ_CHUNK_BYTES, pos)
-        found = data.find(_PATTERN, 1)
-        while found > 0:
-            at = pos + found - 1
-            head = os.pread(segment.fd, BATCH_HEADER_BYTES, at)
-            if len(head) == BATCH_HEADER_BYTES:
-                (base,) = struct.unpack_from("<Q", head, 8)
-                if at_least <= base <= at_least + LOST_MAX and kernel.crc32c(
-                    head[1:52], salt
-                ) == int.from_bytes(head[52:56], "little"):
-                    step = next(
-                        iter(Walk(segment, Position(at, -1, base), size, check_payload=True)), None
-                    )
-                    if step:
-                        return at, base
-            found = data.find(_PATTERN, found + 1)
-        if len(data) < READ_CHUNK_BYTES:
-            return None
-        pos += len(data) - len(_PATTERN)
-    return None
 
 
 def quarantine(directory: Path, segment: Segment, start: int, end: int, reason: str) -> str:
@@ -132,38 +83,29 @@ def repair_batch(segment: Segment, at: Position, time: int, lost: int, size: int
     if size is not None:
         room = size - BATCH_HEADER_BYTES
         payload = payload.ljust(room, b"\0") if len(payload) <= room else bytes(room)
-    buf = bytearray(BATCH_HEADER_BYTES) + payload
-    seal_header(
-        buf,
-        salt=segment.header.salt,
-        base=at.next,
-        time=time,
-        count=lost,
-        prev=max(at.prev, 0),
-        flags=FLAG_REPAIR,
-        crc=kernel.crc32c,
-    )
-    return bytes(buf)
+    return _control_batch(segment.header.salt, at, time, lost, FLAG_REPAIR, payload)
 
 
 def seal_batch(salt: int, at: Position, time: int, following: int) -> bytes:
-    """The batch that ends a segment and names the next."""
-    buf = bytearray(BATCH_HEADER_BYTES) + seal_record(following, at.pos)
-    seal_header(
+    """Return the batch that ends a segment and names the next."""
+    return _control_batch(salt, at, time, 0, FLAG_SEAL, seal_record(following, at.pos))
+
+
+def _control_batch(
+    salt: int, at: Position, time: int, count: int, flags: int, payload: bytes
+) -> bytes:
+    buf = bytearray(BATCH_HEADER_BYTES) + payload
+    fill_header(
         buf,
         salt=salt,
         base=at.next,
         time=time,
-        count=0,
+        count=count,
         prev=max(at.prev, 0),
-        flags=FLAG_SEAL,
+        flags=flags,
         crc=kernel.crc32c,
     )
     return bytes(buf)
-
-
-def seal_record(following: int, size: int) -> bytes:
-    return encode_record(b"\x00", b"", struct.pack("<QQ", following, size))
 
 
 def scan_segment(segment: Segment, start: Position, size: int) -> tuple[WalkEnd, int, int]:

@@ -18,6 +18,7 @@ from virta.errors import LogCorruptionError
 from virta.log.disk_errors import in_words
 from virta.log.engine import kernel
 from virta.log.format.codec import REASONS, Status, crc32c_seed
+from virta.log.format.damage import Problem, describe_damage, find_batch, problem_of
 from virta.log.format.directory import maintaining, segment_bases, segment_name
 from virta.log.format.segment import (
     FLAG_COMPACTED,
@@ -32,7 +33,7 @@ from virta.log.format.segment import (
 from virta.log.limits import BATCH_HEADER_BYTES, READ_CHUNK_BYTES, SEGMENT_HEADER_BYTES
 from virta.log.reader import FOREVER
 from virta.log.seek import total_bytes
-from virta.log.upkeep.recovery import Problem, find_batch, quarantine, recover
+from virta.log.upkeep.recovery import quarantine, recover
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 
     from virta.log.engine.writer import Writer
     from virta.log.log import Log
-
-__all__ = ["Problem", "RepairReport", "VerifyReport", "repair_log", "verify_log"]
 
 
 class VerifyReport(NamedTuple):
@@ -77,9 +76,7 @@ class _Check:
             self.link = None
             return
         except LogCorruptionError as exc:
-            self.problems.append(
-                Problem(str(path), exc.byte_from, exc.byte_to, base, exc.offset_to, exc.reason)
-            )
+            self.problems.append(problem_of(exc))
             self.bytes += path.stat().st_size
             self.link = None
             return
@@ -150,12 +147,10 @@ class _Check:
     def _damage(
         self, segment: Segment, at: Position, limit: int, status: Status
     ) -> Position | None:
-        """Note what is wrong at `at`; the next valid batch behind it, if any."""
-        found = find_batch(segment, at.pos + 1, limit, at.next)
-        end, offset_to = found or (limit, None)
-        problem = Problem(str(segment.path), at.pos, end, at.next, offset_to, REASONS[status])
+        """Record the damage at `at`; return where the next valid batch starts, if there is one."""
+        problem, behind = describe_damage(segment, at, limit, REASONS[status])
         self.problems.append(problem)
-        return Position(end, -1, found[1]) if found else None
+        return behind
 
     def _left_behind(self, segment: Segment) -> tuple[int, int, int] | None:
         """Bytes behind the published end that nobody is writing, a dead writer's: from, to, and the next offset."""
@@ -231,9 +226,7 @@ def _mend_header(log: Log, path: Path, problems: list[Problem], kept: list[str])
     try:
         Segment(log.path, base).close()
     except LogCorruptionError as exc:
-        problems.append(
-            Problem(str(path), 0, SEGMENT_HEADER_BYTES, base, exc.offset_to, exc.reason)
-        )
+        problems.append(problem_of(exc))
     else:
         return
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)

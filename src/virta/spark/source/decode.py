@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from virta import files
 from virta.errors import LogError
 from virta.log.format.codec import REASONS, Status
+from virta.log.format.damage import Problem
 from virta.log.format.segment import Position
 from virta.log.reader import FOREVER
-from virta.log.upkeep.recovery import Problem
 from virta.spark.source.arrow import RECORD_COLUMNS, kernel, want_mask
 from virta.spark.source.splits import (
     SPLIT_BYTES,

@@ -23,12 +23,12 @@ from typing import NamedTuple
 import virta
 from virta.errors import LogCorruptionError, LogFormatError, LogGapError
 from virta.log.format.codec import REASONS, Status
+from virta.log.format.damage import Problem, find_batch
 from virta.log.format.directory import index_name, segment_bases, segment_name
 from virta.log.format.index import load_index
 from virta.log.format.segment import Position, Segment, SegmentHeader
 from virta.log.limits import INDEX_STEP_BYTES
 from virta.log.reader import FOREVER
-from virta.log.upkeep.recovery import Problem, find_batch
 from virta.spark.source.arrow import kernel
 
 SPLIT_BYTES = 32 * 1024 * 1024  # a task of a fifth of a second; small enough to balance two cores
