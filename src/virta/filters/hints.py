@@ -13,6 +13,7 @@ import re
 from typing import Any
 from urllib.parse import quote, unquote_plus
 
+from virta import jsontext
 from virta.errors import FilterError
 
 # A text without any of these characters needs no hint.
@@ -139,8 +140,8 @@ def _loaded(text: str) -> Any:
     if len(text) > HINT_CHARS_MAX:
         return start
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return jsontext.decode(text)
+    except ValueError:
         return start
 
 

@@ -1,8 +1,8 @@
 """
-The data pipeline on Spark: the same log, the same filters, on as many machines as you like.
+Virta on Spark: the same log and the same filters, on any number of machines.
 
-Importing this package does not import pyspark: names are loaded when first used, so that checking
-a pipeline file or running `virta doctor` costs nothing.
+Importing this package does not import pyspark: names are loaded when first used, so that checking a pipeline
+file and `virta doctor` stay fast.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """
-The lake: sealed segments as Parquet that any engine reads, and history united from lake and log.
+The lake: sealed segments as Parquet files, and reads of lake and log together.
 
     <lake>/range=<first>-<next>/day=<date>/topic=<topic>/part-….parquet
 
-Invariant: a directory `range=a-b` holds exactly the records of offsets a up to, not including, b, and
-appears by one rename: a reader sees all of a range or nothing. Ranges follow on each other, so the lake ends
-at one offset, and `read_all` reads the lake before it and the log from it: no gap, no overlap.
+Invariant: a directory `range=a-b` contains exactly the records of offsets a up to, not including, b, and appears by
+one rename: a reader sees all of a range or nothing. Ranges are contiguous, so the lake ends at one offset;
+`read_all` reads the lake before it and the log from it, without gap or overlap.
 
-Files keep the record (offset, timestamp, key, value) and the attributes one searches by, typed; the data is
-in `value`, whole. They are sorted by offset and compressed with zstd.
+Files have the record (offset, timestamp, key, value) and the attributes to search by, typed; the whole event is in
+`value`. They are sorted by offset and compressed with zstd.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def sealed_end(log_path: str) -> tuple[int, int]:
 
 def pending(log_path: str, lake: str, *, on_gap: str = "raise") -> tuple[int, int, int]:
     """
-    Return what a compaction would have to do, without Spark: the log's first offset, then from where and to where.
+    Return what a compaction would do, without Spark: the log's first offset, and the offsets from and to.
 
     Raises:
         LogGapError: the log no longer has the offset the lake ends at, and `on_gap` is not skip.
@@ -153,7 +153,7 @@ def compact(
 
 @contextmanager
 def only_writer(root: Path) -> Iterator[None]:
-    """Hold the lake: two compactions at once would write the same range, and clear away each other's drafts."""
+    """Lock the lake: concurrent compactions would write the same range and remove each other's drafts."""
     files.make_directory(root)
     try:
         lock = files.lock_file(root / LOCK)
@@ -196,7 +196,7 @@ def write_range(spark: SparkSession, log_path: str, offsets: tuple[int, int], dr
 
 
 def publish(draft: Path, final: Path) -> None:
-    """Make a range visible: everything in it is on disk before its name is."""
+    """Make a range visible: its files are synced before it gets its name."""
     for path in sorted(draft.rglob("*")):
         if path.is_file() and (path.name.startswith("_") or path.name.endswith(".crc")):
             path.unlink()
@@ -241,7 +241,7 @@ def read_all(log_path: str, lake: str, *, spark: SparkSession | None = None) -> 
         LogGapError: retention removed offsets from the log that the lake does not have.
     """
     spark = spark or session()
-    # The log before the lake: what is moved to the lake and taken from the log meanwhile is in the lake, then.
+    # The log before the lake: records that move from log to lake meanwhile are in the lake then.
     first, _ = sealed_end(log_path)
     ranges = lake_ranges(lake)
     seam = ranges[-1][1] if ranges else first
@@ -250,5 +250,5 @@ def read_all(log_path: str, lake: str, *, spark: SparkSession | None = None) -> 
     live = spark.read.format("virta").option("start", str(seam)).load(log_path)
     if not ranges:
         return live
-    # The ranges listed above, not those of a second look: a compaction may have added one meanwhile.
+    # The ranges listed above, not a new list: a compaction may have added one meanwhile.
     return read_ranges(spark, lake, ranges).select(*RECORD.names).unionByName(live)

@@ -1,9 +1,9 @@
 """
-Reading a log into a DataFrame, with its bounds given by name.
+Read a log into a DataFrame, with bounds as arguments.
 
-`read` and `read_stream` are the data source with its options spelled as arguments. Bounds given here
-are planned: splits outside them are never opened, in streams and in sessions of any origin, which conditions
-on the DataFrame cannot promise (virta.spark.launch.plan_rule).
+`read` and `read_stream` are the data source with its options as arguments. Bounds given here are planned: splits
+outside them are never opened, in streams and in any session. Conditions on the DataFrame cannot guarantee that
+(virta.spark.launch.plan_rule).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def read_stream(
     spark: SparkSession | None = None,
     **bounds: Any,
 ) -> DataFrame:
-    """As `read`, unbounded; `max_records` or `max_bytes` bound each micro-batch."""
+    """Return the records of a log as a stream; arguments as for `read`, `max_records` and `max_bytes` bound a micro-batch."""
     reader = (spark or session()).readStream.format("virta").options(**options(topics, bounds))
     if columns is not None:
         reader = reader.schema(columns)
@@ -91,12 +91,12 @@ def match_log(
     **bounds: Any,
 ) -> DataFrame:
     """
-    As `match` on a whole log, with decoding and matching in one process: the fastest way there is.
+    Match the records of a log, with decoding and matching in one process: faster than `match`.
 
     Args:
-        on: "event": filters are asked by the record's value; "data": by the event's data.
-        directory: where the filter set is kept for the executors, which must see it; a temporary
-            directory of this user by default, which is right for one machine.
+        on: "event" applies filters to the record's value, "data" to the event's data.
+        directory: where the filter set is written for the executors, which need access to it; by default a
+            temporary directory of this user, which is right for one machine.
         columns: a schema as DDL of record columns and `filter_id`.
     """
     named = dict(filters) if isinstance(filters, Mapping) else {f.id: f for f in filters}

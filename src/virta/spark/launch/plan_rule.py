@@ -1,11 +1,10 @@
 """
-A plan of its own for every query on a loaded log, so that conditions can be pushed down.
+Give every query on a loaded log its own plan, so that conditions can be pushed down.
 
 Spark 4.3 keeps one plan of a Python source per loaded DataFrame, in the table object that all queries on it
-share: conditions that one query pushed down stay in the plan that the next one gets, which then has rows
-missing. A rule added to the session's analyser swaps the table of the format `virta` for one that gives each
-query its own plan. The rule is Java, compiled when the session starts by the compiler that Spark itself
-compiles queries with.
+share: conditions pushed down by one query stay in the plan of the next one, which then misses rows. A rule added
+to the session's analyser replaces the table of the format `virta` by one with a plan per query. The rule is
+Java, compiled at session start by the compiler that Spark uses for its queries.
 
 Invariants: a session has the rule, or no conditions are pushed unless the option `pushdown` asks for it. All
 queries on a loaded DataFrame see the log up to the same end, the one it had at the first of them.
@@ -65,7 +64,7 @@ public class VirtaPlans extends scala.runtime.AbstractFunction1 {
     }
   }
 
-  // The plan is kept in the source: one for each scan.
+  // The source object keeps the plan: one per scan.
   public static class PlanningTable extends PythonTable {
     private final PythonDataSourceV2 made;
     private final String shortName;
@@ -97,7 +96,7 @@ public class VirtaPlans extends scala.runtime.AbstractFunction1 {
     public boolean test(Object name) { return "pushdown".equalsIgnoreCase((String) name); }
   }
 
-  // A plan with pushed conditions is this scan's own; the one without any is shared, as what Python made is.
+  // A plan with pushed conditions belongs to this scan; the one without any is shared.
   public static class OnePlan extends PythonDataSourceV2 {
     private final PythonDataSourceV2 made;
     private PythonDataSourceReadInfo own;
@@ -121,14 +120,14 @@ public class VirtaPlans extends scala.runtime.AbstractFunction1 {
 """
 
 
-_ruled: WeakSet[SparkSession] = WeakSet()  # the sessions that were given the rule
+_ruled: WeakSet[SparkSession] = WeakSet()  # the sessions that have the rule
 
 
 def plan_each_query(spark: SparkSession) -> None:
     """
-    Add the rule to a session, once; it counts when the session has not analysed any query yet.
+    Add the rule to a session once; it takes effect if the session has not analysed a query yet.
 
-    On a Spark whose inside is another one there is no rule: a warning, and conditions are not pushed down.
+    On a Spark with other internals, log a warning instead: conditions are not pushed down.
     """
     from py4j.protocol import (  # type: ignore[import-untyped]  # noqa: PLC0415 - part of an extra
         Py4JError,
@@ -147,7 +146,7 @@ def plan_each_query(spark: SparkSession) -> None:
 
 def add_rule(spark: SparkSession) -> None:
     # Any: these are objects of the JVM.
-    jvm: Any = spark._jvm  # noqa: SLF001 - Spark has no Python door to its extensions
+    jvm: Any = spark._jvm  # noqa: SLF001 - no Python API for extensions
     session: Any = spark._jsparkSession  # noqa: SLF001
     compiler = jvm.org.codehaus.janino.SimpleCompiler()
     compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())

@@ -1,12 +1,12 @@
 """
 A `python` for Spark's workers that starts three times as fast.
 
-Spark puts its own pyspark.zip, py4j's zip and a jar before everything else on a worker's PYTHONPATH. What is imported
-from a zip is compiled anew in every process: a second of work before a worker that plans or commits speaks to the
-JVM, which gives it ten seconds and cannot be told to give more. On a busy machine that was not enough. Where these
-files belong to the very pyspark that is installed the shim leaves them out, and its compiled modules are imported.
+Spark puts its own pyspark.zip, py4j's zip and a jar first on a worker's PYTHONPATH. Modules in a zip are compiled in
+every process: a second of work before a worker that plans or commits connects to the JVM, which waits ten seconds,
+not configurable. On a busy machine that was not enough. If these files belong to the installed pyspark, the shim
+removes them from the path, and its compiled modules are imported.
 
-Invariant: the shim is this interpreter, and with another Spark's files on the path it changes nothing.
+Invariant: the shim runs this interpreter, and leaves the files of another Spark on the path.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PYTHONPATH="$kept" exec {python} "$@"
 
 
 def worker_python() -> str:
-    """Return the Python that workers on this machine run: the shim, or this interpreter where there is no place for one."""
+    """Return the Python for workers on this machine: the shim, or this interpreter if it cannot be written."""
     spec = find_spec("pyspark")
     origin = spec.origin if spec is not None else None
     if origin is None or find_spec("py4j") is None or not sys.executable:

@@ -1,9 +1,9 @@
 """
-A Spark session with the settings Virta's source, sink and transforms want.
+A Spark session with the settings that Virta's source, sink and transforms need.
 
-Everything is overridable: a keyword is a Spark setting with dots or double underscores
-(`session(**{"spark.driver.memory": "4g"})` or `session(spark__driver__memory="4g")`). Settings of the
-JVM itself only count for the first session of a process, as in any Spark program.
+Everything can be overridden: a keyword is a Spark setting with dots or double underscores
+(`session(**{"spark.driver.memory": "4g"})` or `session(spark__driver__memory="4g")`). Settings of the JVM itself
+apply only to the first session of a process, as in any Spark program.
 """
 
 from __future__ import annotations
@@ -92,29 +92,28 @@ def session(app: str = "virta", master: str | None = None, **conf: object) -> Sp
 
 def outlive_java(spark: SparkSession) -> None:
     """
-    Let this process end after its JVM, which removes its temporary files in its last moments.
+    Let this process exit after its JVM, which removes temporary files at its end.
 
-    Whoever supervises this process may end all that it leaves behind, and the files would stay: tens of megabytes
-    a run.
+    A supervisor may kill the processes that this one leaves behind, and tens of megabytes per run would stay.
     """
-    gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - Spark has no door to its process
+    gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - no API for its process
     process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
     if process is not None and process.stdin is not None:
         atexit.register(end_java, process, process.stdin)
 
 
-def end_java(process: subprocess.Popen[bytes], its_input: IO[bytes]) -> None:
+def end_java(process: subprocess.Popen[bytes], stdin: IO[bytes]) -> None:
     with suppress(OSError, subprocess.TimeoutExpired):
-        its_input.close()  # its sign to end
+        stdin.close()  # the JVM exits then
         process.wait(JAVA_END_SECONDS_MAX)
 
 
 def prepare_environment(master: str) -> None:
     """Set what Spark's launcher and Python workers read from the environment, unless it is set."""
     os.environ["JAVA_HOME"] = str(ensure_java())
-    # Workers must run this very interpreter: another one may lack pyarrow or Virta itself.
+    # Workers must run this interpreter: another one may lack pyarrow or Virta.
     shim = worker_python()
-    # Other machines have no shim of ours.
+    # Other machines do not have the shim.
     own = shim if master.startswith("local") else sys.executable
     for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         if os.environ.get(variable, shim) == shim:
@@ -127,13 +126,13 @@ def use_packed_python(name: str) -> None:
     """
     Let executors run the Python of an archive that they unpack as `name`.
 
-    Spark starts workers of a Python source by one and the same relative path on executors and on the
-    driver, so the driver gets a link of that name to its own Python, for as long as this process lives. Drivers
-    in one directory share the link; it goes with the last of them.
+    Spark starts workers of a Python source by the same relative path on executors and on the driver, so the driver
+    gets a link of that name to its own Python until it exits. Drivers in one directory share the link; the last one
+    removes it.
     """
     link = Path(name).absolute()
     lock = shared_lock(link.with_name(f"{name}.lock"))
-    if not link.exists():  # or one that a killed process left leads nowhere
+    if not link.exists():  # or it is a dangling link of a killed process
         draft = link.with_name(f"{name}.{os.getpid()}")
         draft.unlink(missing_ok=True)
         draft.symlink_to(sys.prefix)
@@ -144,18 +143,18 @@ def use_packed_python(name: str) -> None:
 
 
 def shared_lock(path: Path) -> int:
-    """Hold the lock that all users of something share; whoever holds it alone may clear it away."""
+    """Take a shared lock on a file and return it; its only owner may remove the file."""
     while True:
         fd = files.open_file(path, os.O_RDWR | os.O_CREAT)
         fcntl.flock(fd, fcntl.LOCK_SH)
         with suppress(FileNotFoundError):
             if os.path.samestat(path.stat(), os.fstat(fd)):
                 return fd
-        os.close(fd)  # the last user has cleared it away this moment
+        os.close(fd)  # the last user just removed it
 
 
 def leave_packed_python(link: Path, lock: int) -> None:
-    """Remove the link unless somebody else uses it."""
+    """Remove the link unless another process uses it."""
     with suppress(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         link.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """
-What a Python worker of Spark does once.
+Keep loaded modules out of garbage collection in Spark's Python workers.
 
-Spark collects garbage after every task, before the worker takes the next: with everything that pyspark,
-pyarrow, numpy and Virta have loaded that is 50 ms and more, as long as decoding 300,000 records.
+Spark collects garbage after every task. With pyspark, pyarrow, numpy and Virta loaded that takes 50 ms and more,
+as long as decoding 300,000 records.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _frozen = False
 
 
 def freeze_gc() -> None:
-    """Leave what is loaded by now out of garbage collection: it is there for as long as the worker is."""
+    """Exclude all present objects from garbage collection, once per process."""
     global _frozen  # noqa: PLW0603 - one flag a process
     if not _frozen:
         gc.freeze()

@@ -1,13 +1,12 @@
 """
 Filters as Spark columns, where that is exact.
 
-`compile_filter` gives a Column that is true exactly for the events for which `filter.matches` is, or
-None when some part of the filter has no such Column: regular expressions (RE2 is not Java's), geo,
-text order, Koncorde's flattened paths, attributes that are not text columns. The caller then asks the
-matcher instead; there is no approximation in between.
+`compile_filter` returns a Column that is true exactly for the events for which `filter.matches` is, or None if a part
+of the filter has no such Column: regular expressions (RE2 differs from Java), geo, text order, Koncorde's
+flattened paths, attributes that are not text columns. The caller then uses the matcher; there is no approximation.
 
-The columns it speaks about are those of `virta.spark.schemas.EVENT`: attributes that are text, and
-paths into `data`, a VARIANT whose numbers are integers or doubles.
+The columns are those of `virta.spark.schemas.EVENT`: attributes that are text, and paths into `data`, a VARIANT whose
+numbers are integers or doubles.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 TEXT_ATTRIBUTES = frozenset(("id", "source", "type", "subject", "datacontenttype", "dataschema"))
 CONDITIONS_MAX = 20  # beyond this a plan costs more than the matcher
 NUMBER_CHARACTERS = frozenset("0123456789+-.eE")
-REPLACEMENT = "�"  # stands for what is no text, in the columns but not in the event
+REPLACEMENT = "�"  # in columns it may replace bytes that are not text
 
 TYPES = {
     "null": ("VOID",),
@@ -39,7 +38,7 @@ TYPES = {
 
 
 class InexactError(Exception):
-    """This part of the filter has no exact Column."""
+    """A part of a filter has no exact Column."""
 
 
 def compile_filter(filter_: Filter, columns: Sequence[str]) -> Column | None:
@@ -79,7 +78,7 @@ def compile_condition(condition: Condition, columns: frozenset[str]) -> Column:
 
 
 def compile_attribute(column: Column, condition: Condition) -> Column:
-    """Only what a missing and an empty attribute answer alike: the column is NULL for both."""
+    """Return a test with the same result for a missing and an empty attribute: the column is NULL for both."""
     op, value = condition.op, condition.value
     if condition.path[0] == "id" and any(map(like_number, value if op == "in" else (value,))):
         raise InexactError
@@ -131,19 +130,19 @@ def equals(path: str, kind: Column, value: object) -> Column:
 
 
 def between(path: str, kind: Column, bounds: ValueRange) -> Column:
-    """Ranges of numbers; text is ordered by what the event holds, which a mended column may not."""
+    """Return a test of a range of numbers; text order needs the event, as a column may have U+FFFD in it."""
     for bound in (bounds.lower, bounds.upper):
         if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int | float)):
             raise InexactError
     number = F.try_variant_get("data", path, "double")
-    held = kind.isin(*TYPES["number"])
+    inside = kind.isin(*TYPES["number"])
     if bounds.lower is not None:
         low = F.lit(as_double(bounds.lower))
-        held &= (number > low) if bounds.lower_open else (number >= low)
+        inside &= (number > low) if bounds.lower_open else (number >= low)
     if bounds.upper is not None:
         high = F.lit(as_double(bounds.upper))
-        held &= (number < high) if bounds.upper_open else (number <= high)
-    return held
+        inside &= (number < high) if bounds.upper_open else (number <= high)
+    return inside
 
 
 def as_double(value: object) -> float:
@@ -154,19 +153,19 @@ def as_double(value: object) -> float:
 
 
 def like_number(value: object) -> bool:
-    """Return text that may be (a part of) a number: an id that is a number in the event is text in the column."""
+    """Return whether text may be part of a number: an id that is a number in the event is text in the column."""
     return isinstance(value, str) and set(value) <= NUMBER_CHARACTERS
 
 
 def is_plain_text(value: object) -> bool:
-    """Return text that stands in a column as it stands in the event."""
+    """Return whether a text is the same in a column as in the event."""
     if not isinstance(value, str) or REPLACEMENT in value:
         return False
     return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
 
 
 def variant_path(steps: Sequence[object]) -> str:
-    """Spark's spelling of a path; a number may be an index or a name, which one path cannot say."""
+    """Return a path in Spark's syntax, which cannot express a number that may be an index or a name."""
     path = "$"
     for step in steps:
         if not isinstance(step, str) or not is_plain_text(step) or not step or "'" in step:

@@ -1,12 +1,11 @@
 """
-A filter set as executors use it: compiled and written once on the driver, mapped into memory by each worker.
+A filter set for executors: compiled and written once on the driver, mapped into memory by each worker.
 
     driver: filters ──► programs in an Arrow file, named by its digest      worker: file ──► index ──► image
 
-The file is what travels: by a directory that every executor sees, or as a broadcast that becomes such a file
-on each machine. The first worker of a machine turns a large set into an image of the index beside it
-(virta.match.image); all others map that. A worker that has opened a set keeps it for every task that brings
-the same digest.
+The file reaches the executors by a shared directory, or as a broadcast that is written to such a file on each
+machine. The first worker of a machine turns a large set into an image of the index beside it (virta.match.image);
+the others map that. A worker keeps an opened set for all tasks with the same digest.
 """
 
 from __future__ import annotations
@@ -41,16 +40,14 @@ if TYPE_CHECKING:
 
     from virta.filters import Filter
 
-SETS_MAX = 4  # filter sets kept per Python worker; the least recently used goes first
-IMAGE_FILTERS_MIN = 20_000  # fewer are built in less time than an image is worth
-PLAIN_FILTERS_MAX = (
-    20_000  # for workers without the native engine, which more would bring to a halt
-)
-# Of files in our own directory: what nobody opened for so long is removed, and what is beyond so many.
+SETS_MAX = 4  # filter sets kept per Python worker; the least recently used is dropped
+IMAGE_FILTERS_MIN = 20_000  # fewer are built faster than an image pays off
+PLAIN_FILTERS_MAX = 20_000  # for workers without the native engine, which cannot cope with more
+# Files in the own directory: age since the last use, and number.
 SET_SECONDS_MAX = 7 * 24 * 3600
 SET_FILES_MAX = 256
 
-Texts = tuple[Any, Any]  # int32 ends and the bytes of JSON texts end to end, as in an Arrow array
+Texts = tuple[Any, Any]  # int32 ends and concatenated JSON texts, as in an Arrow array
 
 
 class MatchError(VirtaError):
@@ -63,7 +60,7 @@ class MatchError(VirtaError):
 
 
 def pack(filters: Mapping[str, Filter | Compiled]) -> pa.Buffer:
-    """Return the file of a named filter set; equal filters are one program with several names."""
+    """Return the file content of a named filter set; equal filters are one program with several names."""
     names: dict[bytes, list[str]] = {}
     programs: list[bytes] = []
     opaques: dict[int, tuple[Any, ...]] = {}
@@ -122,20 +119,20 @@ def _may_see_id(condition: Condition) -> bool:
 
 
 def write_set(filters: Mapping[str, Filter | Compiled], directory: str | None = None) -> str:
-    """Keep a filter set in a file named by its digest; returns the path."""
+    """Write a filter set to a file named by its digest; return the path."""
     packed = pack(filters)
-    return keep(packed, hashlib.sha256(packed).hexdigest(), directory)
+    return write_packed(packed, hashlib.sha256(packed).hexdigest(), directory)
 
 
-def keep(packed: Any, digest: str, directory: str | None = None) -> str:
-    """Return the path of the file with these bytes, written unless it is there."""
+def write_packed(packed: Any, digest: str, directory: str | None = None) -> str:
+    """Write the bytes to a file named by their digest unless it exists; return the path."""
     place = own_directory() if directory is None else Path(directory)
     files.make_directory(place)
     path = place / f"filters-{digest}.arrow"
     if path.exists():
         touch(path)
         return str(path)
-    # A name of its own: threads and containers may keep the same set at once, under the same process id.
+    # A random name: threads and containers may write the same set at once, under the same process id.
     draft = path.with_suffix(f".{secrets.token_hex(8)}")
     try:
         with open(draft, "xb", opener=files.open_file) as file:
@@ -148,10 +145,10 @@ def keep(packed: Any, digest: str, directory: str | None = None) -> str:
 
 def own_directory() -> Path:
     """
-    This user's directory for filter sets on this machine, without what nobody opened for days.
+    Return this user's directory for filter sets on this machine, after removing old ones.
 
     Raises:
-        MatchError: somebody else made it, or may write to it: parts of what is kept here are unpickled.
+        MatchError: another user made it or may write to it; parts of the files are unpickled.
     """
     place = Path(gettempdir()) / f"virta-filters-{os.geteuid()}"
     files.make_directory(place)
@@ -177,12 +174,12 @@ def own_directory() -> Path:
 
 
 def touch(path: Path) -> None:
-    """Say that a file is in use; the time of its last reading is not kept everywhere."""
+    """Mark a file as used; access times are not recorded on every file system."""
     with suppress(OSError):
         os.utime(path)
 
 
-# What is asked.
+# JSON texts to match.
 
 
 def texts_of(column: pa.Array, on: str, *, text_ids: bool = False) -> Texts:
@@ -202,7 +199,7 @@ def texts_of(column: pa.Array, on: str, *, text_ids: bool = False) -> Texts:
 
 
 def joined(values: Iterable[bytes]) -> Texts:
-    """Return texts of their own as texts end to end."""
+    """Return texts concatenated, with their bounds."""
     found = list(values)
     return np.fromiter(accumulate(map(len, found), initial=0), np.int32), b"".join(found)
 
@@ -227,7 +224,7 @@ def with_text_id(value: bytes) -> bytes:
 
 
 class FilterSet:
-    """A matcher that speaks in the caller's names for its filters."""
+    """A matcher that returns the caller's names of the filters."""
 
     def __init__(self, matcher: Matcher, names: pa.ListArray, *, sees_ids: bool) -> None:
         self.matcher, self.names, self.sees_ids = matcher, names, sees_ids
@@ -236,7 +233,7 @@ class FilterSet:
         self.first = flat if len(flat) == len(names) else None
 
     def pairs(self, texts: Texts) -> tuple[pa.Array, pa.Array]:
-        """Row and filter name of every hit, by row; rows that are no JSON have none."""
+        """Return row and filter name of every hit, by row; rows that are not JSON have none."""
         rows, numbers = self.matcher.match_flat(*texts)
         found = pa.array(np.frombuffer(numbers, np.uint32) - np.uint32(1))
         at = pa.Array.from_buffers(pa.int32(), len(rows), [None, pa.py_buffer(rows)])
@@ -246,10 +243,10 @@ class FilterSet:
         return at.take(pc.list_parent_indices(lists)), lists.flatten()
 
     def hits(self, texts: Texts) -> np.ndarray[Any, Any]:
-        """For each text whether any filter holds."""
-        held = np.zeros(len(texts[0]) - 1, bool)
-        held[np.frombuffer(self.matcher.match_flat(*texts)[0], np.int32)] = True
-        return held
+        """Return for each text whether any filter matches."""
+        found = np.zeros(len(texts[0]) - 1, bool)
+        found[np.frombuffer(self.matcher.match_flat(*texts)[0], np.int32)] = True
+        return found
 
 
 _sets: OrderedDict[str, FilterSet] = OrderedDict()
@@ -257,10 +254,10 @@ _sets: OrderedDict[str, FilterSet] = OrderedDict()
 
 def opened_set(path: str, fetch: Callable[[], Any] | None = None) -> FilterSet:
     """
-    Return the filter set of a file, opened once per Python worker; `fetch` gives its bytes where it is not seen.
+    Return the filter set of a file, opened once per Python worker; `fetch` returns its bytes if the file is missing.
 
     Raises:
-        MatchError: the file is not there, or its bytes are not those that the name promises.
+        MatchError: the file is missing, or its bytes do not have the digest in its name.
     """
     digest = Path(path).stem.removeprefix("filters-")
     found = _sets.get(digest)
@@ -268,7 +265,7 @@ def opened_set(path: str, fetch: Callable[[], Any] | None = None) -> FilterSet:
         if fetch is not None and not Path(path).exists():
             path = str(own_directory() / Path(path).name)
             if not Path(path).exists():
-                path = keep(fetch(), digest)
+                path = write_packed(fetch(), digest)
         found = _sets[digest] = open_file(Path(path), digest)
         while len(_sets) > SETS_MAX:
             _sets.popitem(last=False)

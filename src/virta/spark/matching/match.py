@@ -1,14 +1,13 @@
 """
-Standing filters over DataFrames: `where` keeps the events a filter holds for, `match` tells which of
-many hold for each.
+Filters over DataFrames: `where` keeps the events that match a filter, `match` returns which of many filters match.
 
-Both give the answers of `filter.matches` and `virta.match.Matcher` on the same JSON. One filter becomes a
-Column where that is exact (virta.spark.matching.columns); everything else runs in the matcher itself, in Arrow
-batches. A filter set is compiled once and shipped as bytes; the Python workers of a machine share
-what they make of them (virta.spark.matching.filter_set), and keep it for all tasks that bring the same set.
+Both give the same results as `filter.matches` and `virta.match.Matcher` on the same JSON. One filter becomes a
+Column where that is exact (virta.spark.matching.columns); everything else runs in the matcher, in Arrow batches. A
+filter set is compiled once and sent as bytes; the Python workers of a machine share the index made of it
+(virta.spark.matching.filter_set) and keep it for all tasks with the same set.
 
-Which JSON value a filter speaks about: of decoded events, the event, except that Koncorde's filters speak
-of its `data`, as in the server; of plain records, the record's value.
+Filters apply to the event in decoded events (Koncorde's filters to its `data`, as in the server), and to the value in
+plain records.
 """
 
 from __future__ import annotations
@@ -27,28 +26,37 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 from virta.filters import Filter, parse
 from virta.spark.launch.worker_gc import freeze_gc
 from virta.spark.matching.columns import compile_filter
-from virta.spark.matching.filter_set import FilterSet, MatchError, keep, opened_set, pack, texts_of
+from virta.spark.matching.filter_set import (
+    FilterSet,
+    MatchError,
+    opened_set,
+    pack,
+    texts_of,
+    write_packed,
+)
 from virta.spark.schemas import FILTER_ID
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 FILTERS_MAX = 10_000_000
-EVENT_MARKS = frozenset(("source", "id", "data"))  # columns that tell decoded events from records
+EVENT_MARKS = frozenset(
+    ("source", "id", "data")
+)  # columns that decoded events have and records do not
 
 
 def where(
     df: DataFrame,
-    filter: Filter | str | Iterable[Filter],  # noqa: A002 - the word users have for it
+    filter: Filter | str | Iterable[Filter],  # noqa: A002 - part of the public API
     *,
     dialect: str = "query-string",
     on: str | None = None,
 ) -> DataFrame:
     """
-    Yield the rows for which the filter (of several: at least one) holds, with the columns of `df`.
+    Return the rows that match the filter (of several: at least one), with the columns of `df`.
 
-    `on` is "event" or "data" when the JSON value to ask is not the usual one. Rows that are no events or
-    no JSON are never kept.
+    `on`, "event" or "data", overrides the JSON value that filters apply to. Rows that are not events or not JSON
+    are dropped.
     """
     if isinstance(filter, str):
         filter = parse(filter, dialect)  # noqa: A001
@@ -77,7 +85,7 @@ def where(
 def by_root(
     df: DataFrame, filters: Iterable[Filter], on: str | None
 ) -> dict[str, dict[str, Filter]]:
-    """Return the filters by the JSON value they speak about, each under its id."""
+    """Return the filters by the JSON value they apply to, each under its id."""
     parts: dict[str, dict[str, Filter]] = {}
     for filter_ in filters:
         parts.setdefault(check_on(df, filter_, on), {})[filter_.id] = filter_
@@ -96,7 +104,7 @@ def match(
     keep: Iterable[str] | None = None,
 ) -> DataFrame:
     """
-    Return one row per event and filter that holds for it: the columns `keep` (all) and `filter_id`.
+    Return one row per event and matching filter: the columns `keep` (all) and `filter_id`.
 
     `filters` are filters, known by their own `id`, or a mapping from names to filters.
     """
@@ -134,7 +142,7 @@ def match_on(
 def exploded(
     batch: pa.RecordBatch, rows: pa.Array, ids: pa.Array, names: list[str]
 ) -> pa.RecordBatch:
-    """Repeat each row for every filter that holds for it."""
+    """Return each row once per matching filter."""
     taken = batch.select(names).take(rows)
     return pa.RecordBatch.from_arrays([*taken.columns, ids], names=[*names, FILTER_ID.name])
 
@@ -156,10 +164,10 @@ def need_value(df: DataFrame) -> None:
 
 
 def ship(df: DataFrame, filters: Mapping[str, Filter]) -> Callable[[], FilterSet]:
-    """Send a filter set to the executors; the result opens it there."""
+    """Send a filter set to the executors; return a function that opens it there."""
     packed = pack(filters)
-    path = keep(packed, hashlib.sha256(packed).hexdigest())
-    # For machines that do not see the file; those that do never ask for it.
+    path = write_packed(packed, hashlib.sha256(packed).hexdigest())
+    # For machines without access to the file; others never fetch it.
     broadcast = df.sparkSession.sparkContext.broadcast(packed.to_pybytes())
 
     def opened() -> FilterSet:

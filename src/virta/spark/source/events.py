@@ -161,7 +161,7 @@ def make_variant(column: list[tuple[bytes, bytes] | None], kind: pa.StructType) 
 
 
 def clean(text: str | None) -> str | None:
-    """Return text that UTF-8 can hold: JSON may spell lone surrogates, Arrow may not. They become U+FFFD."""
+    """Return text that Arrow can encode; JSON may spell lone surrogates."""
     return None if text is None else valid_text(text)
 
 

@@ -78,14 +78,10 @@ def encode(value: Any, keys: dict[str, int]) -> bytes:
 
 
 def encode_text(value: str) -> bytes:
-    raw = encode_utf8(value)
+    raw = valid_text(value).encode()
     if len(raw) <= SHORT_TEXT_BYTES_MAX:
         return bytes((len(raw) << 2 | SHORT_TEXT,)) + raw
     return struct.pack("<BI", TEXT, len(raw)) + raw
-
-
-def encode_utf8(text: str) -> bytes:
-    return valid_text(text).encode()
 
 
 def encode_integer(value: int) -> bytes:
@@ -138,7 +134,7 @@ def encode_offsets(items: list[bytes]) -> tuple[bytes, int]:
 
 
 def encode_metadata(keys: dict[str, int]) -> bytes:
-    names = [encode_utf8(name) for name in keys]
+    names = [valid_text(name).encode() for name in keys]
     offsets, width = encode_offsets(names)
     count_width = width_of(len(names))
     if count_width > width:
