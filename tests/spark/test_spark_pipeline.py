@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from virta.spark.pipeline.file import load, loads
-from virta.spark.pipeline.model import Aggregate, Pipeline, PipelineError, Sink, Source, own_topics
+from virta.spark.pipeline.model import Aggregate, Pipeline, PipelineError, Sink, Source
 from virta.spark.pipeline.toml_lines import find_lines, line_of
 
 GOOD = textwrap.dedent(
@@ -226,7 +226,7 @@ def test_what_a_pipeline_writes_to_its_log_is_no_input():
         dead_letter=Sink(kind="channel", topic="d"),
     )
 
-    assert own_topics(pipeline) == ["a", "b", "d"]
+    assert pipeline.own_topics() == ["a", "b", "d"]
 
 
 def test_syntax_errors_name_the_line():

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from virta.errors import FilterError, VirtaError
+from virta.spark.pipeline.checks import is_moment
 from virta.spark.pipeline.file import load, nameless
-from virta.spark.pipeline.model import PipelineError, is_moment
+from virta.spark.pipeline.model import PipelineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,12 +14,14 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from virta.log.limits import VALUE_BYTES_MAX
 from virta.spark import transforms
 from virta.spark.matching.match import where
+from virta.spark.pipeline.checks import interval_seconds
 from virta.spark.pipeline.errors import blamed_on
-from virta.spark.pipeline.model import Pipeline, Source, interval_seconds, own_topics
 from virta.spark.pipeline.outputs import makes_events, too_large
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from virta.spark.pipeline.model import Pipeline, Source
 
 RECORD_NAMES = ("topic", "offset", "timestamp", "key", "value")
 APPENDED = "timestamp"  # the one time every record has
@@ -125,7 +127,7 @@ def read_source(spark: SparkSession, pipeline: Pipeline, *, streaming: bool) -> 
 
 def without_own(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
     """Return a pipeline that reads all topics of a log does not read its own results and dead letters there."""
-    own = own_topics(pipeline)
+    own = pipeline.own_topics()
     return rows if pipeline.source.topics or not own else rows.where(~F.col("topic").isin(own))
 
 

@@ -14,8 +14,8 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
+from virta.spark.pipeline.checks import UNREADABLE, check
 from virta.spark.pipeline.model import (
-    UNREADABLE,
     Aggregate,
     Dedupe,
     Pipeline,
@@ -24,7 +24,6 @@ from virta.spark.pipeline.model import (
     Source,
     Spark,
     Where,
-    check,
 )
 from virta.spark.pipeline.toml_lines import Place, find_lines, line_of
 

@@ -26,7 +26,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from virta.errors import VirtaError
 from virta.spark.pipeline.builder import RECORD_NAMES, clock, read_range, timed, wanted
-from virta.spark.pipeline.model import interval_seconds
+from virta.spark.pipeline.checks import interval_seconds
 from virta.spark.pipeline.status import is_remote, read_json, write_json
 from virta.spark.transforms import valid_events
 

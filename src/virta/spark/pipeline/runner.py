@@ -23,7 +23,6 @@ from virta.errors import VirtaError
 from virta.spark.pipeline.builder import build
 from virta.spark.pipeline.errors import explain
 from virta.spark.pipeline.late_rows import Dropped, can_follow, count_of
-from virta.spark.pipeline.model import sink_names
 from virta.spark.pipeline.outputs import write_dead, writer
 from virta.spark.pipeline.status import began, write_status
 
@@ -97,7 +96,7 @@ class Run:
         self._on_progress = on_progress
         self._queries: dict[str, StreamingQuery] = {}
         self._lock = threading.Lock()
-        names = [*sink_names(pipeline), *([DEAD_LETTER] if pipeline.dead_letter else [])]
+        names = [*pipeline.sink_names(), *([DEAD_LETTER] if pipeline.dead_letter else [])]
         self._counts = {name: Counter() for name in names}
         # Every sink judges lateness by its own micro-batches; the first one's word goes for the dead letters.
         self._first = self._counts[names[0]]
@@ -130,7 +129,7 @@ class Run:
     def _start(self) -> None:
         pipeline = self._pipeline
         built = build(self._spark, pipeline)
-        for name, sink in zip(sink_names(pipeline), pipeline.sinks, strict=True):
+        for name, sink in zip(pipeline.sink_names(), pipeline.sinks, strict=True):
             mode = pipeline.aggregate.mode if pipeline.aggregate else "append"
             stream = writer(built.results, sink, pipeline).outputMode(mode)
             self._queries[name] = begin(stream, name, pipeline)
