@@ -269,7 +269,7 @@ done:
 /* ---- index ------------------------------------------------------------------------------------------- */
 
 /* index(fd, pos, end, salt, prev, next, stop, step) -> (entries, pos, prev, next, status, detail, last_time)
- * entries: (pos, base, time, prev) of a batch at least every `step` bytes, up to the offset `stop`: later batches
+ * entries: (pos, base, time) of a batch at least every `step` bytes, up to the offset `stop`: later batches
  * may not be published yet. Only headers are read and checked. */
 static PyObject *arrow_index(PyObject *self, PyObject *args)
 {
@@ -301,8 +301,8 @@ static PyObject *arrow_index(PyObject *self, PyObject *args)
             break;
         }
         if (noted < 0 || pos - noted >= step) {
-            PyObject *entry = Py_BuildValue("(LKKL)", pos, (unsigned long long)h.base,
-                                            (unsigned long long)h.time, prev);
+            PyObject *entry = Py_BuildValue("(LKK)", pos, (unsigned long long)h.base,
+                                            (unsigned long long)h.time);
             if (!entry || PyList_Append(entries, entry) < 0) {
                 Py_XDECREF(entry);
                 Py_DECREF(entries);

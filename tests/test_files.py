@@ -155,7 +155,7 @@ def test_pipelines_are_private(under, monkeypatch):
     pytest.importorskip("pyspark")
     import pyarrow as pa
 
-    from virta.log.upkeep.recovery import Problem
+    from virta.log.format.damage import Problem
     from virta.server.pipeline_supervisor import Output
     from virta.spark import lake
     from virta.spark.launch import java

@@ -15,8 +15,8 @@ pytest.importorskip("pyarrow")
 
 import virta
 from virta.errors import LogCorruptionError, LogGapError
+from virta.log.format.damage import Problem
 from virta.log.format.segment import Segment
-from virta.log.upkeep.recovery import Problem
 from virta.spark.source import arrow, arrow_plain, decode, splits
 from virta.spark.source.arrow import RECORD_COLUMNS, make_array
 from virta.spark.source.decode import ScanSpec, read_rows, report

@@ -37,9 +37,9 @@ from pyspark.sql.types import (
 import virta
 from virta import files
 from virta.errors import VirtaError
+from virta.log.format.damage import gap_error
 from virta.spark.launch.session import session
 from virta.spark.schemas import RECORD
-from virta.spark.source.splits import gap_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,7 +118,7 @@ def pending(log_path: str, lake: str, *, on_gap: str = "raise") -> tuple[int, in
     ranges = lake_ranges(lake)
     start = ranges[-1][1] if ranges else first
     if start < first and on_gap != "skip":
-        raise gap_error(start, first)
+        raise gap_error(log_path, start, first)
     return first, start, stop
 
 
@@ -246,7 +246,7 @@ def read_all(log_path: str, lake: str, *, spark: SparkSession | None = None) -> 
     ranges = lake_ranges(lake)
     seam = ranges[-1][1] if ranges else first
     if seam < first:
-        raise gap_error(seam, first)
+        raise gap_error(log_path, seam, first)
     live = spark.read.format("virta").option("start", str(seam)).load(log_path)
     if not ranges:
         return live

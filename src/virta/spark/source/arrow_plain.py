@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from virta.log.record import Record
 
-Entry = tuple[int, int, int, int]
+Entry = tuple[int, int, int]
 Column = bytes | tuple[bytes, bytes] | None
 
 RECORD_FIELDS = ("topic", "offset", "timestamp", "key", "value")
@@ -63,29 +63,27 @@ def decode(
         if is_repair and not through_repairs and following + batch.span > start:
             status, detail = Status.REPAIR, batch.span
             break
-        body = pos + BATCH_HEADER_BYTES
-        after = body + batch.payload_len
-        if after > end:
-            status, detail = Status.SHORT, after - pos
+        if batch.end > end:
+            status, detail = Status.SHORT, batch.end - pos
             break
         if batch.flags & FLAG_SEAL:
-            pos, status = after, Status.SEAL
+            pos, status = batch.end, Status.SEAL
             break
         overlaps = following + batch.span > start and time_from <= batch.time < time_to
         if overlaps and not is_repair:
-            if crc32c(buf[body:after]) != payload_crc:
+            if crc32c(buf[batch.payload_pos : batch.end]) != payload_crc:
                 status = Status.BAD_PAYLOAD
                 break
             try:
                 found = codec.decode_batch(buf, batch, start, stop, wanted, False)
-            except ValueError:
+            except codec.BadRecordError:
                 status = Status.BAD_RECORD
                 break
             rows += found
             size += sum(len(row.topic) + len(row.key) + len(row.value) for row in found)
-        pos = after
+        pos = batch.end
         following += batch.span
-        prev = -1 if is_repair else batch.header_crc
+        prev = batch.chain
     columns = tuple(make_column(rows, i) if want & (1 << i) else None for i in range(5))
     not_text = sum(
         1 << i
@@ -127,17 +125,16 @@ def index(
         if batch is None:
             detail = BATCH_HEADER_BYTES if status == Status.SHORT else 0
             break
-        size = BATCH_HEADER_BYTES + batch.payload_len
-        if end - pos < size:
-            status, detail = Status.SHORT, size
+        if end - pos < batch.end:
+            status, detail = Status.SHORT, batch.end
             break
         if noted < 0 or pos - noted >= step:
-            entries.append((pos, batch.base, batch.time, prev))
+            entries.append((pos, batch.base, batch.time))
             noted = pos
         last_time = batch.time
-        pos += size
+        pos += batch.end
         following += batch.span
-        prev = -1 if batch.flags & FLAG_REPAIR else batch.header_crc
+        prev = batch.chain
         if batch.flags & FLAG_SEAL:
             status = Status.SEAL
             break

@@ -19,19 +19,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from virta import files
 from virta.errors import LogError
 from virta.log.format.codec import REASONS, Status
-from virta.log.format.damage import Problem
+from virta.log.format.damage import Problem, describe_damage, gap_error
 from virta.log.format.segment import Position
 from virta.log.reader import FOREVER
 from virta.spark.source.arrow import RECORD_COLUMNS, kernel, want_mask
-from virta.spark.source.splits import (
-    SPLIT_BYTES,
-    Plan,
-    Split,
-    damage_error,
-    find_damage,
-    gap_error,
-    position_after,
-)
+from virta.spark.source.splits import SKIP_DAMAGE, SKIP_GAPS, SPLIT_BYTES, Plan, Split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -91,7 +83,7 @@ def plan_again(scan: ScanSpec, start: int, stop: int) -> list[Split]:
     try:
         first = plan.ends().first
         if start < first and not scan.skip_gaps:
-            raise gap_error(start, min(first, stop))
+            raise gap_error(scan.root, start, min(first, stop), SKIP_GAPS)
         splits = plan.splits(max(start, first), stop, split_bytes=SPLIT_BYTES)
         report_skipped(scan, plan, start, stop)
         return splits
@@ -102,7 +94,7 @@ def plan_again(scan: ScanSpec, start: int, stop: int) -> list[Split]:
 def walk(
     segment: Segment, scan: ScanSpec, split: Split, want: int, text: int
 ) -> Iterator[DecodedRows]:
-    at = Position(split.pos, split.prev, split.base)
+    at = Position(split.pos, -1, split.base)
     need = CHUNK_BYTES
     chunk, used = b"", 0
     while at.pos < split.end:
@@ -111,9 +103,8 @@ def walk(
             chunk = os.pread(segment.fd, size, at.pos)
             used, need = 0, CHUNK_BYTES
             if len(chunk) < size:  # the file was truncated
-                raise damage_error(
-                    Problem(split.path, at.pos, split.end, at.next, split.stop, "short")
-                )
+                cut = Problem(split.path, at.pos, split.end, at.next, split.stop, "short")
+                raise cut.error(SKIP_DAMAGE)
         rows, columns, not_text, end, prev, following, state, detail = kernel.decode(
             chunk, used, len(chunk), split.salt, at.prev, at.next, split.start, split.stop,
             scan.time_from, scan.time_to, scan.topics, want, text, scan.skip_gaps, scan.rows_max,
@@ -128,13 +119,13 @@ def walk(
         if state == Status.SHORT and at.pos + detail <= split.end:
             chunk, used, need = b"", 0, max(CHUNK_BYTES, detail)
         elif state == Status.REPAIR:
-            raise gap_error(at.next, at.next + detail)
+            raise gap_error(scan.root, at.next, at.next + detail, SKIP_GAPS)
         elif state in REASONS:
-            problem = find_damage(segment, at, split.end, Status(state))
+            problem, behind = describe_damage(segment, at, split.end, REASONS[Status(state)])
             if not scan.skip_corruption:
-                raise damage_error(problem)
+                raise problem.error(SKIP_DAMAGE)
             report(scan, problem)
-            at = position_after(problem)
+            at = behind or Position(split.end, -1, FOREVER)
             chunk, used = b"", 0
 
 
@@ -146,7 +137,7 @@ def report_skipped(scan: ScanSpec, plan: Plan, start: int, stop: int) -> None:
 
 def report(scan: ScanSpec, problem: Problem) -> None:
     """Log the damage; with the option `problems`, also write one file per damaged range there."""
-    logger.warning("%s", damage_error(problem).message)
+    logger.warning("%s", problem.error(SKIP_DAMAGE).message)
     if scan.problems is None:
         return
     name = f"{Path(problem.segment).stem}-{problem.byte_from}-{problem.byte_to}.json"

@@ -44,7 +44,7 @@ from virta.spark.source.events import EventColumns
 from virta.spark.source.options import BY_SESSION, ReadOptions, read_options
 from virta.spark.source.pushdown import Bounds, push
 from virta.spark.source.sink import LogStreamWriter, LogWriter
-from virta.spark.source.splits import Ends, Plan, Split, gap_error
+from virta.spark.source.splits import Ends, Plan, Split
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, MutableMapping
@@ -357,8 +357,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first, stop = start["offset"], end["offset"]
         oldest = plan.ends().first
         if first < oldest and first < stop:
-            if not self.options.skip_gaps:
-                raise gap_error(first, min(oldest, stop))
+            plan.gap(first, min(oldest, stop))
             first = oldest
         options = self.options
         splits = plan.splits(

@@ -17,15 +17,15 @@ import os
 import time
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import virta
-from virta.errors import LogCorruptionError, LogFormatError, LogGapError
+from virta.errors import LogCorruptionError, LogFormatError
 from virta.log.format.codec import REASONS, Status
-from virta.log.format.damage import Problem, find_batch
+from virta.log.format.damage import Problem, describe_damage, gap_error, problem_of
 from virta.log.format.directory import index_name, segment_bases, segment_name
-from virta.log.format.index import load_index
+from virta.log.format.index import BatchRun, load_index
 from virta.log.format.segment import Position, Segment, SegmentHeader
 from virta.log.limits import INDEX_STEP_BYTES
 from virta.log.reader import FOREVER
@@ -34,18 +34,8 @@ from virta.spark.source.arrow import kernel
 SPLIT_BYTES = 32 * 1024 * 1024  # a task of a fifth of a second; small enough to balance two cores
 ENDS_COST_RATIO = 10  # asking for the end takes at most a tenth of a stream's idle time
 SPLITS_MAX = 100_000  # a larger plan should be several reads
-
-
-class BatchRun(NamedTuple):
-    """Consecutive batches of a file: from `pos`, whose first batch has offset `base`, up to `end`."""
-
-    pos: int
-    base: int
-    time: int
-    prev: int
-    end: int
-    stop: int  # the offset after its last
-    last_time: int  # no batch in it is younger
+SKIP_DAMAGE = "Run `virta log repair`, or read with onCorruption=skip"
+SKIP_GAPS = "onGap=skip"
 
 
 @dataclass(frozen=True)
@@ -56,7 +46,6 @@ class Split:
     salt: int
     pos: int
     end: int
-    prev: int
     base: int
     start: int
     stop: int
@@ -73,45 +62,11 @@ class Split:
 
 
 def open_segment(directory: Path, base: int) -> Segment:
-    """Open a segment; raise LogCorruptionError with a hint if its header is damaged."""
+    """Open a segment; raise LogCorruptionError with this source's advice if its header is damaged."""
     try:
         return Segment(directory, base)
     except LogCorruptionError as error:
-        raise damage_error(header_problem(error)) from error
-
-
-def header_problem(error: LogCorruptionError) -> Problem:
-    return Problem(
-        error.segment, error.byte_from, error.byte_to, error.offset_from, None, error.reason
-    )
-
-
-def damage_error(problem: Problem) -> LogCorruptionError:
-    """Return the log's error for damage, extended by the option that skips it."""
-    message = f"{problem.error().message}, or read with onCorruption=skip"
-    return LogCorruptionError(message, **problem._asdict())
-
-
-def gap_error(first: int, following: int) -> LogGapError:
-    return LogGapError(
-        f"offsets {first} to {following} are no longer in the log (retention removed them):"
-        " start later, or read with onGap=skip",
-        first=first,
-        next=following,
-    )
-
-
-def find_damage(segment: Segment, at: Position, end: int, status: Status) -> Problem:
-    """Return the damage at a position, up to the next valid batch or `end`."""
-    byte_to, offset_to = find_batch(segment, at.pos + 1, end, at.next) or (end, None)
-    return Problem(str(segment.path), at.pos, byte_to, at.next, offset_to, REASONS[status])
-
-
-def position_after(problem: Problem) -> Position:
-    """Return where reading continues after damage."""
-    return Position(
-        problem.byte_to, -1, FOREVER if problem.offset_to is None else problem.offset_to
-    )
+        raise problem_of(error).error(SKIP_DAMAGE) from error
 
 
 @dataclass
@@ -134,7 +89,7 @@ class SegmentRuns:
             segment.path.with_name(index_name(segment.base)), segment
         ):
             found.sealed, found.at = True, Position(segment.size, -1, index.next)
-            found.add([(e.pos, e.offset, e.time, -1) for e in index.entries], index.last_time)
+            found.runs = index.runs(segment.size)
         return found
 
     def extend(self, segment: Segment, needed: int, *, skip: bool) -> None:
@@ -151,21 +106,19 @@ class SegmentRuns:
                 INDEX_STEP_BYTES,
             )  # fmt: skip
             self.at = Position(pos, prev, following)
-            self.add(entries, last_time)
+            # A run ends where the next one begins, and no batch in it is later than that one's first.
+            bounds = [*entries, (pos, following, last_time)]
+            self.runs += [
+                BatchRun(*(at, end), *(base, after), *(begun, ended))
+                for (at, base, begun), (end, after, ended) in pairwise(bounds)
+            ]
             self.sealed = state == Status.SEAL
             if state in REASONS and following < needed:
-                problem = find_damage(segment, self.at, end, Status(state))
+                problem, behind = describe_damage(segment, self.at, end, REASONS[Status(state)])
                 if not skip:
-                    raise damage_error(problem)
+                    raise problem.error(SKIP_DAMAGE)
                 self.problems.append(problem)
-                self.at = position_after(problem)
-
-    def add(self, entries: list[tuple[int, int, int, int]], last_time: int) -> None:
-        """Add the runs that begin at the entries (pos, offset, time, prev); the last one ends at `self.at`."""
-        bounds = [entry[:3] for entry in entries[1:]] + [(self.at.pos, self.at.next, last_time)]
-        # Not strict: without entries the one bound belongs to no run.
-        for entry, bound in zip(entries, bounds, strict=False):
-            self.runs.append(BatchRun(*entry, *bound))
+                self.at = behind or Position(end, -1, FOREVER)
 
 
 def is_newer(index: Path, segment: Segment) -> bool:
@@ -255,7 +208,7 @@ class Plan:
                 reached = max(reached, self.unreadable[base].offset_to or stop)
                 continue
             for run in index.runs:
-                if run.stop <= start or run.base >= stop:
+                if run.next <= start or run.base >= stop:
                     continue
                 if run.last_time < time_from or run.time >= time_to:
                     continue
@@ -264,7 +217,7 @@ class Plan:
             if reached < stop and [base] == last and not self.skip_corruption:
                 # Published, but not in the file: it was truncated.
                 at = index.at.pos
-                raise damage_error(Problem(index.path, at, at, reached, stop, "short"))
+                raise Problem(index.path, at, at, reached, stop, "short").error(SKIP_DAMAGE)
         if reached < stop:
             self.gap_after(reached, stop)
         if len(splits) > SPLITS_MAX:
@@ -316,7 +269,7 @@ class Plan:
 
     def gap(self, first: int, following: int) -> None:
         if not self.skip_gaps:
-            raise gap_error(first, following)
+            raise gap_error(self.root, first, following, SKIP_GAPS)
 
     def gap_after(self, reached: int, stop: int) -> None:
         """Raise if retention just removed the end of a range, which only a later segment shows."""
@@ -333,12 +286,12 @@ class Plan:
             except FileNotFoundError:
                 continue  # `splits` of this range reports the gap
             for run in index.runs if index else ():
-                if run.stop <= start:
+                if run.next <= start:
                     continue
                 spent += run.end - run.pos
-                if spent >= bytes_max or run.stop >= stop:
+                if spent >= bytes_max or run.next >= stop:
                     # At least one run each time: a limit below one batch must not stall the query.
-                    return min(run.stop, stop)
+                    return min(run.next, stop)
         return stop
 
 
@@ -350,7 +303,7 @@ def add_run(
     split_bytes: int,
 ) -> None:
     """Append the run to the last split if it is adjacent and fits, else begin a new split."""
-    start, stop = max(wanted[0], run.base), min(wanted[1], run.stop)
+    start, stop = max(wanted[0], run.base), min(wanted[1], run.next)
     last = splits[-1] if splits else None
     if (
         last is not None
@@ -361,6 +314,4 @@ def add_run(
         splits[-1] = replace(last, end=run.end, stop=stop)
         return
     salt = index.header.salt
-    splits.append(
-        Split(index.path, salt, run.pos, run.end, run.prev, run.base, start=start, stop=stop)
-    )
+    splits.append(Split(index.path, salt, run.pos, run.end, run.base, start=start, stop=stop))
