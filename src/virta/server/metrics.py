@@ -21,12 +21,43 @@ from virta.event.rules import IDENTITY_BYTES_MAX
 from virta.journal.jobs.domain import STATE_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from virta.journal.serving.tcp import JournalServer
     from virta.server.service import Service
 
-# In the order of virta.journal.jobs.table.TOTAL_NAMES.
+CONTENT_TYPE = "text/plain; version=0.0.4"
+
+# fmt: off
+GAUGES: tuple[tuple[str, str, Callable[[Service], float]], ...] = (
+    ("thorium_data_byte_budget", "Bytes of channel, source and id", lambda _: IDENTITY_BYTES_MAX),
+    ("thorium_outstanding_events", "Events accepted, not yet durable and matched",
+     lambda s: s.publisher.outstanding),
+    ("virta_consumers", "Subscriptions on channels", lambda s: s.hub.subscription_count),
+    ("virta_stream_consumers", "Open /subscribe sockets", lambda s: s.hub.stream_consumer_count),
+    ("virta_webhooks", "Subscriptions with a sink", lambda s: len(s.webhooks.hooks)),
+    ("virta_unfinished_body_bytes", "Bytes of bodies that are still arriving",
+     lambda s: s.unfinished.bytes),
+    ("virta_filters", "Registered filters", lambda s: len(s.registry)),
+    ("virta_replays", "Consumers still in history", lambda s: s.replayer.running),
+    ("virta_log_first_offset", "Oldest offset kept", lambda s: s.log.first_offset),
+    ("virta_log_next_offset", "Offset of the next record", lambda s: s.log.next_offset),
+    ("virta_log_bytes", "Size of the log", lambda s: s.log.bytes),
+    ("virta_ready", "1 when requests are served", lambda s: s.ready),
+)
+COUNTERS: tuple[tuple[str, str, Callable[[Service], float]], ...] = (
+    ("virta_requests", "Requests", lambda s: s.requests),
+    ("virta_connections", "Connections opened", lambda s: s.connections_opened),
+    ("virta_events_published", "Events written by this server", lambda s: s.publisher.published),
+    ("virta_events_duplicate", "Repeats that were dropped", lambda s: s.publisher.duplicates),
+    ("virta_commits", "Writes to the log", lambda s: s.publisher.commits),
+    ("virta_deliveries", "Copies sent to consumers", lambda s: s.hub.delivered),
+    ("virta_deliveries_dropped", "Copies slow consumers lost", lambda s: s.hub.dropped_total),
+    ("virta_slow_disconnects", "Consumers ended for slowness", lambda s: s.hub.slow_disconnects),
+    ("virta_searched_bytes", "Bytes of the log read to find events by source and id",
+     lambda s: s.replayer.searched_bytes),
+)
+# Of the journal, by virta.journal.jobs.table.TOTAL_NAMES in that order.
 JOURNAL_TOTALS = (
     ("pushes", "Commands that were accepted"),
     ("handouts", "Attempts that were handed out"),
@@ -35,7 +66,15 @@ JOURNAL_TOTALS = (
     ("lapses", "Attempts whose deadline passed"),
     ("deaths", "Jobs that became dead"),
 )
-CONTENT_TYPE = "text/plain; version=0.0.4"
+PIPELINE_FIGURES = (
+    ("restarts", "Starts after failures"),
+    ("rows", "Rows its run has read"),
+    ("rows_per_second", "Rows read per second of work"),
+    ("lag", "Records it has not read yet"),
+    ("late", "Rows that came too late"),
+    ("dead", "Rows among the dead letters"),
+)
+# fmt: on
 
 
 class Metrics:
@@ -57,94 +96,49 @@ class Metrics:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._thorium()
-        yield from self._gauges()
-        yield from self._counters()
-        if self._service.journal is not None:
-            yield from self._of_journal(self._service.journal)
-        if self._pipelines:
-            yield from self._of_pipelines()
-
-    def _thorium(self) -> Iterator[Metric]:
         service = self._service
-        yield GaugeMetricFamily(
-            "thorium_data_byte_budget", "Bytes of channel, source and id", value=IDENTITY_BYTES_MAX
-        )
-        yield GaugeMetricFamily(
-            "thorium_outstanding_events",
-            "Events accepted, not yet durable and matched",
-            value=service.publisher.outstanding,
-        )
-        for name, text, value in (
-            ("thorium_active_queries", "Parts of standing queries", service.hub.conjunctions),
-            (
-                "thorium_idempotency_key_cache_size",
-                "Events that are remembered",
-                len(service.idempotency),
-            ),
-        ):
-            gauge = GaugeMetricFamily(name, text, labels=["router"])
-            gauge.add_metric(["0"], value)
-            yield gauge
-        routing = SummaryMetricFamily(
-            "thorium_event_routing_seconds", "Matching and fan-out", labels=["router"]
-        )
-        routing.add_metric(["0"], service.hub.routed, service.hub.routing_seconds)
-        yield routing
-        translation = SummaryMetricFamily(
-            "thorium_json_translation_seconds", "Reading bodies", labels=["translator"]
-        )
-        translation.add_metric(["0"], service.translations, service.translation_seconds)
-        yield translation
-
-    def _gauges(self) -> Iterator[Metric]:
-        service = self._service
-        log = service.log
-        for name, text, value in (
-            ("virta_consumers", "Subscriptions on channels", service.hub.subscription_count),
-            (
-                "virta_stream_consumers",
-                "Open /subscribe sockets",
-                service.hub.stream_consumer_count,
-            ),
-            ("virta_webhooks", "Subscriptions with a sink", len(service.webhooks.hooks)),
-            (
-                "virta_unfinished_body_bytes",
-                "Bytes of bodies that are still arriving",
-                service.unfinished.bytes,
-            ),
-            ("virta_filters", "Registered filters", len(service.registry)),
-            ("virta_replays", "Consumers still in history", service.replayer.running),
-            ("virta_log_first_offset", "Oldest offset kept", log.first_offset),
-            ("virta_log_next_offset", "Offset of the next record", log.next_offset),
-            ("virta_log_bytes", "Size of the log", log.bytes),
-            ("virta_ready", "1 when requests are served", int(service.ready)),
-        ):
-            yield GaugeMetricFamily(name, text, value=value)
-
-    def _counters(self) -> Iterator[Metric]:
-        service = self._service
-        hub, publisher = service.hub, service.publisher
-        for name, text, value in (
-            ("virta_requests", "Requests", service.requests),
-            ("virta_connections", "Connections opened", service.connections_opened),
-            ("virta_events_published", "Events written by this server", publisher.published),
-            ("virta_events_duplicate", "Repeats that were dropped", publisher.duplicates),
-            ("virta_commits", "Writes to the log", publisher.commits),
-            ("virta_deliveries", "Copies handed to consumers", hub.delivered),
-            ("virta_deliveries_dropped", "Copies slow consumers lost", hub.dropped_total),
-            ("virta_slow_disconnects", "Consumers ended for slowness", hub.slow_disconnects),
-            (
-                "virta_searched_bytes",
-                "Bytes of the log read to find events by source and id",
-                service.replayer.searched_bytes,
-            ),
-        ):
-            yield CounterMetricFamily(name, text, value=value)
+        for name, text, read in GAUGES:
+            yield GaugeMetricFamily(name, text, value=read(service))
+        for name, text, read in COUNTERS:
+            yield CounterMetricFamily(name, text, value=read(service))
         refusals = CounterMetricFamily("virta_refusals", "Refused requests", labels=["status"])
         for status, number in sorted(service.responder.refusals.items()):
             refusals.add_metric([str(status)], number)
         yield refusals
+        yield from self._labelled_like_thorium()
+        if service.journal is not None:
+            yield from self._of_journal(service.journal)
+        if self._pipelines:
+            yield from self._of_pipelines()
+
+    def _labelled_like_thorium(self) -> Iterator[Metric]:
+        hub, service = self._service.hub, self._service
+        for name, text, value in (
+            ("thorium_active_queries", "Parts of active queries", hub.conjunctions),
+            ("thorium_idempotency_key_cache_size", "Events in memory", len(service.idempotency)),
+        ):
+            gauge = GaugeMetricFamily(name, text, labels=["router"])
+            gauge.add_metric(["0"], value)
+            yield gauge
+        for name, text, label, count, seconds in (
+            (
+                "thorium_event_routing_seconds",
+                "Matching and fan-out",
+                "router",
+                hub.routed,
+                hub.routing_seconds,
+            ),
+            (
+                "thorium_json_translation_seconds",
+                "Reading bodies",
+                "translator",
+                service.translations,
+                service.translation_seconds,
+            ),
+        ):
+            summary = SummaryMetricFamily(name, text, labels=[label])
+            summary.add_metric(["0"], count, seconds)
+            yield summary
 
     def _of_journal(self, server: JournalServer) -> Iterator[Metric]:
         # The only label is a job's state: the number of domains is not bounded.
@@ -182,21 +176,12 @@ class Metrics:
     def _of_pipelines(self) -> Iterator[Metric]:
         # Gauges only: a run that restarts counts from zero.
         for state in ("running", "failed"):
-            gauge = GaugeMetricFamily(
-                f"virta_pipeline_{state}", f"1 while it is {state}", labels=["pipeline"]
-            )
-            for pipeline in self._pipelines:
-                gauge.add_metric([pipeline["pipeline"]], int(pipeline["state"] == state))
-            yield gauge
-        for name, text in (
-            ("restarts", "Starts after failures"),
-            ("rows", "Rows its run has read"),
-            ("rows_per_second", "Rows read per second of work"),
-            ("lag", "Records it has not read yet"),
-            ("late", "Rows that came too late"),
-            ("dead", "Rows among the dead letters"),
-        ):
-            gauge = GaugeMetricFamily(f"virta_pipeline_{name}", text, labels=["pipeline"])
-            for pipeline in self._pipelines:
-                gauge.add_metric([pipeline["pipeline"]], pipeline.get(name) or 0)
-            yield gauge
+            yield self._by_pipeline(state, f"1 while it is {state}", lambda p: p["state"] == state)  # noqa: B023
+        for name, text in PIPELINE_FIGURES:
+            yield self._by_pipeline(name, text, lambda p: p.get(name) or 0)  # noqa: B023
+
+    def _by_pipeline(self, name: str, text: str, read: Callable[[dict[str, Any]], float]) -> Metric:
+        gauge = GaugeMetricFamily(f"virta_pipeline_{name}", text, labels=["pipeline"])
+        for pipeline in self._pipelines:
+            gauge.add_metric([pipeline["pipeline"]], read(pipeline))
+        return gauge

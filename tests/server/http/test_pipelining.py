@@ -169,12 +169,17 @@ class Transport(asyncio.Transport):
     resume_reading = pause_reading
 
 
+def set_deadline(timed, deadline):
+    timed.deadline = deadline
+
+
 def connected(**state):
-    """A connection of a service that has only what it needs, and its transport."""
-    timers = SimpleNamespace(now=0.0, set=lambda *_: None)
+    """Return a connection of a service that has only what it needs, and its transport."""
+    timers = SimpleNamespace(now=0.0, set=set_deadline)
     service = SimpleNamespace(
         connections_opened=0, line_bytes_max=100, head_bytes_max=100, idle_s=1.0, timers=timers,
-        draining=False, config=SimpleNamespace(max_connections=10),
+        body_s=5.0, draining=False, config=SimpleNamespace(max_connections=10),
+        auth=SimpleNamespace(cors=b""),
     )  # fmt: skip
     service.__dict__.update(state)
     config = uvicorn.Config(lambda: None, ws="none", lifespan="off", log_config=None)
@@ -184,14 +189,49 @@ def connected(**state):
     return made, made.transport
 
 
-def test_a_connection_accepted_while_the_doors_close():
-    """Nobody will tell it to go: it is not kept, and the end need not wait for it."""
+def test_a_connection_accepted_while_the_server_stops():
+    """It is closed at once: nothing else would close it."""
 
     async def scenario():
         for draining in (False, True):
             made, transport = connected(draining=draining)
             assert transport.closing is draining
             made.deadline = NEVER
+
+    asyncio.run(scenario())
+
+
+def test_the_time_of_a_request_counts_from_its_first_byte():
+    """Neither a connection that was idle before nor later bytes change its deadline."""
+
+    async def scenario():
+        made, transport = connected()
+        timers = made.service.timers
+        timers.now = 0.9  # 0.1 s before an idle connection is closed
+        made.data_received(b"GET /li")
+        assert made.deadline == 5.9
+        timers.now = 4.0
+        made.data_received(b"vez HTTP/1.1\r\n")
+        assert made.deadline == 5.9
+        made.expired(6.0)
+        assert transport.closing
+
+    asyncio.run(scenario())
+
+
+def test_a_peer_that_does_not_read_is_disconnected_while_its_request_arrives():
+    """The time to read responses is not that of the next request."""
+
+    async def scenario():
+        made, transport = connected()
+        made.data_received(b"GET /li")
+        made.pause_writing()
+        assert made.deadline <= made.loop.time() + 1.0
+        made.resume_writing()
+        assert made.deadline == 5.0
+        made.pause_writing()
+        made.expired(made.deadline)
+        assert transport.aborted
 
     asyncio.run(scenario())
 

@@ -25,6 +25,7 @@ from virta.journal.serving.http import STATUS as JOURNAL_STATUS
 from virta.server.api.asyncapi import asyncapi
 from virta.server.api.channels import ChannelsApi
 from virta.server.api.filters import FiltersApi
+from virta.server.api.handler import ApiHandler
 from virta.server.api.journal import JournalApi
 from virta.server.api.openapi import openapi
 from virta.server.api.pipelines import PipelinesApi
@@ -146,15 +147,11 @@ def refusal(
     return to_asgi(service.responder.refusal(error, more))
 
 
-def json_response(service: Service, body: bytes, status: int = 200) -> Response:
-    return Response(body, status, service.responder.event_headers())
-
-
-class Endpoints:
-    """The handlers."""
+class Endpoints(ApiHandler):
+    """Health, metrics, descriptions, and what no route answers."""
 
     def __init__(self, service: Service) -> None:
-        self._service = service
+        super().__init__(service)
         self._metrics = Metrics(service)
 
     async def livez(self, request: Request) -> Response:  # noqa: ARG002
@@ -164,15 +161,7 @@ class Endpoints:
         return PlainTextResponse("ok\n", headers=NO_STORE)
 
     async def readyz(self, request: Request) -> Response:  # noqa: ARG002
-        service = self._service
-        why = None
-        if service.draining:
-            why = "draining"
-        elif not service.ready:
-            why = "starting"
-        else:
-            trouble = service.follower.trouble
-            why = f"log: {trouble}" if trouble is not None else _full(service)
+        why = _why_not_ready(self._service)
         if why is None:
             return PlainTextResponse("ok\n", headers=NO_STORE)
         return PlainTextResponse(f"not ready: {why}\n", 503, headers=NO_STORE)
@@ -185,7 +174,7 @@ class Endpoints:
         return Response(self._metrics.text(overviews), headers=headers)
 
     async def keycounts(self, request: Request) -> Response:
-        """How many terms of standing queries name each path of a channel."""
+        """Count the terms of queries by the path they name, for a channel."""
         raw = request.scope["raw_path"].removeprefix(b"/metrics/keycounts/")
         channel = form_decode(raw.removesuffix(b"/"), code="malformed-percent-escape")
         counts: dict[str, Any] = {}
@@ -194,15 +183,15 @@ class Endpoints:
                 _count(counts, [str(step) for step in condition.path])
         if not counts:
             raise RequestError(404, "not-found")
-        return json_response(self._service, msgspec.json.encode(counts))
+        return self._json(counts)
 
     async def openapi(self, request: Request) -> Response:  # noqa: ARG002
-        return json_response(self._service, _openapi_text())
+        return self._json(_openapi())
 
     async def asyncapi(self, request: Request) -> Response:
         host = request.headers.get("host", "")
         secure = self._service.config.tls_cert is not None
-        return json_response(self._service, _asyncapi_text(host, secure=secure))
+        return self._json(_asyncapi(host, secure=secure))
 
     async def problem(self, request: Request) -> Response:
         """Return the page that a problem document's `type` links to."""
@@ -257,8 +246,13 @@ def _allowed(request: Request, error: HTTPException) -> str:
     return ", ".join([*sorted(methods or {"GET", "HEAD"}), "OPTIONS"])
 
 
-def _full(service: Service) -> str | None:
-    """Return why publications are about to fail, if the disk is nearly full."""
+def _why_not_ready(service: Service) -> str | None:
+    if service.draining:
+        return "draining"
+    if not service.ready:
+        return "starting"
+    if (trouble := service.follower.trouble) is not None:
+        return f"log: {trouble}"
     disk = os.statvfs(service.config.data_dir)
     free = disk.f_bavail * disk.f_frsize
     if free >= FREE_BYTES_MIN:
@@ -281,10 +275,10 @@ def _count(counts: dict[str, Any], path: list[str]) -> None:
 
 # Built once: the schemas take milliseconds and leave thousands of objects to the garbage collector.
 @cache
-def _openapi_text() -> bytes:
-    return msgspec.json.encode(openapi())
+def _openapi() -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(openapi()))
 
 
 @lru_cache(ASYNCAPI_HOSTS_MAX)
-def _asyncapi_text(host: str, *, secure: bool) -> bytes:
-    return msgspec.json.encode(asyncapi(host, secure=secure))
+def _asyncapi(host: str, *, secure: bool) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(asyncapi(host, secure=secure)))

@@ -9,8 +9,8 @@ from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from virta.errors import RequestError
 from virta.journal.serving.http import BODY_BYTES_MAX, Handler
+from virta.server.api.handler import read_body
 from virta.server.http.asgi_bridge import DISCONNECTED
 from virta.server.http.responses import NO_STORE
 
@@ -45,11 +45,7 @@ class JournalApi:
         return [Route("/journal/{rest:anything}", self.handle, methods=METHODS)]
 
     async def handle(self, request: Request) -> Response:
-        body = bytearray()
-        async for piece in request.stream():
-            body += piece
-            if len(body) > BODY_BYTES_MAX:
-                raise RequestError(413, "body-too-large", maxBytes=BODY_BYTES_MAX)
+        body = await read_body(request, BODY_BYTES_MAX)
         disconnected = request.scope[DISCONNECTED]
         path = request.scope["raw_path"].decode("latin-1")
         waits = path.endswith("/jobs/next")
@@ -59,7 +55,7 @@ class JournalApi:
                 request.method,
                 path,
                 request.scope["query_string"].decode("latin-1"),
-                bytes(body),
+                body,
                 request.headers.get("content-type", "application/json"),
                 gone=disconnected,
             )

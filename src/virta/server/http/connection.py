@@ -49,7 +49,7 @@ class HttpConnection(asyncio.Protocol):
     """
     One connection.
 
-    It has no more than 30 attributes: up to that many, CPython stores them as compactly as slots.
+    It has at most 30 attributes: up to that many, CPython stores them as compactly as slots.
     """
 
     transport: asyncio.Transport
@@ -61,6 +61,7 @@ class HttpConnection(asyncio.Protocol):
         # On the timer wheel.
         self.deadline = NEVER
         self.slot = UNSET
+        self._arrival_deadline = NEVER  # of the request that is arriving
         # Parts.
         self._fast = FastInput(self, server.fast)
         self.parser: Any = self._new_parser()
@@ -136,8 +137,10 @@ class HttpConnection(asyncio.Protocol):
             return
         if self.asgi is not None:
             self.asgi.flow.pause_writing()
+        # A peer that does not read responses is disconnected, and its next requests are not read.
+        deadline = self.loop.time() + self.service.idle_s
+        self.service.timers.set(self, min(self.deadline, deadline))
         if not self._reading_paused:
-            # A client that does not read responses sends no more requests.
             self._reading_paused = True
             self.transport.pause_reading()
 
@@ -145,8 +148,11 @@ class HttpConnection(asyncio.Protocol):
         self.write_paused = False
         if self.consumer is not None:
             self.consumer.resume_writing()
-        elif self.asgi is not None:
-            self.asgi.flow.resume_writing()
+        else:
+            if self.asgi is not None:
+                self.asgi.flow.resume_writing()
+            if not self.ended:
+                self.restart_deadline()
         self._resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -185,14 +191,14 @@ class HttpConnection(asyncio.Protocol):
         waiting = len(self.responses) > 0 and not self.ended
         if self.consumer is not None and not self.ended:
             self.consumer.expired(now)
+        elif self.transport.is_closing() or self.write_paused:
+            self.transport.abort()  # the peer does not read what it requested
         elif self.request is not None:
             self.request.refuse(TOO_SLOW, close=True)
         elif waiting and self._body_is_arriving and len(self.responses) == 1:
             self._refuse_last(TOO_SLOW)
         elif waiting and not self._body_is_arriving:
             self.service.timers.set(self, now + self.service.idle_s)
-        elif self.transport.is_closing() or self.write_paused:
-            self.transport.abort()  # the peer does not read what it requested
         else:
             self.transport.close()
             self.service.timers.set(self, now + LINGER_S)
@@ -241,8 +247,8 @@ class HttpConnection(asyncio.Protocol):
             if self._body_bytes:
                 self.service.unfinished.set(self, self._body_bytes)
             self.limit_arrival()
-        else:
-            self.deadline = self.service.timers.now + self.service.idle_s
+        elif not self.write_paused:
+            self.restart_deadline()
         if len(self.responses) >= PIPELINE_MAX and not self._reading_paused:
             self._reading_paused = True
             self.transport.pause_reading()
@@ -253,9 +259,24 @@ class HttpConnection(asyncio.Protocol):
 
     def limit_arrival(self) -> None:
         """Give an arriving request its deadline, which counts from its first byte."""
-        deadline = self.service.timers.now + self.service.body_s
-        if self.deadline > deadline:
-            self.service.timers.set(self, deadline)
+        if self._arrival_deadline == NEVER:
+            self._arrival_deadline = self.service.timers.now + self.service.body_s
+            if not self.write_paused:
+                self.service.timers.set(self, self._arrival_deadline)
+
+    def restart_deadline(self) -> None:
+        """Set the deadline of the request that is arriving, or else that of an idle connection."""
+        deadline = self._arrival_deadline
+        if deadline == NEVER:
+            deadline = self.service.timers.now + self.service.idle_s
+        self.service.timers.set(self, deadline)
+
+    def forget_arrival(self) -> None:
+        """End the limits of a request that is complete or refused."""
+        self._arrival_deadline = NEVER
+        if self._body_bytes:
+            self._body_bytes = 0
+            self.service.unfinished.drop(self)
 
     # Called by the parser.
 
@@ -315,19 +336,13 @@ class HttpConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self.between_requests = self.parser.should_keep_alive() and not self.ended
-        self._forget_body()
+        self.forget_arrival()
         request, self.request = self.request, None
         if request is not None:
             request.on_complete()
         elif self.asgi is not None:
             self.asgi.on_message_complete()
         self._sizes.on_message_complete()
-
-    def _forget_body(self) -> None:
-        """Stop counting a body that is complete or refused."""
-        if self._body_bytes:
-            self._body_bytes = 0
-            self.service.unfinished.drop(self)
 
     # Responses.
 
@@ -345,7 +360,7 @@ class HttpConnection(asyncio.Protocol):
         self.ended = True
         self.between_requests = False
         self.request = None
-        self._forget_body()
+        self.forget_arrival()
         if self.transport.can_write_eof() and not self.transport.is_closing():
             # Closing at once would reset the connection of a peer that is still sending,
             # and the reset would overtake the response.
@@ -354,25 +369,10 @@ class HttpConnection(asyncio.Protocol):
         else:
             self.transport.close()
 
-    def refuse(
-        self,
-        pending: PendingResponse,
-        error: RequestError,
-        *,
-        close: bool,
-        more: bytes = b"",
-        text: bool = False,
-    ) -> None:
-        """Respond to a hot request with an error; `more` are further header lines."""
-        head_only = isinstance(pending, HttpRequest) and pending.method == b"HEAD"
-        refusal = self.service.responder.refusal(error, text=text)
-        response = refusal.to_bytes(close=close, more=more, head_only=head_only)
-        self.responses.complete(pending, response, close=close)
-
     def on_response_complete(self) -> None:
         """Continue after the ASGI application has written a response."""
-        if not self.ended:
-            self.service.timers.set(self, self.loop.time() + self.service.idle_s)
+        if not self.ended and not self.write_paused:
+            self.restart_deadline()
         self.responses.remove_first()
         last = not self.responses and self.consumer is None
         if last and (self.service.draining or self._eof):
@@ -457,16 +457,10 @@ class HttpConnection(asyncio.Protocol):
         if self._limit_status is not None:
             self._complete_last(responses.empty(self._limit_status), self.request)
             return
-        refusal = RequestError(400, "invalid-request", f"not readable as HTTP/1.1: {error}")
-        if isinstance(error, httptools.HttpParserCallbackError):
-            cause = error.__context__
-            if isinstance(cause, RequestError):
-                refusal = cause
-            else:
-                self.service.logger.error("request_failed", exc_info=cause)
-                refusal = RequestError(500, "internal-failure")
-        elif "Content-Length" in str(error):
-            refusal = limits.bad_length(str(error), self.service.body_bytes_max)
+        refusal = limits.parser_refusal(error, self.service.body_bytes_max)
+        if refusal is None:
+            self.service.logger.error("request_failed", exc_info=error.__context__)
+            refusal = RequestError(500, "internal-failure")
         if self.request is not None:
             self.request.refuse(refusal, close=True)
         else:

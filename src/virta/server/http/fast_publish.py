@@ -79,10 +79,12 @@ class FastInput:
         elif self.pending is None and not connection.responses:
             if len(data) == known.size:
                 service = connection.service
-                if since:
-                    service.unfinished.drop(connection)
                 self.pending = UNQUEUED
                 connection.deadline = service.timers.now + service.idle_s
+                if since:
+                    service.unfinished.drop(connection)
+                    connection.forget_arrival()
+                    connection.restart_deadline()
                 if not publisher.arrived:
                     connection.loop.call_soon(publisher.run)
                 publisher.arrived.append((self, known, data, since))
@@ -131,12 +133,9 @@ class FastInput:
 
     def refuse(self, error: RequestError, timings: bytes = b"") -> None:
         """Refuse a publication; the connection stays open, unless the server drains."""
-        self.flush()
-        pending, self.pending = self.pending, None
-        if pending is not None and self.connection is not None:
-            self.connection.refuse(
-                pending, error, close=self.connection.service.draining, more=timings
-            )
+        if self.pending is not None and self.connection is not None:
+            refusal = self.connection.service.responder.refusal(error)
+            self.respond(refusal.to_bytes(close=False, more=timings))
 
     def close(self) -> None:
         """Release a lost connection; its publication is still written, the response is dropped."""

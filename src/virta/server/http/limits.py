@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+import httptools
+
 from virta.errors import RequestError
 
 if TYPE_CHECKING:
@@ -145,9 +147,14 @@ def check_encodings(headers: Headers) -> None:
             )
 
 
-def bad_length(reason: str, bytes_max: int) -> RequestError:
-    """Refuse a length that is too large for the parser: the body is too large."""
-    if "overflow" in reason.lower():
+def parser_refusal(error: httptools.HttpParserError, bytes_max: int) -> RequestError | None:
+    """Return the refusal of a request that the parser could not read; None for an error of the server."""
+    if isinstance(error, httptools.HttpParserCallbackError):
+        return error.__context__ if isinstance(error.__context__, RequestError) else None
+    reason = str(error)
+    if "Content-Length" not in reason:
+        return RequestError(400, "invalid-request", f"not readable as HTTP/1.1: {reason}")
+    if "overflow" in reason.lower():  # too large for the parser
         return RequestError(413, "body-too-large", maxBytes=bytes_max)
     return RequestError(400, "invalid-content-length")
 

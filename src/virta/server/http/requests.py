@@ -147,12 +147,18 @@ class HttpRequest(PendingResponse):
             self.refuse(RequestError(500, "internal-failure"), close=False)
 
     def refuse(self, error: RequestError, *, close: bool) -> None:
-        more = responses.timings(self._read_ms, self._parse_ms)
+        """Respond with an error; `close` ends the connection even if the client would keep it."""
+        connection = self.connection
         self._body = b""  # the response may have to wait for earlier ones
         text = error.status in self.TEXT_STATUSES and bool(error.message)
-        self.connection.refuse(self, error, close=close or self.is_last, more=more, text=text)
+        response = connection.service.responder.refusal(error, text=text).to_bytes(
+            close=close or self.is_last,
+            more=responses.timings(self._read_ms, self._parse_ms),
+            head_only=self.method == b"HEAD",
+        )
+        connection.responses.complete(self, response, close=close or self.is_last)
         if close:
-            self.connection.request = None
+            connection.request = None
 
     @property
     def is_last(self) -> bool:
