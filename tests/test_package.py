@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -81,9 +82,15 @@ def test_native_parts_are_stripped(name):
 
 
 def planned(directory, *targets):
-    """The commands that `make` would run."""
+    """Return the commands that `make` would run, whatever `make` runs these tests."""
+    inherited = {"MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", "PYTHON"}
     out = subprocess.run(
-        ["make", "-n", *targets], cwd=directory, capture_output=True, text=True, check=True
+        ["make", "-n", *targets],
+        cwd=directory,
+        env={name: value for name, value in os.environ.items() if name not in inherited},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return out.stdout
 
