@@ -113,7 +113,7 @@ def test_a_command_of_a_worker_that_stops(tmp_path):
 
 def test_a_command_of_a_worker_that_stops_as_it_starts(tmp_path, monkeypatch):
     """Nothing of it is left, however early it was cancelled."""
-    monkeypatch.setattr(journal_work, "GONE_LOOKS", 10)  # where nobody reaps
+    monkeypatch.setattr(journal_work, "GROUP_CHECKS", 10)  # where nobody reaps
     out = tmp_path / "pids"
 
     async def run(turns):
@@ -144,8 +144,8 @@ def test_a_command_of_a_worker_that_stops_as_it_ends(monkeypatch):
                 ended.set()
             return timeout(seconds)
 
-        monkeypatch.setattr(journal_work._Stderr, "listen", listen)
-        monkeypatch.setattr(journal_work, "SAID_S_MAX", 600.0)
+        monkeypatch.setattr(journal_work._Stderr, "copy", listen)
+        monkeypatch.setattr(journal_work, "STDERR_S_MAX", 600.0)
         monkeypatch.setattr(asyncio, "timeout", timeout_at)
         task = asyncio.create_task(run_command("exit 0", job_with()))
         await asyncio.wait_for(ended.wait(), 10)
@@ -180,7 +180,7 @@ def test_a_command_that_leaves_something_behind(tmp_path):
 
 def test_what_a_command_said_last_is_heard(monkeypatch):
     """Also by a worker that had no turn from its start until there was no time left to wait for it."""
-    monkeypatch.setattr(journal_work, "SAID_S_MAX", 0.0)
+    monkeypatch.setattr(journal_work, "STDERR_S_MAX", 0.0)
     start = journal_work._start
 
     async def start_to_end(*given):

@@ -1,4 +1,4 @@
-"""More of `virta journal`: taking jobs by hand, and what becomes of those that were taken."""
+"""`virta journal`: reserve jobs by hand, and report what became of them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from virta.cli.journal.keys import SECONDS, connected, journal
-from virta.cli.journal.output import EXIT_NOTHING, line, moment, nothing, show
+from virta.cli.journal.group import SECONDS, connected, journal
+from virta.cli.journal.output import EXIT_NOTHING, local_time, row
 from virta.journal.jobs.domain import parse_key
 from virta.journal.protocol.commands import Next, next_
 from virta.journal.protocol.messages import RefusedError
@@ -17,6 +17,7 @@ from virta.journal.protocol.messages import RefusedError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from virta.cli.journal.output import Output
     from virta.journal.clients.client import Client
 
 WORK_FOR = click.FloatRange(min=0, min_open=True)
@@ -29,15 +30,10 @@ WORK_FOR = click.FloatRange(min=0, min_open=True)
 @click.option("--remove", is_flag=True, help="Count them as done at once.")
 @click.option("--wait", default=0.0, type=SECONDS, help="Seconds to wait for one.")
 @connected
-def take(
-    client: Client,
-    as_json: bool,  # noqa: FBT001
-    domain: str,
-    count: int,
-    work_for: float | None,
-    remove: bool,  # noqa: FBT001
+def reserve(
+    client: Client, out: Output, domain: str, *, count: int, work_for: float | None, remove: bool,
     wait: float,
-) -> None:
+) -> None:  # fmt: skip
     """Take due jobs, of DOMAIN or of all; acknowledge each with `done KEY`."""
     end = time.monotonic() + wait
     while True:
@@ -51,80 +47,74 @@ def take(
             left = min(left, max(found.wake_up - time.time(), 0.001))
         client.wait(left)
     if not found.jobs:
-        wake_up = found.wake_up
-        text = "nothing waits" if wake_up is None else f"nothing due before {moment(wake_up)}"
-        nothing(as_json, {"jobs": [], "wake_up": wake_up}, text)
-    if as_json:
-        show({"jobs": [job._asdict() for job in found.jobs], "wake_up": None}, as_json)
+        due = found.wake_up
+        text = "nothing waits" if due is None else f"nothing due before {local_time(due)}"
+        out.exit_nothing({"jobs": [], "wake_up": due}, text)
+    if out.as_json:
+        out.show({"jobs": [job._asdict() for job in found.jobs], "wake_up": None})
         return
     for job in found.jobs:
-        click.echo(line(job.key, job.uri))
+        click.echo(row(job.key, job.uri))
 
 
 @journal.command()
 @click.argument("keys", nargs=-1, required=True)
 @connected
-def done(client: Client, as_json: bool, keys: tuple[str, ...]) -> None:  # noqa: FBT001
+def done(client: Client, out: Output, keys: tuple[str, ...]) -> None:
     """Acknowledge the jobs with these KEYS, as `next` printed them."""
-    for_each(keys, client.done, "done", as_json)
+    report_all(keys, client.done, "done", out)
 
 
 @journal.command()
 @click.argument("keys", nargs=-1, required=True)
 @click.option("--seconds", default=60.0, type=WORK_FOR, help="So much longer from now.")
 @connected
-def extend(client: Client, as_json: bool, keys: tuple[str, ...], seconds: float) -> None:  # noqa: FBT001
+def extend(client: Client, out: Output, keys: tuple[str, ...], *, seconds: float) -> None:
     """Keep the jobs with these KEYS for longer: a heartbeat."""
-    for_each(keys, lambda key: client.extend(key, seconds), "extended", as_json)
+    report_all(keys, lambda key: client.extend(key, seconds), "extended", out)
 
 
 @journal.command("give-back")
 @click.argument("keys", nargs=-1, required=True)
 @connected
-def give_back(client: Client, as_json: bool, keys: tuple[str, ...]) -> None:  # noqa: FBT001
-    """Let somebody else do the jobs with these KEYS, at once; that counts as no attempt."""
-    for_each(keys, client.give_back, "given_back", as_json)
+def give_back(client: Client, out: Output, keys: tuple[str, ...]) -> None:
+    """Let another worker do the jobs with these KEYS, at once; that counts as no attempt."""
+    report_all(keys, client.give_back, "given_back", out)
 
 
 @journal.command()
 @click.argument("keys", nargs=-1, required=True)
-@click.option("--reason", default="", show_default=False, help="Why, for whoever looks later.")
+@click.option(
+    "--reason", default="", show_default=False, help="Why; `virta journal dead` shows it."
+)
 @click.option("--delay", type=SECONDS, help="Seconds until it is tried again; else the domain's.")
 @click.option("--dead", is_flag=True, help="Mark the job as dead: no further attempt.")
 @connected
 def fail(
-    client: Client,
-    as_json: bool,  # noqa: FBT001
-    keys: tuple[str, ...],
-    reason: str,
-    delay: float | None,
-    dead: bool,  # noqa: FBT001
-) -> None:
+    client: Client, out: Output, keys: tuple[str, ...], *, reason: str, delay: float | None, dead: bool
+) -> None:  # fmt: skip
     """Say that the jobs with these KEYS failed: tried again, or dead after too many attempts."""
-    for_each(keys, lambda key: client.fail(key, reason, delay=delay, dead=dead), "failed", as_json)
+    report_all(keys, lambda key: client.fail(key, reason, delay=delay, dead=dead), "failed", out)
 
 
-def for_each(
-    keys: tuple[str, ...],
-    act: Callable[[bytes], object],
-    what: str,
-    as_json: bool,  # noqa: FBT001
+def report_all(
+    keys: tuple[str, ...], act: Callable[[bytes], object], what: str, out: Output
 ) -> None:
-    """All of them, whatever becomes of one; exit code 3 if an attempt was over."""
-    missing = 0
+    """Do something to each job, also after one fails; exit with code 3 if an attempt was over."""
+    missing = False
     for key in keys:
-        problem = attempt(key.encode(errors="surrogateescape"), act)
+        problem = try_one(key.encode(errors="surrogateescape"), act)
         if problem:
-            missing += 1
+            missing = True
             click.echo(f"error: does-not-exist: {key!r}: {problem}", err=True)
-        if as_json or not problem:
-            show({"key": key, what: not problem}, as_json, "ok")
+        if out.as_json or not problem:
+            out.show({"key": key, what: not problem}, "ok")
     if missing:
         sys.exit(EXIT_NOTHING)
 
 
-def attempt(key: bytes, act: Callable[[bytes], object]) -> str:
-    """Why there is no such job, or nothing: other keys are left alone."""
+def try_one(key: bytes, act: Callable[[bytes], object]) -> str:
+    """Return why there is no such job, empty if there is; raise other refusals."""
     if parse_key(key) is None:
         return "`next` prints no such key"
     try:

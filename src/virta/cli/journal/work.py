@@ -1,8 +1,8 @@
 """
-`virta journal work --exec`: a command of the shell per job.
+`virta journal work --exec`: one shell command per job.
 
-Invariant: when a job is reported, in whatever way, nothing of its command's group of processes is left that
-would do it still, unless the command itself put something into the background and ended well.
+Invariant: when the outcome of a job is reported, no process of its command's group still runs, unless the
+command itself put it into the background and succeeded.
 """
 
 from __future__ import annotations
@@ -17,27 +17,32 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from virta.cli.journal.jobs import talk
-from virta.cli.journal.keys import PORTS, journal
-from virta.cli.journal.output import plain_text, reported
+from virta.cli.journal.group import (
+    host_option,
+    journal,
+    port_option,
+    start_logging,
+    verbose_option,
+)
+from virta.cli.journal.output import errors_reported, plain_text
 from virta.errors import JournalError
-from virta.journal.protocol.messages import PORT
 
 if TYPE_CHECKING:
     from virta.journal.protocol.commands import Lease
 
 STDERR_CHARS_MAX = 500
 STDERR_READ_BYTES = 65_536
-# All that a pipe holds, as large as anybody may make it.
+# Enough for the largest pipe.
 REST_READS_MAX = 16
-# A command that is told to end has so long to do so.
+# How long a command has to end after SIGTERM.
 TERM_S_MAX = 5.0
-# Killed, it is gone in a moment; where nobody reaps, its remains stay, and are not waited for.
-GONE_LOOKS = 50
-GONE_LOOK_S = 0.01
-# What a command said last may still be on its way when it has ended; a child of its that goes on keeps the
-# pipe open, and is not waited for.
-SAID_S_MAX = 0.5
+# How often and at which interval to check that a killed process group has ended. In a container without an
+# init process, zombies stay: they are not waited for.
+GROUP_CHECKS = 50
+GROUP_CHECK_S = 0.01
+# How long to wait for the last of stderr after a command has ended; a child in the background keeps the pipe
+# open, and is not waited for.
+STDERR_S_MAX = 0.5
 
 
 @journal.command()
@@ -57,18 +62,17 @@ SAID_S_MAX = 0.5
     type=float,
     help="Seconds before a failed job is tried again, doubled each time; default: the domain's.",
 )
-@click.option("--host", default="127.0.0.1", envvar="VIRTA_JOURNAL_HOST", help="The daemon's host.")
-@click.option(
-    "--port", default=PORT, envvar="VIRTA_JOURNAL_PORT", type=PORTS, help="The daemon's port."
-)
-@click.option("--verbose", is_flag=True, help="Say what happens.")
+@host_option
+@port_option
+@verbose_option
 def work(
     command: str,
     domains: tuple[str, ...],
     timeout: float | None,
-    verbose: bool,  # noqa: FBT001
     host: str,
     port: int,
+    *,
+    verbose: bool,
     **options: Any,
 ) -> None:
     """
@@ -81,8 +85,8 @@ def work(
     async def run(job: Lease) -> None:
         await run_command(command, job, timeout=timeout)
 
-    talk(verbose)
-    with reported():
+    start_logging(verbose=verbose)
+    with errors_reported():
         if timeout is not None and not timeout > 0:
             raise JournalError(f"--timeout {timeout}: seconds, more than 0", code="bad-settings")
         worker = Worker(host, port, **options)
@@ -92,18 +96,16 @@ def work(
 
 
 async def run_command(command: str, job: Lease, *, timeout: float | None = None) -> None:  # noqa: ASYNC109
-    """Raise with the end of what the command had to say if it fails or takes too long."""
-    with _Stderr() as said:
-        process = await _start(command, job, said.inlet)
+    """Run a command; raise JournalError with the end of its stderr if it fails or takes too long."""
+    with _Stderr() as stderr:
+        process = await _start(command, job, stderr.inlet)
         feeding = asyncio.create_task(_feed(process, _input(job.payload)))
-        listening = asyncio.create_task(said.listen())
+        copying = asyncio.create_task(stderr.copy())
         try:
             async with asyncio.timeout(timeout):
                 await process.wait()
             if process.returncode:
-                await _end(
-                    process
-                )  # of what it started, too, nothing goes on while it is tried again
+                await _end(process)  # also the processes it started: the job may be tried again
         except TimeoutError:
             await _end(process)
             raise JournalError(
@@ -114,31 +116,33 @@ async def run_command(command: str, job: Lease, *, timeout: float | None = None)
             raise
         finally:
             feeding.cancel()
-            # Not `wait_for`, here and below, which may swallow being cancelled in the moment it ends.
+            # Not `wait_for`, here and below: it may lose a cancellation that arrives as it ends.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SAID_S_MAX):
-                    await listening
-            said.hear_rest()
+                async with asyncio.timeout(STDERR_S_MAX):
+                    await copying
+            stderr.copy_rest()
         if process.returncode:
-            raise JournalError(f"exit code {process.returncode}: {said.end}", code="command-failed")
+            raise JournalError(
+                f"exit code {process.returncode}: {stderr.end}", code="command-failed"
+            )
 
 
 async def _start(command: str, job: Lease, stderr: int) -> asyncio.subprocess.Process:
-    """The command's process; if this is cancelled, none."""
+    """Start a command; if this is cancelled, no process is left."""
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_shell(
             command,
             stdin=subprocess.PIPE,
             stderr=stderr,
             env=os.environ | _environment(job),
-            # Ctrl-C is for the worker, which lets its commands finish.
+            # Ctrl-C reaches only the worker, which lets its commands finish.
             process_group=0,
         )
     )
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
-        # Cancelled itself, it would end the shell, and what that has started already would go on.
+        # Cancelling `starting` would end only the shell, not the processes it has started.
         await _end(await starting)
         raise
 
@@ -158,7 +162,7 @@ def _input(payload: Any) -> bytes:
 
 
 async def _feed(process: asyncio.subprocess.Process, data: bytes) -> None:
-    """The payload, as far as the command wants it."""
+    """Write the payload, as far as the command reads it."""
     assert process.stdin is not None
     try:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -169,22 +173,22 @@ async def _feed(process: asyncio.subprocess.Process, data: bytes) -> None:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """The command and what it started: asked to end, then made to."""
+    """End a command and all processes of its group: SIGTERM, then SIGKILL."""
     for number, seconds in ((signal.SIGTERM, TERM_S_MAX), (signal.SIGKILL, None)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await process.wait()
-    # Those it started are not ours to wait for; they are gone when their group is.
+    # Its children are not ours to reap; they have ended when their group does not exist.
     with contextlib.suppress(ProcessLookupError):
-        for _ in range(GONE_LOOKS):
+        for _ in range(GROUP_CHECKS):
             os.killpg(process.pid, 0)
-            await asyncio.sleep(GONE_LOOK_S)
+            await asyncio.sleep(GROUP_CHECK_S)
 
 
 class _Stderr:
-    """What a command says: passed on as it comes, and the end of it kept. `inlet` is where it is said."""
+    """A pipe for a command's stderr: copied to ours as it arrives, its end remembered."""
 
     def __init__(self) -> None:
         self._outlet, self.inlet = os.pipe()
@@ -203,8 +207,8 @@ class _Stderr:
     def end(self) -> str:
         return self._tail.decode(errors="replace").strip()[-STDERR_CHARS_MAX:]
 
-    async def listen(self) -> None:
-        """Until nobody can say anything any more."""
+    async def copy(self) -> None:
+        """Copy until the last writer has closed the pipe."""
         os.close(self.inlet)
         self.inlet = -1
         loop = asyncio.get_running_loop()
@@ -214,19 +218,19 @@ class _Stderr:
             while True:
                 await ready.wait()
                 ready.clear()
-                if self._hear() == b"":
+                if self._copy_piece() == b"":
                     return
         finally:
             loop.remove_reader(self._outlet)
 
-    def hear_rest(self) -> None:
-        """What is there already, though this process did not have the time to listen."""
+    def copy_rest(self) -> None:
+        """Copy what is in the pipe, in case `copy` had no time to run."""
         for _ in range(REST_READS_MAX):
-            if not self._hear():
+            if not self._copy_piece():
                 return
 
-    def _hear(self) -> bytes | None:
-        """A piece; None: nothing right now, empty: never again."""
+    def _copy_piece(self) -> bytes | None:
+        """Copy a piece and return it: None if there is none yet, empty at the end."""
         try:
             piece = os.read(self._outlet, STDERR_READ_BYTES)
         except BlockingIOError:
@@ -238,7 +242,7 @@ class _Stderr:
 
 
 def _pass_on(piece: bytes) -> None:
-    """To where this process complains, if that leads anywhere."""
+    """Write to our own stderr, if it is open."""
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.buffer.write(piece)
         sys.stderr.buffer.flush()
