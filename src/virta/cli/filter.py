@@ -1,5 +1,5 @@
 """
-`virta filter`: look at filters themselves, without an index.
+`virta filter`: validate, canonicalise and explain filters.
 
 Every command takes filters as arguments, or one a line from `--filters FILE` or standard input.
 """
@@ -14,15 +14,15 @@ import click
 
 from virta.cli.input_lines import (
     STDIN,
-    InputError,
+    describe,
     dialect_option,
     filter_lines,
     parse_filter,
     print_text,
     read_documents,
     read_filters,
-    told,
 )
+from virta.cli.report import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -137,7 +137,7 @@ def explain(
 def _given(
     filters: tuple[str, ...], filters_path: str, dialect: str
 ) -> Iterator[tuple[int, Filter]]:
-    """The filters of the arguments, else of the file; InputError at the first that is not one."""
+    """Yield the filters of the arguments, else of the file; raise InputError at the first invalid one."""
     from virta.errors import FilterError
     from virta.filters.hints import doubt
 
@@ -148,14 +148,14 @@ def _given(
         try:
             yield number, parse_filter(text, dialect)
         except FilterError as error:
-            raise InputError(f"filter {number}: {told(error)}") from error
+            raise InputError(f"filter {number}: {describe(error)}") from error
         odd = doubt(text, dialect)
         if odd is not None:
             click.echo(f"warning: filter {number}: {odd}", err=True)
 
 
 def _evaluated(expression: str, document: Any) -> str:
-    """What the expression is worth in its own language: its value, and the problem it met."""
+    """Return the value of a CESQL expression, and the error it met, as text."""
     from virta.filters.cesql import evaluate
 
     value, problem = evaluate(expression, document)

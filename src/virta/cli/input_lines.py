@@ -1,48 +1,89 @@
 """
-Filters and documents as lines: one a line, counted from 0, and a bad one named by file and line.
+Lines of files and pipes, read as they arrive; filters and documents, one a line.
 
-Whatever is wrong with the input ends the command with exit code 2 and one sentence; nothing is skipped
-silently but blank lines between documents.
+Filters and documents are counted from 0, and a bad one is named by file and line. Bad input ends the command
+with exit code 2 and one sentence; only blank lines between documents are skipped silently.
 """
 
 from __future__ import annotations
 
+import os
+import select
 import sys
 from contextlib import contextmanager
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import click
 
 from virta import jsontext
+from virta.cli.report import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from io import BufferedReader
 
     from virta.filters import Filter
 
-# A document larger than this is no event but a mistake (a server takes 10 MiB).
-LINE_BYTES_MAX = 16 << 20
-
-# Bytes asked for at once: enough that a batch of documents is worth a call of the matcher.
-READ_BYTES = 1 << 18
-
+# The largest record in base64 with its names; a longer line is a mistake.
+LINE_BYTES_MAX = 16 * 1024 * 1024
+READ_BYTES = 256 * 1024
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-# What can stand in a file with one filter a line.
+# Dialects of which a filter fits on a line.
 DIALECTS = ("query-string", "koncorde", "cesql", "cloudevents")
-
 # Filters after a refused one that are checked for the same other dialect.
 ALIKE_LINES_MAX = 10_000
-
 STDIN = "-"
 
 
-class InputError(click.ClickException):
-    """Bad input: exit code 2, as grep has it."""
+class LineTooLongError(InputError):
+    """`number` is that of the line, counted from 0."""
 
-    exit_code = 2
+    def __init__(self, number: int) -> None:
+        super().__init__(f"line {number + 1} is longer than {LINE_BYTES_MAX} bytes")
+        self.number = number
+
+
+def read_lines(stream: BinaryIO, count_max: int | None = None) -> Iterator[list[bytes]]:
+    """
+    Yield the lines of a stream without their ends, in lists.
+
+    A list is yielded when it has `count_max` lines, or when no more are waiting, so that the lines of a slow
+    writer are used at once. Without `count_max` it is yielded after each read. The last line needs no end.
+
+    Raises:
+        LineTooLongError: a line has more than LINE_BYTES_MAX bytes.
+    """
+    try:
+        descriptor: int | None = stream.fileno()
+    except (OSError, ValueError):  # it is in memory, as in tests
+        descriptor = None
+    pending: list[bytes] = []
+    number, rest = 0, b""
+    while (
+        chunk := stream.read(READ_BYTES) if descriptor is None else os.read(descriptor, READ_BYTES)
+    ):
+        *lines, rest = (rest + chunk).split(b"\n") if b"\n" in chunk else (rest + chunk,)
+        number += len(lines)
+        if len(rest) > LINE_BYTES_MAX:
+            raise LineTooLongError(number)
+        pending += lines
+        while count_max is not None and len(pending) >= count_max:
+            yield pending[:count_max]
+            pending = pending[count_max:]
+        if pending and (count_max is None or not _has_more(descriptor)):
+            yield pending
+            pending = []
+    if rest:
+        pending.append(rest)
+    if pending:
+        yield pending
+
+
+def _has_more(descriptor: int | None) -> bool:
+    return descriptor is None or bool(select.select([descriptor], [], [], 0)[0])
+
+
+# Filters.
 
 
 dialect_option = click.option(
@@ -72,7 +113,7 @@ def read_filters(path: str, dialect: str) -> Iterator[tuple[int, Filter]]:
         except FilterError as error:
             place = _place(path, number, "filter")
             others = chain([line], (text for _, text in lines))
-            raise InputError(f"{place}: {told(error)}{_count_alike(error, others)}") from error
+            raise InputError(f"{place}: {describe(error)}{_count_alike(error, others)}") from error
         count += 1
         doubtful = doubt(line, dialect)
         if doubtful is not None:
@@ -99,11 +140,11 @@ def _count_alike(error: Any, lines: Iterable[str]) -> str:
 
 def filter_lines(path: str, dialect: str) -> Iterator[tuple[int, str]]:
     """
-    The lines of a file that hold filters.
+    Yield the lines of a file with filters, and their numbers.
 
-    A blank line holds none, except for query strings, of which the empty one matches everything.
+    Blank lines are skipped, except for query strings: the empty one matches everything.
     """
-    for number, line in _lines(path):
+    for number, line in enumerate(chain.from_iterable(_batches(path))):
         text = _text(line, path, number)
         if text.strip() or dialect == "query-string":
             yield number, text
@@ -115,8 +156,11 @@ def parse_filter(text: str, dialect: str) -> Filter:
     return parse(text, dialect)
 
 
+# Documents.
+
+
 class Document(NamedTuple):
-    """A line that holds a document, not yet looked into; `number` counts through all files."""
+    """A line with a document, not yet parsed; `number` counts through all files."""
 
     number: int
     line: bytes
@@ -124,18 +168,22 @@ class Document(NamedTuple):
     line_number: int
 
     def text(self) -> str:
-        """The line as it came; InputError if it is not UTF-8."""
+        """Return the line; raise InputError if it is not UTF-8."""
         return _text(self.line, self.path, self.line_number)
 
     def value(self) -> Any:
-        """The document itself; InputError if it is not JSON."""
-        return _value(self.line, self.path, self.line_number)
+        """Return the document; raise InputError if it is not JSON."""
+        try:
+            return jsontext.decode(self.text())
+        except jsontext.JsonDepthError:
+            problem = "nested too deeply"
+        except ValueError as error:
+            problem = f"not JSON: {error}"
+        raise InputError(f"{_place(self.path, self.line_number, 'document')}: {problem}")
 
 
 def read_documents(paths: Iterable[str]) -> Iterator[list[Document]]:
-    """
-    The documents of all files, as many at once as are there: a slow writer's do not wait for more.
-    """
+    """Yield the documents of all files, as many at once as have arrived."""
     count = 0
     for path in paths:
         line_number = 0
@@ -149,56 +197,36 @@ def read_documents(paths: Iterable[str]) -> Iterator[list[Document]]:
             yield found
 
 
-def told(error: Any) -> str:
-    """A FilterError in one line: the sentence, where in the filter, and the code."""
+def describe(error: Any) -> str:
+    """Return a FilterError as one line: the sentence, where in the filter, and the code."""
     where = f" (at {error.path})" if error.path else ""
     return f"{error.message}{where} [{error.code}]"
 
 
 def print_text(text: str) -> None:
-    """Print for people; what the output's encoding cannot say (a lone surrogate) is shown escaped."""
+    """Print text; what the output's encoding cannot represent (a lone surrogate) is escaped."""
     click.echo(text.encode("utf-8", "backslashreplace").decode())
 
 
-def _lines(path: str) -> Iterator[tuple[int, bytes]]:
-    number = 0
-    for batch in _batches(path):
-        for line in batch:
-            yield number, line
-            number += 1
-
-
 def _batches(path: str) -> Iterator[list[bytes]]:
-    """The lines of a file without their ends, in lists of what one read gave."""
+    """Yield the lines of a file without byte order mark and line ends."""
     with _opened(path) as stream:
-        number = 0
-        rest = b""
-        while chunk := _read(stream, path):
-            if number == 0 and not rest:
-                chunk = chunk.removeprefix(BYTE_ORDER_MARK)  # no part of the text
-            *lines, rest = (rest + chunk).split(b"\n")
-            if lines:
+        mark = BYTE_ORDER_MARK
+        try:
+            for lines in read_lines(stream):
+                lines[0], mark = lines[0].removeprefix(mark), b""
                 yield [line.removesuffix(b"\r") for line in lines]
-            number += len(lines)
-            if len(rest) > LINE_BYTES_MAX:
-                raise InputError(
-                    f"{_place(path, number)}: longer than {LINE_BYTES_MAX} bytes, the limit of a line"
-                )
-        if rest:
-            yield [rest.removesuffix(b"\r")]
-
-
-def _read(stream: BufferedReader, path: str) -> bytes:
-    try:
-        return stream.read1(READ_BYTES)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
+        except LineTooLongError as error:
+            place = _place(path, error.number)
+            raise InputError(f"{place}: longer than {LINE_BYTES_MAX} bytes, the limit of a line") from error  # fmt: skip
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}") from error
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[BufferedReader]:
+def _opened(path: str) -> Iterator[BinaryIO]:
     if path == STDIN:
-        yield sys.stdin.buffer  # type: ignore[misc]  # a BufferedReader, typed as any binary stream
+        yield sys.stdin.buffer
         return
     try:
         stream = open(path, "rb")  # noqa: SIM115 - closed below; the path is what was typed
@@ -215,17 +243,7 @@ def _text(line: bytes, path: str, number: int) -> str:
         raise InputError(f"{_place(path, number)}: not UTF-8 at byte {error.start + 1}") from error
 
 
-def _value(line: bytes, path: str, number: int) -> Any:
-    try:
-        return jsontext.decode(_text(line, path, number))
-    except jsontext.JsonDepthError:
-        problem = "nested too deeply"
-    except ValueError as error:
-        problem = f"not JSON: {error}"
-    raise InputError(f"{_place(path, number, 'document')}: {problem}")
-
-
 def _place(path: str, number: int, noun: str = "number") -> str:
-    """People's editors count lines from 1, our output from 0: say both."""
+    """Return a line's place in both counts: editors count from 1, our output from 0."""
     name = "standard input" if path == STDIN else path
     return f"{name}, line {number + 1} ({noun} {number})"

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
-import select
 import sys
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
+
+from virta.cli.input_lines import read_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# One request holds at most so many lines of a pipe.
+# Lines of a pipe that are published in one request.
 BATCH_LINES = 500
-READ_BYTES = 65536
 EXIT_FAILURE = 1
 
 
 def client_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options by which every client command finds the server."""
+    """Add the options for the server's address and token."""
     token = click.option("--token", envvar="VIRTA_TOKEN", help="Bearer token of the server.")
     url = click.option(
         "--url",
@@ -34,7 +33,7 @@ def client_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command()
 @click.argument("channel")
-@click.argument("file", type=click.File("r"), required=False)
+@click.argument("file", type=click.File("rb"), required=False)
 @client_options
 @click.option("--data", help="JSON data of a single event; nothing is read then.")
 @click.option(
@@ -44,7 +43,7 @@ def client_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--id", "id_", help="Id of the single event; random without it.")
 def publish(
     channel: str,
-    file: TextIO | None,
+    file: BinaryIO | None,
     url: str,
     token: str | None,
     data: str | None,
@@ -79,7 +78,7 @@ def publish(
                     note = ": the server already had it"
                 accepted = 1
             else:
-                for batch in _batches(file or sys.stdin):
+                for batch in _batches(file or sys.stdin.buffer):
                     client.publish(channel, *[make(t, f"line {n}") for n, t in batch])
                     accepted += len(batch)
     except click.UsageError as error:
@@ -94,41 +93,14 @@ def _before(accepted: int) -> str:
     return f" ({accepted} events were accepted before)" if accepted else ""
 
 
-def _batches(source: TextIO) -> Iterator[list[tuple[int, bytes]]]:
-    """Numbered lines, as many together as are there: who writes slowly is published at once."""
-    batch: list[tuple[int, bytes]] = []
+def _batches(source: BinaryIO) -> Iterator[list[tuple[int, bytes]]]:
+    """Yield numbered lines, as many together as have arrived: a slow pipe is published at once."""
     number = 0
-    for lines, more in _pieces(source):
-        for line in lines:
-            number += 1
-            if line.strip():
-                batch.append((number, line))
-            if len(batch) == BATCH_LINES:
-                yield batch
-                batch = []
-        if batch and not more:
+    for lines in read_lines(source, BATCH_LINES):
+        batch = [(n, line) for n, line in enumerate(lines, number + 1) if line.strip()]
+        number += len(lines)
+        if batch:
             yield batch
-            batch = []
-    if batch:
-        yield batch
-
-
-def _pieces(source: TextIO) -> Iterator[tuple[list[bytes], bool]]:
-    """Whole lines as they come, and whether there is more to read right now."""
-    try:
-        descriptor = source.fileno()
-    except OSError:  # not a file, as in a test
-        yield source.read().encode().split(b"\n"), True
-        return
-    begun: list[bytes] = []
-    while piece := os.read(descriptor, READ_BYTES):
-        if b"\n" not in piece:
-            begun.append(piece)
-            continue
-        *lines, rest = b"".join([*begun, piece]).split(b"\n")
-        begun = [rest]
-        yield lines, bool(select.select([descriptor], [], [], 0)[0])
-    yield [b"".join(begun)], True
 
 
 def _event(text: str | bytes, place: str, type_: str, source: str) -> Any:

@@ -1,5 +1,5 @@
 """
-What every command does alike: exit codes, errors as one sentence, reports, progress.
+What commands share: exit codes, errors as one sentence, reports, progress.
 
 Exit codes: 0 done; 1 done, and problems were found; 2 wrong usage or bad input; 3 no such log, or not
 one we can open; 4 the log is damaged or has a gap there; 5 reading or writing failed; 130 interrupted.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from base64 import b64encode
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,8 +47,8 @@ _EXITS: Final[tuple[tuple[tuple[type[VirtaError], ...], int], ...]] = (
 PROGRESS_S: Final = 0.1
 
 
-class CarefulGroup(click.Group):
-    """A command group that ends every command cleanly: pipes closed, Ctrl-C pressed, errors told."""
+class ReportingGroup(click.Group):
+    """A group whose commands handle closed pipes, Ctrl-C and errors, each with its exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -55,7 +56,7 @@ class CarefulGroup(click.Group):
             sys.stdout.flush()
         except BrokenPipeError:
             _silence_stdout()
-            ctx.exit(EXIT_OK)  # whoever read our output has seen enough
+            ctx.exit(EXIT_OK)  # the reader of our output has closed it
         except KeyboardInterrupt:
             ctx.exit(EXIT_INTERRUPTED)
         except VirtaError as error:
@@ -71,7 +72,7 @@ class CarefulGroup(click.Group):
 
 
 def _silence_stdout() -> None:
-    """The interpreter flushes stdout once more at exit; give it somewhere to go."""
+    """Redirect stdout to nowhere: the interpreter flushes it once more at exit."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(devnull, sys.stdout.fileno())
@@ -82,7 +83,7 @@ def _silence_stdout() -> None:
 
 
 class InputError(click.ClickException):
-    """Something wrong in what the user gave us: one sentence, exit code 2."""
+    """Bad input: one sentence, exit code 2."""
 
     exit_code = EXIT_USAGE
 
@@ -93,7 +94,7 @@ class InputError(click.ClickException):
 json_option = click.option("--json", "as_json", is_flag=True, help="Report as one JSON object.")
 
 
-def print_report(members: dict[str, Any], text: Sequence[str], *, as_json: bool) -> None:
+def print_report(members: Any, text: Sequence[str], *, as_json: bool) -> None:
     """Print a report: the members as JSON for programs, or the lines for people."""
     if as_json:
         import msgspec  # not needed to show help
@@ -109,8 +110,16 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def text_member(name: str, data: bytes) -> dict[str, Any]:
+    """Return a member with a text, or with its base64 under another name if it is not UTF-8."""
+    try:
+        return {name: bytes(data).decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": b64encode(data).decode()}
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]], *, numbers: int = 0) -> list[str]:
-    """Rows as aligned lines; the last `numbers` columns are aligned right."""
+    """Return rows as lines of aligned cells; the last `numbers` columns are aligned right."""
     cells = [[*head], *([str(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     left = len(head) - numbers
@@ -125,7 +134,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]], *, numbers: int = 
 
 @contextmanager
 def progress(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr for `progress(done, total)` calls; nothing unless it is a terminal."""
+    """Yield a function (done, total) that draws progress on stderr, if that is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield lambda _done, _total: None
         return

@@ -1,21 +1,20 @@
 """
-Records as lines, both ways: text lines, CloudEvents and record objects in, five ways of printing out.
+Records as lines: text, CloudEvents and record objects in, five formats out.
 
-A record object is `{"offset", "time", "topic", "key", "value"}`; a field that is not UTF-8 is there as
+A record object is `{"offset", "time", "topic", "key", "value"}`; a field that is not UTF-8 is named
 `topic_base64`, `key_base64` or `value_base64` instead. `export --format ndjson` writes these and
-`append --format ndjson-records` takes them, so a log survives the trip byte for byte.
+`append --format ndjson-records` reads them, so a log survives both byte for byte.
 """
 
 from __future__ import annotations
 
-import os
-import select
-from base64 import b64decode, b64encode
-from typing import TYPE_CHECKING, Any, Final
+from base64 import b64decode
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import msgspec
 
-from virta.cli.report import InputError, one_line
+from virta.cli.input_lines import read_lines
+from virta.cli.report import InputError, one_line, text_member
 from virta.cli.units import show_time
 from virta.errors import EventError
 from virta.event import Event
@@ -23,48 +22,58 @@ from virta.event import Event
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from virta.log import Record
-
-# The largest value in Base64, and its names beside it.
-LINE_BYTES_MAX: Final = 16 * 1024 * 1024
-READ_BYTES: Final = 1024 * 1024
+    from virta.log import Log, Record
+    from virta.log.log import Durability
 
 Row = tuple[bytes, bytes, bytes]
 
 
-# In.
+class AppendProgress(msgspec.Struct):
+    """What has been appended so far."""
+
+    records: int = 0
+    bytes: int = 0
+    first_offset: int | None = None
+    next_offset: int | None = None
+    durability: str | None = None
 
 
-def read_lines(fd: int, batch: int) -> Iterator[list[bytes]]:
+def append_lines(
+    target: Log,
+    source: BinaryIO,
+    parse: Callable[[bytes], Row | None],
+    done: AppendProgress,
+    *,
+    batch: int,
+    durability: Durability | None,
+) -> Iterator[int]:
     """
-    Lines of a file descriptor, in lists of at most `batch`.
+    Append lines in atomic batches, updating `done`; yield the bytes that were read after each batch.
 
-    A list is handed on when it is full or when nothing more is waiting, so a slow writer's lines do
-    not sit here. The last line needs no line break.
+    Raises:
+        InputError: a line is no record; the batches before it are appended.
     """
-    rest = b""
-    pending: list[bytes] = []
-    while chunk := os.read(fd, READ_BYTES):
-        *lines, rest = (rest + chunk).split(b"\n") if b"\n" in chunk else (rest + chunk,)
-        if len(rest) > LINE_BYTES_MAX:
-            raise InputError(f"a line is longer than {LINE_BYTES_MAX} bytes")
-        pending += lines
-        while len(pending) >= batch:
-            yield pending[:batch]
-            pending = pending[batch:]
-        if pending and not select.select([fd], [], [], 0)[0]:
-            yield pending
-            pending = []
-    if rest:
-        pending.append(rest)
-    if pending:
-        yield pending
+    number = size = 0
+    for lines in read_lines(source, batch):
+        rows = [_parse_line(parse, line, number + i) for i, line in enumerate(lines, 1)]
+        number += len(lines)
+        size += sum(map(len, lines)) + len(lines)
+        records = [row for row in rows if row is not None]
+        if records:
+            appended = target.append_many(records, durability=durability)
+            if done.first_offset is None:
+                done.first_offset = appended.offset
+            done.next_offset = appended.offset + appended.count
+            done.durability = appended.durability
+            done.records += len(records)
+            done.bytes += sum(len(value) for _, _, value in records)
+        yield size
 
 
 def line_parser(
     form: str, *, topic: str | None, key: str | None, separator: str | None, lenient: bool
 ) -> Callable[[bytes], Row | None]:
-    """A function from a line to a record, or to None for a line that holds none."""
+    """Return a function from a line to a record, or to None for a blank line."""
     topic_bytes = None if topic is None else topic.encode()
     key_bytes = (key or "").encode()
     cut = None if separator is None else separator.encode()
@@ -99,8 +108,7 @@ def line_parser(
     return {"lines": text, "cloudevents": event, "ndjson-records": record}[form]
 
 
-def parse_line(parse: Callable[[bytes], Row | None], line: bytes, number: int) -> Row | None:
-    """Parse one line; what is wrong with it is told with its number."""
+def _parse_line(parse: Callable[[bytes], Row | None], line: bytes, number: int) -> Row | None:
     try:
         return parse(line)
     except EventError as error:
@@ -119,33 +127,26 @@ def _field(members: dict[str, Any], name: str) -> bytes | None:
     return value.encode() if encoded is None else b64decode(value, validate=True)
 
 
-# Out.
-
-
-def record_object(record: Record) -> dict[str, Any]:
-    """A record as the JSON object that `ndjson-records` reads back."""
-    members: dict[str, Any] = {"offset": record.offset, "time": show_time(record.timestamp)}
-    for name, data in (("topic", record.topic), ("key", record.key), ("value", record.value)):
-        try:
-            members[name] = bytes(data).decode()
-        except UnicodeDecodeError:
-            members[f"{name}_base64"] = b64encode(data).decode()
-    return members
+# Output.
 
 
 def _json(record: Record) -> bytes:
-    return msgspec.json.encode(record_object(record)) + b"\n"
+    """Return the record object that `ndjson-records` reads."""
+    members: dict[str, Any] = {"offset": record.offset, "time": show_time(record.timestamp)}
+    for name, data in (("topic", record.topic), ("key", record.key), ("value", record.value)):
+        members |= text_member(name, data)
+    return msgspec.json.encode(members) + b"\n"
 
 
 def _full(record: Record) -> bytes:
-    """For eyes: control characters of names and value are escaped, so a record stays on its line."""
+    """Return all fields on one line; control characters are escaped."""
     names = (str(record.topic), str(record.key), record.value.decode("utf-8", "replace"))
     shown = "\t".join(map(one_line, names))
     return f"{record.offset}\t{show_time(record.timestamp)}\t{shown}\n".encode()
 
 
 def _event(record: Record) -> bytes:
-    """The value on one line; a value that is not JSON cannot be put there."""
+    """Return the value, which has to be JSON, on one line."""
     try:
         line: bytes = msgspec.json.format(record.value, indent=-1)
     except msgspec.DecodeError as error:

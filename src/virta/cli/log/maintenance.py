@@ -1,14 +1,21 @@
-"""`virta log inspect | verify | repair | compact | retain`: what is there, is it sound, make it smaller."""
+"""`virta log inspect | verify | repair | compact | retain`: describe, check and shrink a log."""
 
 from __future__ import annotations
 
-import base64
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 import virta
-from virta.cli.report import EXIT_PROBLEMS, json_option, one_line, print_report, progress, table
+from virta.cli.report import (
+    EXIT_PROBLEMS,
+    json_option,
+    one_line,
+    print_report,
+    progress,
+    table,
+    text_member,
+)
 from virta.cli.units import DURATION, SIZE, show_count, show_size, show_time
 from virta.log.limits import CLOCK_AHEAD_S, TOPICS_MAX
 
@@ -16,6 +23,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from virta.log import Log
+    from virta.log.upkeep.recovery import Problem
 
 # Topics that `inspect` shows to people; programs get up to TOPICS_MAX.
 TOPIC_ROWS_MAX: Final = 100
@@ -80,8 +88,7 @@ def _describe(source: Log) -> dict[str, Any]:
         "segments": [
             {
                 "name": str(s.path).rpartition("/")[2],
-                "state": ("sealed" if s.sealed else "active")
-                + (" compacted" if s.compacted else ""),
+                "state": ("sealed" if s.sealed else "active") + " compacted" * s.compacted,
                 "first_offset": s.base,
                 "next_offset": s.next,
                 "bytes": s.bytes,
@@ -90,19 +97,7 @@ def _describe(source: Log) -> dict[str, Any]:
             }
             for s in source.segments()
         ],
-        "consumers": [
-            {
-                "name": c.name,
-                "position": c.position,
-                "lag": c.lag,
-                "lag_exact": c.lag_exact,
-                "members": c.members,
-                "hung": c.hung,
-                "partitions": c.partitions,
-                "updated": show_time(c.updated),
-            }
-            for c in source.consumers()
-        ],
+        "consumers": [c._asdict() | {"updated": show_time(c.updated)} for c in source.consumers()],
     }
 
 
@@ -118,24 +113,18 @@ def _clock_notice(ahead: float) -> list[str]:
 
 def _topics(source: Log) -> dict[str, Any]:
     found = source.topics()
-    rows: list[dict[str, Any]] = []
-    for info in found:
-        named: dict[str, Any]
-        try:
-            named = {"topic": bytes(info.topic).decode()}
-        except UnicodeDecodeError:
-            named = {"topic_base64": base64.b64encode(info.topic).decode()}
-        rows.append(
-            named
-            | {
-                "records": info.records,
-                "bytes": info.bytes,
-                "first_offset": info.first_offset,
-                "last_offset": info.last_offset,
-                "first_time": show_time(info.first_timestamp),
-                "last_time": show_time(info.last_timestamp),
-            }
-        )
+    rows = [
+        text_member("topic", info.topic)
+        | {
+            "records": info.records,
+            "bytes": info.bytes,
+            "first_offset": info.first_offset,
+            "last_offset": info.last_offset,
+            "first_time": show_time(info.first_timestamp),
+            "last_time": show_time(info.last_timestamp),
+        }
+        for info in found
+    ]
     return {"topics": rows, "topics_more": len(found) == TOPICS_MAX}
 
 
@@ -157,23 +146,12 @@ def _topic_lines(members: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _problems(problems: list[Any]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Problems for programs and for people."""
-    members = [
-        {
-            "segment": str(p.segment), "byte_from": p.byte_from, "byte_to": p.byte_to,
-            "offset_from": p.offset_from, "offset_to": p.offset_to, "reason": p.reason,
-        }
+def _problem_lines(problems: list[Problem]) -> list[str]:
+    return [
+        f"{p.segment}: bytes {p.byte_from} to {p.byte_to}, offsets {p.offset_from} to"
+        f" {'the end' if p.offset_to is None else p.offset_to}: {p.reason}"
         for p in problems
-    ]  # fmt: skip
-    lines = []
-    for p in members:
-        until = "the end" if p["offset_to"] is None else p["offset_to"]
-        lines.append(
-            f"{p['segment']}: bytes {p['byte_from']} to {p['byte_to']},"
-            f" offsets {p['offset_from']} to {until}: {p['reason']}"
-        )
-    return members, lines
+    ]
 
 
 @click.command()
@@ -188,12 +166,12 @@ def verify(ctx: click.Context, path: str, *, as_json: bool) -> None:
     ):
         report = source.verify(progress=bar)
         ahead = round(source.clock_ahead, 3)
-    problems, lines = _problems(report.problems)
-    members = {
-        "segments": report.segments, "batches": report.batches, "records": report.records,
-        "bytes": report.bytes, "clock_ahead_s": ahead, "problems": problems,
-    }  # fmt: skip
-    lines += _clock_notice(ahead)
+    problems = report.problems
+    members = report._asdict() | {
+        "clock_ahead_s": ahead,
+        "problems": [problem._asdict() for problem in problems],
+    }
+    lines = [*_problem_lines(problems), *_clock_notice(ahead)]
     verdict = show_count(len(problems), "damaged place") if problems else "no damage"
     lines.append(
         f"{verdict} in {show_count(report.segments, 'segment')}:"
@@ -212,13 +190,9 @@ def repair(ctx: click.Context, path: str, *, as_json: bool) -> None:
     """Move damaged bytes to quarantine/ so that readers pass. Exit code 1 when records were lost."""
     with virta.open(path, create=False) as source, progress("repair", quiet=as_json) as bar:
         report = source.repair(progress=bar)
-    problems, lines = _problems(report.problems)
-    members: dict[str, Any] = {
-        "problems": problems,
-        "quarantined": [str(name) for name in report.quarantined],
-        "offsets_lost": report.offsets_lost,
-    }
-    lines += [f"saved in {name}" for name in members["quarantined"]]
+    problems = report.problems
+    members = report._asdict() | {"problems": [problem._asdict() for problem in problems]}
+    lines = [*_problem_lines(problems), *(f"saved in {name}" for name in report.quarantined)]
     lines.append(
         f"repaired {show_count(len(problems), 'place')}, lost {show_count(report.offsets_lost, 'offset')}"
         if problems
@@ -237,16 +211,12 @@ def compact(path: str, *, topics: tuple[str, ...], as_json: bool) -> None:
     """Keep only the newest record of each key in sealed segments; an empty value deletes its key."""
     with virta.open(path, create=False) as source, progress("compact", quiet=as_json) as bar:
         report = source.compact(topics=topics or None, progress=bar)
-    members = {
-        "segments": report.segments, "bytes_before": report.bytes_before, "bytes_after": report.bytes_after,
-        "records_before": report.records_before, "records_after": report.records_after,
-    }  # fmt: skip
     text = (
         f"compacted {show_count(report.segments, 'segment')}:"
         f" {report.records_before} to {report.records_after} records,"
         f" {show_size(report.bytes_before)} to {show_size(report.bytes_after)}"
     )
-    print_report(members, [text], as_json=as_json)
+    print_report(report._asdict(), [text], as_json=as_json)
 
 
 @click.command()
@@ -259,7 +229,7 @@ def compact(path: str, *, topics: tuple[str, ...], as_json: bool) -> None:
 )
 @click.option("--consumed", is_flag=True, help="Drop what every named consumer has read.")
 @click.option("--keep-unread", is_flag=True, help="Never drop what a named consumer has not read.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--dry-run", is_flag=True, help="Only report what would be dropped.")
 @json_option
 def retain(
     path: str, *, max_age: timedelta | None, max_bytes: int | None, consumed: bool, keep_unread: bool, dry_run: bool, as_json: bool
@@ -275,17 +245,13 @@ def retain(
             keep_unread=keep_unread,
             dry_run=dry_run,
         )
-    members = {
-        "segments": report.segments, "bytes": report.bytes, "records": report.records,
-        "first_offset": report.first_offset, "dry_run": dry_run,
-    }  # fmt: skip
     verb = "would drop" if dry_run else "dropped"
     text = (
         f"{verb} {show_count(report.segments, 'segment')}, {show_count(report.records, 'record')},"
         f" {show_size(report.bytes)};"
         f" the first offset is {report.first_offset}"
     )
-    print_report(members, [text], as_json=as_json)
+    print_report(report._asdict() | {"dry_run": dry_run}, [text], as_json=as_json)
 
 
 COMMANDS = (inspect, verify, repair, compact, retain)

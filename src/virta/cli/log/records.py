@@ -1,4 +1,4 @@
-"""`virta log`: append to a log and read it; looking after it is in maintenance, moving it in transfer."""
+"""`virta log append | tail`: append lines as records, and print records."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import sys
 import time
 from collections import deque
 from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal
 
 import click
 
 import virta
 from virta.cli.log import maintenance, transfer
-from virta.cli.report import CarefulGroup, InputError, json_option, print_report
+from virta.cli.report import InputError, ReportingGroup, json_option, print_report
 from virta.cli.units import DURATION, PLACE, show_count
 from virta.errors import ConsumerError, LogGapError
 
@@ -22,18 +23,17 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from virta.log import Consumer, Log, Record
-    from virta.log.log import Durability
 
 DURABILITIES: Final = ("none", "interval", "group", "fsync")
 TAIL_RECORDS: Final = 10
 # Output is written, and a consumer's position committed, after this many records or this long a pause.
 FLUSH_RECORDS: Final = 1000
 COMMIT_IDLE_S: Final = 0.2
-# How much further back to look when the last records of a topic are sought.
-LOOK_BACK_FACTOR: Final = 8
+# How much further back to search for the last records of a topic.
+SEARCH_BACK_FACTOR: Final = 8
 
 
-@click.group(cls=CarefulGroup)
+@click.group(cls=ReportingGroup)
 def log() -> None:
     """Append to, read, inspect and look after an event log (a directory)."""
 
@@ -69,52 +69,30 @@ def append(
     """Append the lines of stdin (or --input) as records."""
     if how["topic"] is None and how["form"] != "ndjson-records":
         raise click.UsageError("--topic is needed: which topic do the records belong to?")
-    done: dict[str, Any] = {
-        "records": 0,
-        "bytes": 0,
-        "first_offset": None,
-        "next_offset": None,
-        "durability": None,
-    }
+    from virta.cli.log.lines import AppendProgress, append_lines, line_parser
+
+    separator = how["key_separator"]
+    parse = line_parser(
+        how["form"], topic=how["topic"], key=how["key"], separator=separator, lenient=how["lenient"]
+    )
+    done = AppendProgress()
     with virta.open(path, create=not no_create) as target:
+        appending = append_lines(
+            target, source, parse, done, batch=how["batch"], durability=how["durability"]
+        )
         try:
-            _append_lines(target, source, done, **how)
+            for _ in appending:
+                pass
         except InputError as error:
-            if not done["records"]:
+            if not done.records:
                 raise
-            before = f"appended before it: {show_count(done['records'], 'record')}"
+            before = f"appended before it: {show_count(done.records, 'record')}"
             raise InputError(f"{error.message} ({before})") from error
     if not quiet:
-        where = f" at offset {done['first_offset']} and up" if done["records"] else ""
-        level = f", durability {done['durability']}" if done["records"] else ""
-        print_report(
-            done,
-            [f"appended {show_count(done['records'], 'record')}{where}{level}"],
-            as_json=as_json,
-        )
-
-
-def _append_lines(
-    target: Log, source: BinaryIO, done: dict[str, Any], *, form: str, batch: int,
-    durability: Durability | None, topic: str | None, key: str | None, key_separator: str | None, lenient: bool,
-) -> None:  # fmt: skip
-    from virta.cli.log.lines import line_parser, parse_line, read_lines
-
-    parse = line_parser(form, topic=topic, key=key, separator=key_separator, lenient=lenient)
-    number = 0
-    for lines in read_lines(source.fileno(), batch):
-        rows = [parse_line(parse, line, number + i) for i, line in enumerate(lines, 1)]
-        number += len(lines)
-        records = [row for row in rows if row is not None]
-        if not records:
-            continue
-        appended = target.append_many(records, durability=durability)
-        if done["first_offset"] is None:
-            done["first_offset"] = appended.offset
-        done["next_offset"] = appended.offset + appended.count
-        done["durability"] = appended.durability
-        done["records"] += len(records)
-        done["bytes"] += sum(len(value) for _, _, value in records)
+        text = f"appended {show_count(done.records, 'record')}"
+        if done.records:
+            text += f" at offset {done.first_offset} and up, durability {done.durability}"
+        print_report(done, [text], as_json=as_json)
 
 
 @log.command()
@@ -176,7 +154,7 @@ def tail(
             ):
                 _tail_consumer(consumer, out, follow=follow, count=count, idle=idle)
             return
-        read = _Reading(source, chosen, skip_gaps=on_gap == "skip")
+        read = _TopicReader(source, chosen, skip_gaps=on_gap == "skip")
         if start is None:
             count = TAIL_RECORDS if count is None else count
             records, start = _last(source, read, count, end)
@@ -187,7 +165,7 @@ def tail(
         _tail_batches(read.batches(start, end, follow=follow, timeout=idle), out, count=count)
 
 
-class _Reading:
+class _TopicReader:
     """Reads of one log and the same topics; gaps end them, or are reported and skipped."""
 
     def __init__(self, source: Log, topics: Any, *, skip_gaps: bool) -> None:
@@ -254,7 +232,7 @@ def _gaps_reported() -> Iterator[None]:
 
 
 class _Output:
-    """Records to stdout in few writes, yet never later than the reader's next wait."""
+    """Writes records to stdout, and flushes before the reader waits."""
 
     def __init__(self, write: Any) -> None:
         self._format = write
@@ -282,14 +260,13 @@ def _tail_batches(batches: Iterator[list[Record]], out: _Output, *, count: int |
 def _tail_consumer(
     consumer: Consumer, out: _Output, *, follow: bool, count: int | None, idle: float | None
 ) -> None:
-    """Print and commit; a record counts as consumed only once it has left for stdout."""
+    """Print and commit; a record counts as consumed only after it is written to stdout."""
     left = count
     last = time.monotonic()
     while left != 0:
         size = FLUSH_RECORDS if left is None else min(left, FLUSH_RECORDS)
-        records = _take(
-            consumer.read(follow=follow, timeout=COMMIT_IDLE_S if follow else None), size
-        )
+        reading = consumer.read(follow=follow, timeout=COMMIT_IDLE_S if follow else None)
+        records = list(islice(reading, size))
         if records:
             out.write_all(records)
             _commit(consumer)
@@ -309,17 +286,8 @@ def _commit(consumer: Consumer) -> None:
         click.echo(f"warning: {exc}", err=True)
 
 
-def _take(records: Iterator[Record], count: int) -> list[Record]:
-    taken = []
-    for record in records:
-        taken.append(record)
-        if len(taken) >= count:
-            break
-    return taken
-
-
-def _last(source: Log, read: _Reading, count: int, end: Any) -> tuple[list[Record], int]:
-    """The last `count` records before `end`, and the offset to follow from."""
+def _last(source: Log, read: _TopicReader, count: int, end: Any) -> tuple[list[Record], int]:
+    """Return the last `count` records before `end`, and the offset to follow from."""
     until = source.next_offset if end is None else end
     first, window = source.first_offset, count
     stop = until if isinstance(until, int) else source.next_offset
@@ -331,5 +299,5 @@ def _last(source: Log, read: _Reading, count: int, end: Any) -> tuple[list[Recor
             found.extend(batch)
         if len(found) >= count or start <= first:
             break
-        window *= LOOK_BACK_FACTOR
+        window *= SEARCH_BACK_FACTOR
     return list(found), stop

@@ -1,4 +1,4 @@
-"""`virta log import | export`: Puro's files and record objects (NDJSON), into a log and out of one."""
+"""`virta log import | export`: Puro's files and record objects (NDJSON), to and from a log."""
 
 from __future__ import annotations
 
@@ -128,34 +128,21 @@ def _import_puro(
 def _import_ndjson(
     target: Log, source: str, bar: Any, *, batch: int, durability: Durability | None, topic: str | None, **_puro: Any
 ) -> dict[str, Any]:  # fmt: skip
-    from virta.cli.log.lines import line_parser, parse_line, read_lines
+    from virta.cli.log.lines import AppendProgress, append_lines, line_parser
 
     parse = line_parser("ndjson-records", topic=topic, key=None, separator=None, lenient=False)
-    done: dict[str, Any] = {
-        "records": 0, "bytes": 0, "first_offset": None, "next_offset": None,
-        "damaged": [], "incomplete": [], "spurious": [],
-    }  # fmt: skip
-    fd = sys.stdin.fileno() if source == "-" else os.open(source, os.O_RDONLY)
-    try:
-        total = os.fstat(fd).st_size
-        number = 0
-        for lines in read_lines(fd, batch):
-            rows = [parse_line(parse, line, number + i) for i, line in enumerate(lines, 1)]
-            number += len(lines)
-            records = [row for row in rows if row is not None]
-            if records:
-                appended = target.append_many(records, durability=durability)
-                if done["first_offset"] is None:
-                    done["first_offset"] = appended.offset
-                done["next_offset"] = appended.offset + appended.count
-                done["records"] += len(records)
-            done["bytes"] += sum(map(len, lines)) + len(lines)
+    done, size = AppendProgress(), 0
+    with sys.stdin.buffer if source == "-" else open(source, "rb") as stream:
+        total = os.fstat(stream.fileno()).st_size
+        for size in append_lines(
+            target, stream, parse, done, batch=batch, durability=durability
+        ):  # fmt: skip
             if total:
-                bar(min(done["bytes"], total), total)
-    finally:
-        if source != "-":
-            os.close(fd)
-    return done
+                bar(min(size, total), total)
+    return {
+        "records": done.records, "bytes": size, "first_offset": done.first_offset,
+        "next_offset": done.next_offset, "damaged": [], "incomplete": [], "spurious": [],
+    }  # fmt: skip
 
 
 @click.command()
