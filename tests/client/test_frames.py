@@ -9,16 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virta.client import frames
+from virta.client.calls import Address, Published, channel_path, check, is_repeatable, publish
 from virta.client.frames import Frame, FrameReader
-from virta.client.wire import (
-    Address,
-    Cursor,
-    Published,
-    channel_path,
-    check,
-    is_repeatable,
-    publication,
-)
+from virta.client.resume import ResumeState
 from virta.errors import ClientError
 from virta.event import Event
 
@@ -35,6 +28,12 @@ WANTED = [
     Frame("disconnect", "{}", None, 2000),
     Frame("message", "two\nlines"),
 ]
+
+
+def sent(channel, events):
+    """Content type and body of a publication."""
+    call = publish(channel, events)
+    return call.headers["Content-Type"], call.body
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=20))
@@ -62,9 +61,9 @@ def test_paths_and_bodies():
     assert channel_path("a b/c", 5, "x=1") == "/channels/a+b%2Fc/from/5?x=1"
     one = {"source": "s", "id": "1"}
     line = b'{"source":"s","id":"1"}'
-    assert publication("c", [one])[1:] == ("application/cloudevents+json", line)
+    assert sent("c", [one]) == ("application/cloudevents+json", line)
     batch = b"[%b,%b]" % (line, line)
-    assert publication("c", [one, one])[1:] == ("application/cloudevents-batch+json", batch)
+    assert sent("c", [one, one]) == ("application/cloudevents-batch+json", batch)
 
 
 def test_answers():
@@ -79,32 +78,32 @@ def test_answers():
         Address("localhost:1", None)
 
 
-def test_cursor_knows_where_to_continue():
+def test_where_a_subscription_continues():
     """Without an event the stream's position, with one its id; the server's retry is honoured once."""
-    cursor = Cursor(lambda start: f"/{start}", None, None, None)
-    assert cursor.request() == ("/None", {"Accept": "text/event-stream", "Virta-Positions": "1"})
+    state = ResumeState(lambda start: f"/{start}", None, None)
+    assert state.request() == ("/None", {"Accept": "text/event-stream", "Virta-Positions": "1"})
 
-    cursor.connected("17")
-    assert cursor.request()[0] == "/17"
-    cursor.take(Frame("data", '{"id":"1","source":"s"}', "s+1"))
-    cursor.take(Frame("disconnect", "{}", None, 2000))
+    state.connected("17")
+    assert state.request()[0] == "/17"
+    state.read_frame(Frame("data", '{"id":"1","source":"s"}', "s+1"))
+    state.read_frame(Frame("disconnect", "{}", None, 2000))
 
-    assert cursor.request()[1]["Last-Event-ID"] == "s+1"
-    assert cursor.wait_s() == 2.0
-    assert cursor.wait_s() <= 0.1
-    assert all(cursor.wait_s() <= 5.0 for _ in range(50))
+    assert state.request()[1]["Last-Event-ID"] == "s+1"
+    assert state.wait_s() == 2.0
+    assert state.wait_s() <= 0.1
+    assert all(state.wait_s() <= 5.0 for _ in range(50))
 
 
 def test_every_position_is_remembered():
-    """Frames without an event move the cursor too; the position after a record gives its offset."""
+    """Frames without an event move the position, too; the position after a record gives its offset."""
     gaps = []
-    cursor = Cursor(lambda start: f"/{start}", None, None, gaps.append)
+    state = ResumeState(lambda start: f"/{start}", None, None, on_gap=gaps.append)
     for name, place in (("connect", 5), ("ping", 9), ("gap", 12)):
-        assert cursor.take(Frame(name, '{"x":1}', f"0123456789ab.{place}")) is None
-        assert cursor.request()[1]["Last-Event-ID"] == f"0123456789ab.{place}"
+        assert state.read_frame(Frame(name, '{"x":1}', f"0123456789ab.{place}")) is None
+        assert state.request()[1]["Last-Event-ID"] == f"0123456789ab.{place}"
     assert gaps == [{"x": 1}]
 
-    received = cursor.take(Frame("data", '{"id":"1","source":"s"}', "0123456789ab.18"))
+    received = state.read_frame(Frame("data", '{"id":"1","source":"s"}', "0123456789ab.18"))
 
     assert (received.event.id, received.id, received.offset) == ("1", "0123456789ab.18", 17)
 
@@ -115,9 +114,9 @@ def test_every_position_is_remembered():
 )
 def test_offsets_of_a_server_without_positions(comment, offset):
     """The frame's comment says it, if anything does."""
-    cursor = Cursor(lambda start: f"/{start}", None, None, None)
+    state = ResumeState(lambda start: f"/{start}", None, None)
 
-    received = cursor.take(Frame("data", '{"id":"1","source":"s"}', "s+1", None, comment))
+    received = state.read_frame(Frame("data", '{"id":"1","source":"s"}', "s+1", None, comment))
 
     assert (received.id, received.offset) == ("s+1", offset)
 
@@ -142,12 +141,12 @@ def test_publications_tell_what_they_achieved():
 
 def test_mappings_that_are_no_events_become_data():
     """What names no source is the data of a new event; a list is most likely events to unpack."""
-    made = Event.from_json(publication("c", [{"total": 7}])[2])
+    made = Event.from_json(sent("c", [{"total": 7}])[1])
     assert (made.data, made.type, made.source) == ({"total": 7}, "virta.client", "/virta/client")
 
     for wrong in ([{"total": 7}], "text", 5):
         with pytest.raises(ClientError, match=r"publish\(channel, \*events\)") as caught:
-            publication("c", [wrong])
+            publish("c", [wrong])
         assert caught.value.code == "bad-event"
 
 
@@ -157,7 +156,7 @@ def test_mappings_that_json_cannot_say_are_refused():
     endless["again"] = endless
     for wrong in ({"at": object()}, {"source": "/s", "id": "1", "data": object()}, endless):
         with pytest.raises(ClientError, match="as JSON") as caught:
-            publication("c", [wrong])
+            publish("c", [wrong])
         assert caught.value.code == "bad-event"
 
 

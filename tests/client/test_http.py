@@ -9,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virta.client import http
+from virta.client.calls import Address
 from virta.client.http import ResponseReader, request_bytes
+
+ADDRESS = Address("http://h:1", None)
 
 LENGTH = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A: b\r\n\r\nhello"
 CHUNKED = (
@@ -86,8 +89,8 @@ def test_a_surplus_ends_the_connection():
 
 def test_headers_cannot_be_split():
     """A line end in a header would let its value write further ones."""
-    assert request_bytes("GET", "/x", "h:1", {"A": "b"}, None) == (
+    assert request_bytes(ADDRESS, "GET", "/x", {"A": "b"}, None) == (
         b"GET /x HTTP/1.1\r\nHost: h:1\r\nA: b\r\n\r\n"
     )
     with pytest.raises(ValueError, match="line end"):
-        request_bytes("GET", "/x", "h:1", {"A": "b\r\nC: d"}, b"")
+        request_bytes(ADDRESS, "GET", "/x", {"A": "b\r\nC: d"}, b"")

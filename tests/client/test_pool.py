@@ -9,10 +9,10 @@ import sys
 import threading
 
 import pytest
-from test_cuts import WAIT_S, accepted, listening
+from test_disconnects import WAIT_S, accepted, listening
 
 import virta
-from virta.client import connections, pool
+from virta.client import async_pool, blocking_pool
 from virta.errors import ClientError
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -99,7 +99,7 @@ def test_a_connection_serves_many_requests():
 
 def test_connections_are_bounded(monkeypatch):
     """More requests than connections wait their turn, and all are answered; bursts use them again."""
-    monkeypatch.setattr(pool, "CONNECTIONS_MAX", 3)
+    monkeypatch.setattr(async_pool, "CONNECTIONS_MAX", 3)
 
     async def run():
         async with Peers() as peers, virta.AsyncClient(peers.url) as client:
@@ -116,7 +116,7 @@ def test_connections_are_bounded(monkeypatch):
 
 def test_connections_at_once_are_limited(monkeypatch):
     """While the server does not answer, no further connection is opened."""
-    monkeypatch.setattr(pool, "CONNECTIONS_MAX", 3)
+    monkeypatch.setattr(async_pool, "CONNECTIONS_MAX", 3)
 
     async def run():
         async with Peers() as peers, virta.AsyncClient(peers.url) as client:
@@ -257,7 +257,7 @@ def test_threads_that_end_leave_no_connection():
             thread.join(WAIT_S)
 
         assert len(peers) == 1
-        assert len(client._connections._open) == 1
+        assert len(client._pool._open) == 1
 
 
 def test_blocking_connections_expire(monkeypatch):
@@ -266,11 +266,11 @@ def test_blocking_connections_expire(monkeypatch):
         peers = []
         serving(listener, peers)
         assert client.ready()
-        monkeypatch.setattr(connections, "IDLE_S", 0.0)
+        monkeypatch.setattr(blocking_pool, "IDLE_S", 0.0)
         assert client.ready()
 
         assert len(peers) == 2
-        assert client._connections._open == set()
+        assert client._pool._open == set()
 
 
 FORKED = """
@@ -333,7 +333,7 @@ def test_a_cancelled_request_gives_up_its_connection():
 
 def test_idle_connections_are_closed_after_a_while(monkeypatch):
     """A client that pauses keeps no connections for nothing."""
-    monkeypatch.setattr(pool, "IDLE_S", 0.05)
+    monkeypatch.setattr(async_pool, "IDLE_S", 0.05)
 
     async def run():
         async with Peers() as peers, virta.AsyncClient(peers.url) as client:
@@ -438,8 +438,8 @@ def test_closing_wakes_a_task_that_reads(state, monkeypatch):
                 await asyncio.sleep(0)
             if state == "waiting":
                 waits = []
-                wait_s = events._cursor.wait_s
-                monkeypatch.setattr(events._cursor, "wait_s", lambda: waits.append(1) or wait_s())
+                wait_s = events._state.wait_s
+                monkeypatch.setattr(events._state, "wait_s", lambda: waits.append(1) or wait_s())
                 writer.write(STREAM + b"retry: 60000\nevent: disconnect\ndata: {}\n\n")
                 writer.close()
                 await until(lambda: waits)
@@ -513,7 +513,7 @@ def test_closing_ends_a_request_that_could_be_repeated():
 
 def test_a_reader_that_pauses_does_not_fill_the_memory(monkeypatch):
     """What is not read stays with the server, and arrives when it is."""
-    monkeypatch.setattr(pool, "UNREAD_BYTES_MAX", 4096)
+    monkeypatch.setattr(async_pool, "UNREAD_BYTES_MAX", 4096)
     count = 200_000
 
     async def run():
@@ -522,7 +522,7 @@ def test_a_reader_that_pauses_does_not_fill_the_memory(monkeypatch):
             await reading
             sent = b"".join(map(frame, range(1, count)))
             writer.write(sent)
-            connection = events._connection
+            connection = events._source
             await until(lambda: connection._paused)
             kept = connection._size
             last = None

@@ -13,7 +13,7 @@ import pytest
 from server_harness import command, event, ids, lasting_port
 
 import virta
-from virta.client.wire import POSITION
+from virta.client.resume import POSITION
 from virta.errors import ClientError
 from virta.event import Event
 from virta.hub.topics import STREAMS
@@ -112,7 +112,7 @@ async def until(holds):
 def test_a_closed_subscription_keeps_no_connection(client):
     """Also when nobody reads any more: it is closed then, not when somebody collects what is left."""
     client.publish("c3", event("1"))
-    connections = client._connections
+    connections = client._pool
     opened, stream = [], connections.stream
     connections.stream = lambda *arguments: opened.append(stream(*arguments)) or opened[-1]
     events = client.subscribe("c3", start="earliest")
@@ -120,7 +120,7 @@ def test_a_closed_subscription_keeps_no_connection(client):
 
     events.close()
 
-    assert [connection.sock for connection, _ in opened] == [None]
+    assert [connection.socket.fileno() for connection, _ in opened] == [-1]
     assert list(events) == []
 
 
@@ -262,7 +262,7 @@ def test_waiting_is_said_once(caplog):
     attempts = []
     with virta.Client(f"http://127.0.0.1:{port}") as client:
         subscription = client.subscribe("nobody")
-        stream = client._connections.stream
+        stream = client._pool.stream
 
         def counted(*arguments):
             attempts.append(arguments)
@@ -270,7 +270,7 @@ def test_waiting_is_said_once(caplog):
                 subscription.close()
             return stream(*arguments)
 
-        client._connections.stream = counted
+        client._pool.stream = counted
         assert list(subscription) == []
 
     assert len(attempts) == 3

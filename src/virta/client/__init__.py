@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from virta.client.aio import AsyncClient, AsyncSubscription
+from virta.client.aio import AsyncClient, AsyncStreamSubscription, AsyncSubscription
+from virta.client.calls import Published
 from virta.client.frames import Received
-from virta.client.streams import AsyncStreamSubscription, StreamSubscription
-from virta.client.sync import Client, Subscription
-from virta.client.wire import Published
+from virta.client.sync import Client, StreamSubscription, Subscription
 
 __all__ = [
     "AsyncClient",

@@ -2,43 +2,34 @@
 `AsyncClient`: the server from asyncio; the same methods as `Client`, awaited.
 
 Requests share a pool of kept connections; each subscription has its own connection and reconnects
-and resumes exactly like a blocking one (they share `Cursor` and `FrameReader`).
+and resumes exactly like a blocking one (they share `ResumeState` and `FrameReader`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl as ssl_module
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-import msgspec
-
+from virta.client import calls
+from virta.client.async_pool import AsyncConnection, AsyncPool
+from virta.client.calls import TIMEOUT_S, UNREADABLE, URL_DEFAULT, Address, Published, Start
 from virta.client.frames import Frame, FrameReader, Received
-from virta.client.pool import UNREADABLE, Connection, Pool
-from virta.client.streams import AsyncStreamSubscription, opened, pause
-from virta.client.wire import (
-    JSON,
-    SILENCE_S,
-    TIMEOUT_S,
-    URL_DEFAULT,
-    Address,
-    Cursor,
-    Published,
-    Start,
-    channel_path,
-    collection_path,
-    filter_path,
-    messages_body,
-    publication,
-    streams_cursor,
-)
+from virta.client.resume import SILENCE_S, ResumeState
 from virta.errors import ClientError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from websockets.asyncio.client import ClientConnection as AsyncSocket
+
     from virta.event import Event
+
+T = TypeVar("T")
+S = TypeVar("S")  # what is open: a connection, a WebSocket
+P = TypeVar("P")  # what arrives on it: frames, messages
 
 
 class AsyncClient:
@@ -55,14 +46,14 @@ class AsyncClient:
         self._address = Address(url, token)
         self._timeout = timeout
         self._tls = tls or (ssl_module.create_default_context() if self._address.tls else None)
-        self._pool = Pool(self._address, timeout, self._tls)
+        self._pool = AsyncPool(self._address, timeout, self._tls)
         self.filters = AsyncFilters(self._pool)
 
     async def close(self) -> None:
         """Close every kept connection."""
         await self._pool.close()
 
-    async def __aenter__(self) -> AsyncClient:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -72,9 +63,7 @@ class AsyncClient:
 
     async def publish(self, channel: str, *events: Event | Mapping[str, Any]) -> Published:
         """Publish events, several as one batch; many publications may run at once."""
-        path, kind, body = publication(channel, events)
-        _, headers = await self.request("POST", path, body, {"Content-Type": kind})
-        return Published.of(headers)
+        return await self._pool.call(calls.publish(channel, events))
 
     def subscribe(
         self,
@@ -86,15 +75,19 @@ class AsyncClient:
         reconnect: bool = True,
         on_gap: Callable[[dict[str, Any]], None] | None = None,
     ) -> AsyncSubscription:
-        """Hear the events of a channel that satisfy a query."""
-        cursor = Cursor(lambda s: channel_path(channel, s, query), start, last_event_id, on_gap)
-        return AsyncSubscription(self._pool, cursor, reconnect=reconnect)
+        """Subscribe to the events of a channel that satisfy a query."""
+
+        def path(start: Start | None) -> str:
+            return calls.channel_path(channel, start, query)
+
+        state = ResumeState(path, start, last_event_id, reconnect=reconnect, on_gap=on_gap)
+        return AsyncSubscription(self._pool, state)
 
     # Streams.
 
     async def publish_streams(self, *messages: tuple[str, str]) -> None:
         """Send (stream id, text) messages."""
-        await self.request("POST", "/publish", messages_body(messages), JSON)
+        await self._pool.call(calls.publish_streams(messages))
 
     def subscribe_streams(
         self,
@@ -105,23 +98,15 @@ class AsyncClient:
         on_gap: Callable[[dict[str, Any]], None] | None = None,
     ) -> AsyncStreamSubscription:
         """Subscribe to messages as (stream id, text); needs the `websockets` package."""
-        return AsyncStreamSubscription(
-            self._address,
-            streams_cursor(streams, max_queued, last_event_id, on_gap),
-            reconnect=reconnect,
-            timeout=self._timeout,
-            tls=self._tls,
-        )
+        path = calls.streams_path(streams, max_queued)
+        state = ResumeState(lambda _: path, None, last_event_id, reconnect=reconnect, on_gap=on_gap)
+        return AsyncStreamSubscription(self._address, state, self._timeout, self._tls)
 
     # Requests.
 
     async def ready(self) -> bool:
-        """Tell whether the server serves requests right now."""
-        try:
-            await self.request("GET", "/readyz")
-        except ClientError:
-            return False
-        return True
+        """Return whether the server serves requests right now."""
+        return await self._pool.call(calls.ready())
 
     async def request(
         self,
@@ -134,167 +119,39 @@ class AsyncClient:
         return await self._pool.request(method, path, body, headers)
 
 
-class AsyncSubscription:
-    """
-    An async iterator of `Received`; `close` ends it, also from another task.
-
-    A read that is cancelled, by `asyncio.wait_for` for instance, loses nothing: the next one continues.
-    """
-
-    def __init__(self, pool: Pool, cursor: Cursor, *, reconnect: bool) -> None:
-        self._pool = pool
-        self._cursor = cursor
-        self._reconnect = reconnect
-        self._closed = asyncio.Event()
-        self._opening: asyncio.Task[tuple[Connection, dict[str, str]]] | None = None
-        self._connection: Connection | None = None
-        self._reading = False
-        self._reader = FrameReader()
-        # Frames that were read and not yet returned: at most UNREAD_BYTES_MAX and one frame.
-        self._frames: deque[Frame] = deque()
-
-    @property
-    def last_event_id(self) -> str | None:
-        """Return the id from which a later subscription would continue."""
-        return self._cursor.last_event_id
-
-    @property
-    def connected(self) -> bool:
-        """Return whether the stream is open now."""
-        return self._connection is not None
-
-    def __aiter__(self) -> AsyncSubscription:
-        return self
-
-    async def __anext__(self) -> Received:
-        if self._reading:
-            raise RuntimeError("another task is reading this subscription: give each task its own")
-        self._reading = True
-        try:
-            return await self._next()
-        finally:
-            self._reading = False
-
-    async def _next(self) -> Received:
-        while not self._closed.is_set():
-            while self._frames:
-                received = self._cursor.take(self._frames.popleft())
-                if received is not None:
-                    return received
-            if self._connection is None:
-                await self._connect()
-            else:
-                await self._read(self._connection)
-        raise StopAsyncIteration
-
-    async def close(self) -> None:
-        """End the subscription; a task that waits for an event stops waiting."""
-        self._closed.set()
-        if self._opening is not None:
-            self._opening.cancel()
-        self._disconnect()
-
-    aclose = close
-
-    async def __aenter__(self) -> AsyncSubscription:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
-
-    def __del__(self) -> None:
-        connection = getattr(self, "_connection", None)
-        if connection is not None:
-            connection.abort()
-
-    async def _connect(self) -> None:
-        path, headers = self._cursor.request()
-        self._opening = asyncio.ensure_future(self._pool.stream(path, headers))
-        try:
-            stream = await opened(
-                self._opening, self._closed, self._cursor, reconnect=self._reconnect
-            )
-        finally:
-            self._opening = None
-        if stream is None:
-            return
-        connection, received = stream
-        if self._closed.is_set():  # closed while it was opening
-            connection.abort()
-            return
-        self._connection, self._reader = connection, FrameReader()
-        self._cursor.connected(received.get("virta-position"))
-
-    async def _read(self, connection: Connection) -> None:
-        """Read more frames; close a connection that was cut or silent for too long."""
-        try:
-            async with asyncio.timeout_at(connection.received_at + SILENCE_S):
-                data = await connection.read()
-            self._frames.extend(self._reader.feed(data))
-        except UNREADABLE:
-            data = b""
-        except ClientError:
-            self._closed.set()
-            self._disconnect()
-            raise
-        if data:
-            return
-        self._disconnect()
-        if not self._reconnect:
-            self._closed.set()
-        else:
-            await pause(self._closed, self._cursor.wait_s())
-
-    def _disconnect(self) -> None:
-        if self._connection is not None:
-            self._connection.abort()
-            self._connection = None
-
-
 class AsyncFilters:
-    """Registered filters of a server."""
+    """Registered filters of a server; see `virta.client.sync.Filters`."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: AsyncPool) -> None:
         self._pool = pool
 
     async def register(
         self, index: str, collection: str, filter_: Any, *, dialect: str = "koncorde"
     ) -> dict[str, Any]:
-        """Register a filter; gives `{id, diff}`."""
-        path = collection_path(index, collection)
-        answer: dict[str, Any] = await self._post(path, {"filter": filter_, "dialect": dialect})
-        return answer
+        """Register a filter; return `{id, diff}`."""
+        return await self._pool.call(calls.register_filter(index, collection, filter_, dialect))
 
     async def ids(self, index: str, collection: str) -> list[str]:
-        answer, _ = await self._pool.request("GET", collection_path(index, collection))
-        return list(answer["ids"])
+        """Return the ids of a collection's filters."""
+        return await self._pool.call(calls.filter_ids(index, collection))
 
     async def exists(self, index: str, collection: str) -> bool:
-        try:
-            await self._pool.request("HEAD", collection_path(index, collection))
-        except ClientError as error:
-            if error.status == 404:
-                return False
-            raise
-        return True
+        """Return whether a collection has filters."""
+        return await self._pool.call(calls.collection_exists(index, collection))
 
     async def test(
         self, index: str, collection: str, document: Any, document_id: str | None = None
     ) -> list[str]:
-        """Ids of the filters that a document satisfies."""
-        body = {"document": document}
-        if document_id is not None:
-            body["documentId"] = document_id
-        answer = await self._post(f"{collection_path(index, collection)}/test", body)
-        return list(answer["ids"])
+        """Return the ids of the filters that a document satisfies."""
+        return await self._pool.call(calls.test_document(index, collection, document, document_id))
 
     async def validate(self, filter_: Any, *, dialect: str = "koncorde") -> dict[str, Any]:
-        body = {"filter": filter_, "dialect": dialect}
-        answer: dict[str, Any] = await self._post("/filters/validate", body)
-        return answer
+        """Check a filter without registering it; return the server's report."""
+        return await self._pool.call(calls.validate_filter(filter_, dialect))
 
     async def remove(self, id_: str) -> None:
-        await self._pool.request("DELETE", f"/filters/{id_}")
+        """Remove a filter."""
+        await self._pool.call(calls.remove_filter(id_))
 
     def events(
         self,
@@ -304,9 +161,219 @@ class AsyncFilters:
         reconnect: bool = True,
         on_gap: Callable[[dict[str, Any]], None] | None = None,
     ) -> AsyncSubscription:
-        """Hear what registered filters let through."""
-        cursor = Cursor(filter_path(ids), start, last_event_id, on_gap)
-        return AsyncSubscription(self._pool, cursor, reconnect=reconnect)
+        """Subscribe to the events that registered filters let through."""
 
-    async def _post(self, path: str, body: Any) -> Any:
-        return (await self._pool.request("POST", path, msgspec.json.encode(body), JSON))[0]
+        def path(start: Start | None) -> str:
+            return calls.filter_events_path(ids, start)
+
+        state = ResumeState(path, start, last_event_id, reconnect=reconnect, on_gap=on_gap)
+        return AsyncSubscription(self._pool, state)
+
+
+class AsyncResumingIterator(Generic[T, S, P]):
+    """
+    An async iterator over a connection that is opened again when it is cut; `close` ends it, from any task.
+
+    A read that is cancelled, by `asyncio.wait_for` for instance, loses nothing: the next one continues.
+    """
+
+    def __init__(self, state: ResumeState) -> None:
+        self._state = state
+        self._closed = asyncio.Event()
+        self._opening: asyncio.Task[S] | None = None
+        self._source: S | None = None
+        # What was received and not yet returned.
+        self._pending: deque[P] = deque()
+        self._reading = False
+
+    @property
+    def last_event_id(self) -> str | None:
+        """Return the id after which a later subscription would continue."""
+        return self._state.last_event_id
+
+    @property
+    def connected(self) -> bool:
+        """Return whether the connection is open now."""
+        return self._source is not None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        if self._reading:
+            raise RuntimeError("another task is reading this subscription: give each task its own")
+        self._reading = True
+        try:
+            while not self._closed.is_set():
+                while self._pending:
+                    item = self._read(self._pending.popleft())
+                    if item is not None:
+                        return item
+                if self._source is None:
+                    await self._connect()
+                elif not await self._receive(self._source):
+                    await self._reconnect()
+        finally:
+            self._reading = False
+        raise StopAsyncIteration
+
+    async def close(self) -> None:
+        """End the subscription; a task that waits for the next item stops waiting."""
+        self._closed.set()
+        if self._opening is not None:
+            self._opening.cancel()
+        source, self._source = self._source, None
+        if source is not None:
+            await self._disconnect(source)
+
+    aclose = close
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def _connect(self) -> None:
+        """Open the connection; wait before the next attempt if that failed."""
+        self._opening = opening = asyncio.ensure_future(self._open())
+        try:
+            source = await opening
+        except ClientError as error:
+            if not self._state.failed(error):
+                self._closed.set()
+                raise
+            await self._pause()
+            return
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closed.is_set() and task is not None and not task.cancelling():
+                return  # `close` cancelled the opening, not the caller
+            raise
+        finally:
+            self._opening = None
+        if self._closed.is_set():  # closed while it was opening
+            await self._disconnect(source)
+        else:
+            self._source = source
+
+    async def _reconnect(self) -> None:
+        """Give up a connection that was cut; wait before the next attempt."""
+        source, self._source = self._source, None
+        if source is not None:
+            await self._disconnect(source)
+        if self._state.reconnect:
+            await self._pause()
+        else:
+            self._closed.set()
+
+    async def _pause(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._state.wait_s()):
+                await self._closed.wait()
+
+    async def _open(self) -> S:
+        """Return an open connection. Raises ClientError."""
+        raise NotImplementedError
+
+    async def _receive(self, source: S) -> bool:
+        """Wait for more and add it to `_pending`; return False if the connection was cut."""
+        raise NotImplementedError
+
+    async def _disconnect(self, source: S) -> None:
+        raise NotImplementedError
+
+    def _read(self, piece: P) -> T | None:
+        """Return the item that a piece delivers, if any."""
+        raise NotImplementedError
+
+
+class AsyncSubscription(AsyncResumingIterator[Received, AsyncConnection, Frame]):
+    """An async iterator of `Received`; `close` ends it, also from another task."""
+
+    def __init__(self, pool: AsyncPool, state: ResumeState) -> None:
+        super().__init__(state)
+        self._pool = pool
+        self._frames = FrameReader()
+
+    def __del__(self) -> None:
+        source = getattr(self, "_source", None)
+        if source is not None:
+            source.abort()
+
+    async def _open(self) -> AsyncConnection:
+        path, request_headers = self._state.request()
+        connection, headers = await self._pool.stream(path, request_headers)
+        self._frames = FrameReader()
+        self._state.connected(headers.get("virta-position"))
+        return connection
+
+    async def _receive(self, source: AsyncConnection) -> bool:
+        try:
+            async with asyncio.timeout_at(source.received_at + SILENCE_S):
+                data = await source.read()
+            self._pending.extend(self._frames.feed(data))
+        except UNREADABLE:
+            return False
+        except ClientError:
+            await self.close()
+            raise
+        return bool(data)
+
+    async def _disconnect(self, source: AsyncConnection) -> None:
+        source.abort()
+
+    def _read(self, piece: Frame) -> Received | None:
+        return self._state.read_frame(piece)
+
+
+class AsyncStreamSubscription(AsyncResumingIterator[tuple[str, str], "AsyncSocket", "str | bytes"]):
+    """An async iterator of (stream id, text) over a WebSocket; `close` ends it, also from another task."""
+
+    def __init__(
+        self,
+        address: Address,
+        state: ResumeState,
+        timeout: float,
+        tls: ssl_module.SSLContext | None,
+    ) -> None:
+        super().__init__(state)
+        self._address = address
+        self._timeout = timeout
+        self._tls = tls
+
+    async def _open(self) -> AsyncSocket:
+        from websockets.asyncio.client import connect  # noqa: PLC0415
+        from websockets.exceptions import InvalidHandshake, InvalidStatus  # noqa: PLC0415
+
+        path, headers = self._state.request()
+        try:
+            socket = await connect(
+                self._address.websocket(path),
+                additional_headers=self._address.headers | headers,
+                ssl=self._tls,
+                open_timeout=self._timeout,
+                max_size=None,
+            )
+        except InvalidStatus as error:
+            calls.check(error.response.status_code, bytes(error.response.body or b""))
+            raise
+        except (OSError, InvalidHandshake) as error:
+            raise calls.unreachable(self._address, error) from error
+        self._state.connected()
+        return socket
+
+    async def _receive(self, source: AsyncSocket) -> bool:
+        from websockets.exceptions import ConnectionClosed  # noqa: PLC0415
+
+        try:
+            self._pending.append(await source.recv())
+        except ConnectionClosed:
+            return False
+        return True
+
+    async def _disconnect(self, source: AsyncSocket) -> None:
+        await source.close()
+
+    def _read(self, piece: str | bytes) -> tuple[str, str] | None:
+        return self._state.read_message(piece)

@@ -1,9 +1,8 @@
 """
-Server-sent events, read: bytes in, frames out; no I/O.
+Parse server-sent events: bytes to frames; no I/O.
 
-`FrameReader` takes any pieces of a stream and gives whole frames, as the HTML standard describes
-(§9.2.6), with what Virta's clients need of it. A frame or line that grows past its limit is an error:
-a stream that never ends a frame must not fill the memory.
+`FrameReader` accepts a stream in any pieces and returns whole frames, as the HTML standard describes
+(§9.2.6). A frame over the limit is an error: a stream that never ends a frame must not fill the memory.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ class Frame:
     comment: str = ""
 
     def json(self) -> Any:
+        """Return the value of the data."""
         return msgspec.json.decode(self.data)
 
 
@@ -46,22 +46,22 @@ class Received:
 
 
 class FrameReader:
-    """Puts pieces together."""
+    """Joins the pieces of a stream."""
 
     def __init__(self) -> None:
         self._buffer = b""
-        self._held = b""
+        self._carriage_return = b""
 
     def feed(self, data: bytes) -> list[Frame]:
         """
-        Take bytes; give the frames they complete.
+        Add bytes; return the frames that they complete.
 
         Raises:
             ClientError: a frame is larger than any event can be.
         """
-        data = self._held + data
-        # A carriage return at the very end may be the first half of a line end.
-        self._held = b"\r" if data.endswith(b"\r") else b""
+        data = self._carriage_return + data
+        # At the very end it may be the first half of a line end.
+        self._carriage_return = b"\r" if data.endswith(b"\r") else b""
         self._buffer += data.removesuffix(b"\r").replace(b"\r\n", b"\n")
         *whole, self._buffer = self._buffer.split(b"\n\n")
         if len(self._buffer) > FRAME_BYTES_MAX:
@@ -73,7 +73,7 @@ class FrameReader:
 
 
 def parse_frame(text: bytes) -> Frame | None:
-    """Read the lines of one frame; None when it only has comments."""
+    """Return the frame of some lines, or None if it only has comments."""
     name, id_, retry, comment = "message", None, None, ""
     data: list[str] = []
     for line in text.decode("utf-8", "replace").split("\n"):

@@ -1,5 +1,5 @@
 """
-HTTP/1.1 for a client: bytes in, a response out; no I/O.
+HTTP/1.1 for a client: requests to bytes, bytes to responses; no I/O.
 
 `ResponseReader` accepts a response in any pieces and returns its body as it arrives, however it is
 delimited: a proxy may use another encoding than the server.
@@ -8,15 +8,19 @@ delimited: a proxy may use another encoding than the server.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+import select
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from virta.client.calls import Address
 
 # No Virta server sends a longer head or chunk size line.
 HEAD_BYTES_MAX = 65536
 # The largest response that is kept in memory as a whole; pages of the API are far smaller.
 ANSWER_BYTES_MAX = 256 * 1024 * 1024
+# How long a connection is kept for the next request: far below the server's own idle timeout (180 s), so the
+# server rarely closes one while it is being reused.
+IDLE_S = 20.0
 
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: .*)?", re.DOTALL)
 _HEX = re.compile(rb"[0-9A-Fa-f]{1,15}")
@@ -24,8 +28,16 @@ _HEX = re.compile(rb"[0-9A-Fa-f]{1,15}")
 _BODILESS = frozenset({204, 304})
 
 
+class Response(NamedTuple):
+    """A complete response; names of headers are in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
 def request_bytes(
-    method: str, target: str, host: str, headers: Mapping[str, str], body: bytes | None
+    address: Address, method: str, path: str, headers: dict[str, str] | None, body: bytes | None
 ) -> bytes:
     """
     Return a whole request.
@@ -33,14 +45,27 @@ def request_bytes(
     Raises:
         ValueError: a header holds a line end, which would end it early.
     """
-    lines = [f"{method} {target} HTTP/1.1", f"Host: {host}"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
+    lines = [f"{method} {address.prefix}{path} HTTP/1.1", f"Host: {address.authority}"]
+    lines += [f"{name}: {value}" for name, value in (address.headers | (headers or {})).items()]
     if body is not None:
         lines.append(f"Content-Length: {len(body)}")
     if any("\r" in line or "\n" in line for line in lines):
         raise ValueError("a header must not contain a line end")
     head = "\r\n".join([*lines, "", ""]).encode()
     return head + body if body else head
+
+
+def check_size(size: int) -> None:
+    """Raise ValueError if a response that is kept as a whole is too large."""
+    if size > ANSWER_BYTES_MAX:
+        raise ValueError(f"the response has over {ANSWER_BYTES_MAX} bytes")
+
+
+def is_readable(descriptor: int) -> bool:
+    """Return whether a read would not block."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 class ResponseReader:
@@ -73,9 +98,7 @@ class ResponseReader:
             ValueError: the bytes are not HTTP/1.1.
         """
         if self.complete:
-            self.keep = (
-                False  # more bytes than the response: the connection cannot be trusted any more
-            )
+            self.keep = False  # more bytes than the response: the connection cannot be trusted
             return b""
         if not self.status:
             self._buffer += data

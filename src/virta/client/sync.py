@@ -2,48 +2,32 @@
 `Client`: the server from blocking code.
 
 One client may be used by many threads, which share its kept connections. A subscription is an iterator that
-reconnects by itself and continues after the last event it returned: without gap or
-duplicate as long as the log still has what was missed (otherwise `on_gap` is called).
+reconnects by itself and continues after the last event it returned: without gap or duplicate as long as the
+log still has what was missed (otherwise `on_gap` is called).
 """
 
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
-from http.client import HTTPException, HTTPResponse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-import msgspec
-
-from virta.client.connections import Connections
+from virta.client import calls
+from virta.client.blocking_pool import BlockingConnection, BlockingPool
+from virta.client.calls import TIMEOUT_S, UNREADABLE, URL_DEFAULT, Address, Published, Start
 from virta.client.frames import FrameReader, Received
-from virta.client.streams import StreamSubscription
-from virta.client.wire import (
-    JSON,
-    TIMEOUT_S,
-    URL_DEFAULT,
-    Address,
-    Cursor,
-    Published,
-    Start,
-    channel_path,
-    collection_path,
-    filter_path,
-    is_final,
-    messages_body,
-    publication,
-    streams_cursor,
-)
+from virta.client.resume import ResumeState
 from virta.errors import ClientError
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Generator, Iterator, Mapping
+    from collections.abc import Callable, Generator, Mapping
+
+    from websockets.sync.client import ClientConnection as Socket
 
     from virta.event import Event
 
-READ_BYTES = 65536
+T = TypeVar("T")
 
 
 class Client:
@@ -67,14 +51,14 @@ class Client:
         self._address = Address(url, token)
         self._timeout = timeout
         self._tls = tls
-        self._connections = Connections(self._address, timeout, tls)
-        self.filters = Filters(self._connections)
+        self._pool = BlockingPool(self._address, timeout, tls)
+        self.filters = Filters(self._pool)
 
     def close(self) -> None:
         """Close every kept connection."""
-        self._connections.close()
+        self._pool.close()
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -95,9 +79,7 @@ class Client:
         Raises:
             ClientError: refused, or no answer.
         """
-        path, kind, body = publication(channel, events)
-        _, headers = self.request("POST", path, body, {"Content-Type": kind})
-        return Published.of(headers)
+        return self._pool.call(calls.publish(channel, events))
 
     def subscribe(
         self,
@@ -110,7 +92,7 @@ class Client:
         on_gap: Callable[[dict[str, Any]], None] | None = None,
     ) -> Subscription:
         """
-        Hear the events of a channel that satisfy a query.
+        Subscribe to the events of a channel that satisfy a query.
 
         Args:
             query: terms as in a URL, e.g. `status=paid&/total=>100`.
@@ -119,14 +101,18 @@ class Client:
             reconnect: come back after a cut; without it iteration ends there.
             on_gap: called with what the server says when something could not be resumed.
         """
-        cursor = Cursor(lambda s: channel_path(channel, s, query), start, last_event_id, on_gap)
-        return Subscription(self._connections, cursor, reconnect=reconnect)
+
+        def path(start: Start | None) -> str:
+            return calls.channel_path(channel, start, query)
+
+        state = ResumeState(path, start, last_event_id, reconnect=reconnect, on_gap=on_gap)
+        return Subscription(self._pool, state)
 
     # Streams.
 
     def publish_streams(self, *messages: tuple[str, str]) -> None:
         """Send (stream id, text) messages."""
-        self.request("POST", "/publish", messages_body(messages), JSON)
+        self._pool.call(calls.publish_streams(messages))
 
     def subscribe_streams(
         self,
@@ -141,23 +127,15 @@ class Client:
 
         When the connection is cut it reconnects and continues after the last message it returned.
         """
-        return StreamSubscription(
-            self._address,
-            streams_cursor(streams, max_queued, last_event_id, on_gap),
-            reconnect=reconnect,
-            timeout=self._timeout,
-            tls=self._tls,
-        )
+        path = calls.streams_path(streams, max_queued)
+        state = ResumeState(lambda _: path, None, last_event_id, reconnect=reconnect, on_gap=on_gap)
+        return StreamSubscription(self._address, state, self._timeout, self._tls)
 
     # Requests.
 
     def ready(self) -> bool:
-        """Tell whether the server serves requests right now."""
-        try:
-            self.request("GET", "/readyz")
-        except ClientError:
-            return False
-        return True
+        """Return whether the server serves requests right now."""
+        return self._pool.call(calls.ready())
 
     def request(
         self,
@@ -172,145 +150,42 @@ class Client:
         Raises:
             ClientError: refused, or no answer.
         """
-        return self._connections.request(method, path, body, headers)
-
-
-class Subscription:
-    """An iterator of `Received`; `close` ends it, also from another thread."""
-
-    def __init__(self, connections: Connections, cursor: Cursor, *, reconnect: bool) -> None:
-        self._connections = connections
-        self._cursor = cursor
-        self._reconnect = reconnect
-        self._closed = threading.Event()
-        # Of its own, as a response may have taken the connection's: `close` cuts it.
-        self._line: socket.socket | None = None
-        self._connected = False
-        self._events = self._run()
-
-    @property
-    def last_event_id(self) -> str | None:
-        """Where a later subscription would continue."""
-        return self._cursor.last_event_id
-
-    @property
-    def connected(self) -> bool:
-        """Return whether the stream is open now."""
-        return self._connected
-
-    def __iter__(self) -> Subscription:
-        return self
-
-    def __next__(self) -> Received:
-        return next(self._events)
-
-    def close(self) -> None:
-        self._closed.set()
-        line = self._line
-        if line is not None:
-            _cut(line)
-        with contextlib.suppress(ValueError):  # a thread reads: it ends by itself, and closes
-            self._events.close()
-
-    def __enter__(self) -> Subscription:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def _opened(self, line: socket.socket) -> None:
-        """From here on `close` finds it; one that came before is heard of here."""
-        self._line = line
-        if self._closed.is_set():
-            _cut(line)
-
-    def _run(self) -> Generator[Received, None, None]:
-        while not self._closed.is_set():
-            try:
-                path, headers = self._cursor.request()
-                connection, response = self._connections.stream(path, headers, self._opened)
-            except ClientError as error:
-                self._line = None
-                if self._closed.is_set():
-                    return
-                if not self._reconnect or is_final(error):
-                    raise
-                self._cursor.unanswered(error)
-                self._closed.wait(self._cursor.wait_s())
-                continue
-            try:
-                self._connected = True
-                self._cursor.connected(response.getheader("Virta-Position"))
-                yield from self._read(response)
-            finally:
-                self._line = None
-                self._connected = False
-                response.close()
-                connection.close()
-            if not self._reconnect:
-                return
-            self._closed.wait(self._cursor.wait_s())
-
-    def _read(self, response: HTTPResponse) -> Iterator[Received]:
-        frames = FrameReader()
-        while not self._closed.is_set():
-            try:
-                data = response.read1(READ_BYTES)
-            except (OSError, HTTPException, ValueError):
-                return
-            if not data:
-                return
-            for frame in frames.feed(data):
-                received = self._cursor.take(frame)
-                if received is not None:
-                    yield received
+        return self._pool.request(method, path, body, headers)
 
 
 class Filters:
     """Registered filters of a server."""
 
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
+    def __init__(self, pool: BlockingPool) -> None:
+        self._pool = pool
 
     def register(
         self, index: str, collection: str, filter_: Any, *, dialect: str = "koncorde"
     ) -> dict[str, Any]:
-        """Register a filter; gives `{id, diff}`."""
-        answer: dict[str, Any] = self._post(
-            collection_path(index, collection), {"filter": filter_, "dialect": dialect}
-        )
-        return answer
+        """Register a filter; return `{id, diff}`."""
+        return self._pool.call(calls.register_filter(index, collection, filter_, dialect))
 
     def ids(self, index: str, collection: str) -> list[str]:
-        answer, _ = self._connections.request("GET", collection_path(index, collection))
-        return list(answer["ids"])
+        """Return the ids of a collection's filters."""
+        return self._pool.call(calls.filter_ids(index, collection))
 
     def exists(self, index: str, collection: str) -> bool:
-        try:
-            self._connections.request("HEAD", collection_path(index, collection))
-        except ClientError as error:
-            if error.status == 404:
-                return False
-            raise
-        return True
+        """Return whether a collection has filters."""
+        return self._pool.call(calls.collection_exists(index, collection))
 
     def test(
         self, index: str, collection: str, document: Any, document_id: str | None = None
     ) -> list[str]:
-        """Ids of the filters that a document satisfies."""
-        body = {"document": document}
-        if document_id is not None:
-            body["documentId"] = document_id
-        return list(self._post(f"{collection_path(index, collection)}/test", body)["ids"])
+        """Return the ids of the filters that a document satisfies."""
+        return self._pool.call(calls.test_document(index, collection, document, document_id))
 
     def validate(self, filter_: Any, *, dialect: str = "koncorde") -> dict[str, Any]:
-        answer: dict[str, Any] = self._post(
-            "/filters/validate", {"filter": filter_, "dialect": dialect}
-        )
-        return answer
+        """Check a filter without registering it; return the server's report."""
+        return self._pool.call(calls.validate_filter(filter_, dialect))
 
     def remove(self, id_: str) -> None:
-        self._connections.request("DELETE", f"/filters/{id_}")
+        """Remove a filter."""
+        self._pool.call(calls.remove_filter(id_))
 
     def events(
         self,
@@ -320,15 +195,159 @@ class Filters:
         reconnect: bool = True,
         on_gap: Callable[[dict[str, Any]], None] | None = None,
     ) -> Subscription:
-        """Hear what registered filters let through."""
-        cursor = Cursor(filter_path(ids), start, last_event_id, on_gap)
-        return Subscription(self._connections, cursor, reconnect=reconnect)
+        """Subscribe to the events that registered filters let through."""
 
-    def _post(self, path: str, body: Any) -> Any:
-        return self._connections.request("POST", path, msgspec.json.encode(body), JSON)[0]
+        def path(start: Start | None) -> str:
+            return calls.filter_events_path(ids, start)
+
+        state = ResumeState(path, start, last_event_id, reconnect=reconnect, on_gap=on_gap)
+        return Subscription(self._pool, state)
 
 
-def _cut(line: socket.socket) -> None:
-    """Closing alone would not wake a thread that reads."""
-    with contextlib.suppress(OSError):
-        line.shutdown(socket.SHUT_RDWR)
+class ResumingIterator(Generic[T]):
+    """An iterator over a connection that is opened again when it is cut; `close` ends it, from any thread."""
+
+    def __init__(self, state: ResumeState) -> None:
+        self._state = state
+        self._closed = threading.Event()
+        self._cut: Callable[[], None] | None = None  # ends the present connection
+        self._connected = False
+        self._items = self._run()
+
+    @property
+    def last_event_id(self) -> str | None:
+        """Return the id after which a later subscription would continue."""
+        return self._state.last_event_id
+
+    @property
+    def connected(self) -> bool:
+        """Return whether the connection is open now."""
+        return self._connected
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        return next(self._items)
+
+    def close(self) -> None:
+        """End the subscription; a thread that waits for the next item stops waiting."""
+        self._closed.set()
+        cut = self._cut
+        if cut is not None:
+            cut()
+        with contextlib.suppress(ValueError):  # another thread is reading, and ends by itself
+            self._items.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _run(self) -> Generator[T, None, None]:
+        while not self._closed.is_set():
+            try:
+                items = self._open()
+            except ClientError as error:
+                self._cut = None
+                if self._closed.is_set():
+                    return
+                if not self._state.failed(error):
+                    raise
+                self._closed.wait(self._state.wait_s())
+                continue
+            try:
+                self._connected = True
+                yield from items
+            finally:
+                self._cut = None
+                self._connected = False
+                items.close()
+            if not self._state.reconnect:
+                return
+            self._closed.wait(self._state.wait_s())
+
+    def _open(self) -> Generator[T, None, None]:
+        """Connect; return a generator that ends with the connection, and closes it."""
+        raise NotImplementedError
+
+    def _opened(self, cut: Callable[[], None]) -> None:
+        """Make the connection known to `close`; if that was called before, end it now."""
+        self._cut = cut
+        if self._closed.is_set():
+            cut()
+
+
+class Subscription(ResumingIterator[Received]):
+    """An iterator of `Received`; `close` ends it, also from another thread."""
+
+    def __init__(self, pool: BlockingPool, state: ResumeState) -> None:
+        super().__init__(state)
+        self._pool = pool
+
+    def _open(self) -> Generator[Received, None, None]:
+        path, request_headers = self._state.request()
+        connection, headers = self._pool.stream(
+            path, request_headers, lambda made: self._opened(made.cut)
+        )
+        self._state.connected(headers.get("virta-position"))
+        return self._read(connection)
+
+    def _read(self, connection: BlockingConnection) -> Generator[Received, None, None]:
+        frames = FrameReader()
+        with contextlib.closing(connection):
+            while not self._closed.is_set():
+                try:
+                    data = connection.read()
+                except UNREADABLE:
+                    return
+                if not data:
+                    return
+                for frame in frames.feed(data):
+                    received = self._state.read_frame(frame)
+                    if received is not None:
+                        yield received
+
+
+class StreamSubscription(ResumingIterator[tuple[str, str]]):
+    """An iterator of (stream id, text) over a WebSocket; `close` ends it, also from another thread."""
+
+    def __init__(
+        self, address: Address, state: ResumeState, timeout: float, tls: ssl.SSLContext | None
+    ) -> None:
+        super().__init__(state)
+        self._address = address
+        self._timeout = timeout
+        self._tls = tls
+
+    def _open(self) -> Generator[tuple[str, str], None, None]:
+        from websockets.exceptions import InvalidHandshake, InvalidStatus  # noqa: PLC0415
+        from websockets.sync.client import connect  # noqa: PLC0415
+
+        path, headers = self._state.request()
+        try:
+            socket = connect(
+                self._address.websocket(path),
+                additional_headers=self._address.headers | headers,
+                ssl=self._tls,
+                open_timeout=self._timeout,
+                max_size=None,
+            )
+        except InvalidStatus as error:
+            calls.check(error.response.status_code, bytes(error.response.body or b""))
+            raise
+        except (OSError, InvalidHandshake) as error:
+            raise calls.unreachable(self._address, error) from error
+        self._opened(socket.close)
+        self._state.connected()
+        return self._read(socket)
+
+    def _read(self, socket: Socket) -> Generator[tuple[str, str], None, None]:
+        from websockets.exceptions import ConnectionClosed  # noqa: PLC0415
+
+        with socket, contextlib.suppress(ConnectionClosed):
+            for text in socket:
+                message = self._state.read_message(text)
+                if message is not None:
+                    yield message

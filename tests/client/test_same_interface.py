@@ -29,9 +29,11 @@ AT_ONCE = {"subscribe", "subscribe_streams", "events", "__iter__"}
 
 def methods(kind):
     """The methods that users call, by name."""
-    found = {n: v for n, v in vars(kind).items() if callable(v) and not n.startswith("_")}
-    return found | {
-        n: v for n, v in vars(kind).items() if n in {*ASYNC_NAMES, *ASYNC_NAMES.values()}
+    protocol = {*ASYNC_NAMES, *ASYNC_NAMES.values()}
+    return {
+        name: value
+        for name, value in inspect.getmembers(kind, inspect.isfunction)
+        if not name.startswith("_") or name in protocol
     }
 
 
@@ -71,7 +73,7 @@ def test_same_attributes(plain, awaited):
     """What is a property of one is a property of the other."""
 
     def properties(kind):
-        return {name for name, value in vars(kind).items() if isinstance(value, property)}
+        return {name for name, _ in inspect.getmembers(kind, lambda v: isinstance(v, property))}
 
     assert properties(plain) == properties(awaited)
 

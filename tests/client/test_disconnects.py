@@ -84,13 +84,13 @@ def test_closing_a_subscription_as_it_connects(monkeypatch):
     """It is cut when it is connected, though there was nothing to cut when it was closed."""
     with listening() as (listener, url), virta.Client(url) as client:
         events = client.subscribe("c")
-        connect = client._connections.connect
+        connect = client._pool.connect
 
         def close_first(timeout):
             events.close()
             return connect(timeout)
 
-        monkeypatch.setattr(client._connections, "connect", close_first)
+        monkeypatch.setattr(client._pool, "connect", close_first)
         with reading(events) as (ended, heard), accepted(listener):
             assert ended.wait(WAIT_S)
         assert heard == []

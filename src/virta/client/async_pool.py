@@ -11,11 +11,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from virta.client.connections import is_readable
-from virta.client.http import ANSWER_BYTES_MAX, ResponseReader, request_bytes
-from virta.client.wire import IDLE_S, Address, check, check_stream, is_repeatable, unreachable
+from virta.client.calls import (
+    UNREADABLE,
+    Address,
+    ServerCall,
+    check,
+    check_stream,
+    is_repeatable,
+    unreachable,
+)
+from virta.client.http import (
+    IDLE_S,
+    Response,
+    ResponseReader,
+    check_size,
+    is_readable,
+    request_bytes,
+)
+from virta.errors import ClientError
 
 if TYPE_CHECKING:
     import ssl
@@ -28,13 +43,10 @@ CLOSE_S_MAX = 1.0
 # A subscription that is not read stops reading from its socket here.
 UNREAD_BYTES_MAX = 256 * 1024
 
-# Errors of reading: the connection was cut, or the bytes are not HTTP.
-UNREADABLE = (OSError, ValueError)
-
-Answer = tuple[int, dict[str, str], bytes]
+T = TypeVar("T")
 
 
-class Connection(asyncio.Protocol):
+class AsyncConnection(asyncio.Protocol):
     """One connection: sends a request and reads its response, whole or piece by piece."""
 
     def __init__(self) -> None:
@@ -65,13 +77,13 @@ class Connection(asyncio.Protocol):
         self.answered = True
         try:
             piece = reader.feed(data)
+            if piece:
+                self._body.append(piece)
+                self._size += len(piece)
+                self._limit()
         except ValueError as error:
             self._fail(error)
             return
-        if piece:
-            self._body.append(piece)
-            self._size += len(piece)
-            self._limit()
         if self._streaming:
             self.received_at = self._loop.time()
         if self._streaming or reader.complete:
@@ -108,7 +120,7 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         return not is_readable(self._transport.get_extra_info("socket").fileno())
 
-    async def exchange(self, method: str, data: bytes) -> Answer:
+    async def exchange(self, method: str, data: bytes) -> Response:
         """
         Send a request and return its complete response.
 
@@ -121,7 +133,7 @@ class Connection(asyncio.Protocol):
             await self._wait()
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body, self._size = [], 0
-        return reader.status, reader.headers, body
+        return Response(reader.status, reader.headers, body)
 
     def mark_idle(self) -> None:
         """Expect nothing from the server until the next request."""
@@ -157,14 +169,12 @@ class Connection(asyncio.Protocol):
         return data
 
     async def read_all(self) -> bytes:
-        """Return the rest of the body, at most `ANSWER_BYTES_MAX`."""
-        parts, size = [], 0
+        """Return the rest of the body."""
+        body = await self.read()
         while piece := await self.read():
-            size += len(piece)
-            if size > ANSWER_BYTES_MAX:
-                raise ValueError(f"the answer has over {ANSWER_BYTES_MAX} bytes")
-            parts.append(piece)
-        return b"".join(parts)
+            body += piece
+            check_size(len(body))
+        return body
 
     def close(self) -> None:
         if self._transport is not None:
@@ -205,8 +215,8 @@ class Connection(asyncio.Protocol):
             if self._size > UNREAD_BYTES_MAX and not self._paused and self._transport is not None:
                 self._paused = True
                 self._transport.pause_reading()
-        elif self._size > ANSWER_BYTES_MAX:
-            self._fail(ValueError(f"the answer has over {ANSWER_BYTES_MAX} bytes"))
+        else:
+            check_size(self._size)
 
     def _fail(self, error: Exception) -> None:
         if self._error is None:
@@ -215,7 +225,7 @@ class Connection(asyncio.Protocol):
         self._wake()
 
 
-class Pool:
+class AsyncPool:
     """The connections of one client to one server."""
 
     def __init__(self, address: Address, timeout: float, tls: ssl.SSLContext | None) -> None:
@@ -224,10 +234,20 @@ class Pool:
         self._tls = tls
         self._loop: asyncio.AbstractEventLoop | None = None
         self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
-        self._idle: list[tuple[float, Connection]] = []
-        self._open: set[Connection] = set()
+        self._idle: list[tuple[float, AsyncConnection]] = []
+        self._open: set[AsyncConnection] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
+
+    async def call(self, call: ServerCall[T]) -> T:
+        """Send a call and return what its answer means."""
+        try:
+            answer, headers = await self.request(call.method, call.path, call.body, call.headers)
+        except ClientError as error:
+            if call.refused is None:
+                raise
+            return call.refused(error)
+        return call.read(answer, headers)
 
     async def request(
         self,
@@ -247,21 +267,20 @@ class Pool:
         """
         self._attach()
         async with self._reaching():
-            data = self._encode(method, path, body, headers or {})
-            status, received, answer = await self._exchange(method, path, data)
-        return check(status, answer), received
+            data = request_bytes(self._address, method, path, headers, body)
+            response = await self._exchange(method, data, repeat=is_repeatable(method, path))
+        return check(response.status, response.body), response.headers
 
-    async def _exchange(self, method: str, path: str, data: bytes) -> Answer:
+    async def _exchange(self, method: str, data: bytes, *, repeat: bool) -> Response:
         async with self._slots:
             while True:
-                kept = self._take()
+                kept = self._kept()
                 connection = kept or await self._connect()
                 try:
-                    answer = await connection.exchange(method, data)
+                    response = await connection.exchange(method, data)
                 except OSError:
                     self._drop(connection)
-                    doubtful = connection.answered or not is_repeatable(method, path)
-                    if kept is None or doubtful or self._closed:
+                    if kept is None or connection.answered or not repeat or self._closed:
                         raise
                     continue
                 except BaseException:
@@ -269,9 +288,11 @@ class Pool:
                     self._drop(connection)
                     raise
                 self._give_back(connection)
-                return answer
+                return response
 
-    async def stream(self, path: str, headers: dict[str, str]) -> tuple[Connection, dict[str, str]]:
+    async def stream(
+        self, path: str, headers: dict[str, str]
+    ) -> tuple[AsyncConnection, dict[str, str]]:
         """
         Open a stream of events on its own connection, which the caller closes.
 
@@ -281,11 +302,10 @@ class Pool:
         async with self._reaching():
             connection = await self._open_connection()
             try:
-                data = self._encode("GET", path, None, headers)
+                data = request_bytes(self._address, "GET", path, headers, None)
                 status, received = await connection.open_stream("GET", data)
-                if status != 200:
-                    check(status, await connection.read_all())
-                check_stream(received.get("content-type"))
+                body = b"" if status == 200 else await connection.read_all()
+                check_stream(status, received, body)
             except BaseException:
                 connection.abort()
                 raise
@@ -332,12 +352,7 @@ class Pool:
             self._open.clear()
             self._timer = None
 
-    def _encode(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> bytes:
-        address = self._address
-        whole = address.headers | headers
-        return request_bytes(method, address.prefix + path, address.authority, whole, body)
-
-    def _take(self) -> Connection | None:
+    def _kept(self) -> AsyncConnection | None:
         while self._idle:
             _, connection = self._idle.pop()
             if connection.usable and connection.quiet:
@@ -345,23 +360,23 @@ class Pool:
             self._drop(connection)
         return None
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> AsyncConnection:
         connection = await self._open_connection()
         self._open.add(connection)
         return connection
 
-    async def _open_connection(self) -> Connection:
+    async def _open_connection(self) -> AsyncConnection:
         address = self._address
         _, connection = await asyncio.get_running_loop().create_connection(
-            Connection, address.host, address.port, ssl=self._tls
+            AsyncConnection, address.host, address.port, ssl=self._tls
         )
         return connection
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: AsyncConnection) -> None:
         connection.abort()
         self._open.discard(connection)
 
-    def _give_back(self, connection: Connection) -> None:
+    def _give_back(self, connection: AsyncConnection) -> None:
         if self._closed or not connection.usable:
             self._drop(connection)
             return
@@ -388,7 +403,7 @@ class Pool:
             connection.abort()
 
 
-def _expire(pool: weakref.ref[Pool]) -> None:
+def _expire(pool: weakref.ref[AsyncPool]) -> None:
     """Expire idle connections of a pool; the timer's weak reference does not keep the pool alive."""
     found = pool()
     if found is not None:
