@@ -1,16 +1,16 @@
-/* virta.hub._native: the fast half of what publishers send; who takes over where it declines: virta/hub/kernel.py. */
+/* virta.hub._native: split batches of events, and the table of idempotency keys. */
 #include "hub_keys.h"
 #include "hub_split.h"
 
-static PyObject *native_set_secret(PyObject *self, PyObject *secret)
+static int make_secret(void)
 {
-    (void)self;
-    if (!PyBytes_Check(secret) || PyBytes_GET_SIZE(secret) != sizeof digest_secret) {
-        PyErr_SetString(PyExc_ValueError, "the secret is 16 bytes");
-        return NULL;
-    }
+    PyObject *os = PyImport_ImportModule("os");
+    PyObject *secret = os ? PyObject_CallMethod(os, "urandom", "n", (Py_ssize_t)sizeof digest_secret) : NULL;
+    Py_XDECREF(os);
+    if (!secret) return -1;
     memcpy(digest_secret, PyBytes_AS_STRING(secret), sizeof digest_secret);
-    Py_RETURN_NONE;
+    Py_DECREF(secret);
+    return 0;
 }
 
 static PyObject *native_digest(PyObject *self, PyObject *key)
@@ -23,20 +23,23 @@ static PyObject *native_digest(PyObject *self, PyObject *key)
 
 static PyMethodDef module_methods[] = {
     {"digest", native_digest, METH_O, "digest(key) -> bytes"},
-    {"set_secret", native_set_secret, METH_O, "set_secret(bytes)"},
-    {"split", (PyCFunction)(void (*)(void))native_split, METH_FASTCALL, "split(...) -> (count, records, lines, digests) | None"},
+    {"split", (PyCFunction)(void (*)(void))native_split, METH_FASTCALL,
+     "split(channel, data, start, events_max, event_bytes_max) -> (count, records, lines, digests) | None"},
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "virta.hub._native", NULL, -1, module_methods, NULL, NULL, NULL, NULL};
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "virta.hub._native", NULL, -1, module_methods, NULL, NULL, NULL, NULL,
+};
 
 PyMODINIT_FUNC PyInit__native(void)
 {
     crc_init();
+    if (make_secret() < 0) return NULL;
     PyObject *m = PyModule_Create(&module);
     if (!m) return NULL;
-    PyObject *type = PyType_FromSpec(&keys_spec);
-    if (!type || PyModule_AddObject(m, "Keys", type) < 0) {
+    PyObject *type = PyType_FromSpec(&table_spec);
+    if (!type || PyModule_AddObject(m, "KeyTable", type) < 0) {
         Py_XDECREF(type);
         Py_DECREF(m);
         return NULL;

@@ -1,7 +1,7 @@
 /* Digests of idempotency keys: SipHash-1-3 with 128 bits, under a secret of this process.
  *
- * A key is channel, NUL, source, NUL, id. Nobody outside can make two keys of one digest, and among 2^32 keys the
- * chance that two meet is below 2^-64, so whoever has the digest need not keep the key. */
+ * A key is channel, NUL, source, NUL, id. Publishers cannot construct two keys with one digest, and among
+ * 2^32 keys the chance of a collision is below 2^-64, so the digest stands for the key. */
 #ifndef VIRTA_HUB_DIGEST_H
 #define VIRTA_HUB_DIGEST_H
 
@@ -13,7 +13,7 @@
 
 typedef struct { uint64_t a, b; } Digest;
 
-static uint64_t digest_secret[2]; /* set once by set_secret() */
+static uint64_t digest_secret[2]; /* random, set when the module is loaded */
 
 #define SIP_TURN(x, n) ((x) << (n) | (x) >> (64 - (n)))
 #define SIP_ROUND do { \
@@ -43,7 +43,7 @@ static inline Digest digest_of(const uint8_t *p, size_t size)
     v1 ^= 0xdd;
     SIP_ROUND; SIP_ROUND; SIP_ROUND;
     d.b = v0 ^ v1 ^ v2 ^ v3;
-    if (!d.a) d.a = 1; /* the table's sign for an empty place */
+    if (!d.a) d.a = 1; /* zero marks an empty slot */
     return d;
 }
 

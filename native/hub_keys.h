@@ -1,12 +1,13 @@
-/* Keys: the table behind virta/hub/idempotency.py; its plain twin is virta/hub/keys.py.
+/* KeyTable of virta/hub/idempotency.py, which has a plain engine with the same behaviour (PlainKeyTable).
  *
- * Claimed keys are few and stand in a small set. Settled ones stand in a ring, in the order in which they were settled,
- * which is the order in which they are forgotten, by order or when there are too many; `slots` finds them in it:
+ * Claimed keys are few and are in a small set. Committed keys are in a ring, in the order of their commits,
+ * which is the order of their removal; `slots` is the hash table over the ring:
  *
  *     slots[top bits of the digest …]  ──►  ring[(first … next) & mask] = digest, offset
  *
- * Both are open tables without tombstones: what is removed is closed up. All keys of a call are asked for before the
- * first is looked at, so that their memory arrives together. The GIL protects everything. */
+ * Both are open-addressing tables without tombstones: a removal moves later entries up. The slots of all
+ * keys of a call are prefetched before the first is read, so that the cache misses overlap. The GIL protects
+ * everything. */
 #ifndef VIRTA_HUB_KEYS_H
 #define VIRTA_HUB_KEYS_H
 
@@ -18,25 +19,25 @@
 #define RING_MAX (1u << 31)
 #define CLAIMED_MIN 256u
 
-typedef struct { Digest digest; uint64_t offset; } Settled;
-typedef struct { uint32_t tag, at; } Slot; /* at: place in the ring and one more; 0 is empty */
+typedef struct { Digest digest; uint64_t offset; } Committed;
+typedef struct { uint32_t tag, at; } Slot; /* at: index in the ring plus one; 0 is empty */
 
 typedef struct {
     PyObject_HEAD
-    Settled *ring;
-    Slot *slots; /* twice as many as the ring has places */
-    uint64_t first, next, ring_size, settled_max;
-    int shift; /* of a tag, to its slot */
+    Committed *ring;
+    Slot *slots; /* twice the size of the ring */
+    uint64_t first, next, ring_size, committed_max;
+    int shift; /* from a tag to its slot */
     Digest *claimed;
     uint64_t claimed_size, claimed_count;
-} Keys;
+} KeyTable;
 
-/* --- settled --- */
+/* --- committed keys --- */
 
 static inline uint32_t tag_of(Digest d) { return (uint32_t)(d.a >> 32); }
-static inline uint64_t home_of(const Keys *k, uint32_t tag) { return (uint64_t)tag >> k->shift; }
+static inline uint64_t home_of(const KeyTable *k, uint32_t tag) { return (uint64_t)tag >> k->shift; }
 
-static inline Settled *find_settled(const Keys *k, Digest d)
+static inline Committed *find_committed(const KeyTable *k, Digest d)
 {
     uint64_t mask = 2 * k->ring_size - 1;
     uint32_t tag = tag_of(d);
@@ -47,7 +48,7 @@ static inline Settled *find_settled(const Keys *k, Digest d)
     }
 }
 
-static inline void enter_slot(const Keys *k, uint32_t tag, uint32_t at)
+static inline void enter_slot(const KeyTable *k, uint32_t tag, uint32_t at)
 {
     uint64_t mask = 2 * k->ring_size - 1, i = home_of(k, tag);
     while (k->slots[i].at) i = (i + 1) & mask;
@@ -55,11 +56,12 @@ static inline void enter_slot(const Keys *k, uint32_t tag, uint32_t at)
     k->slots[i].at = at;
 }
 
-/* Twice the room, or the first; -1 without memory: nothing has changed then. */
-static int grow_ring(Keys *k)
+/* Double the ring, or make the first one; -1 without memory, with nothing changed. */
+static int grow_ring(KeyTable *k)
 {
-    uint64_t size = k->ring_size ? 2 * k->ring_size : RING_MIN; /* at most RING_MAX: more is not asked for */
-    Settled *ring = PyMem_RawMalloc(size * sizeof *ring);
+    /* At most RING_MAX, since committed_max is checked. */
+    uint64_t size = k->ring_size ? 2 * k->ring_size : RING_MIN;
+    Committed *ring = PyMem_RawMalloc(size * sizeof *ring);
     Slot *slots = PyMem_RawCalloc(2 * size, sizeof *slots);
     if (!ring || !slots) {
         PyMem_RawFree(ring);
@@ -82,9 +84,9 @@ static int grow_ring(Keys *k)
     return 0;
 }
 
-static void forget_first(Keys *k)
+static void forget_first(KeyTable *k)
 {
-    uint64_t ahead = k->first + 16; /* one that will follow soon: its slot is somewhere else */
+    uint64_t ahead = k->first + 16; /* will be removed soon */
     if (ahead < k->next)
         __builtin_prefetch(&k->slots[home_of(k, tag_of(k->ring[ahead & (k->ring_size - 1)].digest))], 1);
     uint64_t mask = 2 * k->ring_size - 1, place = k->first & (k->ring_size - 1);
@@ -92,7 +94,7 @@ static void forget_first(Keys *k)
     while (k->slots[hole].at != place + 1) hole = (hole + 1) & mask;
     for (uint64_t i = (hole + 1) & mask; k->slots[i].at; i = (i + 1) & mask) {
         uint64_t away = (i - home_of(k, k->slots[i].tag)) & mask;
-        if (away < ((i - hole) & mask)) continue; /* its home is behind the hole */
+        if (away < ((i - hole) & mask)) continue; /* its home slot is after the hole */
         k->slots[hole] = k->slots[i];
         hole = i;
     }
@@ -100,17 +102,17 @@ static void forget_first(Keys *k)
     k->first++;
 }
 
-/* --- claimed --- */
+/* --- claimed keys --- */
 
-/* The place of a digest, or the empty one where it would be. */
-static inline uint64_t claimed_place(const Keys *k, Digest d)
+/* Return the index of a digest, or the empty one where it belongs. */
+static inline uint64_t claimed_place(const KeyTable *k, Digest d)
 {
     uint64_t mask = k->claimed_size - 1, i = d.b & mask;
     while (k->claimed[i].a && !digest_same(k->claimed[i], d)) i = (i + 1) & mask;
     return i;
 }
 
-static int grow_claimed(Keys *k)
+static int grow_claimed(KeyTable *k)
 {
     uint64_t before = k->claimed_size;
     Digest *old = k->claimed, *grown = PyMem_RawCalloc(before ? 2 * before : CLAIMED_MIN, sizeof *grown);
@@ -122,7 +124,7 @@ static int grow_claimed(Keys *k)
     return 0;
 }
 
-static void unclaim(Keys *k, Digest d)
+static void unclaim(KeyTable *k, Digest d)
 {
     uint64_t mask = k->claimed_size - 1, hole = claimed_place(k, d);
     if (!k->claimed[hole].a) return;
@@ -135,18 +137,18 @@ static void unclaim(Keys *k, Digest d)
     k->claimed_count--;
 }
 
-/* 1: taken, 0: held already, -1: no memory. */
-static int claim_one(Keys *k, Digest d)
+/* 1: claimed, 0: in the table already, -1: no memory. */
+static int claim_one(KeyTable *k, Digest d)
 {
     if (2 * k->claimed_count >= k->claimed_size && grow_claimed(k) < 0) return -1;
     uint64_t place = claimed_place(k, d);
-    if (k->claimed[place].a || find_settled(k, d)) return 0;
+    if (k->claimed[place].a || find_committed(k, d)) return 0;
     k->claimed[place] = d;
     k->claimed_count++;
     return 1;
 }
 
-/* --- keys as they are given: a list of texts, or digests end to end --- */
+/* --- arguments: a list of texts, or digests end to end --- */
 
 typedef struct { Digest *digests; Py_ssize_t count; int made; } Given;
 
@@ -159,7 +161,7 @@ static int digest_of_text(PyObject *text, Digest *out)
         *out = digest_of((const uint8_t *)utf8, (size_t)size);
         return 0;
     }
-    PyErr_Clear(); /* a lone surrogate: a key like any other */
+    PyErr_Clear(); /* a lone surrogate, which a key may have */
     PyObject *bytes = PyUnicode_AsEncodedString(text, "utf-8", "surrogatepass");
     if (!bytes) return -1;
     *out = digest_of((const uint8_t *)PyBytes_AS_STRING(bytes), (size_t)PyBytes_GET_SIZE(bytes));
@@ -171,11 +173,14 @@ static int given_get(PyObject *keys, Given *given)
 {
     given->made = !PyBytes_Check(keys);
     if (!given->made) {
-        given->digests = (Digest *)PyBytes_AS_STRING(keys); /* only read; bytes are aligned like any object */
+        given->digests = (Digest *)PyBytes_AS_STRING(keys); /* read only; bytes objects are aligned */
         given->count = PyBytes_GET_SIZE(keys) / DIGEST_BYTES;
         return 0;
     }
-    if (!PyList_Check(keys)) { PyErr_SetString(PyExc_TypeError, "keys are a list of texts, or digests"); return -1; }
+    if (!PyList_Check(keys)) {
+        PyErr_SetString(PyExc_TypeError, "keys are a list of texts, or digests");
+        return -1;
+    }
     given->count = PyList_GET_SIZE(keys);
     given->digests = PyMem_RawMalloc((size_t)(given->count ? given->count : 1) * sizeof(Digest));
     if (!given->digests) { PyErr_NoMemory(); return -1; }
@@ -189,7 +194,7 @@ static int given_get(PyObject *keys, Given *given)
 
 static void given_drop(Given *given) { if (given->made) PyMem_RawFree(given->digests); }
 
-static void prefetch_slots(const Keys *k, const Given *given)
+static void prefetch_slots(const KeyTable *k, const Given *given)
 {
     for (Py_ssize_t i = 0; i < given->count; i++)
         __builtin_prefetch(&k->slots[home_of(k, tag_of(given->digests[i]))], 1);
@@ -197,29 +202,29 @@ static void prefetch_slots(const Keys *k, const Given *given)
 
 /* --- methods --- */
 
-static PyObject *keys_claim(Keys *k, PyObject *key)
+static PyObject *table_claim(KeyTable *k, PyObject *key)
 {
     Digest d;
     if (digest_of_text(key, &d) < 0) return NULL;
-    int taken = claim_one(k, d);
-    return taken < 0 ? NULL : PyBool_FromLong(taken);
+    int claimed = claim_one(k, d);
+    return claimed < 0 ? NULL : PyBool_FromLong(claimed);
 }
 
-/* claim_all(keys) -> bool: all of them, or none when one is held or stands twice. */
-static PyObject *keys_claim_all(Keys *k, PyObject *keys)
+/* claim_all(keys) -> bool: all, or none if one is in the table or occurs twice */
+static PyObject *table_claim_all(KeyTable *k, PyObject *keys)
 {
     Given given;
     if (given_get(keys, &given) < 0) return NULL;
     prefetch_slots(k, &given);
-    int taken = 1;
+    int claimed = 1;
     Py_ssize_t i = 0;
-    while (i < given.count && (taken = claim_one(k, given.digests[i])) == 1) i++;
-    if (taken != 1) while (i > 0) unclaim(k, given.digests[--i]);
+    while (i < given.count && (claimed = claim_one(k, given.digests[i])) == 1) i++;
+    if (claimed != 1) while (i > 0) unclaim(k, given.digests[--i]);
     given_drop(&given);
-    return taken < 0 ? NULL : PyBool_FromLong(taken);
+    return claimed < 0 ? NULL : PyBool_FromLong(claimed);
 }
 
-static PyObject *keys_release(Keys *k, PyObject *keys)
+static PyObject *table_release(KeyTable *k, PyObject *keys)
 {
     Given given;
     if (given_get(keys, &given) < 0) return NULL;
@@ -228,24 +233,24 @@ static PyObject *keys_release(Keys *k, PyObject *keys)
     Py_RETURN_NONE;
 }
 
-/* settle_run(keys, first) -> how many of them are new: offsets first, first + 1, …; makes room for each. */
-static PyObject *keys_settle_run(Keys *k, PyObject *const *args, Py_ssize_t count)
+/* commit_run(keys, first) -> how many are new; their offsets are first, first + 1, … */
+static PyObject *table_commit_run(KeyTable *k, PyObject *const *args, Py_ssize_t count)
 {
     Given given;
-    if (count != 2) { PyErr_SetString(PyExc_TypeError, "settle_run(keys, first)"); return NULL; }
+    if (count != 2) { PyErr_SetString(PyExc_TypeError, "commit_run(keys, first)"); return NULL; }
     uint64_t offset = PyLong_AsUnsignedLongLong(args[1]);
     if (PyErr_Occurred() || given_get(args[0], &given) < 0) return NULL;
     uint64_t wanted = k->next - k->first + (uint64_t)given.count, fresh = 0;
-    if (wanted > k->settled_max) wanted = k->settled_max;
+    if (wanted > k->committed_max) wanted = k->committed_max;
     while (k->ring_size < wanted)
         if (grow_ring(k) < 0) { given_drop(&given); return NULL; }
     prefetch_slots(k, &given);
     for (Py_ssize_t i = 0; i < given.count; i++, offset++) {
         Digest d = given.digests[i];
         unclaim(k, d);
-        Settled *held = find_settled(k, d);
-        if (held) { held->offset = offset; continue; }
-        if (k->next - k->first == k->settled_max) forget_first(k);
+        Committed *known = find_committed(k, d);
+        if (known) { known->offset = offset; continue; }
+        if (k->next - k->first == k->committed_max) forget_first(k);
         uint64_t place = k->next++ & (k->ring_size - 1);
         k->ring[place].digest = d;
         k->ring[place].offset = offset;
@@ -256,8 +261,8 @@ static PyObject *keys_settle_run(Keys *k, PyObject *const *args, Py_ssize_t coun
     return PyLong_FromUnsignedLongLong(fresh);
 }
 
-/* forget(count): so many that were settled first. */
-static PyObject *keys_forget(Keys *k, PyObject *number)
+/* forget(count): remove the keys that were committed first */
+static PyObject *table_forget(KeyTable *k, PyObject *number)
 {
     uint64_t count = PyLong_AsUnsignedLongLong(number);
     if (PyErr_Occurred()) return NULL;
@@ -265,30 +270,33 @@ static PyObject *keys_forget(Keys *k, PyObject *number)
     Py_RETURN_NONE;
 }
 
-static PyObject *keys_offset(Keys *k, PyObject *key)
+static PyObject *table_offset(KeyTable *k, PyObject *key)
 {
     Digest d;
     if (digest_of_text(key, &d) < 0) return NULL;
-    Settled *held = find_settled(k, d);
-    if (!held) Py_RETURN_NONE;
-    return PyLong_FromUnsignedLongLong(held->offset);
+    Committed *known = find_committed(k, d);
+    if (!known) Py_RETURN_NONE;
+    return PyLong_FromUnsignedLongLong(known->offset);
 }
 
-static Py_ssize_t keys_length(Keys *k) { return (Py_ssize_t)(k->next - k->first + k->claimed_count); }
+static Py_ssize_t table_length(KeyTable *k) { return (Py_ssize_t)(k->next - k->first + k->claimed_count); }
 
-static PyObject *keys_new(PyTypeObject *type, PyObject *args, PyObject *named)
+static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *named)
 {
     (void)named;
     unsigned long long most;
     if (!PyArg_ParseTuple(args, "K", &most)) return NULL;
-    if (most < 1 || most > RING_MAX) { PyErr_SetString(PyExc_ValueError, "at least one key, at most 2^31"); return NULL; }
-    Keys *k = (Keys *)type->tp_alloc(type, 0);
-    if (k) k->settled_max = most;
+    if (most < 1 || most > RING_MAX) {
+        PyErr_SetString(PyExc_ValueError, "at least one key, at most 2^31");
+        return NULL;
+    }
+    KeyTable *k = (KeyTable *)type->tp_alloc(type, 0);
+    if (k) k->committed_max = most;
     if (k && (grow_ring(k) < 0 || grow_claimed(k) < 0)) Py_CLEAR(k);
     return (PyObject *)k;
 }
 
-static void keys_dealloc(Keys *k)
+static void table_dealloc(KeyTable *k)
 {
     PyTypeObject *type = Py_TYPE(k);
     PyMem_RawFree(k->ring);
@@ -298,24 +306,26 @@ static void keys_dealloc(Keys *k)
     Py_DECREF(type);
 }
 
-static PyMethodDef keys_methods[] = {
-    {"claim", (PyCFunction)keys_claim, METH_O, NULL},
-    {"claim_all", (PyCFunction)keys_claim_all, METH_O, NULL},
-    {"release", (PyCFunction)keys_release, METH_O, NULL},
-    {"settle_run", (PyCFunction)(void (*)(void))keys_settle_run, METH_FASTCALL, NULL},
-    {"forget", (PyCFunction)keys_forget, METH_O, NULL},
-    {"offset", (PyCFunction)keys_offset, METH_O, NULL},
+static PyMethodDef table_methods[] = {
+    {"claim", (PyCFunction)table_claim, METH_O, NULL},
+    {"claim_all", (PyCFunction)table_claim_all, METH_O, NULL},
+    {"release", (PyCFunction)table_release, METH_O, NULL},
+    {"commit_run", (PyCFunction)(void (*)(void))table_commit_run, METH_FASTCALL, NULL},
+    {"forget", (PyCFunction)table_forget, METH_O, NULL},
+    {"offset", (PyCFunction)table_offset, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot keys_slots[] = {
-    {Py_tp_methods, keys_methods},
-    {Py_tp_new, keys_new},
-    {Py_tp_dealloc, keys_dealloc},
-    {Py_mp_length, keys_length},
+static PyType_Slot table_slots[] = {
+    {Py_tp_methods, table_methods},
+    {Py_tp_new, table_new},
+    {Py_tp_dealloc, table_dealloc},
+    {Py_mp_length, table_length},
     {0, NULL},
 };
 
-static PyType_Spec keys_spec = {"virta.hub._native.Keys", sizeof(Keys), 0, Py_TPFLAGS_DEFAULT, keys_slots};
+static PyType_Spec table_spec = {
+    "virta.hub._native.KeyTable", sizeof(KeyTable), 0, Py_TPFLAGS_DEFAULT, table_slots,
+};
 
 #endif

@@ -1,11 +1,11 @@
-/* split: the events of a batch, out of its JSON, as the log and the matcher take them.
+/* split: turn the JSON of a batch of events into the forms that the log and the matcher read.
  *
- * One pass checks the JSON and finds where each event and its `source` and `id` stand; a second writes three strings:
- * the events' records as the log has them (docs/format.md), the events one a line, and the digests of their
- * idempotency keys. Whatever is not as most batches are (line ends, escapes in a name, a source or an id, lone
- * surrogates, numbers of odd lengths, a partition key, deep nests, anything wrong) is declined with None: then
- * virta/server/event_input.py reads the batch and says what is to be said. So what is taken here is exactly what the plain
- * reading would have taken, with the same outcome. */
+ * The first pass checks the JSON and finds each event with its `source` and `id`. The second writes three
+ * strings: the events' records as the log stores them (docs/format.md), the events one a line, and the
+ * digests of their idempotency keys. A batch with anything uncommon (line ends, escapes in a name, a source
+ * or an id, lone surrogates, long numbers, a partition key, deep nesting, errors) is declined with None, and
+ * virta/server/event_input.py reads it event by event. Invariant: a batch that is not declined has exactly
+ * the events of that reading. */
 #ifndef VIRTA_HUB_SPLIT_H
 #define VIRTA_HUB_SPLIT_H
 
@@ -17,26 +17,29 @@
 #include "hub_digest.h"
 #include "log_format.h"
 
-#define DEPTH_MAX 60             /* of an event; every reader takes that */
+#define DEPTH_MAX 60             /* of an event; every JSON reader accepts that */
 #define NUMBER_CHARS_MAX 40      /* with an exponent of two digits that is within a double */
 #define RECORDS_BYTES_MAX (16 * 1024 * 1024)
 
-typedef struct { const uint8_t *at, *end; int wide; } Text; /* wide: a byte beyond ASCII was seen */
+typedef struct { const uint8_t *at, *end; int wide; } Text; /* wide: has a byte beyond ASCII */
 typedef struct { const uint8_t *at; uint32_t size; } Span;
 typedef struct { Span value, source, id; } Event;
 
-/* All of these return 0 where the text is not as it should be. */
+/* All of these return 0 if the text is not of the expected form. */
 
-static inline void skip_space(Text *t) { while (t->at < t->end && (*t->at == ' ' || *t->at == '\t')) t->at++; }
+static inline void skip_space(Text *t)
+{
+    while (t->at < t->end && (*t->at == ' ' || *t->at == '\t')) t->at++;
+}
 
-static inline int take(Text *t, uint8_t c)
+static inline int read_char(Text *t, uint8_t c)
 {
     if (t->at == t->end || *t->at != c) return 0;
     t->at++;
     return 1;
 }
 
-/* On to the next quote, backslash, control character or the end; notes bytes beyond ASCII on the way. */
+/* Skip to the next quote, backslash, control character or the end; set `wide` for bytes beyond ASCII. */
 static inline void skip_plain(Text *t)
 {
 #ifdef __SSE2__
@@ -56,23 +59,25 @@ static inline void skip_plain(Text *t)
         t->at += 16;
     }
 #endif
-    for (; t->at < t->end && *t->at != '"' && *t->at != '\\' && *t->at >= 0x20; t->at++) t->wide |= *t->at >= 0x80;
+    for (; t->at < t->end && *t->at != '"' && *t->at != '\\' && *t->at >= 0x20; t->at++)
+        t->wide |= *t->at >= 0x80;
 }
 
-/* Four hexadecimal digits; -1 when they are not. */
+/* Read four hexadecimal digits; -1 if they are not. */
 static int hex4(Text *t)
 {
     int value = 0;
     if (t->end - t->at < 4) return -1;
     for (int i = 0; i < 4; i++) {
-        int c = *t->at++, digit = c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+        int c = *t->at++, lower = c | 32;
+        int digit = c >= '0' && c <= '9' ? c - '0' : lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
         if (digit < 0) return -1;
         value = value << 4 | digit;
     }
     return value;
 }
 
-/* What stands behind a backslash; halves of surrogate pairs only in pairs. */
+/* Skip what follows a backslash; surrogates only in pairs. */
 static int skip_escape(Text *t)
 {
     if (t->at == t->end) return 0;
@@ -87,10 +92,10 @@ static int skip_escape(Text *t)
     int unit = hex4(t);
     if (unit < 0 || (unit & 0xFC00) == 0xDC00) return 0;
     if ((unit & 0xFC00) != 0xD800) return 1;
-    return take(t, '\\') && take(t, 'u') && (hex4(t) & ~0x3FF) == 0xDC00;
+    return read_char(t, '\\') && read_char(t, 'u') && (hex4(t) & ~0x3FF) == 0xDC00;
 }
 
-/* The rest of a string whose opening quote was taken. */
+/* Skip the rest of a string after its opening quote. */
 static inline int skip_string(Text *t)
 {
     for (;;) {
@@ -102,14 +107,14 @@ static inline int skip_string(Text *t)
     }
 }
 
-/* A whole string without escapes; the span is what stands between its quotes. */
-static inline int take_text(Text *t, Span *span)
+/* Read a string without escapes; the span is the text between its quotes. */
+static inline int read_text(Text *t, Span *span)
 {
-    if (!take(t, '"')) return 0;
+    if (!read_char(t, '"')) return 0;
     span->at = t->at;
     skip_plain(t);
     span->size = (uint32_t)(t->at - span->at);
-    return take(t, '"');
+    return read_char(t, '"');
 }
 
 static inline size_t skip_digits(Text *t)
@@ -122,12 +127,12 @@ static inline size_t skip_digits(Text *t)
 static int skip_number(Text *t)
 {
     const uint8_t *first = t->at;
-    (void)take(t, '-');
-    if (!take(t, '0') && !skip_digits(t)) return 0;
-    if (take(t, '.') && !skip_digits(t)) return 0;
+    (void)read_char(t, '-');
+    if (!read_char(t, '0') && !skip_digits(t)) return 0;
+    if (read_char(t, '.') && !skip_digits(t)) return 0;
     if (t->at < t->end && (*t->at | 32) == 'e') {
         t->at++;
-        if (!take(t, '+')) (void)take(t, '-');
+        if (!read_char(t, '+')) (void)read_char(t, '-');
         size_t digits = skip_digits(t);
         if (digits < 1 || digits > 2) return 0;
     }
@@ -141,7 +146,7 @@ static int skip_word(Text *t, const char *word, size_t size)
     return 1;
 }
 
-/* A text, a number or a word. */
+/* Skip a string, a number or a literal. */
 static inline int skip_scalar(Text *t)
 {
     if (t->at == t->end) return 0;
@@ -157,12 +162,12 @@ static inline int skip_scalar(Text *t)
 static inline int skip_name(Text *t)
 {
     skip_space(t);
-    if (!take(t, '"') || !skip_string(t)) return 0;
+    if (!read_char(t, '"') || !skip_string(t)) return 0;
     skip_space(t);
-    return take(t, ':');
+    return read_char(t, ':');
 }
 
-/* Any value. `objects` has a bit for each open bracket: whether it is a brace. */
+/* Skip any value. `objects` has a bit for each open bracket: whether it is a brace. */
 static int skip_value(Text *t)
 {
     uint64_t objects = 0;
@@ -184,13 +189,13 @@ static int skip_value(Text *t)
         } else if (!skip_scalar(t)) {
             return 0;
         }
-        while (depth) { /* a value has ended: what holds it goes on or ends, too */
+        while (depth) { /* after a value: its container continues or ends */
             skip_space(t);
-            if (take(t, ',')) {
+            if (read_char(t, ',')) {
                 if (objects & 1 && !skip_name(t)) return 0;
                 break;
             }
-            if (!take(t, objects & 1 ? '}' : ']')) return 0;
+            if (!read_char(t, objects & 1 ? '}' : ']')) return 0;
             objects >>= 1;
             depth--;
         }
@@ -200,54 +205,54 @@ static int skip_value(Text *t)
 
 #define IS(span, text) ((span).size == sizeof(text) - 1 && memcmp((span).at, text, sizeof(text) - 1) == 0)
 
-/* An object with texts as `source` and `id`; of members that stand twice the last counts, as everywhere. */
-static int take_event(Text *t, Event *event)
+/* Read an object with strings as `source` and `id`; of equal names the last counts. */
+static int read_event(Text *t, Event *event)
 {
     Span name;
     event->value.at = t->at;
     event->source.at = event->id.at = NULL;
-    if (!take(t, '{')) return 0;
+    if (!read_char(t, '{')) return 0;
     do {
         skip_space(t);
-        if (!take_text(t, &name)) return 0;
+        if (!read_text(t, &name)) return 0;
         skip_space(t);
-        if (!take(t, ':')) return 0;
+        if (!read_char(t, ':')) return 0;
         skip_space(t);
         Span *wanted = IS(name, "source") ? &event->source : IS(name, "id") ? &event->id : NULL;
-        if (wanted ? !take_text(t, wanted) : IS(name, "partitionkey") || !skip_value(t)) return 0;
+        if (wanted ? !read_text(t, wanted) : IS(name, "partitionkey") || !skip_value(t)) return 0;
         skip_space(t);
-    } while (take(t, ','));
-    if (!take(t, '}')) return 0;
+    } while (read_char(t, ','));
+    if (!read_char(t, '}')) return 0;
     event->value.size = (uint32_t)(t->at - event->value.at);
     return event->source.at && event->id.at;
 }
 
-typedef struct { Event *events; size_t count, room; } Events;
+typedef struct { Event *events; size_t count, capacity; } Events;
 
-/* 1: all is well, 0: declined, -1: no memory. */
-static int take_events(Text *t, Events *all, size_t count_max, size_t bytes_max)
+/* 1: read, 0: declined, -1: no memory. */
+static int read_events(Text *t, Events *all, size_t count_max, size_t bytes_max)
 {
     skip_space(t);
-    if (!take(t, '[')) return 0;
+    if (!read_char(t, '[')) return 0;
     do {
-        if (all->count == all->room) {
-            size_t room = all->room ? 2 * all->room : 128;
-            Event *grown = PyMem_RawRealloc(all->events, room * sizeof *grown);
+        if (all->count == all->capacity) {
+            size_t capacity = all->capacity ? 2 * all->capacity : 128;
+            Event *grown = PyMem_RawRealloc(all->events, capacity * sizeof *grown);
             if (!grown) return -1;
             all->events = grown;
-            all->room = room;
+            all->capacity = capacity;
         }
         skip_space(t);
         Event *event = &all->events[all->count++];
-        if (all->count > count_max || !take_event(t, event) || event->value.size > bytes_max) return 0;
+        if (all->count > count_max || !read_event(t, event) || event->value.size > bytes_max) return 0;
         skip_space(t);
-    } while (take(t, ','));
-    if (!take(t, ']')) return 0;
+    } while (read_char(t, ','));
+    if (!read_char(t, ']')) return 0;
     skip_space(t);
     return t->at == t->end;
 }
 
-/* UTF-8 was only looked for; what is wide has to be it. */
+/* The scan does not check UTF-8: decode a text that is not ASCII. */
 static int is_utf8(const uint8_t *first, const uint8_t *end)
 {
     PyObject *text = PyUnicode_DecodeUTF8((const char *)first, end - first, NULL);
@@ -294,7 +299,7 @@ static void put_digests(Digest *out, const Events *all, Span topic, uint8_t *scr
     }
 }
 
-static PyObject *made_of(const Events *all, Span topic, size_t bytes_max)
+static PyObject *build_result(const Events *all, Span topic, size_t bytes_max)
 {
     size_t records = 0, lines = all->count - 1, total;
     for (size_t i = 0; i < all->count; i++) {
@@ -332,7 +337,8 @@ static PyObject *native_split(PyObject *self, PyObject *const *args, Py_ssize_t 
 {
     (void)self;
     if (count != 5 || !PyUnicode_Check(args[0]) || !PyBytes_Check(args[1])) {
-        PyErr_SetString(PyExc_TypeError, "split(channel: str, data: bytes, start, events_max, event_bytes_max)");
+        PyErr_SetString(PyExc_TypeError,
+                        "split(channel: str, data: bytes, start, events_max, event_bytes_max)");
         return NULL;
     }
     Py_ssize_t start = PyLong_AsSsize_t(args[2]), topic_size;
@@ -345,19 +351,20 @@ static PyObject *native_split(PyObject *self, PyObject *const *args, Py_ssize_t 
     }
     Span topic = {(const uint8_t *)name, (uint32_t)topic_size};
     if (start < 0 || start > PyBytes_GET_SIZE(args[1]) || PyBytes_GET_SIZE(args[1]) > RECORDS_BYTES_MAX
-        || bytes_max > RECORDS_BYTES_MAX || topic_size > TOPIC_BYTES_MAX || (topic_size == 1 && topic.at[0] < 0x20))
+        || bytes_max > RECORDS_BYTES_MAX || topic_size > TOPIC_BYTES_MAX
+        || (topic_size == 1 && topic.at[0] < 0x20))
         Py_RETURN_NONE;
     const uint8_t *first = (const uint8_t *)PyBytes_AS_STRING(args[1]) + start;
     Text text = {first, (const uint8_t *)PyBytes_AS_STRING(args[1]) + PyBytes_GET_SIZE(args[1]), 0};
     Events all = {NULL, 0, 0};
-    int taken = take_events(&text, &all, events_max, bytes_max);
+    int found = read_events(&text, &all, events_max, bytes_max);
     PyObject *out = NULL;
-    if (taken < 0)
+    if (found < 0)
         PyErr_NoMemory();
-    else if (!taken || (text.wide && !is_utf8(first, text.end)))
+    else if (!found || (text.wide && !is_utf8(first, text.end)))
         out = Py_NewRef(Py_None);
     else
-        out = made_of(&all, topic, bytes_max);
+        out = build_result(&all, topic, bytes_max);
     PyMem_RawFree(all.events);
     return out;
 }

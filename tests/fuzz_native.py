@@ -31,7 +31,7 @@ import test_event_batch as batch  # noqa: E402
 import test_journal_lines as lines  # noqa: E402
 import test_journal_wire as wire  # noqa: E402
 
-from virta.hub import kernel as hub_kernel  # noqa: E402
+from virta import native  # noqa: E402
 from virta.journal.protocol import kernel as journal_kernel  # noqa: E402
 
 TESTS = (
@@ -49,7 +49,7 @@ def one_round(seed):
 
 
 def main():
-    if not (hub_kernel.NATIVE and journal_kernel.NATIVE):
+    if not (native.load("virta.hub._native") is not None and journal_kernel.NATIVE):
         raise SystemExit("the native halves are not built: there is nothing to compare with")
     repeat(__doc__, one_round)
 

@@ -15,7 +15,7 @@ import importlib.util, sys
 from virta import native
 for name in native.MODULES:
     print(name, native.load(name) is None)
-import virta.hub.kernel, virta.journal, virta.log.engine.kernel, virta.match
+import virta.hub.idempotency, virta.journal, virta.log.engine.kernel, virta.match
 virta.match.Matcher()
 print(*sorted(set(native.MODULES) & set(sys.modules)))
 """

@@ -48,7 +48,7 @@ def test_delivery_is_the_event_of_the_record(records):
         assert (delivery.source, delivery.id) == (event.source, event.id)
         assert parse_event(delivery.value) == parse_event(event.value)
         document = document_of(event.value, event.id)
-        assert parse_event(delivery.document()) == parse_event(document)
+        assert parse_event(document_of(delivery.value, delivery.id)) == parse_event(document)
         assert delivery.value.decode().splitlines() == [delivery.value.decode()]
 
 

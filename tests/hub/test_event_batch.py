@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_hub import House, draft, run
 
+from virta import native as engines
 from virta.errors import LogWriteError
-from virta.hub import kernel, keys
-from virta.hub.event_batch import BATCH_EVENTS_MIN, EventBatch
-from virta.hub.idempotency import key_of
+from virta.event.rules import BATCH_EVENTS_MAX
+from virta.hub.event_batch import BATCH_EVENTS_MIN, EventBatch, split_batch
+from virta.hub.idempotency import KeyTable, PlainKeyTable, key_of
 from virta.log.format import codec
 from virta.log.limits import BATCH_HEADER_BYTES
-from virta.server.event_input import BATCH, read_batch, read_events
+from virta.server.event_input import SHORT_CHARS, read_structured
 
-native = pytest.mark.skipif(not kernel.NATIVE, reason="the native half was not built")
+_native = engines.load("virta.hub._native")
+native = pytest.mark.skipif(_native is None, reason="the native module is not built")
 
 FILL = [b'{"source":"s","id":"fill-%d"}' % n for n in range(BATCH_EVENTS_MIN)]
 # Events that are taken as they are: spaces, names twice, pairs of surrogates, wide characters, numbers.
@@ -69,22 +72,29 @@ DECLINED = [
 ]
 
 
+def read_batch(channel, data, start=0):
+    return split_batch(
+        channel, data, start, events_max=BATCH_EVENTS_MAX, event_bytes_max=SHORT_CHARS
+    )
+
+
 def body_of(*events):
     return b"[%b]" % b",".join([*FILL, *events])
 
 
 def check_batch(batch, body, channel="c"):
     """A batch is what the plain reading of the same body makes of it."""
-    drafts = read_events(channel, [], BATCH, BATCH, body)
-    records = codec.encode([(d.channel, d.key, d.value) for d in drafts])[BATCH_HEADER_BYTES:]
+    raws = msgspec.json.decode(body, type=list[msgspec.Raw])
+    events = [read_structured(channel, bytes(raw)) for raw in raws]
+    records = codec.encode([(channel, d.key, d.value) for d in events])[BATCH_HEADER_BYTES:]
     assert batch.records == records
-    assert batch.values() == [d.value for d in drafts]
-    assert len(batch) == len(drafts)
-    assert batch.size == sum(len(d.value) for d in drafts)
-    digest = kernel._native.digest
-    assert batch.digests == b"".join(digest(key_of(d.channel, d.source, d.id)) for d in drafts)
+    assert batch.values() == [event.value for event in events]
+    assert len(batch) == len(events)
+    assert batch.size == sum(len(event.value) for event in events)
+    digest = _native.digest
+    assert batch.digests == b"".join(digest(key_of(channel, e.source, e.id)) for e in events)
     again = [(d.channel, d.source, d.id, d.value, d.timestamp) for d in batch.deliveries(7)]
-    assert again == [(d.channel, d.source, d.id, d.value, 7) for d in drafts]
+    assert again == [(channel, e.source, e.id, e.value, 7) for e in events]
 
 
 @native
@@ -121,17 +131,17 @@ def test_limits_of_an_event_batch(monkeypatch):
     """Small batches, too many events, records too large for one, channels that are none."""
     few = b"[%b]" % b",".join(FILL[1:])
     assert read_batch("c", few) is None
-    assert kernel.split("c", few, 0, 100, 100) is not None
-    assert kernel.split("c", few, 0, len(FILL) - 2, 100) is None
-    assert kernel.split("c", few, 0, 100, 10) is None
-    assert kernel.split("c", few, len(few) + 1, 100, 100) is None
-    assert kernel.split("\ud800", few, 0, 100, 100) is None
+    assert _native.split("c", few, 0, 100, 100) is not None
+    assert _native.split("c", few, 0, len(FILL) - 2, 100) is None
+    assert _native.split("c", few, 0, 100, 10) is None
+    assert _native.split("c", few, len(few) + 1, 100, 100) is None
+    assert _native.split("\ud800", few, 0, 100, 100) is None
     for channel in ("\x1f", "x" * 1025):
-        assert kernel.split(channel, few, 0, 100, 100) is None
+        assert _native.split(channel, few, 0, 100, 100) is None
     many = b"[%b]" % b",".join(FILL * 1100)
-    assert kernel.split("x" * 1000, many, 0, 10**6, 100) is None
-    assert kernel.split("x", many, 0, 10**6, 100) is not None
-    monkeypatch.setattr("virta.hub.event_batch.split", None)
+    assert _native.split("x" * 1000, many, 0, 10**6, 100) is None
+    assert _native.split("x", many, 0, 10**6, 100) is not None
+    monkeypatch.setattr("virta.hub.event_batch._native", None)
     assert read_batch("c", body_of()) is None
 
 
@@ -176,7 +186,7 @@ KEYS = st.sampled_from(["a", "b", "c", "d", "ä", "\ud800", ""])
 STEPS = st.lists(
     st.tuples(st.just("claim"), KEYS)
     | st.tuples(st.sampled_from(["claim_all", "release"]), st.lists(KEYS, max_size=4))
-    | st.tuples(st.just("settle_run"), st.lists(KEYS, max_size=4), st.integers(0, 2**60))
+    | st.tuples(st.just("commit_run"), st.lists(KEYS, max_size=4), st.integers(0, 2**60))
     | st.tuples(st.just("forget"), st.integers(0, 3))
     | st.tuples(st.just("offset"), KEYS),
     max_size=40,
@@ -188,13 +198,13 @@ STEPS = st.lists(
 @given(STEPS, st.integers(1, 6))
 def test_the_tables_of_keys_agree(steps, most):
     """The native one answers as the plain one does, whatever is done to them."""
-    one, other = kernel.Keys(most), keys.Keys(most)
+    one, other = _native.KeyTable(most), PlainKeyTable(most)
     for name, *arguments in steps:
         assert getattr(one, name)(*arguments) == getattr(other, name)(*arguments)
         assert len(one) == len(other)
 
 
-@pytest.mark.parametrize("table", [keys.Keys, pytest.param(kernel.Keys, marks=native)])
+@pytest.mark.parametrize("table", [PlainKeyTable, pytest.param(KeyTable, marks=native)])
 def test_a_table_of_keys_grows_and_goes_round(table):
     """Many claims, many settled, the oldest forgotten again and again: none is lost, none stays."""
     held = table(10**6)
@@ -204,7 +214,7 @@ def test_a_table_of_keys_grows_and_goes_round(table):
     held.release(names[10_000:])
     assert len(held) == 10_000
     for first in range(0, len(names), 500):
-        assert held.settle_run(names[first : first + 500], first) == 500
+        assert held.commit_run(names[first : first + 500], first) == 500
         if first >= 3000:
             held.forget(500)
     kept = [n for n, name in enumerate(names) if held.offset(name) is not None]
@@ -214,7 +224,7 @@ def test_a_table_of_keys_grows_and_goes_round(table):
     assert len(held) == 0
     small = table(1024)
     for first in range(0, len(names), 500):
-        assert small.settle_run(names[first : first + 500], first) == 500
+        assert small.commit_run(names[first : first + 500], first) == 500
     kept = [n for n, name in enumerate(names) if small.offset(name) is not None]
     assert kept == list(range(len(names) - 1024, len(names)))
 
@@ -224,21 +234,21 @@ def test_keys_and_digests_are_the_same_keys():
     """A key taken as a text is held against its digest, and the other way round."""
     batch = read_batch("c", body_of())
     names = [key_of("c", d.source, d.id) for d in batch.deliveries()]
-    held = kernel.Keys(100)
+    held = KeyTable(100)
     assert held.claim(names[3])
     assert not held.claim_all(batch.digests)
     assert len(held) == 1
     held.release(names)
     assert held.claim_all(batch.digests)
     assert not any(held.claim(name) for name in names)
-    held.settle_run(batch.digests, 100)
+    held.commit_run(batch.digests, 100)
     assert [held.offset(name) for name in names] == list(range(100, 100 + len(names)))
     for wrong in (7, (), [7], ["a", None]):
         with pytest.raises(TypeError):
             held.claim_all(wrong)
     for most in (0, 2**31 + 1):
         with pytest.raises(ValueError, match="at least one key"):
-            kernel.Keys(most)
+            KeyTable(most)
 
 
 # Through the publisher.
@@ -258,7 +268,7 @@ def names(prefix, number=20):
 async def publish(house: House, *parts):
     """Take parts for one write and wait for its end."""
     done = asyncio.get_running_loop().create_future()
-    house.publisher.take(parts, done.set_result)
+    house.publisher.add(parts, done.set_result)
     house.publisher.write()
     return await asyncio.wait_for(done, 10)
 

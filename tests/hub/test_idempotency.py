@@ -6,29 +6,29 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from virta.hub import idempotency, kernel, keys
-from virta.hub.idempotency import Idempotency, key_of
+from virta import native
+from virta.hub.idempotency import Idempotency, PlainKeyTable, key_of
+
+_native = native.load("virta.hub._native")
+TABLES = [PlainKeyTable] if _native is None else [PlainKeyTable, _native.KeyTable]
 
 
-@pytest.fixture(params=["native", "plain"], autouse=True)
-def either_kernel(request, monkeypatch):
-    """Each test with both tables of keys."""
-    if request.param == "plain":
-        monkeypatch.setattr(idempotency, "Keys", keys.Keys)
-    elif not kernel.NATIVE:
-        pytest.skip("the native half was not built")
+@pytest.fixture(params=TABLES, ids=lambda table: table.__module__)
+def make(request):
+    """Make a table, with each engine."""
+
+    def build(keys_max=100, horizon_s=10.0):
+        return Idempotency(keys_max=keys_max, horizon_s=horizon_s, table=request.param)
+
+    return build
 
 
-def make(keys_max=100, horizon_s=10.0):
-    return Idempotency(keys_max=keys_max, horizon_s=horizon_s)
-
-
-def settle(table, key, offset, now):
+def commit(table, key, offset, now):
     assert table.claim(key)
-    table.settle([(key, offset)], now)
+    table.commit([(key, offset)], now)
 
 
-def test_a_claimed_key_is_held_until_released():
+def test_a_claimed_key_is_held_until_released(make):
     """Two requests with one event: the second knows of the first before it is written."""
     table = make()
 
@@ -39,7 +39,7 @@ def test_a_claimed_key_is_held_until_released():
     assert table.claim("a")
 
 
-def test_claiming_many_is_all_or_nothing():
+def test_claiming_many_is_all_or_nothing(make):
     """Keys are taken together when all are free and different, else none is."""
     table = make()
 
@@ -49,20 +49,20 @@ def test_claiming_many_is_all_or_nothing():
     assert table.claim_all(["c", "d"])
 
 
-def test_release_never_takes_what_is_written():
+def test_release_never_takes_what_is_written(make):
     """A failed write of a repeat does not forget the first."""
     table = make()
-    settle(table, "a", 5, 0.0)
+    commit(table, "a", 5, 0.0)
 
     table.release(["a"])
 
     assert table.offset("a") == 5
 
 
-def test_expiry_counts_from_the_first():
+def test_expiry_counts_from_the_first(make):
     """A key is forgotten a horizon after it was written; repeats do not renew it."""
     table = make(horizon_s=10.0)
-    settle(table, "a", 0, 0.0)
+    commit(table, "a", 0, 0.0)
     table.expire(9.9)
     assert not table.claim("a")
 
@@ -72,21 +72,21 @@ def test_expiry_counts_from_the_first():
     assert len(table) == 1
 
 
-def test_the_oldest_go_first():
+def test_the_oldest_go_first(make):
     """Over the limit the oldest keys are forgotten, one by one, also within one write."""
     table = make(keys_max=3)
     for key in "abcde":
         table.claim(key)
-    table.settle([(key, n) for n, key in enumerate("abcde")], 0.0)
+    table.commit([(key, n) for n, key in enumerate("abcde")], 0.0)
 
     assert [key for key in "abcde" if table.offset(key) is not None] == ["c", "d", "e"]
 
 
-def test_a_limit_of_none_still_remembers_the_last():
+def test_a_limit_of_none_still_remembers_the_last(make):
     """As Thorium does."""
     table = make(keys_max=0)
-    settle(table, "a", 0, 0.0)
-    settle(table, "b", 1, 0.0)
+    commit(table, "a", 0, 0.0)
+    commit(table, "b", 1, 0.0)
 
     assert (table.offset("a"), table.offset("b")) == (None, 1)
 
@@ -98,7 +98,7 @@ def test_keys_do_not_run_together():
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 3)), max_size=60))
-def test_agrees_with_a_model(steps):
+def test_agrees_with_a_model(make, steps):
     """Random claims over passing time: held exactly when written within the horizon and the limit."""
     table = make(keys_max=4, horizon_s=5.0)
     model = {}
@@ -109,18 +109,18 @@ def test_agrees_with_a_model(steps):
         model = {k: t for k, t in model.items() if now - t < 5.0}
         assert table.claim(key) == (key not in model)
         if key not in model:
-            table.settle([(key, offset)], now)
+            table.commit([(key, offset)], now)
             model[key] = now
             while len(model) > 4:
                 del model[next(iter(model))]
         assert len(table) == len(model)
 
 
-def test_neighbours_expire_with_the_last_of_them():
+def test_neighbours_expire_with_the_last_of_them(make):
     """Keys settled within a moment share a group: none is forgotten early, and none is kept long."""
-    table = Idempotency(keys_max=100, horizon_s=10.0)
+    table = make()
     for number in range(5):
-        table.settle([(f"k{number}", number)], 1.0 + number * 0.004)
+        table.commit([(f"k{number}", number)], 1.0 + number * 0.004)
 
     table.expire(11.007)
     assert [table.offset(f"k{number}") for number in range(5)] == [0, 1, 2, 3, 4]

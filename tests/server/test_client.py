@@ -16,7 +16,7 @@ import virta
 from virta.client.resume import POSITION
 from virta.errors import ClientError
 from virta.event import Event
-from virta.hub.topics import STREAMS
+from virta.hub.delivery import STREAMS
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 """
-An event on its way out: what the log holds, decoded as far as delivery needs it.
+Deliveries: events and stream messages on their way into the log and out of it.
 
 `virta.event.document` decides which event a record is, and wraps a record that is none.
 """
@@ -12,39 +12,47 @@ import msgspec
 
 from virta.event.document import (
     RECORD_SOURCE,
+    RecordEvent,
     RecordLike,
-    decode_head,
-    document_of,
     one_line,
     read_event,
     record_event,
 )
-from virta.hub.frames import (
-    chunk,
-    event_frame,
-    position_frame,
-    websocket_text,
-    with_member,
-)
+from virta.hub.frames import chunk, event_frame, position_frame, websocket_text, with_member
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Delivery", "RecordLike", "decode_head", "from_record", "identity", "one_line"]
-
+RESERVED_PREFIX = "$virta/"
+STREAMS = RESERVED_PREFIX + "streams"  # key: stream id, value: the message as receivers see it
+DEAD_LETTERS = (
+    RESERVED_PREFIX + "dead-letters"
+)  # events that no webhook accepted; read as a channel
+META = "meta"  # Thorium's channel of registrations: in memory only, never in the log
 # The CloudEvents extension attribute that carries a position over a WebSocket.
 POSITION_ATTRIBUTE = "virtaposition"
 
-# Not JSON and not blank: a value that satisfies no filter.
-UNREADABLE = b"-"
+_RESERVED = RESERVED_PREFIX.encode()
+_STREAMS = STREAMS.encode()
+_DEAD_LETTERS = DEAD_LETTERS.encode()
+
+
+def is_reserved(channel: str) -> bool:
+    """Return whether only the server publishes to this channel."""
+    return channel.startswith(RESERVED_PREFIX)
+
+
+def is_bookkeeping(topic: bytes) -> bool:
+    """Return whether a topic has records that are no events: stream messages, and what the server stores."""
+    return topic.startswith(_RESERVED) and topic != _DEAD_LETTERS
 
 
 class Delivery(msgspec.Struct, gc=False):
     """
-    One event (or stream message) on its way into the log or out of it.
+    One event or stream message.
 
-    The bytes of its frame are made at most once. There are very many of these and they refer to
-    nothing that refers back, so the collector of cycles does not look at them.
+    Its frames are made at most once. There are very many deliveries and they are part of no reference cycle,
+    so the garbage collector does not track them.
     """
 
     channel: str
@@ -77,21 +85,31 @@ class Delivery(msgspec.Struct, gc=False):
         position = f"{tag.decode()}.{self.offset + 1}"
         return websocket_text(with_member(self.value, POSITION_ATTRIBUTE, position))
 
-    def document(self) -> bytes:
-        """Return the document that Koncorde filters apply to (`virta.event.document`)."""
-        try:
-            return document_of(self.value, self.id)
-        except RecursionError:
-            # It was parsed when accepted, with a shallower call stack. The matcher treats it as unreadable.
-            return UNREADABLE
+
+def one_line_event(record: RecordLike) -> RecordEvent:
+    """Return the event of a record, its JSON on one line."""
+    event = record_event(record)
+    value = one_line(event.value)
+    return event if value is event.value else RecordEvent(event.source, event.id, value)
 
 
 def from_record(record: RecordLike) -> Delivery:
-    """Read a log record as an event, wrapping what is none."""
+    """Return the delivery of a record, which is wrapped if it is no event."""
+    return from_event(record, one_line_event(record))
+
+
+def from_event(record: RecordLike, event: RecordEvent) -> Delivery:
+    """Return the delivery of a record whose event is known."""
     channel = record.topic.decode("utf-8", "replace")
-    event = record_event(record)
-    value = one_line(event.value)
-    return Delivery(channel, event.source, event.id, value, record.offset, record.timestamp)
+    return Delivery(channel, event.source, event.id, event.value, record.offset, record.timestamp)
+
+
+def read_delivery(record: RecordLike) -> Delivery | None:
+    """Return the delivery of a record of any topic: an event, a stream message, or None for bookkeeping."""
+    topic = bytes(record.topic)
+    if topic == _STREAMS:
+        return read_message(record)
+    return None if is_bookkeeping(topic) else from_record(record)
 
 
 def identity(record: RecordLike) -> tuple[str, str, str]:
@@ -101,6 +119,27 @@ def identity(record: RecordLike) -> tuple[str, str, str]:
     if event is None:
         return channel, RECORD_SOURCE + channel, str(record.offset)
     return channel, event.source, event.id
+
+
+class _Message(msgspec.Struct):
+    publish_to: str
+
+
+_decode_message = msgspec.json.Decoder(_Message).decode
+
+
+def read_message(record: RecordLike) -> Delivery | None:
+    """Return the delivery of a stream message; None if the record is none."""
+    value = bytes(record.value)
+    try:
+        # A stream id that is too long for a key is in the value only.
+        stream = bytes(record.key).decode() or _decode_message(value).publish_to
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return Delivery(STREAMS, "", stream, value, record.offset, record.timestamp)
+
+
+# Output formats.
 
 
 def _chunked(deliveries: Sequence[Delivery], tag: bytes) -> bytes:  # noqa: ARG001
@@ -129,12 +168,12 @@ def _text_positions(deliveries: Sequence[Delivery], tag: bytes) -> bytes:
     return b"".join([delivery.positioned_text(tag) for delivery in deliveries])
 
 
-# Output formats of a subscriber; indexes into ENCODERS. The second three carry positions.
+# Indexes into ENCODERS. The second three carry positions.
 SSE_CHUNKED, SSE_PLAIN, WEBSOCKET = range(3)
 SSE_CHUNKED_POSITIONS, SSE_PLAIN_POSITIONS, WEBSOCKET_POSITIONS = range(3, 6)
 CHUNKED = frozenset({SSE_CHUNKED, SSE_CHUNKED_POSITIONS})
 SOCKETS = frozenset({WEBSOCKET, WEBSOCKET_POSITIONS})
-# Each is called with events and the log's tag.
+# Each is called with deliveries and the log's tag.
 ENCODERS: tuple[Callable[[Sequence[Delivery], bytes], bytes], ...] = (
     _chunked,
     _plain,

@@ -21,9 +21,8 @@ import msgspec
 from virta.clock import now_us, time_text
 from virta.errors import HubError
 from virta.hub.channel import Channel
-from virta.hub.delivery import Delivery
+from virta.hub.delivery import META, STREAMS, Delivery
 from virta.hub.resume.positions import ResumePosition, tag_of
-from virta.hub.topics import META, STREAMS
 from virta.streams import StreamIndex
 
 if TYPE_CHECKING:

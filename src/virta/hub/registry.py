@@ -24,8 +24,8 @@ from virta import files
 from virta.errors import FilterError, HubError, LogError
 from virta.event import document_of
 from virta.filters import Filter, parse
-from virta.hub.channel import DOCUMENT, root_of
-from virta.hub.log_follower import LOCK_S_MAX
+from virta.hub.event_matcher import DOCUMENT, root_of
+from virta.log.group_commit import LOCK_S_MAX
 from virta.match import NamedMatchers
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """
-A consumer of streams: Subtub's one bounded queue for all subscriptions of a connection.
+A consumer of streams: all stream subscriptions of one connection, with Subtub's one bounded queue.
 
-While the sink takes bytes, messages pass through. While it is full they wait, at most `max_queued`
-copies; a new one pushes the oldest out and is counted. Publishers never wait.
+Messages go straight to the sink. While the sink is full they are queued, at most `max_queued` copies; beyond that the
+oldest is dropped and counted. Publishers never wait.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from virta.hub.frames import websocket_text, with_member
-from virta.hub.subscription import NOWHERE
+from virta.hub.subscription import CLOSED_SINK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,13 +34,13 @@ class StreamConsumer:
         "blocked",
         "closed",
         "dropped",
-        "dropped_told",
+        "dropped_reported",
         "positions",
         "put",
         "reached",
+        "report_drops",
         "sink",
         "streams",
-        "tell_drops",
     )
 
     def __init__(
@@ -49,14 +49,14 @@ class StreamConsumer:
         streams: list[Segments],
         max_queued: int,
         *,
-        tell_drops: bool = False,
+        report_drops: bool = False,
         positions: bool = False,
     ) -> None:
         assert QUEUED_MIN <= max_queued <= QUEUED_MAX
         # Equal in canonical form counts once.
         self.streams = list(dict.fromkeys(streams))
         self.sink = sink
-        # Where frames go while nothing is in the way; a sink may name something quicker.
+        # Called with frames while not blocked; a transport may set something faster.
         self.put: Callable[[bytes], object] = sink.write
         self.blocked = False
         self.closed = False
@@ -64,8 +64,8 @@ class StreamConsumer:
         # While history is sent: everything below this offset was sent. None: use the hub's position.
         self.reached: int | None = None
         self.dropped = 0
-        self.dropped_told = 0
-        self.tell_drops = tell_drops
+        self.dropped_reported = 0
+        self.report_drops = report_drops
         self._queue: deque[bytes] = deque(maxlen=max_queued)
 
     def frame(self, message: Delivery, tag: bytes) -> bytes:
@@ -76,31 +76,31 @@ class StreamConsumer:
         return websocket_text(with_member(message.value, "position", position))
 
     def offer(self, frames: list[bytes]) -> None:
-        """Take copies of messages, in order."""
+        """Write frames of messages in order, or queue them while blocked."""
         if not self.blocked:
             self.sink.write(frames[0] if len(frames) == 1 else b"".join(frames))
             return
-        room = (self._queue.maxlen or 0) - len(self._queue)
-        self.dropped += max(0, len(frames) - room)
+        free = (self._queue.maxlen or 0) - len(self._queue)
+        self.dropped += max(0, len(frames) - free)
         self._queue.extend(frames)
 
     def block(self, now: float) -> None:  # noqa: ARG002 - as of a ChannelSubscription
-        """The sink is full."""
+        """Queue messages from now on: the sink is full."""
         self.blocked = True
 
     def unblock(self, now: float) -> None:  # noqa: ARG002 - as above
-        """The sink has room: hand over what waited until it is full again."""
+        """Write queued messages until the sink is full again."""
         self.blocked = False
-        if self.tell_drops and self.dropped > self.dropped_told:
-            lost = self.dropped - self.dropped_told
-            self.dropped_told = self.dropped
+        if self.report_drops and self.dropped > self.dropped_reported:
+            lost = self.dropped - self.dropped_reported
+            self.dropped_reported = self.dropped
             self.sink.write(websocket_text(b'{"dropped":%d}' % lost))
         while self._queue and not self.blocked:
             self.sink.write(self._queue.popleft())
 
     def close(self) -> None:
-        """Drop pending messages and the sink; later messages are ignored."""
+        """Drop queued messages and the sink; later messages are ignored."""
         self.closed = True
         self._queue.clear()
-        self.sink = NOWHERE
-        self.put = NOWHERE.write
+        self.sink = CLOSED_SINK
+        self.put = CLOSED_SINK.write

@@ -1,14 +1,13 @@
 """
-A subscription: a filter on a channel with somewhere to deliver, and what happens when that is slow.
+A subscription to a channel: a filter, a sink, and a policy for a sink that is slow.
 
     LIVE      payloads go straight to the sink
-    BLOCKED   the sink is full: payloads wait, at most `bytes_max` of them, then the policy speaks
-    CLOSED    nothing is taken any more
+    BLOCKED   the sink is full: payloads are queued, at most `bytes_max` of them, then the policy applies
+    CLOSED    payloads are dropped
 
-`disconnect` ends the subscription when it is over its bytes or has taken nothing for too long;
-`drop-oldest` forgets the oldest waiting payloads, counts them and tells the consumer. Either way the
-memory of one slow consumer is bounded and nobody else waits for it. The sink is a transport's
-affair; here it is three methods.
+`disconnect` ends the subscription when its queue is over the limit or the sink was full for too long. `drop-oldest`
+drops the oldest queued payloads, counts them and reports the count to the consumer. Either way the memory of one
+slow consumer is bounded and no other consumer waits for it. A transport implements the sink.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ class SubscriberSink(Protocol):
     """Where a subscription's bytes go."""
 
     def write(self, payload: bytes) -> None:
-        """Take bytes; never blocks."""
+        """Send bytes; never blocks."""
 
     def end(self, reason: str) -> None:
-        """Close the way out: the subscription is over."""
+        """Close the connection: the subscription has ended."""
 
 
-class Nowhere:
+class ClosedSink:
     """
     The sink of a closed consumer.
 
-    A consumer and its sink refer to each other: with this in the sink's place neither keeps the other in memory.
+    A consumer and its sink refer to each other: this one replaces the sink, so that neither stays in memory.
     """
 
     def write(self, payload: bytes) -> None:
@@ -54,12 +53,12 @@ class Nowhere:
         """Do nothing."""
 
 
-NOWHERE = Nowhere()
+CLOSED_SINK = ClosedSink()
 
 
 @dataclass(frozen=True)
 class SlowPolicy:
-    """What a consumer may cost when it does not keep up."""
+    """Limits of a consumer that does not keep up, and what happens beyond them."""
 
     action: str = DISCONNECT
     bytes_max: int = 8 * 1024 * 1024
@@ -67,7 +66,7 @@ class SlowPolicy:
 
 
 class ChannelSubscription:
-    """One hearer of one channel."""
+    """One subscriber of one channel."""
 
     __slots__ = (
         "_backlog",
@@ -76,7 +75,7 @@ class ChannelSubscription:
         "channel",
         "closed",
         "dropped",
-        "dropped_told",
+        "dropped_reported",
         "encoding",
         "filter",
         "id",
@@ -84,8 +83,8 @@ class ChannelSubscription:
         "put",
         "query",
         "reached",
+        "report_overflow",
         "sink",
-        "tell_overflow",
         "written_at",
     )
 
@@ -105,44 +104,44 @@ class ChannelSubscription:
         self.filter = filter_
         self.query = query
         self.sink = sink
-        # Where payloads go while nothing is in the way; a sink may name something quicker.
+        # Called with payloads while not blocked; a transport may set something faster.
         self.put: Callable[[bytes], object] = sink.write
         self.written_at = 0.0  # seconds of the monotonic clock
         self.encoding = encoding
         self.policy = policy or SlowPolicy()
         self.closed = False
         self.dropped = 0
-        self.dropped_told = 0
+        self.dropped_reported = 0
         # While history is sent: everything below this offset was sent. None: use the hub's position.
         self.reached: int | None = None
-        # How a transport reports dropped events, if not by an `overflow` frame.
-        self.tell_overflow: Callable[[dict[str, object]], None] | None = None
+        # Reports dropped events, if the transport does not do it by an `overflow` frame.
+        self.report_overflow: Callable[[dict[str, object]], None] | None = None
         self.backlog_bytes = 0
         self.blocked_since: float | None = None
-        # Made when first needed: an empty queue costs more than everything else here.
+        # Created on demand: an empty deque takes more memory than everything else here.
         self._backlog: deque[tuple[bytes, int]] | None = None
 
-    # What the hub calls.
+    # Called by the hub.
 
     def send(self, payload: bytes, count: int) -> None:
-        """Deliver a payload of `count` events, or let it wait."""
+        """Write a payload of `count` events, or queue it while blocked."""
         if self.blocked_since is None:
             self.sink.write(payload)
         elif not self.closed:
-            self._wait(payload, count)
+            self._queue(payload, count)
 
-    # What the transport calls.
+    # Called by the transport.
 
     def block(self, now: float) -> None:
-        """The sink is full: from now on payloads wait."""
+        """Queue payloads from now on: the sink is full."""
         if self.blocked_since is None:
             self.blocked_since = now
 
     def unblock(self, now: float) -> None:
-        """The sink has room again: hand over what waited, until it is full once more."""
+        """Write queued payloads until the sink is full again."""
         self.blocked_since = None
-        if self.dropped > self.dropped_told:
-            self._tell_dropped()
+        if self.dropped > self.dropped_reported:
+            self._report_dropped()
         backlog = self._backlog
         while backlog and self.blocked_since is None and not self.closed:
             payload, _ = backlog.popleft()
@@ -164,14 +163,14 @@ class ChannelSubscription:
         return self.blocked_since + self.policy.seconds_max
 
     def close(self) -> None:
-        """Drop pending events and the sink; later events are ignored."""
+        """Drop queued events and the sink; later events are ignored."""
         self.closed = True
         self._backlog = None
         self.backlog_bytes = 0
-        self.sink = NOWHERE
-        self.put = NOWHERE.write
+        self.sink = CLOSED_SINK
+        self.put = CLOSED_SINK.write
 
-    def _wait(self, payload: bytes, count: int) -> None:
+    def _queue(self, payload: bytes, count: int) -> None:
         if self._backlog is None:
             self._backlog = deque()
         backlog = self._backlog
@@ -180,21 +179,21 @@ class ChannelSubscription:
         if self.backlog_bytes <= self.policy.bytes_max:
             return
         if self.policy.action == DISCONNECT:
-            waiting, sink = self.backlog_bytes, self.sink
+            queued, sink = self.backlog_bytes, self.sink
             self.close()
-            sink.end(f"{waiting} bytes were waiting, {self.policy.bytes_max} are allowed")
+            sink.end(f"{queued} bytes were waiting, {self.policy.bytes_max} are allowed")
             return
         while self.backlog_bytes > self.policy.bytes_max:
             oldest, lost = backlog.popleft()
             self.backlog_bytes -= len(oldest)
             self.dropped += lost
 
-    def _tell_dropped(self) -> None:
-        lost = self.dropped - self.dropped_told
-        self.dropped_told = self.dropped
+    def _report_dropped(self) -> None:
+        lost = self.dropped - self.dropped_reported
+        self.dropped_reported = self.dropped
         data: dict[str, object] = {"dropped": lost, "total": self.dropped}
-        if self.tell_overflow is not None:
-            self.tell_overflow(data)
+        if self.report_overflow is not None:
+            self.report_overflow(data)
             return
         if self.encoding in SOCKETS:
             return  # a CloudEvents socket carries events only; /metrics has the count

@@ -1,10 +1,10 @@
 """
-What publishers send: CloudEvents in binary, structured and batch mode, and Subtub's messages.
+Read what publishers send: CloudEvents in binary, structured and batch mode, and Subtub's messages.
 
-Events are kept as they came: the bytes of a structured event are stored and delivered unchanged (on
-one line), only `source` and `id` are decoded. The first thing wrong refuses the whole request, with
-Thorium's codes. Members that Thorium demands and CloudEvents does not (an object as `data`) are not
-demanded here. The data of a binary event is what its content type says (`virta.event.bodies`).
+`virta.event` has the rules of an event's JSON. Here are the HTTP side of it (modes, headers, limits with the
+channel) and the refusals: the first error refuses the whole request, with Thorium's codes. What Thorium demands and
+CloudEvents does not (an object as `data`) is not demanded. A binary event's content type says what its data is
+(`virta.event.bodies`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -20,25 +20,23 @@ from virta.errors import EventError, RequestError, StreamIdError
 from virta.event.bodies import BodyKind, body_kind, body_text
 from virta.event.document import (
     UNREADABLE,
-    decode_head,
     decode_lenient,
+    not_json,
     one_line,
     read_published,
 )
 from virta.event.headers import unescape
-from virta.event.rules import (
-    BATCH_EVENTS_MAX,
-    EVENT_BYTES_MAX,
-    IDENTITY_BYTES_MAX,
-)
-from virta.hub.delivery import Delivery
-from virta.hub.event_batch import EventBatch, pack
-from virta.hub.topics import META, STREAMS, is_reserved
+from virta.event.rules import BATCH_EVENTS_MAX, EVENT_BYTES_MAX, IDENTITY_BYTES_MAX
+from virta.hub.delivery import META, STREAMS, Delivery, is_reserved
+from virta.hub.event_batch import split_batch
 from virta.jsontext import DEPTH_MAX, check_depth, replace_lone_surrogates
 from virta.log.limits import KEY_BYTES_MAX
 from virta.streams import canonical_stream_id, parse_stream_id
 
-# Also represents binary mode, whatever the type of the body.
+if TYPE_CHECKING:
+    from virta.hub.event_batch import EventBatch
+
+# Also stands for binary mode, whatever the type of the body.
 BINARY = b"application/json"
 STRUCTURED = b"application/cloudevents+json"
 BATCH = b"application/cloudevents-batch+json"
@@ -47,18 +45,12 @@ CLOUDEVENTS = b"application/cloudevents"
 # Any of these headers makes a publication a binary event.
 BINARY_HEADERS = frozenset({b"ce-source", b"ce-id", b"ce-type", b"ce-specversion"})
 _SAME = {STRUCTURED: STRUCTURED, BATCH: BATCH}
-# Fewer characters than this are within the budget in any alphabet, whatever the channel.
+# Fewer characters than this are within the limit in any alphabet, whatever the channel.
 SHORT_CHARS = (IDENTITY_BYTES_MAX - 1025) // 4
-# How much of a refused body an answer quotes.
+# How much of a refused body a response quotes.
 QUOTED_BYTES_MAX = 4096
 
 Headers = list[tuple[bytes, bytes]]
-
-
-class _PlainHead(msgspec.Struct, gc=False):
-    source: str
-    id: str
-    partitionkey: None = None
 
 
 class _Message(msgspec.Struct):
@@ -66,7 +58,6 @@ class _Message(msgspec.Struct):
     payload: str
 
 
-_decode_plain_heads = msgspec.json.Decoder(list[_PlainHead]).decode
 _decode_raws = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_messages = msgspec.json.Decoder(list[_Message]).decode
 _encode = msgspec.json.Encoder().encode
@@ -121,116 +112,60 @@ def read_events(
     headers: Headers,
     content_type: bytes,
     mode: bytes,
-    body: bytes,
+    data: bytes,
+    start: int = 0,
     *,
     percent: bool = True,
-) -> list[Delivery]:
+) -> list[Delivery] | EventBatch:
     """
-    Turn a body into events, or refuse it (§4, 8, 9 and 11).
+    Return the events of a body: `data` from `start` on.
 
-    `percent=False` leaves the `ce-` headers of a binary event undecoded, as Thorium does.
+    A batch of the common form is read as a whole by native code, with the same events.
+
+    Args:
+        percent: whether the `ce-` headers of a binary event are percent-decoded; Thorium does not.
+
+    Raises:
+        RequestError: what is wrong with it (§4, 8, 9 and 11).
     """
-    if mode not in MODES:
-        drafts = [_binary(channel, headers, content_type, body, percent=percent)]
-        _check_sizes(drafts)
-        return drafts
-    _check_utf8(body)
-    if mode == BATCH:
-        plain = _plain_batch(channel, body)
-        if plain is not None:
-            return plain
     if mode == STRUCTURED:
-        draft = read_quickly(channel, body)
-        if draft is not None:
-            return [draft]
-        drafts = [_structured(channel, body, None)]
-    else:
-        drafts = _batch(channel, body)
-    _check_sizes(drafts)
-    return drafts
+        return [read_structured(channel, data[start:])]
+    if mode != BATCH:
+        draft = _binary(channel, headers, content_type, data[start:], percent=percent)
+        _check_size(draft)
+        return [draft]
+    whole = split_batch(
+        channel, data, start, events_max=BATCH_EVENTS_MAX, event_bytes_max=SHORT_CHARS
+    )
+    return _batch(channel, data[start:]) if whole is None else whole
 
 
-def _check_utf8(body: bytes) -> None:
-    if not body.isascii():
-        try:
-            body.decode()
-        except UnicodeDecodeError as error:
-            raise _not_json(f"the body is not UTF-8: {error.reason}") from None
+def read_structured(channel: str, body: bytes, index: int | None = None) -> Delivery:
+    """
+    Return the event of a structured body, or the one at `index` of a batch.
 
-
-def read_batch(channel: str, data: bytes, start: int = 0) -> EventBatch | None:
-    """The events of a batch, `data` from `start` on, as a whole; None when it needs a closer look."""
-    return pack(channel, data, start, events_max=BATCH_EVENTS_MAX, event_bytes_max=SHORT_CHARS)
-
-
-def read_quickly(channel: str, body: bytes) -> Delivery | None:
-    """The event of a structured body that is as most are; None when it needs a closer look."""
-    if not body.isascii():
-        return None
+    Raises:
+        RequestError: what is wrong with it.
+    """
     try:
-        check_depth(body)
-        head = decode_head(body)
-    except UNREADABLE:
-        return None
-    source, id_ = head.source, head.id
-    if (
-        type(source) is str
-        and type(id_) is str
-        and head.partitionkey is None
-        and len(source) + len(id_) <= SHORT_CHARS
-        and len(body) <= EVENT_BYTES_MAX
-        and b"\n" not in body
-        and b"\r" not in body
-    ):
-        return Delivery(channel, source, id_, body)
-    return None
-
-
-def _structured(channel: str, raw: bytes, offset: int | None) -> Delivery:
-    try:
-        event = read_published(raw)
+        if index is None:
+            _check_utf8(body)
+        event = read_published(body)
     except EventError as error:
-        raise _refused(error, {} if offset is None else {"offset": offset}) from None
-    key = event.partition_key
-    if key is None:
-        return Delivery(channel, event.source, event.id, event.value)
-    return Delivery(channel, event.source, event.id, event.value, key=_key(key))
-
-
-def _refused(error: EventError, place: dict[str, Any]) -> RequestError:
-    """Return the refusal for an event; only unreadable JSON has a reason beside its code."""
-    if error.code == "invalid-json-body":
-        return RequestError(400, error.code, error.message, **place)
-    return RequestError(400, error.code, **place)
-
-
-def _plain_batch(channel: str, body: bytes) -> list[Delivery] | None:
-    """The events of a batch that is as most are; None when it needs a closer look."""
-    if b"\n" in body or b"\r" in body:
-        return None
-    try:
-        heads = _decode_plain_heads(body)
-        values = list(map(bytes, _decode_raws(body)))
-        for value in values:
-            if len(value) > DEPTH_MAX:
-                check_depth(value)
-    except UNREADABLE:
-        return None
-    if len(values) > BATCH_EVENTS_MAX or max(map(len, values), default=0) > SHORT_CHARS:
-        return None
-    return [
-        Delivery(channel, head.source, head.id, value)
-        for head, value in zip(heads, values, strict=True)
-    ]
+        raise _refusal(error, {} if index is None else {"offset": index}) from None
+    draft = Delivery(channel, event.source, event.id, event.value)
+    if event.partition_key is not None:
+        draft.key = _key(event.partition_key)
+    _check_size(draft)
+    return draft
 
 
 def _batch(channel: str, body: bytes) -> list[Delivery]:
     try:
-        raws = _decode_raws(body)
-    except msgspec.ValidationError:
-        raise _not_json("a JSON array is expected") from None
-    except UNREADABLE as error:
-        raws = _batch_again(body, error)
+        _check_utf8(body)
+        raws = _elements(body)
+    except EventError as error:
+        raise _refusal(error, {}) from None
     if len(raws) > BATCH_EVENTS_MAX:
         raise RequestError(
             413,
@@ -238,21 +173,38 @@ def _batch(channel: str, body: bytes) -> list[Delivery]:
             f"{len(raws)} events in one batch: at most {BATCH_EVENTS_MAX}",
             maxEvents=BATCH_EVENTS_MAX,
         )
-    # One by one: the first that has something wrong tells its place.
-    return [_structured(channel, bytes(raw), at) for at, raw in enumerate(raws)]
+    return [read_structured(channel, bytes(raw), index) for index, raw in enumerate(raws)]
 
 
-def _batch_again(body: bytes, error: Exception) -> list[msgspec.Raw]:
-    """Read the elements of a batch that the fast decoder refused."""
+def _elements(body: bytes) -> list[msgspec.Raw]:
+    """Return the elements of a JSON array; raises EventError."""
     try:
-        decode_lenient(body, error)
-        return _decode_raws(replace_lone_surrogates(body))
-    except EventError as refused:
-        raise _refused(refused, {}) from None
+        try:
+            return _decode_raws(body)
+        except msgspec.ValidationError:
+            raise
+        except UNREADABLE as error:
+            decode_lenient(body, error)
+            return _decode_raws(replace_lone_surrogates(body))
     except msgspec.ValidationError:
-        raise _not_json("a JSON array is expected") from None
-    except UNREADABLE as again:
-        raise _not_json(str(again)) from None
+        raise not_json("a JSON array is expected") from None
+    except UNREADABLE as error:
+        raise not_json(str(error)) from None
+
+
+def _check_utf8(body: bytes) -> None:
+    if not body.isascii():
+        try:
+            body.decode()
+        except UnicodeDecodeError as error:
+            raise not_json(f"the body is not UTF-8: {error.reason}") from None
+
+
+def _refusal(error: EventError, place: dict[str, Any]) -> RequestError:
+    """Return the refusal for an event; only unreadable JSON has a reason beside its code."""
+    if error.code == "invalid-json-body":
+        return RequestError(400, error.code, error.message, **place)
+    return RequestError(400, error.code, **place)
 
 
 def _binary(
@@ -308,24 +260,18 @@ def _data(body: bytes, content_type: str) -> bytes:
 
 
 def _json_text(body: bytes) -> bytes:
-    """Return a body as valid JSON on one line; raise RequestError if it is not JSON."""
-    _check_utf8(body)
+    """Return a body as valid JSON on one line; raises RequestError if it is not JSON."""
     try:
-        check_depth(body, DEPTH_MAX - 1)  # the event around it is one level
-        msgspec.json.decode(body, type=msgspec.Raw)
-    except UNREADABLE as error:
+        _check_utf8(body)
         try:
+            check_depth(body, DEPTH_MAX - 1)  # the event around it is one level
+            msgspec.json.decode(body, type=msgspec.Raw)
+        except UNREADABLE as error:
             decode_lenient(body, error)
-        except EventError as refused:
-            raise _refused(refused, {}) from None
-        body = replace_lone_surrogates(body)
+            body = replace_lone_surrogates(body)
+    except EventError as error:
+        raise _refusal(error, {}) from None
     return one_line(body.strip())
-
-
-def _check_sizes(drafts: list[Delivery]) -> None:
-    for draft in drafts:
-        if len(draft.value) > EVENT_BYTES_MAX or len(draft.source) + len(draft.id) > SHORT_CHARS:
-            _check_size(draft)
 
 
 def _check_size(draft: Delivery) -> None:
@@ -336,6 +282,8 @@ def _check_size(draft: Delivery) -> None:
             f"an event of {len(draft.value)} bytes: at most {EVENT_BYTES_MAX}",
             maxBytes=EVENT_BYTES_MAX,
         )
+    if len(draft.source) + len(draft.id) <= SHORT_CHARS:
+        return
     joined = f"{draft.source} {draft.id}"
     size = len(joined.encode("utf-8", "replace")) + len(draft.channel.encode())
     if size > IDENTITY_BYTES_MAX:
@@ -346,17 +294,16 @@ def _check_size(draft: Delivery) -> None:
 
 def read_messages(body: bytes) -> list[Delivery]:
     """
-    Turn the body of `POST /publish` into stream messages.
+    Return the stream messages of the body of `POST /publish`.
 
     Raises:
-        RequestError: 400, whose message is the whole answer (Subtub answers in plain text).
+        RequestError: 400, whose message is the whole response (Subtub responds in plain text).
     """
     if not body.strip():
         raise _bad_messages("Malformed message body: Invalid JSON: empty body")
     try:
-        check_depth(body)
         messages = _decode_messages(body)
-        # Eight quotes a message: no member beside the two, so no name can stand twice.
+        # Eight quotes a message: it has no other member, so no name occurs twice.
         if body.count(b'"') != 8 * len(messages):
             body.decode()
             json.loads(body, object_pairs_hook=_unique)
@@ -379,7 +326,7 @@ def read_messages(body: bytes) -> list[Delivery]:
 
 
 def _encode_message(stream: str, payload: str) -> bytes:
-    """The message as receivers see it: keys in this order, control characters escaped."""
+    """Return the message as receivers see it: keys in this order, control characters escaped."""
     value = _encode({"publish_to": stream, "payload": payload})
     if value.isascii() and b"\x7f" not in value:
         return value
@@ -390,7 +337,7 @@ def _encode_message(stream: str, payload: str) -> bytes:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
-        raise ValueError("a name stands twice")
+        raise ValueError("a name occurs twice")
     return members
 
 
@@ -408,12 +355,8 @@ def _bad_messages(text: str) -> RequestError:
     return RequestError(400, "invalid-message-body", text)
 
 
-def _not_json(message: str, **members: object) -> RequestError:
-    return RequestError(400, "invalid-json-body", message, **members)
-
-
 def _text(raw: bytes) -> str:
-    """A header's text: UTF-8 when it is, else byte for byte."""
+    """Return a header's text: UTF-8 if it is, else Latin-1."""
     try:
         return raw.decode()
     except UnicodeDecodeError:

@@ -24,15 +24,15 @@ import structlog
 import virta.log
 from virta import files
 from virta.errors import ConfigError, RequestError
+from virta.hub.delivery import STREAMS, read_delivery
 from virta.hub.hub import Hub
 from virta.hub.idempotency import Idempotency, key_of
 from virta.hub.log_follower import LogFollower
-from virta.hub.publisher import Publisher, read_delivery
+from virta.hub.publisher import Publisher
 from virta.hub.registry import Registry
 from virta.hub.resume.positions import tag_of
 from virta.hub.resume.replay import Replayer
 from virta.hub.subscription import SlowPolicy
-from virta.hub.topics import STREAMS
 from virta.journal.serving.tcp import JournalServer
 from virta.server.auth import THORIUM_CORS, Authenticator, read_tokens
 from virta.server.config_loader import LOG_NAME
@@ -149,7 +149,7 @@ class Service:
         await self.webhooks.stop(max(0.0, self._drain_until - time.monotonic()))
         if self.journal is not None:
             await self.journal.stop()
-        await self.publisher.finished()
+        await self.publisher.close()
         await asyncio.to_thread(self.follower.stop)
         await asyncio.to_thread(self.executor.shutdown)
         await asyncio.to_thread(self.registry.close)
@@ -226,7 +226,7 @@ class Service:
                     if self.idempotency.claim(key):
                         found.append((key, delivery.offset))
                 written = records[-1].timestamp / 1_000_000 + age if records else 0.0
-                self.idempotency.settle(found, written)
+                self.idempotency.commit(found, written)
         finally:
             reader.close()
 

@@ -21,10 +21,9 @@ from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
 from virta.errors import LogError
-from virta.hub.delivery import from_record, identity
+from virta.hub.delivery import from_record, identity, is_bookkeeping
 from virta.hub.idempotency import key_of
 from virta.hub.resume.id_blocks import HASH_MASK, SPAN_MAX, Block, BlockFile
-from virta.hub.topics import DEAD_LETTERS, RESERVED_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,9 +43,6 @@ INDEX_RECORDS_MAX = 16 * 1024 * 1024
 PART_BYTES = 4 * 1024 * 1024
 # Small blocks are joined up to this many records: a search looks into every block.
 BLOCK_RECORDS_MIN = 16 * 1024
-
-_RESERVED = RESERVED_PREFIX.encode()
-_DEAD_LETTERS = DEAD_LETTERS.encode()
 
 
 class IdSearchResult(NamedTuple):
@@ -178,8 +174,7 @@ class IdIndex:
             for records in reader.batches():
                 self.bytes_read += sum([len(record.value) for record in records])
                 for record in records:
-                    topic = bytes(record.topic)
-                    if topic.startswith(_RESERVED) and topic != _DEAD_LETTERS:
+                    if is_bookkeeping(bytes(record.topic)):
                         continue
                     channel, source, id_ = identity(record)
                     entries.append(self._hash(channel, source, id_) | record.offset - start)

@@ -1,11 +1,10 @@
 """
-Replay, then live: a consumer that was away hears what it missed, then everything new, each once.
+Replay history to a consumer, then attach it to live delivery, without gap or duplicate.
 
-A replay reads the log from its start up to the hub's position, in a thread and in bounded pieces,
-waiting for the consumer between them (the slow-consumer limits are for live delivery, not for
-history). When it has reached the hub's position *in the event loop*, it attaches the subscription in
-the same breath: nothing can be delivered between the comparison and the attachment, hence no gap and
-no duplicate.
+A replay reads the log from the consumer's start up to the hub's position, in a thread and in bounded pieces, and
+waits for the consumer between them (the limits on slow consumers apply to live delivery only). When it has reached
+the hub's position, it attaches the consumer in the same step of the event loop, so nothing can be delivered between
+the comparison and the attachment.
 """
 
 from __future__ import annotations
@@ -16,43 +15,33 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from virta.errors import EventError, LogError, LogGapError
-from virta.filters.tree import Everything
-from virta.hub.channel import DOCUMENT, root_of
-from virta.hub.delivery import ENCODERS, Delivery, from_record
+from virta.errors import LogError
+from virta.hub.delivery import ENCODERS, META, STREAMS, Delivery
 from virta.hub.idempotency import key_of
-from virta.hub.publisher import read_delivery
+from virta.hub.resume.history import HistoryReader, select_events, select_messages
 from virta.hub.resume.id_index import IdIndex, IdSearchResult
 from virta.hub.resume.positions import NOWHERE, EventId, Place, ResumePosition
 from virta.hub.stream_consumer import StreamConsumer
-from virta.hub.topics import META, STREAMS
-from virta.match.events import parse_event
-from virta.streams import streams_match
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import Callable
     from concurrent.futures import Executor
 
-    from virta.filters import Filter
     from virta.hub.hub import Hub
     from virta.hub.idempotency import Idempotency
+    from virta.hub.resume.history import Select
     from virta.hub.subscription import ChannelSubscription
-    from virta.log import Log, Reader, Record
+    from virta.log import Log
     from virta.log.format.damage import Problem
-    from virta.streams import Segments
+
+    Drained = Callable[[], asyncio.Future[None] | None]
+    ReportGap = Callable[[dict[str, object], int], None]
 
 logger = logging.getLogger("virta.hub")
 
-# One piece of a replay: small enough that a thousand replays at once stay small.
-PIECE_EVENTS_MAX = 256
-PIECE_BYTES_MAX = 256 * 1024
-# Records looked at for one piece, so that a filter that matches nothing still shares the threads.
-PIECE_RECORDS_MAX = 8192
-# A reader of the log has a buffer of a mebibyte: so many read at once, the others wait their turn.
+# Readers at once: each has a buffer of a mebibyte. Other replays wait.
 REPLAYS_MAX = 32
-# Searches for a source and id that wait or run (one runs at a time); beyond that a consumer gets a gap.
+# Searches for a source and id, waiting or running (one runs at a time); beyond that a consumer gets a gap.
 # Each costs a task of a few KiB, and many browsers reconnect at once after a restart.
 SEARCHES_MAX = 16_384
 
@@ -62,7 +51,7 @@ class Start:
     """
     Where to begin: an offset, and the gap to report first if something is missing.
 
-    `again` is the position that leads to the same gap: a consumer that is cut off before it received the gap
+    `again` is the position that leads to the same gap: a consumer that disconnects before it received the gap
     resumes with it.
     """
 
@@ -71,37 +60,26 @@ class Start:
     again: str = NOWHERE
 
 
-class HistoryPiece:
-    """What one read of the log found."""
-
-    __slots__ = ("bytes", "deliveries", "finished", "gap", "next")
-
-    def __init__(self) -> None:
-        self.next = 0  # the offset after the last record that was looked at
-        self.deliveries: list[Delivery] = []
-        self.bytes = 0
-        self.finished = False
-        self.gap: LogGapError | None = None
-
-
 class Replayer:
-    """Starts subscriptions in the past."""
+    """Starts consumers in the past."""
 
     def __init__(self, hub: Hub, log: Log, idempotency: Idempotency, executor: Executor) -> None:
         self._hub = hub
         self._log = log
         self._idempotency = idempotency
         self._executor = executor
-        self._turn = asyncio.Semaphore(REPLAYS_MAX)
+        self._running = asyncio.Semaphore(REPLAYS_MAX)
         self._index = IdIndex(log)
-        self._search_turn = asyncio.Semaphore(1)
+        self._searching = asyncio.Semaphore(1)
         self._searches: set[asyncio.Task[IdSearchResult]] = set()
         self.running = 0
 
     @property
     def searched_bytes(self) -> int:
-        """Return the bytes of the log that were read to find events by source and id."""
+        """The bytes of the log that were read to find events by source and id."""
         return self._index.bytes_read
+
+    # Where to start.
 
     async def find(self, channel: str, place: Place) -> Start:
         """
@@ -111,9 +89,9 @@ class Replayer:
             LogError: the log cannot be read.
         """
         if channel == META and isinstance(place, ResumePosition | EventId):
-            return self._lost({"reason": "no-history"})
+            return self._unknown({"reason": "no-history"})
         if isinstance(place, EventId):
-            return await self._behind(channel, place)
+            return await self._after(channel, place)
         if not isinstance(place, datetime):
             return self.at(place)
         # Events that arrive during the search for a time are new, also if that time is in the future.
@@ -122,74 +100,24 @@ class Replayer:
         found = await loop.run_in_executor(self._executor, self.at, place)
         return Start(min(found.offset, position), found.gap)
 
-    async def _behind(self, channel: str, seen: EventId) -> Start:
-        """Return the place after an event, after the oldest one if the id occurs several times."""
-        position = self._hub.position  # what comes during the search is not missed with the rest
-        named: dict[str, object] = {"lastEventID": seen.text}
-        pairs = seen.pairs()
-        if not pairs:
-            return self._lost({"reason": "unknown-id"} | named)
-        if len(self._searches) >= SEARCHES_MAX:
-            return self._lost({"reason": "search-limit", "searchedFrom": position} | named)
-        search = asyncio.ensure_future(self._search(channel, pairs, position))
-        self._searches.add(search)
-        search.add_done_callback(self._searched)
-        try:
-            # A consumer that disconnects does not end its search: the thread could not be interrupted.
-            found = await asyncio.shield(search)
-        except LogError as error:
-            logger.warning("search_failed code=%s: %s", error.code, error.message)
-            return self._lost({"reason": "search-failed"} | named, position)
-        cut = found.searched_from > self._log.first_offset
-        if found.offset is None:
-            reason = "search-limit" if cut else "unknown-id"
-            more = {"searchedFrom": found.searched_from} if cut else {}
-            return self._lost({"reason": reason} | named | more, position)
-        if cut:
-            # An older event with the same id may be in the part that was not searched.
-            gap = {"reason": "search-limit"} | named | {"searchedFrom": found.searched_from}
-            return Start(found.offset + 1, gap | {"resumedAt": found.offset + 1})
-        return Start(found.offset + 1)
-
-    def _searched(self, search: asyncio.Task[IdSearchResult]) -> None:
-        """Forget a search that has ended; retrieve its error, which may have no reader left."""
-        self._searches.discard(search)
-        if not search.cancelled():
-            search.exception()
-
-    async def _search(self, channel: str, pairs: list[tuple[str, str]], end: int) -> IdSearchResult:
-        loop = asyncio.get_running_loop()
-        async with self._search_turn:
-            return await loop.run_in_executor(self._executor, self._index.find, channel, pairs, end)
-
-    def _lost(self, gap: dict[str, object], position: int | None = None) -> Start:
-        """Return the current end of the log, for a consumer whose place is not known."""
-        if position is None:
-            position = self._hub.position
-        gap |= {"earliest": self._log.first_offset, "resumedAt": position}
-        return Start(position, gap)
-
     def at(self, place: Place) -> Start:
-        """Resolve a place that needs no search; blocks only if it is a time."""
+        """Return the start for a place that needs no search for an event; blocks only if it is a time."""
         assert not isinstance(place, EventId)
         if place == "latest":
             return Start(self._hub.position)
         if place == "earliest":
             return Start(self._log.first_offset)
         if isinstance(place, ResumePosition):
-            return self._at_position(place)
+            unknown: dict[str, object] = {"reason": "unknown-position", "lastEventID": place.text}
+            if place.tag != self._hub.tag:
+                return self._unknown(unknown)
+            return self._at_offset(place.offset, unknown)
         if isinstance(place, int):
-            # Whoever knows an offset that this log has not reached knows another log.
+            # An offset that this log has not reached comes from another log.
             return self._at_offset(place, {"reason": "unknown-offset", "from": place})
         assert not isinstance(place, str)
         with self._log.read(start=place) as reader:
             return Start(reader.position)
-
-    def _at_position(self, place: ResumePosition) -> Start:
-        unknown: dict[str, object] = {"reason": "unknown-position", "lastEventID": place.text}
-        if place.tag != self._hub.tag:
-            return self._lost(unknown)
-        return self._at_offset(place.offset, unknown)
 
     def _at_offset(self, offset: int, unknown: dict[str, object]) -> Start:
         first, position = self._log.first_offset, self._hub.position
@@ -197,117 +125,150 @@ class Replayer:
             return Start(first, _trimmed(offset, first), self._hub.position_text(offset))
         if offset <= max(position, self._log.next_offset):
             return Start(min(offset, position))
-        return self._lost(unknown)
+        return self._unknown(unknown)
+
+    async def _after(self, channel: str, seen: EventId) -> Start:
+        """Return the place after an event, after the oldest one if the id occurs several times."""
+        position = (
+            self._hub.position
+        )  # events that arrive during the search are sent, even if it fails
+        named: dict[str, object] = {"lastEventID": seen.text}
+        pairs = seen.pairs()
+        if not pairs:
+            return self._unknown({"reason": "unknown-id"} | named)
+        if len(self._searches) >= SEARCHES_MAX:
+            return self._unknown({"reason": "search-limit", "searchedFrom": position} | named)
+        search = asyncio.ensure_future(self._search(channel, pairs, position))
+        self._searches.add(search)
+        search.add_done_callback(self._search_ended)
+        try:
+            # A consumer that disconnects does not end its search: the thread cannot be interrupted.
+            found = await asyncio.shield(search)
+        except LogError as error:
+            logger.warning("search_failed code=%s: %s", error.code, error.message)
+            return self._unknown({"reason": "search-failed"} | named, position)
+        cut = found.searched_from > self._log.first_offset
+        if found.offset is None:
+            reason = "search-limit" if cut else "unknown-id"
+            more = {"searchedFrom": found.searched_from} if cut else {}
+            return self._unknown({"reason": reason} | named | more, position)
+        if cut:
+            # An older event with the same id may be in the part that was not searched.
+            gap = {"reason": "search-limit"} | named | {"searchedFrom": found.searched_from}
+            return Start(found.offset + 1, gap | {"resumedAt": found.offset + 1})
+        return Start(found.offset + 1)
+
+    def _search_ended(self, search: asyncio.Task[IdSearchResult]) -> None:
+        """Remove a search; retrieve its error, which nothing else may read."""
+        self._searches.discard(search)
+        if not search.cancelled():
+            search.exception()
+
+    async def _search(self, channel: str, pairs: list[tuple[str, str]], end: int) -> IdSearchResult:
+        loop = asyncio.get_running_loop()
+        async with self._searching:
+            return await loop.run_in_executor(self._executor, self._index.find, channel, pairs, end)
+
+    def _unknown(self, gap: dict[str, object], position: int | None = None) -> Start:
+        """Return the current end of the log, for a consumer whose place is not known."""
+        if position is None:
+            position = self._hub.position
+        gap |= {"earliest": self._log.first_offset, "resumedAt": position}
+        return Start(position, gap)
+
+    # Sending.
 
     async def run(
         self,
         consumer: ChannelSubscription | StreamConsumer,
         start: Start,
         *,
-        drained: Callable[[], asyncio.Future[None] | None],
-        tell_gap: Callable[[dict[str, object], int], None],
+        drained: Drained,
+        report_gap: ReportGap,
     ) -> None:
         """
         Send history from `start`, then attach the consumer.
 
         Args:
-            drained: gives what to wait for before more may be written, or None.
-            tell_gap: called with the missing offsets, and the offset up to which everything else was sent.
+            drained: returns what to wait for before more may be written, or None.
+            report_gap: called with the missing offsets, and the offset up to which everything else was sent.
         """
-        way: _StreamWay | _ChannelWay
+        history: _StreamHistory | _ChannelHistory
         if isinstance(consumer, StreamConsumer):
-            way = _StreamWay(self._hub, consumer)
+            history = _StreamHistory(self._hub, consumer)
         else:
-            way = _ChannelWay(self._hub, consumer, self._first)
+            history = _ChannelHistory(self._hub, consumer, self._is_first)
         position = consumer.reached = start.offset
         self.running += 1
         try:
             while not consumer.closed:
                 end = self._hub.position
                 if position >= end:
-                    way.attach()
+                    history.attach()
                     consumer.reached = None
                     return
-                async with self._turn:
-                    position, wait = await self._round(way, position, end, drained, tell_gap)
+                async with self._running:
+                    position, wait = await self._send(history, position, end, drained, report_gap)
                 if wait is not None:
-                    await wait  # without a turn: who does not read keeps nobody from reading
+                    await wait  # outside: a consumer that does not read blocks no other replay
         finally:
             self.running -= 1
 
-    async def _round(
+    async def _send(
         self,
-        way: _ChannelWay | _StreamWay,
+        history: _ChannelHistory | _StreamHistory,
         position: int,
         end: int,
-        drained: Callable[[], asyncio.Future[None] | None],
-        tell_gap: Callable[[dict[str, object], int], None],
+        drained: Drained,
+        report_gap: ReportGap,
     ) -> tuple[int, asyncio.Future[None] | None]:
-        """
-        Send what stands between two offsets, until the consumer is full.
-
-        Gives the offset to go on from, and what to wait for before.
-        """
-        consumer = way.consumer
-        reader = self._log.read(topics=[way.topic], start=position, end=end, on_corruption="skip")
+        """Send what is between two offsets until the consumer is full; return where to continue, and after what."""
+        consumer = history.consumer
+        loop = asyncio.get_running_loop()
         damage = 0
-        try:
-            async for piece in self._pieces(reader, way):
+        with self._log.read(
+            topics=[history.topic], start=position, end=end, on_corruption="skip"
+        ) as reader:
+            pieces = HistoryReader(reader, history.select)
+            while position < end and not consumer.closed:
+                piece = await loop.run_in_executor(self._executor, pieces.read)
                 for problem in reader.problems[damage:]:
                     # The gap is somewhere in this piece: report it before the piece, and again on resume.
-                    tell_gap(_damaged(problem, end), position)
+                    report_gap(_damaged(problem, end), position)
                 damage = len(reader.problems)
                 if piece.deliveries:
-                    way.send(piece.deliveries)
+                    history.send(piece.deliveries)
                 if piece.gap is not None:
                     consumer.reached = position = piece.gap.next
-                    tell_gap(_trimmed(piece.gap.first, position), position)
+                    report_gap(_trimmed(piece.gap.first, position), position)
                     return position, drained()
                 consumer.reached = position = end if piece.finished else piece.next
-                if consumer.closed:
-                    break
                 wait = drained()
                 if wait is not None:
                     return position, wait
-            return end, drained()
-        finally:
-            reader.close()
+        return position, None
 
-    async def _pieces(
-        self, reader: Reader, way: _ChannelWay | _StreamWay
-    ) -> AsyncIterator[HistoryPiece]:
-        loop = asyncio.get_running_loop()
-        finished = False
-        while not finished:
-            piece = await loop.run_in_executor(self._executor, way.read, reader)
-            finished = piece.finished or piece.gap is not None
-            yield piece
-
-    def _first(self, delivery: Delivery) -> bool:
-        """Not a repeat that live consumers did not hear either (as far as that is remembered)."""
+    def _is_first(self, delivery: Delivery) -> bool:
+        """Return False for a repeat, which live consumers did not get either (as far as keys are kept)."""
         key = key_of(delivery.channel, delivery.source, delivery.id)
         known = self._idempotency.offset(key)
         return known is None or known >= delivery.offset
 
 
-class _ChannelWay:
-    """Sends history to a subscription on a channel."""
+class _ChannelHistory:
+    """The history of a channel, for one subscription."""
 
     def __init__(
         self, hub: Hub, subscription: ChannelSubscription, is_first: Callable[[Delivery], bool]
     ) -> None:
         self.consumer = subscription
         self.topic = subscription.channel
+        self.select: Select = select_events(subscription.filter)
         self._hub = hub
         self._tag = hub.tag.encode()
         self._is_first = is_first
 
-    def read(self, reader: Reader) -> HistoryPiece:
-        """Read a piece; runs in a thread."""
-        return read_piece(reader, self.consumer.filter)
-
     def send(self, deliveries: list[Delivery]) -> None:
-        """Send the events of a piece, except those that live consumers did not get either."""
         chosen = [delivery for delivery in deliveries if self._is_first(delivery)]
         if chosen:
             payload = ENCODERS[self.consumer.encoding](chosen, self._tag)
@@ -317,19 +278,16 @@ class _ChannelWay:
         self._hub.attach(self.consumer)
 
 
-class _StreamWay:
-    """Sends history to a consumer of streams."""
+class _StreamHistory:
+    """The history of all streams, for one consumer."""
 
     topic = STREAMS
 
     def __init__(self, hub: Hub, consumer: StreamConsumer) -> None:
         self.consumer = consumer
+        self.select: Select = select_messages(consumer.streams)
         self._hub = hub
         self._tag = hub.tag.encode()
-
-    def read(self, reader: Reader) -> HistoryPiece:
-        """Read a piece; runs in a thread."""
-        return _read_messages(reader, self.consumer.streams)
 
     def send(self, deliveries: list[Delivery]) -> None:
         self.consumer.offer([self.consumer.frame(d, self._tag) for d in deliveries])
@@ -345,65 +303,3 @@ def _damaged(problem: Problem, end: int) -> dict[str, object]:
 
 def _trimmed(first: int, next_: int) -> dict[str, object]:
     return {"reason": "trimmed", "from": first, "resumedAt": next_}
-
-
-def read_piece(reader: Iterator[Record], filter_: Filter) -> HistoryPiece:
-    """Read events until the piece is full; runs in a thread."""
-    everything = isinstance(filter_.tree, Everything)
-    by_document = root_of(filter_) == DOCUMENT
-
-    def copies(record: Record) -> list[Delivery]:
-        delivery = from_record(record)
-        subject = delivery.document() if by_document else delivery.value
-        return [delivery] if everything or _matches(filter_, subject) else []
-
-    return _read_piece(reader, copies)
-
-
-def _read_messages(reader: Iterator[Record], streams: list[Segments]) -> HistoryPiece:
-    """Read stream messages until the piece is full, each once for every stream it matches."""
-
-    def copies(record: Record) -> list[Delivery]:
-        message = read_delivery(record)
-        if message is None:
-            return []
-        segments = tuple(message.id.split(":"))
-        return [message for stream in streams if streams_match(segments, stream)]
-
-    return _read_piece(reader, copies)
-
-
-def _read_piece(
-    reader: Iterator[Record], copies: Callable[[Record], list[Delivery]]
-) -> HistoryPiece:
-    piece = HistoryPiece()
-    for _ in range(PIECE_RECORDS_MAX):
-        try:
-            record = next(reader)
-        except StopIteration:
-            piece.finished = True
-            break
-        except LogGapError as gap:
-            piece.gap = gap
-            break
-        piece.next = record.offset + 1
-        found = copies(record)
-        if found:
-            piece.deliveries += found
-            piece.bytes += len(found[0].value) * len(found)
-            if len(piece.deliveries) >= PIECE_EVENTS_MAX or piece.bytes >= PIECE_BYTES_MAX:
-                break
-    return piece
-
-
-def _matches(filter_: Filter, value: bytes) -> bool:
-    """As the matcher judges live events: what cannot be read satisfies no filter."""
-    try:
-        return filter_.matches(msgspec.json.decode(value))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass  # a number beyond a double, for one: the matcher's own reader takes it
-    try:
-        return filter_.matches(parse_event(value))
-    except EventError as error:
-        logger.warning("event_unreadable: %s", error.message)
-        return False

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from virta.clock import time_text
 from virta.errors import RequestError
-from virta.hub.topics import META, is_reserved
+from virta.hub.delivery import META, is_reserved
 from virta.log.limits import TOPICS_MAX
 from virta.server.api.handler import ApiHandler, errors_as_refusals
 from virta.server.api.schemas import ChannelPage, ChannelSummary

@@ -16,8 +16,8 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from virta.errors import HubError, RequestError
+from virta.hub.delivery import META
 from virta.hub.resume.positions import EventId, ResumePosition
-from virta.hub.topics import META
 from virta.server.api.handler import ApiHandler, errors_as_refusals, not_found, read_json
 from virta.server.api.schemas import SubscriptionBody, SubscriptionConfirmation
 from virta.server.event_input import check_channel

@@ -142,7 +142,7 @@ class HttpConsumer:
                 return
             self._send_start(start)
             await service.replayer.run(
-                subscriber, start, drained=self._until_drained, tell_gap=self._send_gap
+                subscriber, start, drained=self._until_drained, report_gap=self._send_gap
             )
         except (LogError, HubError, FilterError) as error:
             service.logger.warning("replay_failed", code=error.code, reason=error.message)

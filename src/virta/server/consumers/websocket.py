@@ -25,11 +25,10 @@ from websockets.typing import Subprotocol
 from virta.clock import now_us, time_text
 from virta.errors import FilterError, HubError, LogError, RequestError
 from virta.event import EVENT_BYTES_MAX
-from virta.hub.delivery import POSITION_ATTRIBUTE, WEBSOCKET, WEBSOCKET_POSITIONS
+from virta.hub.delivery import POSITION_ATTRIBUTE, STREAMS, WEBSOCKET, WEBSOCKET_POSITIONS
 from virta.hub.frames import websocket_text
 from virta.hub.stream_consumer import StreamConsumer
 from virta.hub.subscription import ChannelSubscription
-from virta.hub.topics import STREAMS
 from virta.server.consumers.base import HttpConsumer, parse_query
 from virta.server.consumers.handshake import check_handshake, check_subscribe
 from virta.server.event_input import STRUCTURED, check_channel, read_events
@@ -132,7 +131,7 @@ class WebSocket(HttpConsumer):
             self,
             streams,
             queued,
-            tell_drops=drops or self._positions,
+            report_drops=drops or self._positions,
             positions=self._positions,
         )
         if self._start is None:
@@ -164,7 +163,7 @@ class WebSocket(HttpConsumer):
             policy=self._service.slow_policy,
         )
         if self._positions:
-            subscription.tell_overflow = self._send_overflow
+            subscription.report_overflow = self._send_overflow
         self.subscriber = subscription
         if self._start is None:
             self._attach()
@@ -376,7 +375,7 @@ class WebSocket(HttpConsumer):
     def _publish(self, channel: str, body: bytes) -> None:
         """Publish one structured event; a socket has no responses, so a refusal closes it."""
         check_channel(channel)
-        if self._service.publisher.full:
+        if self._service.publisher.overloaded:
             raise self._service.overloaded(1)
         drafts = read_events(channel, [], STRUCTURED, STRUCTURED, body)
         self._service.publisher.submit(drafts, self._published)

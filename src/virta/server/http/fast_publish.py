@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from virta.errors import LogError, RequestError
 from virta.hub.event_batch import EventBatch
-from virta.server.event_input import BATCH, STRUCTURED, read_batch, read_events, read_quickly
+from virta.server.event_input import read_events
 from virta.server.http import responses
 from virta.server.http.head_cache import END_OF_HEAD, HeadCache, KnownHead
 from virta.server.http.response_queue import PendingResponse
@@ -40,7 +40,6 @@ RUN_BYTES_MAX = 8 * 1024 * 1024
 
 # Milliseconds in which a body arrived and was parsed.
 Times = tuple[int, int]
-NO_TIMES = (0, 0)
 
 # The state of a publication whose connection has nothing else in progress: it needs no queue.
 UNQUEUED = PendingResponse()
@@ -144,7 +143,7 @@ class FastInput:
 
 
 # The connection that waits for a response, its times, and what it published.
-Waiting = tuple[FastInput, Times, "Delivery | EventBatch | list[Delivery]"]
+Waiting = tuple[FastInput, Times, "Part"]
 
 
 class FastPublisher:
@@ -166,40 +165,31 @@ class FastPublisher:
         publisher = service.publisher
         service.requests += len(arrived)
         service.translations += len(arrived)
-        room = publisher.room
+        capacity = publisher.capacity
         size = number = 0
         drafts: list[Delivery] = []
         parts: list[Part] = [drafts]
         waiting: list[Waiting] = []
         began = perf_counter()
         for input_, known, data, since in arrived:
-            structured = known.mode is STRUCTURED
-            draft = read_quickly(known.channel, data[known.start :]) if structured else None
-            size += known.size
-            if draft is not None and room > 0 and size <= RUN_BYTES_MAX:
-                room -= 1
-                number += 1
-                drafts.append(draft)
-                times = (_elapsed_ms(since, began), 0) if since else NO_TIMES
-                waiting.append((input_, times, draft))
-                continue
             read_ms = _elapsed_ms(since, began) if since else 0
-            part, parse_ms = self._read(input_, known, data, draft, read_ms)
+            part, parse_ms = self._read(input_, known, data, read_ms)
             if part is None:
                 continue
+            size += known.size
             if waiting and (
-                room <= 0  # the refusal reports how much is in progress
+                capacity <= 0  # the refusal reports how much is in progress
                 or size > RUN_BYTES_MAX
                 or number + len(part) > RUN_EVENTS_MAX
             ):
-                publisher.take(parts, _Answers(service, waiting))
+                publisher.add(parts, _Answers(service, waiting))
                 drafts, waiting, size, number = [], [], known.size, 0
                 parts = [drafts]
-            if room <= 0:
+            if capacity <= 0:
                 refusal = service.overloaded(len(part))
                 input_.refuse(refusal, responses.timings(read_ms, parse_ms))
                 continue
-            room -= len(part)
+            capacity -= len(part)
             number += len(part)
             if isinstance(part, EventBatch):
                 drafts = []  # for the events after it
@@ -209,30 +199,22 @@ class FastPublisher:
             waiting.append((input_, (read_ms, parse_ms), part))
         service.translation_seconds += perf_counter() - began
         if waiting:
-            publisher.take(parts, _Answers(service, waiting))
+            publisher.add(parts, _Answers(service, waiting))
         publisher.write()
 
     def _read(
-        self,
-        input_: FastInput,
-        known: KnownHead,
-        data: bytes,
-        draft: Delivery | None,
-        read_ms: int,
-    ) -> tuple[EventBatch | list[Delivery] | None, int]:
+        self, input_: FastInput, known: KnownHead, data: bytes, read_ms: int
+    ) -> tuple[Part | None, int]:
         """Return the events of a body and the milliseconds that parsing took; None if it is refused."""
-        if draft is not None:
-            return [draft], 0
         began = perf_counter() if known.size - known.start > TIMED_BODY_BYTES else 0.0
-        channel, mode = known.channel, known.mode
         try:
-            part = read_batch(channel, data, known.start) if mode is BATCH else None
-            events = part or read_events(
-                channel,
+            events = read_events(
+                known.channel,
                 known.attributes,
                 known.content_type,
-                mode,
-                data[known.start :],
+                known.mode,
+                data,
+                known.start,
                 percent=self._service.percent_decode,
             )
         except RequestError as error:
@@ -276,11 +258,8 @@ class _Answers:
             tail = tails.get(times)
             if tail is None:
                 tail = tails[times] = responder.accepted_tail(*times, encode_ms)
-            if not isinstance(part, list) and part.offset >= 0:
-                place = b"\r\nVirta-Offset: %d" % part.offset
-            else:
-                offset, repeat = service.publisher.place(part)
-                place = responses.offset_headers(offset, repeat=repeat)
+            offset, repeat = service.publisher.place(part)
+            place = responses.offset_headers(offset, repeat=repeat)
             response = b"%b%08x%b%b" % (head, number & 0xFFFFFFFF, place, tail)
             if input_.pending is UNQUEUED and not service.draining:
                 input_.pending = None

@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, ClassVar
 from virta.errors import LogError, RequestError
 from virta.server.consumers.sse import SseConsumer, open_filter_stream, open_stream
 from virta.server.event_input import (
-    BATCH,
     check_channel,
     content_mode,
     may_be_empty,
-    read_batch,
     read_events,
     read_messages,
 )
@@ -188,7 +186,7 @@ class HttpRequest(PendingResponse):
     def publish(self, part: Part) -> None:
         """Hand events to the publisher, which answers when they are durable."""
         service = self.connection.service
-        if service.publisher.full:
+        if service.publisher.overloaded:
             raise service.overloaded(len(part))
         self._started = perf_counter()
         self._part = part
@@ -269,16 +267,14 @@ class ChannelRequest(HttpRequest):
         service = connection.service
         read = perf_counter()
         self._read_ms = int((read - self._started) * 1000)
-        part: Part | None = read_batch(channel, body) if self._mode is BATCH else None
-        if part is None:
-            part = read_events(
-                channel,
-                connection.headers,
-                self._content_type,
-                self._mode,
-                body,
-                percent=service.percent_decode,
-            )
+        part = read_events(
+            channel,
+            connection.headers,
+            self._content_type,
+            self._mode,
+            body,
+            percent=service.percent_decode,
+        )
         took = perf_counter() - read
         service.translation_seconds += took
         service.translations += 1

@@ -13,8 +13,8 @@ from urllib.parse import unquote_to_bytes
 
 from virta.errors import RequestError
 from virta.event.times import parse_moment
+from virta.hub.delivery import META, is_reserved
 from virta.hub.resume.positions import EventId, Place, parse_offset, parse_position
-from virta.hub.topics import META, is_reserved
 
 CHANNELS = b"/channels/"
 FROM = b"/from/"

@@ -20,9 +20,8 @@ from virta.backoff import backoff
 from virta.clock import now_us, time_text
 from virta.errors import LogError
 from virta.filters import Filter, parse
-from virta.hub.delivery import Delivery
-from virta.hub.resume.replay import read_piece
-from virta.hub.topics import DEAD_LETTERS
+from virta.hub.delivery import DEAD_LETTERS, Delivery
+from virta.hub.resume.history import HistoryReader, select_events
 from virta.server.api.schemas import SubscriptionStatus
 from virta.server.webhooks.client import SinkAnswer, Verdict, WebhookClient, without_user
 from virta.server.webhooks.consent import Consent, to_record
@@ -155,8 +154,9 @@ class Webhook:
             topics=[self.channel], start=self.cursor, end=end, on_gap="skip", on_corruption="skip"
         ) as reader:
             finished = False
+            history = HistoryReader(reader, select_events(self.filter))
             while not finished:
-                piece = await loop.run_in_executor(executor, read_piece, reader, self.filter)
+                piece = await loop.run_in_executor(executor, history.read)
                 finished = piece.finished
                 for delivery in piece.deliveries:
                     await self._deliver(delivery)
