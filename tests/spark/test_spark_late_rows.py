@@ -16,7 +16,7 @@ from spark_logs import read_log
 import virta
 from virta.spark.pipeline.builder import read_range
 from virta.spark.pipeline.file import loads
-from virta.spark.pipeline.late_rows import HANDLED, Dropped
+from virta.spark.pipeline.late_rows import HANDLED, DroppedRows
 from virta.spark.pipeline.runner import run
 
 pytestmark = pytest.mark.slow
@@ -188,7 +188,7 @@ def test_rows_after_an_idle_time(spark, tmp_path):
         spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
     fill(tmp_path / "log", BATCH, seed=5)
     with pytest.MonkeyPatch.context() as patch:  # killed before it has looked at what it dropped
-        patch.setattr(Dropped, "catch_up", lambda _: 0)
+        patch.setattr(DroppedRows, "catch_up", lambda _: 0)
         now = replace(pipeline, trigger="available-now")
         run(spark, now)
     found = late_offsets(tmp_path)
@@ -230,7 +230,7 @@ def test_repeats_and_late_rows_of_a_deduplication(spark, tmp_path):
 @pytest.mark.parametrize("text", ['slide = "1 minute"', 'session = "3 minutes"'])
 def test_the_moment_a_row_is_over(spark, tmp_path, text):
     """For sliding windows the end of the newest one, for sessions the gap after the row."""
-    from virta.spark.pipeline.late_rows import judged
+    from virta.spark.pipeline.late_rows import deadline
 
     steps = WINDOWS.replace("{slide}", text)
     if "session" in text:
@@ -240,7 +240,7 @@ def test_the_moment_a_row_is_over(spark, tmp_path, text):
     (made,) = fill(tmp_path / "log", 1, seed=1)
     at = datetime.fromisoformat(made["time"])
 
-    row = read_range(spark, pipeline, 0, 1).select(judged(pipeline).alias("over")).first()
+    row = read_range(spark, pipeline, 0, 1).select(deadline(pipeline).alias("over")).first()
 
     over = datetime.fromtimestamp(row.over / 1e6, UTC)
     slid = window_end(at, timedelta(minutes=1))

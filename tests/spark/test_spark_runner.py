@@ -22,7 +22,7 @@ from virta.spark.pipeline.builder import build
 from virta.spark.pipeline.errors import explain
 from virta.spark.pipeline.file import loads
 from virta.spark.pipeline.model import Pipeline, Sink, Source
-from virta.spark.pipeline.runner import Run, RunError, run
+from virta.spark.pipeline.runner import PipelineRun, RunError, run
 from virta.spark.pipeline.status import read_status
 
 pytestmark = pytest.mark.slow
@@ -223,7 +223,7 @@ def test_the_end_of_the_jvm_is_one_sentence_or_a_stop(tmp_path, monkeypatch):
     def gone(_):
         raise Py4JNetworkError("no answer")
 
-    monkeypatch.setattr(Run, "_start", gone)
+    monkeypatch.setattr(PipelineRun, "_start", gone)
 
     with pytest.raises(RunError, match="Spark's JVM has ended"):
         run(None, pipeline)

@@ -265,7 +265,7 @@ def ended(session: SparkSession) -> Iterator[None]:
     from pyspark.errors import PySparkException
 
     from virta.spark.pipeline.errors import explain
-    from virta.spark.pipeline.runner import GONE
+    from virta.spark.pipeline.runner import JVM_ERRORS
 
     try:
         yield
@@ -273,7 +273,7 @@ def ended(session: SparkSession) -> Iterator[None]:
         click.echo(error.message if isinstance(error, VirtaError) else explain(error), err=True)
         sys.exit(1)
     finally:
-        with suppress(*GONE):
+        with suppress(*JVM_ERRORS):
             session.stop()
 
 

@@ -1,7 +1,7 @@
 """
-A pipeline as DataFrames: what it reads, what its sinks get, what its dead letters are.
+Build the DataFrames of a pipeline: its source, the rows for its sinks, its dead letters.
 
-Nothing runs here; the same functions build the stream, its bounded twin, and a single micro-batch read again.
+Nothing runs here. The same functions build the stream, the bounded query, and one micro-batch read again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from virta.log.limits import VALUE_BYTES_MAX
 from virta.spark import transforms
 from virta.spark.matching.match import where
 from virta.spark.pipeline.checks import interval_seconds
-from virta.spark.pipeline.errors import blamed_on
+from virta.spark.pipeline.errors import located
 from virta.spark.pipeline.outputs import makes_events, too_large
 
 if TYPE_CHECKING:
@@ -24,73 +24,73 @@ if TYPE_CHECKING:
     from virta.spark.pipeline.model import Pipeline, Source
 
 RECORD_NAMES = ("topic", "offset", "timestamp", "key", "value")
-APPENDED = "timestamp"  # the one time every record has
+APPENDED = "timestamp"  # the time that every record has
 
 
 @dataclass(frozen=True)
-class Built:
-    """A pipeline's DataFrames: what the sinks get, what is dead-lettered."""
+class BuiltPipeline:
+    """The DataFrames of a pipeline: rows for the sinks, and dead letters."""
 
     results: DataFrame
     dead: DataFrame | None
 
 
-def build(spark: SparkSession, pipeline: Pipeline, *, streaming: bool = True) -> Built:
+def build(spark: SparkSession, pipeline: Pipeline, *, streaming: bool = True) -> BuiltPipeline:
     """Return the DataFrames of a pipeline; nothing runs yet. Bounded with `streaming=False`."""
     events = read_source(spark, pipeline, streaming=streaming)
     dead = dead_letters(events, pipeline) if pipeline.dead_letter else None
-    rows = timed(transforms.valid_events(events), pipeline)
+    rows = with_time(transforms.valid_events(events), pipeline)
     rows = one_watermark(rows, pipeline)
     if pipeline.dedupe:
         dedupe = pipeline.dedupe
         rows = transforms.dedupe(rows, dedupe.by, within=dedupe.within, time=dedupe.time)
-    rows = wanted(rows, pipeline)
+    rows = select_rows(rows, pipeline)
     if pipeline.aggregate:
         rows = aggregate(rows, pipeline)
-    return Built(rows, dead)
+    return BuiltPipeline(rows, dead)
 
 
-def wanted(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
+def select_rows(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
     """Return the rows that pass the filters, with the pipeline's columns."""
     if pipeline.filters:
         rows = where(rows, [one.parsed() for one in pipeline.filters])
     for name, sql in pipeline.columns.items():
-        with blamed_on(pipeline, "columns", name):
+        with located(pipeline, "columns", name):
             rows = rows.withColumn(name, F.expr(sql))
     return rows
 
 
-def clock(pipeline: Pipeline) -> str | None:
+def watermark_column(pipeline: Pipeline) -> str | None:
     """Return the column whose watermark decides what is late, None when nothing is."""
     if pipeline.aggregate:
         return pipeline.aggregate.time
     return pipeline.dedupe.time if pipeline.dedupe else None
 
 
-def timed(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
+def with_time(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
     """
-    Return the rows that have a time; Spark's windows would drop the others without a word.
+    Return the rows that have a time; Spark's windows would drop the others silently.
 
-    A column of the pipeline's own that is the time is computed here, before any filter.
+    If the time is one of [columns], it is computed here, before any filter.
     """
-    time = clock(pipeline)
+    time = watermark_column(pipeline)
     if time is None or time == APPENDED:
         return rows
     if time in pipeline.columns:
-        with blamed_on(pipeline, "columns", time):
+        with located(pipeline, "columns", time):
             rows = rows.withColumn(time, F.expr(pipeline.columns[time]))
     transforms.need(rows, [time], "the pipeline's time")
     return rows.where(F.col(time).isNotNull())
 
 
 def dead_letters(events: DataFrame, pipeline: Pipeline) -> DataFrame:
-    """Return values that are no events; events that pass the filters but become too large, or lack the time they need."""
+    """Return values that are not events, and events that pass the filters but are too large or lack their time."""
     dead = transforms.dead_letters(events)
-    time = clock(pipeline)
+    time = watermark_column(pipeline)
     makers = [sink for sink in pipeline.sinks if makes_events(sink, pipeline)]
     if not makers and time in {None, APPENDED}:
         return dead
-    rows = wanted(transforms.valid_events(events), pipeline)
+    rows = select_rows(transforms.valid_events(events), pipeline)
     for sink in makers[:1]:
         reason = F.lit(f"too large: the event made of it has over {VALUE_BYTES_MAX} bytes")
         large = rows.where(too_large(rows, sink, pipeline)).withColumn("reason", reason)
@@ -104,7 +104,7 @@ def dead_letters(events: DataFrame, pipeline: Pipeline) -> DataFrame:
 
 
 def one_watermark(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
-    """Return the watermark that deduplication and windows share, when a stream has both: the more patient one."""
+    """Return a stream with the watermark that deduplication and windows share: the longer of both."""
     dedupe, spec = pipeline.dedupe, pipeline.aggregate
     if not (dedupe and spec and rows.isStreaming):
         return rows
@@ -126,7 +126,7 @@ def read_source(spark: SparkSession, pipeline: Pipeline, *, streaming: bool) -> 
 
 
 def without_own(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
-    """Return a pipeline that reads all topics of a log does not read its own results and dead letters there."""
+    """Return the rows without the pipeline's own results and dead letters, if it reads all topics of the log."""
     own = pipeline.own_topics()
     return rows if pipeline.source.topics or not own else rows.where(~F.col("topic").isin(own))
 
@@ -134,7 +134,7 @@ def without_own(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
 def read_range(
     spark: SparkSession, pipeline: Pipeline, first: int | str, end: int | str
 ) -> DataFrame:
-    """Return the events of a stretch of the log that a micro-batch has read, read again."""
+    """Return the events of an offset range of the log, as a micro-batch reads them."""
     source = pipeline.source
     assert source.log is not None
     options = {**source_options(source), **source.options, "start": str(first), "end": str(end)}
@@ -166,7 +166,7 @@ def aggregate(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
         "late": spec.late,
         "time": spec.time,
     }
-    with blamed_on(pipeline, "aggregate", "aggregates"):
+    with located(pipeline, "aggregate", "aggregates"):
         if spec.session is not None:
             return transforms.sessionize(rows, spec.session, **common)
         assert spec.window is not None

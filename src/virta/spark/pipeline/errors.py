@@ -1,4 +1,4 @@
-"""The one sentence that a person needs, out of two hundred lines of a Spark error."""
+"""Explain errors of Spark in one sentence."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PYTHON_ERROR = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception)): (.+)$", re.
 
 
 def explain(error: BaseException | None) -> str:
-    """Return the one sentence in a Spark error that a person needs: the Python part, if there is one."""
+    """Return the essential sentence of a Spark error: that of its Python part, if there is one."""
     text = str(error)
     for pattern, sentence in KNOWN:
         if pattern.search(text):
@@ -48,9 +48,9 @@ def explain(error: BaseException | None) -> str:
 
 
 @contextmanager
-def blamed_on(pipeline: Pipeline, *place: str | int) -> Iterator[None]:
-    """Give an error of Spark's analyser the line of the pipeline file whose SQL it is about."""
+def located(pipeline: Pipeline, *place: str | int) -> Iterator[None]:
+    """Raise errors of Spark's analyser as PipelineError with the line of the SQL in the pipeline file."""
     try:
         yield
     except PySparkException as error:
-        raise PipelineError([f"{pipeline.spot(*place)}{explain(error)}"]) from error
+        raise PipelineError([f"{pipeline.location(*place)}{explain(error)}"]) from error

@@ -1,8 +1,7 @@
 """
-A pipeline's TOML file: read into the dataclasses of `virta.spark.pipeline.model`.
+Read a pipeline's TOML file into the dataclasses of `virta.spark.pipeline.model`.
 
-Invariant: whatever is wrong with the file is found here, before Spark starts, all at once, and every
-problem is `file:line: message`.
+Invariant: all errors of the file are reported here at once, before Spark starts, each as `file:line: message`.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ TABLES: dict[str, Any] = {
     "spark": Spark,
 }
 LIKE = dict.fromkeys(("within", "window", "slide", "session", "late"), "10 minutes")
-STAND_IN = Sink(kind="console")  # for one that could not be read, while the rest is checked
+STAND_IN = Sink(kind="console")  # replaces a sink that could not be read, while the rest is checked
 UNREAD_AGGREGATE = Aggregate(aggregates=UNREADABLE, window="1 minute")
 # Placeholders for missing keys of a table, so that its other keys are checked.
 MISSING_KEYS: dict[Any, dict[str, Any]] = {
@@ -71,7 +70,7 @@ def load(path: str | Path) -> Pipeline:
 
 
 def nameless(path: str | Path) -> bool:
-    """True for a TOML file without a pipeline's name: some other program's settings."""
+    """Return whether a TOML file has no [pipeline]: it belongs to another program."""
     try:
         document = tomllib.loads(Path(path).read_text("utf-8"))
     except (OSError, ValueError):
@@ -80,7 +79,7 @@ def nameless(path: str | Path) -> bool:
 
 
 def loads(text: str, name: str = "<pipeline>", directory: str = ".") -> Pipeline:
-    """As `load`, from a text."""
+    """Read and check the text of a pipeline file; see `load`."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:
@@ -100,7 +99,7 @@ def loads(text: str, name: str = "<pipeline>", directory: str = ".") -> Pipeline
 def check_values(
     values: Mapping[str, Any], shape: Sequence[tuple[Place, str]]
 ) -> list[tuple[Place, str]]:
-    """Return what is wrong with the values, leaving out what only follows from a wrong shape."""
+    """Return the errors of the values, without those that follow from a wrong shape."""
     broken = {place for place, _ in shape}
     # A table with an unknown name may be any of the missing ones.
     misnamed = any(len(place) == 1 and place[0] not in TABLES for place in broken - {("pipeline",)})
@@ -118,12 +117,12 @@ def check_values(
     for name, stand_in in (("aggregate", UNREAD_AGGREGATE), ("dead_letter", STAND_IN)):
         if name in values:
             whole[name] = values[name] or stand_in
-    # Made past its own check: here the problems need their lines.
+    # Made without its own check: here the problems need their lines.
     draft = object.__new__(Pipeline)
     for spec in fields(Pipeline):
         object.__setattr__(draft, spec.name, whole.get(spec.name, default_of(spec)))
     if broken & {("aggregate", "window"), ("aggregate", "session")}:
-        broken.add(("aggregate",))  # needs either, and one is there
+        broken.add(("aggregate",))  # one of both is given
     return [problem for problem in check(draft) if problem[0] not in broken]
 
 

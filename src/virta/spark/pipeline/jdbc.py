@@ -1,9 +1,9 @@
 """
-Rows into a table of a database, through Spark's JDBC.
+Write rows to a database table, through Spark's JDBC.
 
-With `keys`, a micro-batch goes to a table beside (`<table>_virta`), and one transaction replaces the rows that
-have the same keys: a repeated micro-batch changes nothing, and readers see all of it or none. In mode
-complete the table is emptied and filled again. Otherwise rows are appended, at least once.
+With `keys`, a micro-batch is written to a staging table (`<table>_virta`), and one transaction replaces the rows with
+the same keys: a repeated micro-batch changes nothing, and readers see all of it or none. In mode complete the table
+is truncated and filled again. Otherwise rows are appended, at least once.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
     from virta.spark.pipeline.model import Sink
 
-BESIDE = "_virta"  # the end of the name of the table a micro-batch waits in
+STAGING = "_virta"  # suffix of the staging table
 
 
 class JdbcError(VirtaError):
-    """Rows that do not fit the table they should go to."""
+    """Rows that do not fit their table."""
 
     default_code = "jdbc_invalid"
 
 
 def jdbc_batch(sink: Sink, mode: str) -> Callable[[DataFrame, int], None]:
-    """Return what foreachBatch does for a jdbc sink."""
+    """Return the function that foreachBatch calls for a jdbc sink."""
 
     def write(batch: DataFrame, _: int) -> None:
         write_jdbc(batch, sink, mode)
@@ -59,18 +59,19 @@ def replace_by_keys(
     missing = [key for key in keys if key not in rows.columns]
     if missing:
         raise JdbcError(f"the key {missing[0]!r} is no column: there are {', '.join(rows.columns)}")
-    beside = f"{table}{BESIDE}"
-    # Makes the table when there is none; the empty write costs nothing when there is.
+    staging = f"{table}{STAGING}"
+    # Creates the table if it is missing; the empty write is cheap if it exists.
     rows.limit(0).write.jdbc(url, table, mode="append", properties=options)
-    rows.write.jdbc(url, beside, mode="overwrite", properties=options)
+    rows.write.jdbc(url, staging, mode="overwrite", properties=options)
     with connected(rows, url, table, options) as (connection, quote):
         same = " AND ".join(same_value(f"{table}.{quote(key)}", f"s.{quote(key)}") for key in keys)
         names = ", ".join(quote(name) for name in rows.columns)
-        # Names of tables are the pipeline author's own SQL, as everywhere in Spark's JDBC.
-        run(connection, f"DELETE FROM {table} WHERE EXISTS (SELECT 1 FROM {beside} s WHERE {same})")  # noqa: S608
-        run(connection, f"INSERT INTO {table} ({names}) SELECT {names} FROM {beside}")  # noqa: S608
+        # Table names are SQL of the pipeline's author, as everywhere in Spark's JDBC.
+        staged = f"SELECT 1 FROM {staging} s WHERE {same}"  # noqa: S608
+        run(connection, f"DELETE FROM {table} WHERE EXISTS ({staged})")  # noqa: S608
+        run(connection, f"INSERT INTO {table} ({names}) SELECT {names} FROM {staging}")  # noqa: S608
         connection.commit()
-        run(connection, f"DROP TABLE {beside}")
+        run(connection, f"DROP TABLE {staging}")
         connection.commit()
 
 
@@ -82,9 +83,9 @@ def same_value(left: str, right: str) -> str:
 def connected(
     rows: DataFrame, url: str, table: str, options: dict[str, str]
 ) -> Iterator[tuple[Any, Callable[[str], str]]]:
-    """Yield a connection made as Spark makes its own, without automatic commits, and its way of quoting names."""
+    """Yield a connection like Spark's own, without automatic commits, and a function that quotes names."""
     spark = rows.sparkSession
-    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - Spark has no Python door to its connections
+    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - no Python API for connections
     jdbc = jvm.org.apache.spark.sql.execution.datasources.jdbc
     java_options = jvm.java.util.HashMap()
     for name, value in options.items():

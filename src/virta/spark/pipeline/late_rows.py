@@ -1,17 +1,16 @@
 """
-The rows that a stateful query has dropped, found again for the dead letters: late ones and repeats.
+Find the rows that a stateful query dropped, late ones and repeats, for the dead letters.
 
-Spark only counts them. But a checkpoint says, for every micro-batch, which stretch of the log it read and
-which watermark stood, before the micro-batch runs and for ever after; so the rows it dropped follow from
-the log, exactly, also after a crash:
+Spark only counts them. But a checkpoint records, before each micro-batch runs, which offsets of the log it reads and
+its watermark; so the rows it dropped can be computed from the log, exactly, also after a crash:
 
-    late     its last window had ended, or its time had passed where deduplication judges, at the watermark
-             of the micro-batch before (the one Spark judges lateness by)
-    repeat   its key was in the state that the micro-batch before left, or earlier in this micro-batch
+    late     its last window (or its time, with deduplication) had ended at the watermark of the previous
+             micro-batch, which Spark compares with
+    repeat   its key was in the state after the previous micro-batch, or earlier in this micro-batch
 
-Invariant: each micro-batch is looked at once it is committed, in order, and handed on under its number; the
-number of the last one is kept. After a crash the last may be handed on again under the same number, which
-a channel refuses and a directory replaces.
+Invariant: each micro-batch is processed after its commit, in order, and delivered under its number; the number of the
+last one is stored. After a crash the last may be delivered again under the same number, which a channel refuses
+and a directory replaces.
 """
 
 from __future__ import annotations
@@ -25,7 +24,13 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from virta.errors import VirtaError
-from virta.spark.pipeline.builder import RECORD_NAMES, clock, read_range, timed, wanted
+from virta.spark.pipeline.builder import (
+    RECORD_NAMES,
+    read_range,
+    select_rows,
+    watermark_column,
+    with_time,
+)
 from virta.spark.pipeline.checks import interval_seconds
 from virta.spark.pipeline.status import is_remote, read_json, write_json
 from virta.spark.transforms import valid_events
@@ -42,21 +47,21 @@ DEDUPE_OPERATOR = "dedupeWithinWatermark"
 
 
 class DroppedError(VirtaError):
-    """Dropped rows that cannot be found again."""
+    """Dropped rows that cannot be computed."""
 
     default_code = "dropped_unknown"
 
 
 @dataclass(frozen=True)
-class Batch:
-    """What the checkpoint says about a micro-batch: where it ended, and the watermark it began with."""
+class MicroBatch:
+    """A micro-batch in the checkpoint: the offset where it ended, and the watermark it began with."""
 
     end: int | str
     watermark_ms: int
 
 
-class Dropped:
-    """Follows one query's checkpoint; `deliver(rows, kind, batch)` takes rows and gives their number."""
+class DroppedRows:
+    """Follows one query's checkpoint; `deliver(rows, kind, batch)` writes rows and returns their number."""
 
     def __init__(
         self,
@@ -72,22 +77,22 @@ class Dropped:
         self._handled = -1
         self.late = 0
         self.repeats = 0
-        # Batches of this run that Spark says dropped nothing need not be read again.
+        # Batches of this run in which Spark dropped nothing: not read again.
         self.clean: set[int] = set()
 
     def resume(self) -> None:
-        """Continue where the last run stopped; a checkpoint that is new starts anew."""
+        """Continue where the last run stopped, from the beginning for a new checkpoint."""
         kept = read_json(self._pipeline, HANDLED)
         if kept and kept["query"] == self._identity():
             self._handled = kept["batch"]
 
     def catch_up(self) -> int:
-        """Deal with every committed micro-batch that was not; gives the number of rows found."""
+        """Process the committed micro-batches that were not yet; return the number of rows found."""
         found = 0
         for number in self._committed():
             if number > self._handled:
                 if number not in self.clean:
-                    found += self._look(number)
+                    found += self._process(number)
                 self.clean.discard(number)
                 self._handled = number
                 write_json(
@@ -95,30 +100,32 @@ class Dropped:
                 )
         return found
 
-    def _look(self, number: int) -> int:
+    def _process(self, number: int) -> int:
         pipeline = self._pipeline
-        # The first one began where the pipeline says, and nothing is late in it.
-        before = self._batch(number - 1) if number else Batch(pipeline.source.start, 0)
+        # The first one began at the pipeline's start, and nothing is late in it.
+        before = self._batch(number - 1) if number else MicroBatch(pipeline.source.start, 0)
         this = self._batch(number)
         if before.end in {this.end, "latest"}:
             return 0
         rows = valid_events(read_range(self._spark, pipeline, before.end, this.end))
-        rows = timed(rows, pipeline)
-        over = judged(pipeline)
+        rows = with_time(rows, pipeline)
+        over = deadline(pipeline)
         late = over <= F.lit(before.watermark_ms * 1000)
-        lost = wanted(rows, pipeline).where(late).withColumn("reason", late_reason(over, before))
+        lost = (
+            select_rows(rows, pipeline).where(late).withColumn("reason", late_reason(over, before))
+        )
         count = self._deliver(letters(lost), "late", number)
         self.late += count
         dedupe = pipeline.dedupe
         if dedupe is not None and dedupe.repeats != "drop":
             again = self._repeated(rows.where(~late), dedupe.by, number)
-            repeats = self._deliver(letters(wanted(again, pipeline)), "repeat", number)
+            repeats = self._deliver(letters(select_rows(again, pipeline)), "repeat", number)
             self.repeats += repeats
             count += repeats
         return count
 
     def _repeated(self, rows: DataFrame, by: tuple[str, ...], number: int) -> DataFrame:
-        """Return the rows whose key the state had, or that are not the first of their key in the micro-batch."""
+        """Return the rows whose key was in the state, or that are not the first of their key in the micro-batch."""
         order = Window.partitionBy(*by).orderBy("offset")
         marked = rows.withColumn("_nth", F.row_number().over(order)).withColumn("_known", F.lit(0))
         if number:
@@ -128,7 +135,7 @@ class Dropped:
         return again.withColumn("reason", F.lit(f"a repeat of {', '.join(by)}"))
 
     def _known(self, by: tuple[str, ...], number: int) -> DataFrame:
-        """Return the keys in the state that a micro-batch left."""
+        """Return the keys in the state after a micro-batch."""
         reader = self._spark.read.format("state-metadata").load(str(self._checkpoint))
         operator = reader.where(F.col("operatorName") == DEDUPE_OPERATOR).first()
         if operator is None:
@@ -147,13 +154,13 @@ class Dropped:
             return []
         return sorted(int(file.name) for file in directory.iterdir() if file.name.isdecimal())
 
-    def _batch(self, number: int) -> Batch:
+    def _batch(self, number: int) -> MicroBatch:
         try:
             _, metadata, offset = (
                 (self._checkpoint / "offsets" / str(number)).read_text().split("\n")
             )
             end = json.loads(offset)["offset"]
-            return Batch(end, json.loads(metadata)["batchWatermarkMs"])
+            return MicroBatch(end, json.loads(metadata)["batchWatermarkMs"])
         except (OSError, ValueError, KeyError) as error:
             raise DroppedError(
                 f"{self._checkpoint / 'offsets' / str(number)} cannot be read: {error}; rows that"
@@ -161,25 +168,25 @@ class Dropped:
             ) from error
 
     def _identity(self) -> str:
-        """Return the query's id: the same over restarts, another for a checkpoint made anew."""
+        """Return the query's id: the same after restarts, another for a new checkpoint."""
         return str(json.loads((self._checkpoint / "metadata").read_text())["id"])
 
 
 def can_follow(pipeline: Pipeline) -> bool:
-    """Dropped rows can be found again in a log, by a checkpoint that this machine can read."""
+    """Return whether dropped rows can be computed: from a log, by a checkpoint on this machine."""
     complete = pipeline.aggregate is not None and pipeline.aggregate.mode == "complete"
     return (
         pipeline.dead_letter is not None
-        and clock(pipeline) is not None
+        and watermark_column(pipeline) is not None
         and not (complete and pipeline.dedupe is None)  # mode complete closes no window
         and pipeline.source.format == "virta"
         and not is_remote(pipeline)
     )
 
 
-def judged(pipeline: Pipeline) -> Column:
-    """Return the moment, in microseconds, that must lie behind the watermark for a row to be late."""
-    time = clock(pipeline)
+def deadline(pipeline: Pipeline) -> Column:
+    """Return the time, in microseconds, that must be before the watermark for a row to be late."""
+    time = watermark_column(pipeline)
     assert time is not None
     at = F.unix_micros(F.col(time).cast("timestamp"))
     spec = pipeline.aggregate
@@ -189,7 +196,7 @@ def judged(pipeline: Pipeline) -> Column:
         return at + F.lit(micros(spec.session))
     assert spec.window is not None
     slide = micros(spec.slide or spec.window)
-    # The newest window that the row belongs to: the older ones end before it.
+    # Of the newest window of the row: the others end earlier.
     return at - F.pmod(at, F.lit(slide)) + F.lit(micros(spec.window))
 
 
@@ -197,7 +204,7 @@ def micros(interval: str) -> int:
     return round(interval_seconds(interval) * 1_000_000)
 
 
-def late_reason(over: Column, before: Batch) -> Column:
+def late_reason(over: Column, before: MicroBatch) -> Column:
     watermark = F.timestamp_micros(F.lit(before.watermark_ms * 1000))
     return F.concat(
         F.lit("too late: over at "),

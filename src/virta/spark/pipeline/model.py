@@ -56,7 +56,7 @@ class Dedupe:
 
 @dataclass(frozen=True)
 class Where:
-    """A filter; an event goes on when one of the pipeline's filters holds."""
+    """A filter; an event passes if one of the pipeline's filters matches it."""
 
     match: str
     dialect: str = "query-string"
@@ -102,7 +102,7 @@ class Sink:
 
 @dataclass(frozen=True)
 class Spark:
-    """Where and how the pipeline runs, unless the command line says otherwise."""
+    """Where and how the pipeline runs; the command line overrides it."""
 
     master: str | None = None
     conf: Mapping[str, str] = field(default_factory=dict)
@@ -135,12 +135,12 @@ class Pipeline:
         if problems:
             raise PipelineError(problems)
 
-    def spot(self, *place: str | int) -> str:
-        """`file:line: ` of a place of the file, for messages; nothing for a pipeline made in Python."""
+    def location(self, *place: str | int) -> str:
+        """Return `file:line: ` of a place for messages, "" for a pipeline made in Python."""
         return f"{self.file}:{line_of(self.lines, place)}: " if self.file else ""
 
     def path(self, name: str) -> str:
-        """Return a path of the pipeline, absolute; URIs stay as they are."""
+        """Return a path of the pipeline as absolute; URIs are unchanged."""
         return name if "://" in name else str((Path(self.directory) / name).resolve())
 
     def checkpoint_path(self) -> str:

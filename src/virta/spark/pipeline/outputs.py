@@ -1,9 +1,9 @@
 """
-Where a pipeline's rows go: the columns each kind of sink takes, and how they are written.
+Write a pipeline's rows to its sinks: the columns of each kind, and how they are written.
 
-Exactly once: a channel (the query's id and the micro-batch's number stand in the log's batch), Parquet (Spark's
-list of committed files; dead letters by a directory per micro-batch), JDBC with keys or in mode complete.
-At least once: JDBC without keys, Kafka. A micro-batch that Spark repeats after a crash is written again there.
+Exactly once: a channel (the query's id and the micro-batch's number are in the log's batch), Parquet (Spark's list of
+committed files; dead letters by a directory per micro-batch), JDBC with keys or in mode complete. At least once:
+JDBC without keys, Kafka. There a micro-batch that Spark repeats after a crash is written again.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from virta.spark.pipeline.model import Pipeline, Sink
 
 
-# A dead letter has its value as Base64, four bytes for three, and must itself fit in a record.
+# A dead letter contains its value as Base64, four bytes for three, and must fit in a record.
 LETTER_VALUE_MAX = VALUE_BYTES_MAX // 10 * 7
-LARGE_BYTES = VALUE_BYTES_MAX // 2  # of values: computed events of smaller ones are not measured
+LARGE_BYTES = VALUE_BYTES_MAX // 2  # of values: events computed from smaller ones are not measured
 
 
 def shape(rows: DataFrame, sink: Sink, pipeline: Pipeline) -> DataFrame:
-    """Return the columns a sink takes."""
+    """Return the rows with the columns of a sink."""
     if sink.kind in {"channel", "kafka"}:
         return to_records(rows, sink, pipeline)
     if sink.kind == "parquet" and "day" in partitions(rows, sink) and "day" not in rows.columns:
@@ -42,7 +42,7 @@ def shape(rows: DataFrame, sink: Sink, pipeline: Pipeline) -> DataFrame:
 
 
 def to_records(rows: DataFrame, sink: Sink, pipeline: Pipeline) -> DataFrame:
-    """Events pass through as they are; anything computed becomes an event with the row as data."""
+    """Return records: events unchanged, computed rows as events with the row as data."""
     assert sink.topic is not None
     if not pipeline.aggregate and not pipeline.columns and "value" in rows.columns:
         key = F.col(sink.key or "key").cast("binary")
@@ -61,19 +61,19 @@ def event_names(sink: Sink, pipeline: Pipeline) -> dict[str, str]:
 
 
 def makes_events(sink: Sink, pipeline: Pipeline) -> bool:
-    """True when a channel gets events that were made of single rows, which may be larger than what was read."""
+    """Return whether a channel gets events made of single rows, which may be larger than the input."""
     return sink.kind == "channel" and bool(pipeline.columns) and pipeline.aggregate is None
 
 
 def too_large(rows: DataFrame, sink: Sink, pipeline: Pipeline) -> Column:
-    """Of a row: the event made of it is more than a record of the log can hold."""
+    """Return a condition: the event made of the row is too large for a record."""
     made = transforms.event_value(rows.drop("value", "key"), **event_names(sink, pipeline))
     size = F.when(F.length("value") > LARGE_BYTES, F.octet_length(made)).otherwise(0)
     return size > VALUE_BYTES_MAX
 
 
 def partitions(rows: DataFrame, sink: Sink) -> tuple[str, ...]:
-    """By day and topic unless the sink says otherwise; aggregates have neither."""
+    """Return the partition columns: the sink's own, else day and topic if the rows have them."""
     if sink.partition_by:
         return sink.partition_by
     return ("day", "topic") if {"timestamp", "topic"} <= set(rows.columns) else ()
@@ -103,9 +103,9 @@ def writer(rows: DataFrame, sink: Sink, pipeline: Pipeline) -> DataStreamWriter:
 
 def channel_batch(path: str, options: dict[str, str]) -> Callable[[DataFrame, int], None]:
     """
-    Appends results in mode update or complete, which Spark does not let a Python sink take.
+    Return a function that appends results in mode update or complete, which Spark refuses for a Python sink.
 
-    Exactly once all the same: the query's id and the batch's number go into the log's batch header.
+    Still exactly once: the query's id and the batch's number are in the log's batch header.
     """
 
     def append(batch: DataFrame, number: int) -> None:
@@ -118,15 +118,15 @@ def channel_batch(path: str, options: dict[str, str]) -> Callable[[DataFrame, in
     return append
 
 
-# Dead letters: few, of several kinds, some by a stream and some by hand; all by this one way.
+# Dead letters.
 
 
 def write_dead(rows: DataFrame, pipeline: Pipeline, name: str, number: int) -> int:
     """
-    Write dead letters; gives how many there were.
+    Write dead letters; return how many there were.
 
-    `name` is the query and the kind (invalid, late, repeat), `number` the micro-batch: the same rows again
-    under both are in a channel or a directory once.
+    `name` is the query and the kind (invalid, late, repeat), `number` the micro-batch: rows written again under both
+    are in a channel or a directory once.
     """
     sink = pipeline.dead_letter
     assert sink is not None
@@ -156,7 +156,7 @@ def write_letters(rows: DataFrame, sink: Sink, pipeline: Pipeline, name: str, nu
 
 
 def write_events(rows: DataFrame, sink: Sink, pipeline: Pipeline, name: str, number: int) -> None:
-    """Dead letters as events that carry the value's bytes and the reason."""
+    """Write dead letters as events with the value's bytes and the reason."""
     assert sink.topic is not None
     large = F.length("value") > LETTER_VALUE_MAX
     left_out = F.format_string("%s; its %d bytes are left out here", "reason", F.length("value"))

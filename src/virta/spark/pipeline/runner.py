@@ -1,9 +1,9 @@
 """
-Pipelines as Spark queries: built, started, watched, stopped.
+Run a pipeline as Spark queries: start, watch, stop.
 
-Each sink (and the dead-letter output) is a query of its own with its own checkpoint, so one that fails
-or lags does not hold the others, and each is exactly once by itself. What a run is doing stands in
-`status.json` beside the checkpoints, replaced whole each time, for `virta pipeline status` and the server.
+Each sink (and the dead-letter output) is a separate query with its own checkpoint, so one that fails or lags does not
+delay the others, and each is exactly once by itself. The state of a run is in `status.json` beside the
+checkpoints, replaced as a whole, for `virta pipeline status` and the server.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyspark.errors import PySparkException
 from virta.errors import VirtaError
 from virta.spark.pipeline.builder import build
 from virta.spark.pipeline.errors import explain
-from virta.spark.pipeline.late_rows import Dropped, can_follow, count_of
+from virta.spark.pipeline.late_rows import DroppedRows, can_follow, count_of
 from virta.spark.pipeline.outputs import write_dead, writer
 from virta.spark.pipeline.status import began, write_status
 
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from virta.spark.pipeline.model import Pipeline
 
 DEAD_LETTER = "dead-letter"
-GONE = (Py4JError, OSError)  # no answer, or a last one, of a JVM that ends
-JVM_GONE = (
+JVM_ERRORS = (Py4JError, OSError)  # raised when the JVM has ended
+JVM_ENDED = (
     "Spark's JVM has ended: it was killed, or had no memory left; a new run goes on from here"
 )
 POLL_SECONDS = 0.5
 # Only the report of a micro-batch that ran has this duration. An idle query reports too, every ten seconds, under
-# the number of the micro-batch to come: that one has still to be counted.
+# the number of the next micro-batch, which is still to be counted.
 EXECUTED = "addBatch"
 
 
@@ -79,11 +79,11 @@ def run(
     Raises:
         RunError: a query failed; the others are stopped.
     """
-    return Run(spark, pipeline, on_progress).go(stopping)
+    return PipelineRun(spark, pipeline, on_progress).go(stopping)
 
 
-class Run:
-    """One run: its queries, what they have done, and the rows they dropped."""
+class PipelineRun:
+    """One run: its queries, their totals, and the rows they dropped."""
 
     def __init__(
         self,
@@ -97,8 +97,8 @@ class Run:
         self._queries: dict[str, StreamingQuery] = {}
         self._lock = threading.Lock()
         names = [*pipeline.sink_names(), *([DEAD_LETTER] if pipeline.dead_letter else [])]
-        self._counts = {name: Counter() for name in names}
-        # Every sink judges lateness by its own micro-batches; the first one's word goes for the dead letters.
+        self._counts = {name: QueryCounter() for name in names}
+        # Lateness depends on a sink's micro-batches; the dead letters use those of the first sink.
         self._first = self._counts[names[0]]
         self._dropped = self._follow(names[0]) if can_follow(pipeline) else None
 
@@ -110,15 +110,15 @@ class Run:
                 if self._failure() is not None:
                     break
                 time.sleep(POLL_SECONDS)
-                if self._take():
+                if self._collect():
                     self._report("running", None)
             self._stop()
-            self._take()
+            self._collect()
             failed = self._failure()
-        except GONE as error:
+        except JVM_ERRORS as error:
             # A signal to the whole process group, as service managers send it, ends the JVM as well.
             if not stopping():
-                self._fail(RunError(f"{JVM_GONE} ({type(error).__name__})"))
+                self._fail(RunError(f"{JVM_ENDED} ({type(error).__name__})"))
             return self._report("stopped", None)
         except (PySparkException, VirtaError) as error:
             self._fail(error if isinstance(error, VirtaError) else RunError(explain(error)))
@@ -143,28 +143,28 @@ class Run:
         query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         self._count_dead(write_dead(batch, self._pipeline, f"{query}.invalid", number))
 
-    def _follow(self, first: str) -> Dropped:
+    def _follow(self, first: str) -> DroppedRows:
         def deliver(rows: DataFrame, kind: str, number: int) -> int:
             query = self._queries[first].id
             count = write_dead(rows, self._pipeline, f"{query}.{kind}", number)
             self._count_dead(count)
             return count
 
-        return Dropped(self._spark, self._pipeline, first, deliver)
+        return DroppedRows(self._spark, self._pipeline, first, deliver)
 
     def _count_dead(self, count: int) -> None:
-        with self._lock:  # invalid rows come by Spark's thread, dropped ones by ours
+        with self._lock:  # invalid rows come from Spark's thread, dropped ones from ours
             self._counts[DEAD_LETTER].dead += count
 
-    def _take(self) -> bool:
-        """Learn what the queries have done since the last time; True when there was something."""
-        moved = [self._counts[name].take(query) for name, query in self._queries.items()]
+    def _collect(self) -> bool:
+        """Collect new progress of the queries; return whether there was any."""
+        moved = [self._counts[name].collect(query) for name, query in self._queries.items()]
         if moved[0]:
             self._catch_up()
         return any(moved)
 
     def _catch_up(self) -> None:
-        """Also at the start: a run that was killed after its last commit may have left some, and no more may come."""
+        """Process dropped rows; also at the start, for a run that was killed after its last commit."""
         if self._dropped is not None:
             self._dropped.clean |= self._first.clean
             self._first.clean.clear()
@@ -183,7 +183,7 @@ class Run:
             query.stop()
 
     def _fail(self, error: VirtaError) -> NoReturn:
-        with suppress(PySparkException, *GONE):
+        with suppress(PySparkException, *JVM_ERRORS):
             self._stop()
         self._report("failed", error.message)
         raise error
@@ -204,8 +204,8 @@ class Run:
         return status
 
 
-class Counter:
-    """What one query has done so far, from its progress reports."""
+class QueryCounter:
+    """Totals of one query, from its progress reports."""
 
     def __init__(self) -> None:
         self.batch = -1
@@ -218,20 +218,20 @@ class Counter:
         self.lag: int | None = None
         self.offset: int | None = None
 
-    def take(self, query: StreamingQuery) -> bool:
-        """Add the progress not seen yet; True when there was some."""
+    def collect(self, query: StreamingQuery) -> bool:
+        """Add new progress; return whether there was any."""
         moved = False
         for progress in query.recentProgress:
             if progress["batchId"] <= self.batch:
                 continue
             if EXECUTED not in progress["durationMs"]:
-                moved |= self.place(progress)
+                moved |= self.update_position(progress)
                 continue
             self.batch, moved = progress["batchId"], True
             self.rows += progress["numInputRows"]
             self.seconds += progress["durationMs"].get("triggerExecution", 0) / 1000
             self.drops(progress)
-            self.place(progress)
+            self.update_position(progress)
         return moved
 
     def drops(self, progress: Any) -> None:
@@ -241,8 +241,8 @@ class Counter:
         if not late and not repeats:
             self.clean.add(progress["batchId"])
 
-    def place(self, progress: Any) -> bool:
-        """Return where the query stands in the log; True when that is elsewhere than before."""
+    def update_position(self, progress: Any) -> bool:
+        """Update the query's position in the log; return whether it changed."""
         before = self.offset, self.lag
         for source in progress["sources"]:
             end, latest = decoded(source["endOffset"]), decoded(source["latestOffset"])

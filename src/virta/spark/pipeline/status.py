@@ -1,11 +1,11 @@
 """
-What a pipeline's run last said about itself, and what its supervisor says: small files beside its checkpoints.
+The state of a pipeline's run and of its supervisor: small files beside its checkpoints.
 
-    status.json      by the run, replaced whole whenever a query has moved
-    supervised.json  by the server that keeps the run going, replaced whole whenever that changes
-    run.lock         held by the run: a checkpoint has one run at a time
+    status.json      written by the run whenever a query has made progress
+    supervised.json  written by the server that supervises the run
+    run.lock         locked by the run: a checkpoint has one run at a time
 
-Reading them needs no Spark, so the command line and the server give the same answer.
+Reading them needs no Spark, so the command line and the server show the same state.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class BusyError(VirtaError):
 
 
 def is_remote(pipeline: Pipeline) -> bool:
-    """Checkpoints on remote storage have none of these files."""
+    """Return whether the checkpoint is on remote storage, which has none of these files."""
     return "://" in pipeline.checkpoint_path()
 
 
 @contextmanager
 def claimed(pipeline: Pipeline) -> Iterator[None]:
     """
-    Hold the pipeline's lock: two runs on one checkpoint would break each other's micro-batches.
+    Lock the pipeline: two runs on one checkpoint would break each other's micro-batches.
 
     Raises:
         BusyError: another process holds it.
@@ -87,7 +87,7 @@ def write_json(pipeline: Pipeline, name: str, value: dict[str, Any]) -> None:
 
 
 def read_json(pipeline: Pipeline, name: str) -> dict[str, Any]:
-    """Return what a file says; nothing where there is none, or one that a loss of power has left without its content."""
+    """Return the content of a file, {} if it is missing or was emptied by a power loss."""
     try:
         value: dict[str, Any] = json.loads((Path(pipeline.checkpoint_path()) / name).read_text())
     except (FileNotFoundError, ValueError):
@@ -96,7 +96,7 @@ def read_json(pipeline: Pipeline, name: str) -> dict[str, Any]:
 
 
 def began(pid: int) -> int | None:
-    """When a process began, in ticks: tells it from a later one of its number. None when it has ended."""
+    """Return when a process began, in ticks, to detect a reused process id; None if it has ended."""
     try:
         facts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -123,7 +123,7 @@ def read_status(pipeline: Pipeline, supervised: dict[str, Any] | None = None) ->
         if not is_alive(supervised.get("server"), supervised.get("began")):
             supervised = {}
     if supervised:
-        status["state"] = united(status, supervised)
+        status["state"] = combined_state(status, supervised)
         status["pid"] = supervised["pid"]
     queries = list(status["queries"].values())
     # Every query reads the same input: what was read is told by the first.
@@ -145,12 +145,11 @@ def read_status(pipeline: Pipeline, supervised: dict[str, Any] | None = None) ->
     }
 
 
-def united(status: dict[str, Any], supervised: dict[str, Any]) -> str:
+def combined_state(status: dict[str, Any], supervised: dict[str, Any]) -> str:
     """
-    Return one word for both: while the process lives its own word counts, once it has spoken.
+    Return the state of a supervised run: that of its process while it runs and has reported one.
 
-    After its last word it is still `stopping`, until the supervisor has seen its end: before that there is
-    nothing that an order could start again.
+    After its last report it is `stopping` until the supervisor has seen its end: only then can it be started again.
     """
     state: str = supervised["state"]
     if state != "running":

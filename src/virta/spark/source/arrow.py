@@ -1,9 +1,8 @@
 """
-Segment bytes to Arrow record batches.
+Arrow arrays from the buffers of a decoder engine.
 
-The buffers come from native/arrow.c, or from its plain twin; here they become arrays of the type the
-schema asks for. Text columns with invalid UTF-8 get U+FFFD for what is not text: a stray byte in a
-topic must not end a query, and Spark has no string that holds it.
+The engine is native/arrow.c or `virta.spark.source.arrow_plain`. Text columns with invalid UTF-8 get U+FFFD: a stray
+byte in a topic must not end a query, and a Spark string cannot contain it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ RECORD_COLUMNS = ("topic", "offset", "timestamp", "key", "value")
 TEXT_COLUMNS = frozenset(("topic", "key", "value"))
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 
-# Any: the twin and the extension have the same functions, which no common type describes.
+# Any: no common type describes the functions of a module and an extension.
 kernel: Any = native or plain
 
 
@@ -33,7 +32,7 @@ def want_mask(names: Sequence[str]) -> int:
 
 
 def make_array(name: str, kind: pa.DataType, rows: int, column: Any, *, is_text: bool) -> pa.Array:
-    """Return one column's buffers as an array of `kind`; no copy unless text has to be mended."""
+    """Return one column's buffers as an array of `kind`, without a copy unless text is invalid."""
     if name == "offset":
         return pa.Array.from_buffers(pa.int64(), rows, [None, pa.py_buffer(column)])
     if name == "timestamp":

@@ -1,9 +1,8 @@
 """
 Record values decoded as CloudEvents, into Arrow columns.
 
-Parsing is lenient, as the server's is: an event needs `source` and `id`, everything else is kept as it
-came. A value that is not an event (no JSON, no id, data where none can be) keeps its row: every
-attribute null and the reason in `invalid`.
+Parsing is lenient, as in the server: an event needs `source` and `id`, everything else is kept unchanged. A value
+that is not an event (no JSON, no id, invalid data) keeps its row: every attribute null and the reason in `invalid`.
 """
 
 from __future__ import annotations
@@ -52,11 +51,11 @@ TEXT_ATTRIBUTES = (
 )
 
 
-class Plain(msgspec.Struct, forbid_unknown_fields=True):
+class PlainEvent(msgspec.Struct, forbid_unknown_fields=True):
     """
-    An event as most are: text attributes, no extensions, data as JSON.
+    The common case of an event: text attributes, no extensions, data as JSON.
 
-    Whatever is not just that is refused here and parsed as an `Event`, which gives the same in thrice the time.
+    Other events are refused here and parsed as `Event`, with the same result in three times the time.
     """
 
     id: str
@@ -71,11 +70,11 @@ class Plain(msgspec.Struct, forbid_unknown_fields=True):
     extensions: ClassVar[dict[str, Any]] = {}
 
 
-_plain = msgspec.json.Decoder(Plain).decode
+_plain = msgspec.json.Decoder(PlainEvent).decode
 
 
-def parse_lenient(raw: bytes) -> Event | Plain:
-    """Return an event, as leniently as the server takes it. Raises EventError."""
+def parse_lenient(raw: bytes) -> Event | PlainEvent:
+    """Return an event, read as leniently as by the server; raise EventError if it is none."""
     if len(raw) <= EVENT_BYTES_MAX:
         try:
             check_depth(raw)
@@ -117,7 +116,7 @@ class EventColumns:
                 value = None
             self.values[name].append(value)
 
-    def data(self, event: Event | Plain) -> Any:
+    def data(self, event: Event | PlainEvent) -> Any:
         assert self.convert is not None
         if event.data is UNSET or isinstance(event.data, bytes):
             return None
@@ -140,7 +139,7 @@ class EventColumns:
 
 
 def make_map(column: list[Any]) -> pa.Array:
-    """Return a map column; pyarrow takes twenty times as long to find out that most maps are empty."""
+    """Return a map column; pyarrow's own conversion takes twenty times as long for mostly empty maps."""
     pairs = [pair for entry in column if entry for pair in entry]
     ends, total = [], 0
     for entry in column:
@@ -152,7 +151,7 @@ def make_map(column: list[Any]) -> pa.Array:
 
 
 def make_variant(column: list[tuple[bytes, bytes] | None], kind: pa.StructType) -> pa.Array:
-    """Return a VARIANT column, in a third of the time that pyarrow takes for a dict each."""
+    """Return a VARIANT column, in a third of the time that pyarrow takes for dicts."""
     nothing = (b"", b"")
     pairs = [pair or nothing for pair in column]
     parts = [pa.array([pair[i] for pair in pairs], pa.binary()) for i in range(2)]
@@ -169,8 +168,8 @@ def extension_text(value: Any) -> str | None:
     return clean(value if isinstance(value, str) else json.dumps(value, separators=(",", ":")))
 
 
-def event_time(event: Event | Plain) -> datetime | None:
-    """Return the event's time; a lenient event may carry text that is no time, which is no reason to refuse it."""
+def event_time(event: Event | PlainEvent) -> datetime | None:
+    """Return the event's time, None if it is missing or not a time: lenient events may have any text."""
     if event.time is None:
         return None
     try:
@@ -180,7 +179,7 @@ def event_time(event: Event | Plain) -> datetime | None:
 
 
 def data_converter(kind: DataType) -> Callable[[Any], Any]:
-    """From a JSON value to what Arrow takes for `kind`; a value that does not fit becomes null."""
+    """Return the conversion of a JSON value to `kind` for Arrow; a value that does not fit becomes null."""
     if isinstance(kind, VariantType):
         return variant_pair
     if isinstance(kind, StringType):

@@ -1,8 +1,8 @@
 """
 The options of the `virta` data source, checked once, in one place.
 
-Names are as Spark users write them (any case); every unknown one is refused, so that a typing error
-does not silently read everything.
+Names are case-insensitive, as in Spark; unknown ones are refused, so that a typing error does not silently read
+everything.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ READ_OPTIONS = (
     "filters",
     "on",
 )
-SPARKS_OWN = ("checkpointLocation", "queryName")  # Spark hands its own options on to a sink
+SPARKS_OWN = ("checkpointLocation", "queryName")  # Spark passes its own options to a sink
 WRITE_OPTIONS = ("path", "topic", "durability", "queryId", "sequence", *SPARKS_OWN)
-BY_SESSION = "session"  # the option pushdown, set by a session that plans each query by itself
+BY_SESSION = "session"  # the option pushdown, set by sessions with a plan per query
 SPLIT_BYTES_MIN = 64 * 1024
 BATCH_ROWS_MAX = 1_000_000
 
@@ -79,7 +79,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
     Check the options of a read.
 
     Raises:
-        OptionError: a name or a value that is not one.
+        OptionError: an unknown name or an invalid value.
     """
     given = by_name(options, READ_OPTIONS)
     topics = given.get("topics")
@@ -89,8 +89,8 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         topics=None if topics is None else tuple(t.encode() for t in topics.split(",") if t),
         start=position(given, "start", "earliest"),
         end=position(given, "end", "latest"),
-        time_from=moment(given, "startTime", 0),
-        time_to=moment(given, "endTime", FOREVER),
+        time_from=time_bound(given, "startTime", 0),
+        time_to=time_bound(given, "endTime", FOREVER),
         skip_gaps=choice(given, "onGap", {"raise": False, "skip": True}, "raise"),
         skip_corruption=choice(given, "onCorruption", {"raise": False, "skip": True}, "raise"),
         problems=given.get("problems"),
@@ -106,7 +106,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
 
 
 def by_name(options: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]:
-    """Return the options under the names of `known`, whatever case they came in."""
+    """Return the options under the spelling of `known`, from any case."""
     names = {name.lower(): name for name in known}
     given: dict[str, str] = {}
     for name, value in options.items():
@@ -139,7 +139,7 @@ def position(given: Mapping[str, str], name: str, default: str) -> int | str:
     return int(value)
 
 
-def moment(given: Mapping[str, str], name: str, default: int) -> int:
+def time_bound(given: Mapping[str, str], name: str, default: int) -> int:
     value = given.get(name)
     if value is None:
         return default
@@ -151,7 +151,7 @@ def moment(given: Mapping[str, str], name: str, default: int) -> int:
         raise OptionError(
             f"option {name} is {value!r}: expected ISO 8601 or microseconds since 1970"
         ) from exc
-    # Whole seconds apart from the rest, which a float of that size would round; the log has no times before 1970.
+    # Whole seconds first: a float would round the microseconds. The log has no times before 1970.
     seconds = round(time.replace(microsecond=0).timestamp())
     return max(0, seconds * 1_000_000 + time.microsecond)
 

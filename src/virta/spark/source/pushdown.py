@@ -1,8 +1,8 @@
 """
-Conditions of a query that the source takes over: topic, offset and timestamp.
+Conditions of a query that the source applies itself: on topic, offset and timestamp.
 
-What is taken is applied exactly; everything else is returned to Spark. Conditions on `topic` are taken
-as equality and IN, on `offset` and `timestamp` as comparisons.
+They are applied exactly; all others are returned to Spark. On `topic` equality and IN are supported, on `offset` and
+`timestamp` comparisons.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pyspark.sql.datasource import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-TOPICS_MAX = 64  # as the decoder's; a longer IN list stays with Spark
+TOPICS_MAX = 64  # the decoder's limit; longer IN lists are left to Spark
 NEVER_NULL = {"topic", "offset", "timestamp", "key", "value"}
 COMPARISONS = (EqualTo, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Half-open ranges of offset and time, and the topics wanted (None: all)."""
+    """Half-open ranges of offset and time, and the topics to read (None: all)."""
 
     topics: tuple[bytes, ...] | None
     start: int
@@ -54,7 +54,7 @@ def push(filters: Sequence[Filter], bounds: Bounds) -> tuple[list[Filter], Bound
 
 
 def narrow(condition: Filter, bounds: Bounds) -> Bounds | None:
-    """Return the bounds with the condition in them; None when it is not one of ours."""
+    """Return the bounds narrowed by a condition, None if it is left to Spark."""
     if isinstance(condition, IsNotNull) and condition.attribute[0] in NEVER_NULL:
         return bounds
     name = getattr(condition, "attribute", None)
@@ -85,7 +85,7 @@ def narrow_topics(condition: Filter, bounds: Bounds) -> Bounds | None:
         values = tuple(condition.value)
     else:
         return None
-    # U+FFFD may stand for bytes that are no text; only Spark, which sees the mended text, can tell.
+    # U+FFFD may replace bytes that are not text; only Spark sees the replaced text.
     if len(values) > TOPICS_MAX or not all(isinstance(v, str) and "�" not in v for v in values):
         return None
     topics = tuple(dict.fromkeys(v.encode() for v in values))
@@ -108,6 +108,6 @@ def interval(condition: Filter, value: int) -> tuple[int | None, int | None]:
 
 
 def microseconds(time: datetime) -> int:
-    # A timestamp arrives as local time without a zone, or with one; both name the same instant.
+    # A timestamp comes with a zone, or as local time without one.
     whole = time.replace(microsecond=0).timestamp()
     return int(whole) * 1_000_000 + time.microsecond

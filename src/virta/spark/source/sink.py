@@ -4,12 +4,12 @@ Rows of a query appended to a log, exactly once.
     task: rows ──► message (small) or staged Arrow file (large)      driver: messages ──► append_many
 
 Invariant: the rows of one micro-batch are appended by the driver with a producer id made of the
-query's id and the micro-batch's number as its sequence. Both stand in the header of the log's batch,
-under its checksum: the append and the mark that it happened are one write. When Spark runs a
-micro-batch again (restart, lost driver), the log refuses the sequence it already has.
+query's id and the micro-batch's number as its sequence. Both are in the header of the log's batch, under its
+checksum, so the append and its mark are one write. When Spark runs a micro-batch again (restart, lost driver),
+the log refuses the sequence it already has.
 
-A micro-batch larger than the log's largest batch becomes several, each under its own producer id, so
-each is refused by itself; only then can a reader see a part of a micro-batch before the rest.
+A micro-batch larger than the log's largest batch becomes several batches with one producer id each, so each is
+refused separately; only then can a reader see a part of a micro-batch before the rest.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
 MESSAGE_BYTES_MAX = (
     256 * 1024
-)  # more than this goes by file: messages pass through the driver's JVM
-APPEND_BYTES_MAX = 48 * 1024 * 1024  # below the log's largest batch (64 MiB), with its own overhead
-RECORD_BYTES_MORE = 16  # of a record in the log, beside topic, key and value
+)  # larger ones go through a file: messages pass through the driver's JVM
+APPEND_BYTES_MAX = 48 * 1024 * 1024  # below the log's largest batch (64 MiB), with overhead
+RECORD_BYTES_MORE = 16  # overhead of a record in the log
 STAGING = "staging"
-STAGING_SECONDS_MAX = 24 * 3600  # older files belong to drivers that never came back
+STAGING_SECONDS_MAX = 24 * 3600  # older files belong to drivers that died
 Durability = Literal["none", "interval", "group", "fsync"]
 
 Record = tuple[bytes, bytes, bytes]
@@ -57,7 +57,7 @@ Sizes = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class SinkError(VirtaError):
-    """Rows that cannot be records."""
+    """Rows that cannot become records."""
 
     default_code = "sink_invalid"
 
@@ -121,7 +121,7 @@ def check_columns(schema: StructType, topic: str | None) -> None:
         raise SinkError("no topic: give the option topic or a column of that name")
     for name, kind in kinds.items():
         if name in {"offset", "timestamp"}:
-            continue  # what the source gives; the log makes its own
+            continue  # columns of the source; the log assigns its own
         if name not in {"topic", "key", "value"}:
             raise SinkError(f"column {name!r} has no place in a record: select topic, key, value")
         if not isinstance(kind, BinaryType | StringType):
@@ -132,7 +132,7 @@ def check_columns(schema: StructType, topic: str | None) -> None:
 
 
 def stage(options: WriteOptions, batches: Iterable[pa.RecordBatch]) -> Staged:
-    """Keep a task's rows until the driver commits them."""
+    """Store a task's rows until the driver commits them."""
     freeze_gc()
     context = TaskContext.get()
     partition = context.partitionId() if context else 0
@@ -145,9 +145,7 @@ def stage(options: WriteOptions, batches: Iterable[pa.RecordBatch]) -> Staged:
         sink = pa.BufferOutputStream()
         write_stream(sink, kept)
         return Staged(partition, query, count, sink.getvalue().to_pybytes(), None)
-    virta.open(
-        options.path
-    ).close()  # a new log is made before anything else stands in its directory
+    virta.open(options.path).close()  # create a new log before other files are in its directory
     directory = Path(options.path) / STAGING
     files.make_inside(directory)
     path = directory / f"{uuid.uuid4().hex}.arrow"
@@ -186,7 +184,7 @@ def publish(options: WriteOptions, messages: Iterable[Staged], sequence: int | N
 
 
 def producer_id(query: str, part: int) -> int:
-    """64 bits that stand for a query (and the part of a micro-batch) in batch headers; the log keeps 0 and 1."""
+    """Return 64 bits for a query and the part of a micro-batch; the log reserves 0 and 1."""
     digest = hashlib.sha256(f"{query}/{part}".encode()).digest()
     return int.from_bytes(digest[:8], "little") | 1 << 63
 
@@ -194,7 +192,7 @@ def producer_id(query: str, part: int) -> int:
 def read_records(
     options: WriteOptions, staged: Iterable[Staged]
 ) -> Iterator[tuple[list[Record], Sizes]]:
-    """Yield the records of all tasks, some at a time, and the room each takes."""
+    """Yield the records of all tasks in batches, with the size of each record."""
     fallback = None if options.topic is None else options.topic.encode()
     for message in staged:
         source = pa.BufferReader(message.rows) if message.path is None else pa.OSFile(message.path)
@@ -226,8 +224,7 @@ def chunks(parts: Iterable[tuple[list[Record], Sizes]]) -> Iterator[list[Record]
     """
     Yield lists that fit in one batch of the log.
 
-    Where one ends depends on the records alone, not on the parts they come in: a micro-batch that is run
-    again is cut at the same places.
+    The boundaries depend only on the records, not on the parts: a micro-batch that is run again is split equally.
     """
     chunk: list[Record] = []
     size = 0
@@ -256,7 +253,7 @@ def discard(messages: Iterable[Staged | None]) -> None:
 
 
 def sweep(directory: Path) -> None:
-    """Remove what drivers that died left behind; a live one's files are younger than a day."""
+    """Remove files of dead drivers; those of a live one are younger than a day."""
     with suppress(OSError):
         for entry in os.scandir(directory):
             if time.time() - entry.stat().st_mtime > STAGING_SECONDS_MAX:
@@ -292,7 +289,7 @@ class LogStreamWriter(DataSourceStreamArrowWriter):
         publish(self.options, staged_only(messages), batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
-        # Follows a commit that failed, too: what was appended stays, a replay finds it there.
+        # Also called after a failed commit: what was appended stays, and a replay finds it.
         discard(staged_only(messages))
 
 

@@ -1,13 +1,13 @@
 """
 The log as a Spark data source: `spark.read.format("virta")` and `spark.readStream.format("virta")`.
 
-Planning happens once, in a Python process on the driver: offsets are fixed, then split by segment and
-byte range on batch boundaries (virta.spark.source.splits). Executors decode a split's bytes straight to Arrow
-(virta.spark.source.decode). A range of offsets decodes to the same rows every time: that, and offsets kept in
-Spark's checkpoint, is the source's half of exactly-once.
+Planning happens once, in a Python process on the driver: offsets are fixed, then split by segment and byte range on
+batch boundaries (virta.spark.source.splits). Executors decode a split's bytes straight to Arrow
+(virta.spark.source.decode). A range of offsets always decodes to the same rows; with the offsets in Spark's
+checkpoint that is the source's part of exactly-once.
 
-Stream offsets are `{"epoch": e, "offset": n}`: n is the next offset to read, e changes when recovery
-dropped published offsets, and then the checkpoint no longer fits the log and the query says so.
+Stream offsets are `{"epoch": e, "offset": n}`: n is the next offset to read, e changes when recovery drops published
+offsets. Then the checkpoint no longer fits the log, and the query fails with that reason.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ class VirtaSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(self.options)
-        # Only in sessions that plan each query by itself (virta.spark.launch.plan_rule), or on request: other
-        # sessions keep the plan of a query with pushed conditions for all later queries on the loaded
-        # DataFrame. And Spark refuses such a reader while push-down is off in the session (its default),
-        # so only the process that pushes conditions gets one.
+        # Only in sessions with a plan per query (virta.spark.launch.plan_rule), or on request: other sessions keep
+        # the plan of a query with pushed conditions for all later queries on the loaded DataFrame. And Spark
+        # refuses such a reader while push-down is off in the session (its default), so only the process that
+        # pushes conditions gets one.
         pushing = options.pushdown and in_pushdown_worker()
         return (PushingReader if pushing else LogReader)(options, schema)
 
@@ -92,12 +92,12 @@ class VirtaSource(DataSource):
 
 
 def end_now(given: MutableMapping[str, str]) -> str:
-    """Return the option `end` with the log's end for `latest`: this object serves every query on a DataFrame."""
+    """Return the option `end` with `latest` resolved: this object serves all queries on a DataFrame."""
     try:
         options = read_options(given)
         plan = make_plan(options)
     except VirtaError:
-        return given.get("end", "latest")  # whoever plans the query says what is wrong
+        return given.get("end", "latest")  # planning the query raises the error
     try:
         return str(resolve(options.end, plan.ends()))
     finally:
@@ -111,13 +111,13 @@ def in_pushdown_worker() -> bool:
 
 @dataclass
 class LogPartition(InputPartition):
-    """A task's splits: one for large ones, several for small neighbours."""
+    """The split of a task."""
 
     split: Split
 
 
-class Decoder:
-    """Splits to Arrow batches of the asked schema; pickled once to the executors."""
+class SplitDecoder:
+    """Decodes splits to Arrow batches of the requested schema; pickled to the executors."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         check_schema(schema, events=options.events, filters=options.filters is not None)
@@ -138,7 +138,7 @@ class Decoder:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         split = getattr(partition, "split", None)
-        if split is None:  # Spark's stand-in for "no partitions"
+        if split is None:  # Spark's placeholder for "no partitions"
             return
         schema = to_arrow_schema(self.schema, timezone="UTC")
         names = [*self.record_names]
@@ -168,7 +168,7 @@ class Decoder:
     def matched(
         self, rows: DecodedRows, arrays: dict[str, pa.Array], schema: pa.Schema, filters: FilterSet
     ) -> pa.RecordBatch:
-        """Return each row once for every filter that holds for it: decoding and matching in one process."""
+        """Return each row once per matching filter: decoding and matching in one process."""
         texts: Any = rows.columns[RECORD_COLUMNS.index("value")]
         if self.on == "data":
             texts = joined(map(document_of, value_slices(rows)))
@@ -223,7 +223,7 @@ class LogReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.options = options
-        self.decoder = Decoder(options, schema)
+        self.decoder = SplitDecoder(options, schema)
 
     def partitions(self) -> list[InputPartition]:
         options = self.options
@@ -251,7 +251,7 @@ class LogReader(DataSourceReader):
 
 
 class PushingReader(LogReader):
-    """A bounded read that also takes conditions on topic, offset and timestamp from the query."""
+    """A bounded read that also applies the query's conditions on topic, offset and timestamp."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         options, scan = self.options, self.decoder.scan
@@ -267,7 +267,7 @@ class PushingReader(LogReader):
         return rest
 
     def bounded(self, bounds: Bounds) -> ReadOptions:
-        """Options whose range also obeys the offsets in the query; such bounds are never a gap."""
+        """Return options narrowed by the offsets in the query; such bounds are never a gap."""
         if not bounds.start and bounds.stop is None:
             return self.options
         plan = make_plan(self.options)
@@ -286,16 +286,16 @@ class PushingReader(LogReader):
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """An unbounded read; lives on the driver for as long as the query does."""
+    """An unbounded read; lives on the driver as long as the query."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.options = options
-        self.decoder = Decoder(options, schema)
+        self.decoder = SplitDecoder(options, schema)
         self.plan: Plan | None = None
         self.target: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # `read` travels to executors; the open log stays here.
+        # Pickled to the executors for `read`, without the open log.
         return {**self.__dict__, "plan": None}
 
     def planner(self) -> Plan:
@@ -374,7 +374,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.decoder.read(partition)
 
     def commit(self, end: dict[str, int]) -> None:
-        """Nothing to do: the position is in the checkpoint, the log keeps none for queries."""
+        """Do nothing: the position is in the checkpoint."""
 
     def stop(self) -> None:
         if self.plan is not None:

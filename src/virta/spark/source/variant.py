@@ -2,8 +2,11 @@
 JSON values as Spark's VARIANT binary (the Parquet variant encoding, version 1).
 
 A variant is a value and a metadata dictionary of the object keys in it. Objects and arrays are
-`header | count | (ids) | offsets | data`, with the smallest widths that fit. Numbers with a fraction or
-beyond 64 bits are doubles, as everywhere in Virta; Spark's own parse_json would make them decimals.
+`header | count | (ids) | offsets | data`, with the smallest widths that fit. Numbers with a fraction or beyond 64 bits
+are doubles, as everywhere in Virta.
+
+Spark's parse_json does not replace it: a Python data source must return VARIANT columns itself, and parse_json makes
+decimals of fractions and refuses duplicate keys.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ _pack_int1 = struct.Struct("<Bb").pack
 
 def variant_pair(value: Any) -> tuple[bytes, bytes]:
     """
-    Return the two parts of a VARIANT, as Spark's Arrow exchange has them: the value's bytes and its dictionary's.
+    Return the two parts of a VARIANT in Spark's Arrow exchange: the bytes of the value and of its dictionary.
 
     Raises:
         EventError: the variant would be over Spark's limit, or is nested too deeply.
@@ -51,7 +54,7 @@ def variant_pair(value: Any) -> tuple[bytes, bytes]:
 
 
 def encode_plain(value: Any) -> tuple[bytes, bytes]:
-    """Return the plain twin of native/variant.c: the value's bytes and its dictionary's."""
+    """Return the parts of a VARIANT, as native/variant.c does."""
     keys: dict[str, int] = {}
     body = encode(value, keys)
     metadata = encode_metadata(keys)
