@@ -1,8 +1,8 @@
 """
-`virta serve` with the cyclic garbage collector off, which counts its objects when asked.
+`virta serve` with the garbage collector off, which counts its objects on request.
 
 Each line on standard input is answered on standard error with one JSON line: `{"objects": {type: count}}` of all
-objects that the collector would look at. What a closed connection leaves behind, in a cycle or not, is among them.
+objects that the collector tracks. What a closed connection leaves behind, in a cycle or not, is among them.
 """
 
 from __future__ import annotations

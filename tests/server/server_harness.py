@@ -1,4 +1,4 @@
-"""A real `virta serve` in a process of its own, and the little HTTP that tests speak to it."""
+"""A real `virta serve` in its own process, and a small HTTP client for tests."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Server:
         self.stop()
 
     def stop(self, how=signal.SIGTERM):
-        """End it and give its exit code."""
+        """Stop it and return its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(how)
         try:
@@ -64,7 +64,7 @@ class Server:
         return self.process.returncode
 
     def request(self, method, path, body=None, headers=None):
-        """One request on a connection of its own."""
+        """Send one request on a new connection."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
         try:
             connection.request(method, path, body, headers or {})
@@ -73,7 +73,7 @@ class Server:
             connection.close()
 
     def publish(self, channel, *events):
-        """Publish structured events (several as one batch) and insist on the 202."""
+        """Publish structured events (several as one batch) and check for 202."""
         single = len(events) == 1
         body = json.dumps(events[0] if single else list(events))
         kind = STRUCTURED if single else BATCH
@@ -141,7 +141,7 @@ class Consumer:
 
     @classmethod
     async def open(cls, port, path, headers=None, *, expect=200, narrow=False):
-        """Ask for a stream; a narrow one stands still soon after nobody reads it."""
+        """Open a stream; a narrow one stalls soon when it is not read."""
         where = {"sock": narrow_socket(port)} if narrow else {"host": "127.0.0.1", "port": port}
         reader, writer = await asyncio.open_connection(**where, limit=2**24)
         lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
@@ -156,11 +156,11 @@ class Consumer:
         return self
 
     async def body(self):
-        """The body of an answer that is not a stream."""
+        """Return the body of a response that is not a stream."""
         return await _soon(self.reader.readexactly(int(self.headers["content-length"])))
 
     async def frame(self):
-        """The next frame, or None when the stream has ended properly."""
+        """Return the next frame, or None at the end of the stream."""
         while b"\n\n" not in self.buffer:
             if not await self._chunk():
                 return None
@@ -176,7 +176,7 @@ class Consumer:
         return [await self.frame() for _ in range(count)]
 
     async def rest(self):
-        """Every frame until the end."""
+        """Return every frame until the end."""
         found = []
         while (made := await self.frame()) is not None:
             found.append(made)
@@ -199,7 +199,7 @@ class Consumer:
 
 
 def read(connection, until=None):
-    """What comes on a socket until the server closes or has said something."""
+    """Read from a socket until the server closes or `until` was received."""
     answer = b""
     while until is None or until not in answer:
         data = connection.recv(65536)
@@ -213,7 +213,7 @@ def narrow_socket(port):
     """
     A connection whose window does not grow.
 
-    Else the kernel may hold tens of megabytes for somebody who does not read, and nobody waits for anybody.
+    Otherwise the kernel may buffer tens of megabytes for a client that does not read.
     """
     narrow = socket.socket()
     narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
@@ -226,7 +226,7 @@ def lasting_port():
     """
     A free port that stays free while no server has it.
 
-    Ports below the kernel's own range are not given to connections that somebody opens meanwhile.
+    Ports below the kernel's own range are not used for outgoing connections.
     """
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:

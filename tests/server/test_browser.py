@@ -21,11 +21,11 @@ ARGUMENTS = ["--no-sandbox", "--host-resolver-rules=MAP evil.example 127.0.0.1"]
 
 PAGE = """
 (address) => {
-  window.heard = [];
+  window.received = [];
   window.opened = 0;
   window.source = new EventSource(address);
   window.source.addEventListener("connect", () => { window.opened += 1; });
-  window.source.addEventListener("data", (m) => { window.heard.push([JSON.parse(m.data).id, m.lastEventId]); });
+  window.source.addEventListener("data", (m) => { window.received.push([JSON.parse(m.data).id, m.lastEventId]); });
 }
 """
 
@@ -33,7 +33,7 @@ PAGE = """
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 def test_eventsource_reconnects_and_resumes(start):
-    """What was published while the server was down or the browser away is heard once, in order."""
+    """Events published while the server was down or the browser offline arrive once, in order."""
     sync_api = pytest.importorskip("playwright.sync_api")
     server = start()
     port = server.port
@@ -44,21 +44,21 @@ def test_eventsource_reconnects_and_resumes(start):
         page.evaluate(PAGE, f"http://127.0.0.1:{port}/channels/b?x=1")
         page.wait_for_function("window.opened === 1")
         server.publish("b", event("1", {"x": 1}), event("no", {"x": 2}))
-        page.wait_for_function("window.heard.length === 1")
+        page.wait_for_function("window.received.length === 1")
         server.stop(signal.SIGKILL)
         server = start("--server-port", port)
         server.publish("b", event("2", {"x": 1}), event("3", {"x": 1}))
-        page.wait_for_function("window.opened === 2 && window.heard.length === 3")
+        page.wait_for_function("window.opened === 2 && window.received.length === 3")
         server.stop()
         server = start("--server-port", port)
         page.wait_for_function("window.opened === 3")
         server.publish("b", event("4", {"x": 1}))
-        page.wait_for_function("window.heard.length === 4")
-        heard = page.evaluate("window.heard")
+        page.wait_for_function("window.received.length === 4")
+        received = page.evaluate("window.received")
         browser.close()
     server.stop()
 
-    assert heard == [[str(n), f"%2F%2Ftest+{n}"] for n in range(1, 5)]
+    assert received == [[str(n), f"%2F%2Ftest+{n}"] for n in range(1, 5)]
 
 
 USE_EVERYTHING = """
@@ -104,7 +104,7 @@ FORM = """
 
 @pytest.fixture
 def pages():
-    """A web server beside, whose pages are of another origin: on this machine, or under a foreign name."""
+    """A web server with pages of another origin: of this machine, or under a foreign name."""
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -135,7 +135,7 @@ def browser():
 
 
 def written(server):
-    """How many events the server's log has."""
+    """Return the number of events in the server's log."""
     (line,) = re.findall(r"^virta_log_next_offset ([0-9.e+]+)$", metrics(server), re.MULTILINE)
     return float(line)
 
@@ -154,7 +154,7 @@ def metrics(server):
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 def test_pages_of_another_site_are_refused(start, browser, pages):
-    """A page of another site can neither read nor write, by no means that a browser has."""
+    """A page of another site can neither read nor write, by any API of a browser."""
     with start() as server:
         base = f"127.0.0.1:{server.port}"
         page = browser.new_page()
@@ -246,20 +246,20 @@ def test_eventsource_without_events_loses_nothing(start):
                 log.append("first", b"", json.dumps(event(f"down-{n}", {"x": n % 2})).encode())
         server = start("--server-port", port)
         server.publish("first", event("up", {"x": 1}))
-        page.wait_for_function("window.opened === 2 && window.heard.length === 2")
+        page.wait_for_function("window.opened === 2 && window.received.length === 2")
         server.stop(signal.SIGKILL)
         server = start("--server-port", port)
         server.publish("first", event("again", {"x": 1}))
-        page.wait_for_function("window.heard.length === 3")
-        heard = page.evaluate("window.heard.map(([id]) => id)")
+        page.wait_for_function("window.received.length === 3")
+        received = page.evaluate("window.received.map(([id]) => id)")
         browser.close()
 
-    assert heard == ["down-1", "up", "again"]
+    assert received == ["down-1", "up", "again"]
 
 
 SOCKET_PAGE = """
 (base) => {
-  window.heard = [];
+  window.received = [];
   window.opened = 0;
   let position = null;
   const open = () => {
@@ -269,7 +269,7 @@ SOCKET_PAGE = """
       const event = JSON.parse(message.data);
       position = event.virtaposition ?? position;
       if (event.type === "virta.connect") window.opened += 1;
-      else window.heard.push(event.type.startsWith("virta.") ? event.type : event.id);
+      else window.received.push(event.type.startsWith("virta.") ? event.type : event.id);
     };
     socket.onclose = () => setTimeout(open, 100);
   };
@@ -297,8 +297,8 @@ def test_websocket_of_a_page_resumes(start):
                 log.append("s", b"", json.dumps(event(f"down-{turn}", {"x": 1})).encode())
             server = start("--server-port", port)
             server.publish("s", event(f"no-{turn}", {"x": 2}), event(f"up-{turn}", {"x": 1}))
-            page.wait_for_function(f"window.heard.length === {2 * turn + 2}")
-        heard = page.evaluate("window.heard")
+            page.wait_for_function(f"window.received.length === {2 * turn + 2}")
+        received = page.evaluate("window.received")
         browser.close()
 
-    assert heard == [f"{kind}-{turn}" for turn in range(3) for kind in ("down", "up")]
+    assert received == [f"{kind}-{turn}" for turn in range(3) for kind in ("down", "up")]

@@ -12,7 +12,7 @@ from virta.server.settings import SETTINGS
 
 
 def test_flag_beats_environment_beats_file_beats_default(tmp_path):
-    """The strongest place that has a value wins, and the origin says which it was."""
+    """The first place that has a value wins, and is its origin."""
     file = tmp_path / "virta.toml"
     file.write_text("[server]\nserver_port = 1\n")
     environ = {"THORIUM_SERVER_PORT": "2"}
@@ -41,9 +41,9 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path):
 )
 def test_seed_variables_are_honoured(variable, name):
     """Both spellings of renamed settings and the variables of both seeds work."""
-    held = load(environ={variable: "1"}).values[name]
+    loaded = load(environ={variable: "1"}).values[name]
 
-    assert (held.value, held.origin) == (1, f"variable {variable}")
+    assert (loaded.value, loaded.origin) == (1, f"variable {variable}")
 
 
 def test_out_of_range_is_refused_with_the_range():
@@ -55,7 +55,7 @@ def test_out_of_range_is_refused_with_the_range():
 
 
 def test_all_problems_are_listed_at_once(tmp_path):
-    """Whoever mends a configuration sees every bad value in one go."""
+    """One error lists every invalid value."""
     file = tmp_path / "virta.toml"
     file.write_text("[server]\nserver_prot = 1\ndurability = 'later'\n")
 
@@ -70,8 +70,8 @@ def test_all_problems_are_listed_at_once(tmp_path):
 @pytest.mark.parametrize(
     "text", ["[server]\nserver_port = 81", "server_port = 81", "[server]\nserver-port = 81"]
 )
-def test_the_file_may_be_written_as_people_do(tmp_path, text):
-    """With or without its table, with the flags' hyphens or not: nothing is passed over in silence."""
+def test_spellings_of_the_file(tmp_path, text):
+    """With or without a table, with hyphens or underscores; nothing is ignored."""
     file = tmp_path / "virta.toml"
     file.write_text(text + "\n[other]\nx = 1\n")
 
@@ -83,14 +83,14 @@ def test_the_file_may_be_written_as_people_do(tmp_path, text):
 
 @pytest.mark.parametrize("number", ["8_0", "\u0661", "1" * 5000, "0x50", ""])
 def test_numbers_are_plain(number):
-    """What only Python takes for a number is none."""
+    """Spellings that only Python reads as numbers are refused."""
     with pytest.raises(ConfigError, match="from 0 to 65535"):
         load({"server_port": number})
 
 
 @pytest.mark.parametrize("text", ["[server", "server = 1", "\xff"])
 def test_a_broken_file_is_named(tmp_path, text):
-    """A file that is not what it should be is an error that names it."""
+    """An invalid file is an error that names it."""
     file = tmp_path / "odd.toml"
     file.write_bytes(text.encode("latin-1"))
 
@@ -112,7 +112,7 @@ def test_booleans_from_text(word):
 
 
 def test_every_setting_has_flag_variable_and_help():
-    """The table is the documentation: no setting without words."""
+    """Every setting has a flag, a variable and a help text."""
     result = CliRunner().invoke(main, ["serve", "--help"])
 
     for setting in SETTINGS:

@@ -1,4 +1,4 @@
-"""A peer that vanishes without closing is noticed: sockets have the options, and a cut cable ends a consumer."""
+"""A peer that vanishes without closing is detected: sockets have the options, and a cut cable ends a consumer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(*command):
 
 
 def accepted(port):
-    """What the kernel says of the server's accepted connections: `ss` shows timers."""
+    """Return what `ss` shows of the server's connections, timers included."""
     return run("ss", "-Htnoe", "state", "established", "sport", "=", f":{port}")
 
 

@@ -1,4 +1,4 @@
-"""A full disk: publishers are told, nothing that was accepted is lost, and space mends it."""
+"""A full disk: publishers get an error, no accepted event is lost, and free space repairs it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def small_disk(tmp_path):
 
 
 def test_a_full_disk(start, small_disk):
-    """A publication that cannot be kept is refused with the reason; all others are in the log once."""
+    """A publication that cannot be stored is refused with the reason; all others are in the log once."""
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(1_500_000))
 

@@ -1,4 +1,4 @@
-"""The journal's figures at `/metrics`: what happened is counted once, by both halves, and labels are bounded."""
+"""The journal's figures at `/metrics`: everything is counted once, by both engines, and labels are bounded."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_what_happened_is_counted(start, half):
 
 
 def test_no_journal_no_figures(start):
-    """A server without a journal says nothing of one."""
+    """A server without a journal has no such metrics."""
     with start("--journal-port", "none") as server:
         assert scraped(server) == {}
 

@@ -1,8 +1,8 @@
 """
 Nothing is left of a closed connection, of whatever kind, with the cyclic collector off.
 
-A server counts its own objects (`leak_child.py`). Each kind of connection comes and goes some times; afterwards no
-type may have more objects than before.
+A server counts its own objects (`leak_child.py`). Each kind of connection is opened and closed several times; afterwards
+no type may have more objects than before.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ EVENT = json.dumps(event("same", {"n": 1})).encode()
 
 
 class CountingServer:
-    """A server without collector that says what objects it has."""
+    """A server without garbage collector that reports its objects."""
 
     def __init__(self, data_dir, *flags, tls=None):
         command = [sys.executable, str(CHILD), "serve", "--server-port", "0", "--journal-port", "0"]
@@ -169,7 +169,7 @@ def sse_replay(server):
 
 
 def sse_replay_cut(server):
-    """Leaves in the middle of history that does not fit the socket."""
+    """Disconnect in the middle of history that does not fit the socket."""
     with server.connection(narrow=True) as made:
         made.sendall(server.head("GET /channels/long/from/earliest HTTP/1.1"))
         read(made, b"event: data")
@@ -192,7 +192,7 @@ def sse_behind_requests(server):
 
 
 def filter_stream_removed(server):
-    """A filter is registered, listened to and removed: the stream ends."""
+    """Register a filter, open its stream and remove it: the stream ends."""
     body = json.dumps({"filter": {"equals": {"a": os.urandom(4).hex()}}}).encode()
     made = server.answer(server.post("/filters/i/c", body, "application/json"), until=b"}")
     id_ = json.loads(made.partition(b"\r\n\r\n")[2])["id"]
@@ -240,7 +240,7 @@ def events_socket_replay(server):
 
 
 def events_socket_refused(server):
-    """Closed by the server, since what it sent is no event."""
+    """Closed by the server, since the message is not an event."""
     with server.connection() as made:
         wanted = "Sec-WebSocket-Protocol: cloudevents.json"
         made.sendall(upgrade(server, "/channels/x", wanted))
@@ -265,20 +265,20 @@ def kept_post(server):
 
 
 def post_cut(server):
-    """Leaves before the answer."""
+    """Disconnect before the response."""
     with server.connection() as made:
         made.sendall(server.post("/channels/x", EVENT))
         made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
 
 
 def half_post(server):
-    """Leaves in the middle of the body."""
+    """Disconnect in the middle of the body."""
     with server.connection() as made:
         made.sendall(server.post("/channels/x", EVENT)[:-5])
 
 
 def post_timeout(server):
-    """The body does not come in time."""
+    """The body does not arrive in time."""
     assert b" 408 " in server.answer(server.post("/channels/other", EVENT)[:-5])
 
 
@@ -313,14 +313,14 @@ def pipelined_routes(server):
 
 
 def route_cut(server):
-    """Leaves while the application works."""
+    """Disconnect while the application works."""
     with server.connection() as made:
         made.sendall(server.head("GET /openapi.json HTTP/1.1") * 3)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
 
 
 def half_route(server):
-    """Leaves in the middle of a body for the application."""
+    """Disconnect in the middle of a body for the application."""
     with server.connection() as made:
         made.sendall(server.post("/filters/i/c", b'{"exists": "a"}', "application/json")[:-3])
 
@@ -332,7 +332,7 @@ def route_timeout(server):
 
 
 def waiting_for_a_job(server):
-    """Leaves while it waits for a job."""
+    """Disconnect while waiting for a job."""
     with server.connection() as made:
         body = b'{"domain": "d.example", "work_for": 30, "wait": 60}'
         made.sendall(server.post("/journal/jobs/next", body, "application/json"))
@@ -372,7 +372,7 @@ def ignored_upgrade(server):
 
 
 def silent(server):
-    """Connects and leaves."""
+    """Connect and disconnect."""
     with server.connection():
         pass
 
@@ -398,8 +398,8 @@ def several(server, kind, times):
         list(pool.map(kind, [server] * times))
 
 
-def settled(server):
-    """The server's objects once their number no longer moves: what came before is over."""
+def stable_objects(server):
+    """Return the server's objects once their number no longer changes."""
     server.answer(server.head("GET /readyz HTTP/1.1", "Connection: close"))
     before = server.ask()["objects"]
     deadline = time.monotonic() + DEADLINE_S
@@ -431,9 +431,9 @@ def wait_until_flat(server, before):
 
 
 def check_flat(server, kind):
-    """Come and go, then wait until nothing is left of it."""
+    """Open and close connections, then wait until nothing is left of them."""
     several(server, kind, WARM_UP)  # what is made once: caches, threads, tables
-    before = settled(server)
+    before = stable_objects(server)
     several(server, kind, TIMES)
     wait_until_flat(server, before)
 
@@ -472,15 +472,15 @@ def drop_all(server, times):
 
 
 def test_nothing_is_left_of_slow_consumers(counting):
-    """A consumer that was dropped for reading nothing is forgotten, and what waited for it too."""
+    """Nothing is left of a consumer that was disconnected for slowness, or of what was queued for it."""
     drop_all(counting, WARM_UP)
-    before = settled(counting)
+    before = stable_objects(counting)
     drop_all(counting, TIMES)
     wait_until_flat(counting, before)
 
 
 class Agreeing(BaseHTTPRequestHandler):
-    """A webhook's sink that consents to everything and takes every event."""
+    """A webhook's sink that consents to everything and accepts every event."""
 
     def do_OPTIONS(self):
         self.send_response(200)

@@ -1,4 +1,4 @@
-"""Starting, stopping, the door, and consumers that do not keep up."""
+"""Starting, stopping, access, and slow consumers."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ run.run(config.load({"data_dir": sys.argv[1], "server_port": 0, "journal_port": 
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGINT"])
-def test_a_signal_in_the_moment_of_the_start(tmp_path, how):
-    """Whoever has read that the server listens may stop it, at once: it drains and ends well."""
+def test_a_signal_right_after_the_start(tmp_path, how):
+    """A server can be stopped as soon as it has logged `listening`: it drains and exits with 0."""
     command = [sys.executable, "-c", STOPPED_AT_ONCE, tmp_path / "data", how]
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -84,7 +84,7 @@ def test_one_server_per_directory(start):
 
 
 def test_tokens(start, tmp_path):
-    """With a token file nothing but health is served without a token; hashed lines work too."""
+    """With a token file only health routes need no token; hashed lines work too."""
     file = tmp_path / "tokens"
     hashed = hashlib.sha256(b"another-good-token").hexdigest()
     file.write_text(f"# ours\n{TOKEN}  # first\nsha256:{hashed}\n")
@@ -126,7 +126,7 @@ async def _by_parameter(port):
 
 
 def test_short_tokens_are_refused(start, tmp_path):
-    """A token that can be guessed is no token."""
+    """Tokens that can be guessed are refused."""
     file = tmp_path / "tokens"
     file.write_text("secret\n")
     file.chmod(0o600)
@@ -172,8 +172,8 @@ def test_tls(start, tmp_path):
             asyncio.run(untrusting(f"https://127.0.0.1:{server.port}"))
 
 
-def test_nobody_has_to_read_the_log_lines(start):
-    """A server whose standard output leads nowhere still cuts slow consumers, serves and drains."""
+def test_log_lines_that_cannot_be_written(start):
+    """A server whose standard output is closed still disconnects slow consumers, serves and drains."""
     pad = "x" * 60_000
 
     async def scenario(server):
@@ -198,8 +198,8 @@ def test_nobody_has_to_read_the_log_lines(start):
     assert server.process.wait(20) == 0
 
 
-def test_a_stalled_consumer_hurts_nobody(start):
-    """One that stops reading is dropped at its limit; the other hears everything meanwhile."""
+def test_a_stalled_consumer_does_not_affect_others(start):
+    """One that stops reading is disconnected at its limit; the other receives everything."""
     total, pad = 400, "x" * 50_000
 
     async def scenario(server):
@@ -223,7 +223,7 @@ def test_a_stalled_consumer_hurts_nobody(start):
 
 
 def test_a_consumer_may_choose_to_lose_the_oldest(start):
-    """With drop-oldest it stays connected, hears the newest, and is told how many it lost."""
+    """With drop-oldest it stays connected, receives the newest, and the number it lost."""
     total, pad = 400, "x" * 50_000
 
     async def scenario(server):
@@ -245,12 +245,12 @@ def test_a_consumer_may_choose_to_lose_the_oldest(start):
         wrong = server.request("GET", "/channels/s", headers={"Virta-Slow-Consumer": "wait"})
 
     lost = [made.json for made in found if made.event == "overflow"]
-    assert len(ids(found)) + sum(told["dropped"] for told in lost) == total
+    assert len(ids(found)) + sum(frame["dropped"] for frame in lost) == total
     assert lost[-1]["total"] == total - len(ids(found)) > 0
     assert wrong.code == "invalid-slow-consumer"
 
 
-def test_a_consumer_that_takes_nothing_for_too_long_is_dropped(start):
+def test_a_consumer_that_reads_nothing_for_too_long_is_disconnected(start):
     """Time is a limit too."""
 
     async def scenario(server):
@@ -270,7 +270,7 @@ def test_a_consumer_that_takes_nothing_for_too_long_is_dropped(start):
 
 
 def test_idle_connections_are_closed(start):
-    """A keep-alive connection that says nothing is closed after the idle time."""
+    """A keep-alive connection without requests is closed after the idle time."""
 
     async def scenario(port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -283,7 +283,7 @@ def test_idle_connections_are_closed(start):
         assert asyncio.run(scenario(server.port)).endswith(b"ok\n")
 
 
-def test_the_journal_lives_beside(start):
+def test_the_journal_is_served_too(start):
     """Its TCP port and its HTTP routes serve the same keys; `none` leaves it out."""
     from virta.journal import Client
 
@@ -300,22 +300,22 @@ def test_the_journal_lives_beside(start):
 
 
 def test_waiting_for_a_job(start):
-    """A client that leaves while it waits is handed nothing; one that stays is told when the server drains."""
+    """A client that disconnects while it waits gets no job; one that stays is answered when the server drains."""
 
-    def heard(server):
+    def until_read(server):
         for _ in range(3):
-            server.request("GET", "/journal/stats")  # behind which it has been heard
+            server.request("GET", "/journal/stats")  # it is answered after the one before was read
 
     def ask(server):
         connection = HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_S)
         wait = 2 * DEADLINE_S  # no answer that comes in time is due to its end
         connection.request("POST", "/journal/jobs/next", json.dumps({"domain": "h", "wait": wait}))
-        heard(server)
+        until_read(server)
         return connection
 
     with start() as server:
         ask(server).close()
-        heard(server)
+        until_read(server)
         server.request("POST", "/journal/jobs", b'{"uri": "http://h/1"}')
         shown = server.request("GET", "/journal/jobs/show?uri=http://h/1")
         assert shown.json["state"] == "ready"

@@ -59,7 +59,7 @@ TABLE = route_table()
 
 
 def ask(port, path, method="GET", headers=None, host="localhost"):
-    """The whole answer to one request, whose Host is as given."""
+    """Return the response to one request with the given Host."""
     lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
     with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
         head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 2\r\n{lines}"
@@ -68,7 +68,7 @@ def ask(port, path, method="GET", headers=None, host="localhost"):
 
 
 def handshake(port, path, origin, host="127.0.0.1"):
-    """Status, and what follows the head, of an upgrade as a browser would ask for it."""
+    """Return the status of an upgrade as browsers request it, and what follows the head."""
     line = "" if origin is None else f"Origin: {origin}\r\n"
     with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
         head = f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\n{line}{UPGRADE}\r\n"
@@ -118,7 +118,7 @@ def test_every_route_checks_host_and_origin(server, path, method):
 
 @pytest.mark.parametrize("path", SOCKETS)
 def test_sockets_of_foreign_pages_are_refused(server, path):
-    """On loopback a page of another site, of a file or of a rebound name opens no socket and is told why."""
+    """On loopback a page of another site, of a file or of a rebound name opens no socket."""
     for origin in FOREIGN:
         status, text = handshake(server.port, path, origin)
         assert status == 403, origin
@@ -139,7 +139,7 @@ def test_sockets_of_own_pages_and_programs(server, path):
 
 
 def test_a_simple_post_of_a_page_has_no_effect(server):
-    """What a browser sends without a preflight is refused before it is carried out."""
+    """What a browser sends without a preflight is refused before it has an effect."""
     subscription = json.dumps({"sink": "http://127.0.0.1:1/", "config": {"channel": "simple"}})
     headers = EVIL | {"Content-Type": "text/plain"}
     for path, body in [
@@ -236,7 +236,7 @@ def test_links_lead_to_pages_for_people_only(server):
 
 
 def test_preflights_answer_allowed_pages(start):
-    """A page that may gets its preflight and can read every answer; others get neither."""
+    """An allowed page gets its preflight and can read every response; others get neither."""
     flags = ["--allow-origin", "https://app.example:443/", "--allow-origin", "null"]
     with start(*flags) as server:
         for path in SOCKETS:
@@ -451,7 +451,7 @@ def test_the_setting_from_every_place(tmp_path):
     "text", ["", "a.example", "https://a/b", "http://a:x", "https://ä", "a,,b"]
 )
 def test_what_is_no_origin_is_refused(text):
-    """A value that could never match anything is a mistake, and is said to be one."""
+    """A value that can never match is refused."""
     with pytest.raises(ConfigError, match="origins such as https"):
         load({"allow_origin": (text,)})
 

@@ -34,7 +34,7 @@ def publish(server, id_, data=None):
 
 
 def until_ready(server, status):
-    """What `/readyz` says once it has this status."""
+    """Return the body of `/readyz` once it has this status."""
     deadline = time.monotonic() + DEADLINE_S
     while (answer := server.request("GET", "/readyz")).status != status:
         assert time.monotonic() < deadline, answer
@@ -56,7 +56,7 @@ def history(server, count):
 @pytest.mark.slow
 @pytest.mark.parametrize(("durability", "plain"), [("group", False), ("none", True)])
 def test_a_process_that_hangs_with_the_write_lock(start, durability, plain):
-    """Publishers get 503 with Retry-After, all of them; `/readyz` says why, and is well again when the lock is free."""
+    """All publishers get 503 with Retry-After; `/readyz` reports the reason until the lock is free."""
     flags = (*NO_JOURNAL, "--durability", durability)
     with (
         start(*flags, environ={"VIRTA_PLAIN": "1"} if plain else None) as server,
@@ -86,7 +86,7 @@ def test_a_process_that_hangs_with_the_write_lock(start, durability, plain):
 
 @pytest.mark.slow
 def test_a_filter_while_the_registry_cannot_be_written(start):
-    """What keeps filters is a log as well: 503 with Retry-After, not a failure of the server."""
+    """Filters are stored in a log too: 503 with Retry-After, not 500."""
     with start(*NO_JOURNAL) as server, locked(server.data_dir / "registry" / "writer.lock"):
         body = json.dumps({"dialect": "koncorde", "filter": {"equals": {"a": 1}}})
         kind = {"Content-Type": "application/json"}
@@ -96,7 +96,7 @@ def test_a_filter_while_the_registry_cannot_be_written(start):
 
 
 def test_files_that_may_not_grow(start):
-    """A disk that takes no more: `/readyz` says so until it takes as much again, without a publication."""
+    """A full disk: `/readyz` reports it until writing works again, without a publication."""
     with start(*NO_JOURNAL) as server:
         assert publish(server, "before").status == 202
         pid = server.process.pid

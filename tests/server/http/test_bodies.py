@@ -1,4 +1,4 @@
-"""What bodies and names may be: encodings, messages, all unfinished bodies together, names that are no text."""
+"""Limits of bodies and names: encodings, messages, unfinished bodies, names that are not UTF-8."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ def test_compressed_bodies_are_refused(server, route):
     size = f"Content-Length: {len(body)}"
     for encoding in ("gzip", "GZIP", "br", "identity, gzip"):
         lines = [f"Content-Type: {kind}", f"Content-Encoding: {encoding}", size]
-        told = talk(server, head(server, method, path, *lines) + body)
-        assert told.startswith(b"HTTP/1.1 415 "), told
-        assert b"Accept-Encoding: identity\r\n" in told
-        assert b'"unsupported-content-encoding"' in told
+        response = talk(server, head(server, method, path, *lines) + body)
+        assert response.startswith(b"HTTP/1.1 415 "), response
+        assert b"Accept-Encoding: identity\r\n" in response
+        assert b'"unsupported-content-encoding"' in response
     for encoding in ("gzip, chunked", "gzip", "deflate"):
         lines = [f"Content-Type: {kind}", f"Transfer-Encoding: {encoding}"]
         chunk = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
-        told = talk(server, head(server, method, path, *lines) + chunk)
-        assert told.startswith(b"HTTP/1.1 501 "), told
-        assert b'"unsupported-transfer-encoding"' in told
+        response = talk(server, head(server, method, path, *lines) + chunk)
+        assert response.startswith(b"HTTP/1.1 501 "), response
+        assert b'"unsupported-transfer-encoding"' in response
     headers = {"Content-Type": kind, "Content-Encoding": "identity"}
     assert server.request(method, path, text, headers).status not in {415, 501}
 
@@ -70,7 +70,7 @@ def test_compressed_bodies_are_refused(server, route):
 @pytest.mark.parametrize("path", ["/channels/c", "/subscribe?streams=a:b&max_queued=5"])
 @pytest.mark.parametrize("pieces", [[b"{}"], [b"{", b"}"]], ids=["whole", "fragments"])
 def test_binary_messages_close_the_socket(server, path, pieces):
-    """A binary message is answered by a close that says why; nothing of it is published."""
+    """A binary message closes the socket with a reason; nothing of it is published."""
 
     async def scenario():
         url = f"ws://127.0.0.1:{server.port}{path}"
@@ -80,9 +80,9 @@ def test_binary_messages_close_the_socket(server, path, pieces):
                 await asyncio.wait_for(made.recv(), DEADLINE_S)
             return closed.value.rcvd
 
-    told = asyncio.run(scenario())
+    response = asyncio.run(scenario())
 
-    assert (told.code, told.reason) == (1003, "binary messages are not accepted: send text")
+    assert (response.code, response.reason) == (1003, "binary messages are not accepted: send text")
 
 
 def unfinished(server):
@@ -107,10 +107,10 @@ def test_unfinished_bodies_are_bounded(start, route):
             uploads.append(made)
         # Three fit: the other five were refused, those that came first.
         for made in uploads[:5]:
-            told = read(made)
-            assert told.startswith(b"HTTP/1.1 503 "), told
-            assert told.count(b"Retry-After: 1\r\n") == 1
-            assert b'"too-many-unfinished-bodies"' in told
+            response = read(made)
+            assert response.startswith(b"HTTP/1.1 503 "), response
+            assert response.count(b"Retry-After: 1\r\n") == 1
+            assert b'"too-many-unfinished-bodies"' in response
         assert server.publish("small", event("1")).status == 202
         assert 3 * MEBIBYTE <= unfinished(server) <= 4 * MEBIBYTE
         for made in uploads[5:]:
@@ -120,13 +120,13 @@ def test_unfinished_bodies_are_bounded(start, route):
 
 
 def resident(server):
-    """Bytes of memory that a server's process takes."""
+    """Return the resident memory of a server in bytes."""
     pages = int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1])
     return pages * resource.getpagesize()
 
 
 def test_tiny_chunks_take_no_more_than_their_bytes(start):
-    """The bound is one of memory: a body in chunks of two bytes takes about its size."""
+    """A body in chunks of two bytes takes about as much memory as its size."""
     server = start("--durability", "none")
     size = 4 * MEBIBYTE
     lines = f"Content-Type: {STRUCTURED}", "Transfer-Encoding: chunked"
@@ -145,7 +145,7 @@ def test_tiny_chunks_take_no_more_than_their_bytes(start):
 
 
 def test_pending_and_socket_messages_count_too(start):
-    """Small bodies with known heads and unfinished WebSocket messages share the bound."""
+    """Small bodies with cached heads and unfinished WebSocket messages share the limit."""
     server = start("--max-unfinished-body-bytes", MEBIBYTE, "--durability", "none")
     pad = json.dumps(event("1", "x" * 60_000))
     post = head(
@@ -153,23 +153,23 @@ def test_pending_and_socket_messages_count_too(start):
     )
     assert b" 202 " in talk(server, post + pad.encode(), b"}")
     with ExitStack() as stack:
-        held = []
+        unfinished = []
         for _ in range(30):
             made = stack.enter_context(
                 closing(socket.create_connection(("127.0.0.1", server.port), DEADLINE_S))
             )
             made.sendall(post + pad.encode()[:-10])
-            held.append(made)
-        assert read(held[0]).startswith(b"HTTP/1.1 503 ")
-        held[-1].sendall(pad.encode()[-10:])
-        assert read(held[-1], b"\r\n").startswith(b"HTTP/1.1 202 ")
+            unfinished.append(made)
+        assert read(unfinished[0]).startswith(b"HTTP/1.1 503 ")
+        unfinished[-1].sendall(pad.encode()[-10:])
+        assert read(unfinished[-1], b"\r\n").startswith(b"HTTP/1.1 202 ")
         code = asyncio.run(_long_message(server))
         assert code == 1013
     assert unfinished(server) == 0
 
 
-def test_only_the_oldest_held_body_makes_room(start):
-    """One held body too many costs the one whose first byte is oldest its place, and nobody else."""
+def test_only_the_oldest_unfinished_body_is_refused(start):
+    """Above the limit the body whose first byte is oldest is refused, and no other."""
     server = start("--max-unfinished-body-bytes", MEBIBYTE, "--durability", "none")
     pad = json.dumps(event("1", "x" * 60_000)).encode()
     lines = f"Content-Type: {STRUCTURED}", f"Content-Length: {len(pad)}"
@@ -177,14 +177,14 @@ def test_only_the_oldest_held_body_makes_room(start):
     assert b" 202 " in talk(server, post + pad, b"}")
     piece = post + pad[:-10]
     with ExitStack() as stack:
-        held = []
+        unfinished = []
 
         def hold():
             made = stack.enter_context(
                 closing(socket.create_connection(("127.0.0.1", server.port), DEADLINE_S))
             )
             made.sendall(piece)
-            held.append(made)
+            unfinished.append(made)
 
         def wait_for(size):
             deadline = time.monotonic() + DEADLINE_S
@@ -195,13 +195,13 @@ def test_only_the_oldest_held_body_makes_room(start):
         for number in range(1, MEBIBYTE // len(piece) + 1):
             hold()
             wait_for(number * len(piece))
-        held[0].sendall(pad[-10:-9])  # which makes it no younger
+        unfinished[0].sendall(pad[-10:-9])  # which makes it no younger
         wait_for(number * len(piece) + 1)
         hold()
-        told = read(held[0])
-        assert told.startswith(b"HTTP/1.1 503 "), told
-        assert told.count(b"Retry-After: ") == 1
-        for made in held[1:]:
+        response = read(unfinished[0])
+        assert response.startswith(b"HTTP/1.1 503 "), response
+        assert response.count(b"Retry-After: ") == 1
+        for made in unfinished[1:]:
             made.sendall(pad[-10:])
             assert read(made, b"\r\n").startswith(b"HTTP/1.1 202 ")
     assert unfinished(server) == 0
@@ -228,7 +228,7 @@ def test_a_refused_socket_can_finish_sending(start):
 
 
 async def _long_message(server):
-    """Send a message in fragments that never ends, until the server gives it up."""
+    """Send fragments of one endless message until the server closes."""
     async with connect(
         f"ws://127.0.0.1:{server.port}/channels/c", subprotocols=["cloudevents.json"]
     ) as made:
@@ -259,7 +259,7 @@ async def _long_message(server):
     ],
 )
 def test_names_are_utf_8(server, method, path, code):
-    """Bytes that are no text are refused: as replacement characters, two names would be one."""
+    """Names that are not UTF-8 are refused: with replacement characters, two names would be equal."""
     body = EVENT if method == "POST" else None
     answer = server.request(method, path, body, {"Content-Type": STRUCTURED})
 
@@ -273,8 +273,8 @@ def test_stream_ids_are_utf_8(server):
         assert (answer.status, answer.body) == (400, b"Malformed stream id")
 
 
-def test_a_token_file_for_all_is_refused(start, tmp_path):
-    """With rights for the group or others the server does not start, and says what to do."""
+def test_a_token_file_that_others_can_read_is_refused(start, tmp_path):
+    """If the group or others have rights the server does not start, and names the remedy."""
     file = tmp_path / "tokens"
     file.write_text("a-token-of-sixteen-characters\n")
     for mode in (0o644, 0o640, 0o620, 0o604):
@@ -302,8 +302,8 @@ def send_until_it_fails(made, data):
         made.sendall(data)
 
 
-def test_a_socket_that_was_given_up_is_closed(start):
-    """A client that continues to send after the close frame is cut off, not kept until it is silent."""
+def test_a_closed_socket_that_still_receives_is_aborted(start):
+    """A client that continues to send after the close frame is disconnected."""
     server = start("--max-unfinished-body-bytes", MEBIBYTE, "--durability", "none")
     lines = [
         "Connection: Upgrade",

@@ -1,4 +1,4 @@
-"""The wheel of deadlines: nobody early, nobody forgotten, moves are cheap."""
+"""The timer wheel: nothing expires early, nothing is missed, moves are cheap."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def turn_to(wheel, loop, moment):
 
 
 def test_fires_after_the_deadline_and_once():
-    """A thing is called within a slot or two of its deadline, then never again."""
+    """An object expires within two slots after its deadline, once."""
     loop = Loop()
     wheel, thing = TimerWheel(loop), Thing()
     wheel.set(thing, 1001.0)
@@ -52,7 +52,7 @@ def test_fires_after_the_deadline_and_once():
 
 
 def test_moving_later_by_assignment():
-    """A later deadline is honoured when the old slot comes round."""
+    """A deadline moved by assignment is checked when the old slot is due."""
     loop = Loop()
     wheel, thing = TimerWheel(loop), Thing()
     wheel.set(thing, 1001.0)
@@ -64,8 +64,8 @@ def test_moving_later_by_assignment():
     assert len(thing.fired) == 1
 
 
-def test_one_that_fails_is_alone_with_it(caplog):
-    """What goes wrong for one is told; the others of its slot, and of later ones, have their turn."""
+def test_an_error_in_one_does_not_affect_others(caplog):
+    """The error is logged; other objects of this slot and of later ones still expire."""
     loop = Loop()
     wheel, things = TimerWheel(loop), [Thing() for _ in range(4)]
     things[1].expired = lambda now: 1 / 0
@@ -81,7 +81,7 @@ def test_one_that_fails_is_alone_with_it(caplog):
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 60)), min_size=1, max_size=30))
 def test_any_sequence_of_moves(moves):
-    """However a deadline is moved, earlier or later, the thing fires after it, soon, and not before."""
+    """However a deadline is moved, the object expires soon after it, and not before."""
     loop = Loop()
     wheel, thing = TimerWheel(loop), Thing()
     for wait, ahead in moves:
@@ -98,7 +98,7 @@ def test_any_sequence_of_moves(moves):
     assert thing.fired[0] >= last
 
 
-def test_removed_is_forgotten():
+def test_a_removed_object_does_not_expire():
     """A removed object is not called, not kept, and not added again by a later deadline."""
     loop = Loop()
     wheel, thing = TimerWheel(loop), Thing()
@@ -116,7 +116,7 @@ def test_removed_is_forgotten():
 
 
 def test_removed_by_another_of_its_slot():
-    """One that expires may remove others that would expire with it."""
+    """An object that expires may remove others of the same slot."""
     loop = Loop()
     wheel, first, second = TimerWheel(loop), Thing(), Thing()
     first.expired = lambda now: (first.fired.append(now), wheel.remove(second))

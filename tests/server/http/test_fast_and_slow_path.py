@@ -1,4 +1,4 @@
-"""The same requests on the quick way and on the long way: the same answers, the same log."""
+"""The same requests on the fast path and through the parser: the same responses, the same log."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def written(channel, way, request):
 
 
 def answers(server, pieces, expected):
-    """What comes back, up to the end of the connection."""
+    """Return the responses, up to the end of the connection."""
     with Talk(server) as talk:
         found = []
         try:
@@ -114,7 +114,7 @@ def stored(server, channel):
 
 
 def teach(server, channel, requests):
-    """Make the heads known with bodies that nothing comes of."""
+    """Have the heads cached, with bodies that are refused."""
     for method, kind, more, body, cut in requests:
         if body and b"close" not in more:
             answers(
@@ -142,8 +142,8 @@ def teach(server, channel, requests):
 @example(
     requests=[(b"PUT", BATCH, b"", b'[{"source":"s","id":"1"},{"source":"s","id":1}]', 150)] * 2
 )
-def test_the_ways_agree(server, together, requests):
-    """Whatever is sent, alone, in pieces or one behind the other."""
+def test_both_paths_agree(server, together, requests):
+    """Any requests: single, in pieces, or pipelined."""
     number = next(_numbers)
     quick, slow = b"quick%06d" % number, b"slow!%06d" % number
     teach(server, quick, requests)
@@ -172,7 +172,7 @@ def binary(channel, way, attributes, body, kind=b"application/json"):
 
 
 def check_binary(server, heads, cut, kind=b"application/json"):
-    """Binary events with these lines in their heads, on both ways."""
+    """Send binary events with these header lines on both paths."""
     number = next(_numbers)
     found = []
     for channel in (b"quick%06d" % number, b"slow!%06d" % number):
@@ -196,8 +196,8 @@ def check_binary(server, heads, cut, kind=b"application/json"):
 
 
 @pytest.mark.parametrize("odd", [b"", *ODD_LINES])
-def test_binary_events_on_both_ways(server, odd):
-    """Attributes in the head, usual ones and odd ones: the same answers, the same log."""
+def test_binary_events_on_both_paths(server, odd):
+    """Attributes in headers, usual and odd ones: the same responses, the same log."""
     plain = b"ce-source: s\r\nCe-Id: %b\r\nce-time: 2026-01-01T00:00:00Z\r\n"
     bodies = [b'{"a":1}', b'{"a":\n1}', b'{"a"', b'"\\ud800"', b"\xff"]
     heads = [(plain % b"%d" % n + odd, body) for n, body in enumerate(bodies)]
@@ -212,8 +212,8 @@ def test_binary_events_on_both_ways(server, odd):
     "kind",
     [b"", b"text/plain", b"image/png", b"Application/JSON ; x=1", b"text/xml;charset=latin1"],
 )
-def test_bodies_of_any_type_on_both_ways(server, kind):
-    """Every content type, and none: the same answers, the same log."""
+def test_bodies_of_any_type_on_both_paths(server, kind):
+    """Every content type, and none: the same responses, the same log."""
     plain = b"ce-source: s\r\nce-id: %b\r\n"
     bodies = [b'{"a":1}', b"[1,\n2]", b"{", b"\xc3\xbc", b"\xff\x00", b"", b'"\\ud800"', b"1e999"]
     heads = [(plain % b"%d" % n, body) for n, body in enumerate(bodies)]
@@ -224,15 +224,15 @@ def test_bodies_of_any_type_on_both_ways(server, kind):
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(lines=st.lists(ATTRIBUTES, min_size=1, max_size=3), cut=st.integers(0, 300))
-def test_the_ways_agree_on_attributes(server, lines, cut):
-    """Whatever lines the heads have."""
+def test_both_paths_agree_on_attributes(server, lines, cut):
+    """Any header lines."""
     own = b"ce-source: s\r\nce-id: 1\r\n"
     heads = [(own + b"".join(b"%b%b\r\n" % line for line in some), b"[1]") for some in lines]
     check_binary(server, heads, cut)
 
 
-def test_the_plain_half_agrees(start, tmp_path):
-    """Without the native half batches are read event by event: the same answers, the same log."""
+def test_the_plain_engine_agrees(start, tmp_path):
+    """Without native code batches are read event by event: the same responses, the same log."""
     bodies = [
         MANY,
         [*MANY, {"source": "s", "id": "new", "partitionkey": "k"}],

@@ -1,4 +1,4 @@
-"""The quick way of publications with a known head gives the answers of the long way."""
+"""The fast path: publications with a cached head get the same responses as through the parser."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def request(channel, body, kind=STRUCTURED, more=b""):
 
 
 class Talk:
-    """One connection that sends pieces and reads whole answers."""
+    """A connection that sends pieces and reads whole responses."""
 
     def __init__(self, server):
         self.socket = socket.create_connection(("127.0.0.1", server.port), timeout=10)
@@ -65,7 +65,7 @@ class Talk:
         self.socket.sendall(data)
 
     def answer(self):
-        """The head and body of one answer."""
+        """Return the head and body of one response."""
         head = b""
         while not head.endswith(b"\r\n\r\n"):
             line = self.read.readline()
@@ -75,8 +75,8 @@ class Talk:
 
 
 @pytest.mark.parametrize("case", range(len(BODIES)))
-def test_a_known_head_changes_no_answer(server, case):
-    """The first request goes the long way, the second the quick one: same status, headers, body."""
+def test_a_cached_head_changes_no_response(server, case):
+    """The first request is parsed, the second takes the fast path: same status, headers, body."""
     kind, body, status, code = BODIES[case]
     with Talk(server) as talk:
         seen, repeats = [], []
@@ -93,7 +93,7 @@ def test_a_known_head_changes_no_answer(server, case):
     assert repeats == [False, accepted, accepted]
 
 
-def test_pieces_of_a_request_with_a_known_head(server):
+def test_pieces_of_a_request_with_a_cached_head(server):
     """However the bytes arrive, each request is answered once and stored once."""
     whole = request("pieces", json.dumps(event("p")).encode())
     with Talk(server) as talk:
@@ -119,8 +119,8 @@ def test_pieces_of_a_request_with_a_known_head(server):
             assert talk.answer()[0].split()[1] == b"202"
 
 
-def test_what_comes_behind_a_quick_publication_stays_behind_it(server):
-    """Requests of one connection are published and answered in their order, whatever their way."""
+def test_requests_after_a_fast_publication_keep_their_order(server):
+    """Requests of one connection are published and answered in their order, on either path."""
 
     async def scenario():
         stream = await Consumer.open(server.port, "/channels/order")
@@ -139,16 +139,16 @@ def test_what_comes_behind_a_quick_publication_stays_behind_it(server):
                 wanted += [quick, slow]
                 statuses = [talk.answer()[0].split()[1] for _ in range(3)]
                 assert statuses == [b"202", b"202", b"405"]
-        heard = ids(await stream.frames(len(wanted)))
+        received = ids(await stream.frames(len(wanted)))
         await stream.close()
-        return wanted, heard
+        return wanted, received
 
-    wanted, heard = asyncio.run(scenario())
-    assert heard == wanted
+    wanted, received = asyncio.run(scenario())
+    assert received == wanted
 
 
-def test_a_peer_that_sends_no_more_gets_its_quick_answer(start):
-    """Half of a connection may be shut behind a publication, also while its sync is under way."""
+def test_a_half_closed_connection_gets_its_response(start):
+    """A client may half-close the connection after a publication, also during its sync."""
     with start("--durability", "group") as server:
         whole = request("half", json.dumps(event("h")).encode())
         for _ in range(5):
@@ -160,7 +160,7 @@ def test_a_peer_that_sends_no_more_gets_its_quick_answer(start):
 
 
 def test_batches_and_events_of_one_turn_keep_their_order(start):
-    """Found in one turn of the loop: each connection's events are stored whole and in its order."""
+    """In one turn of the loop, each connection's events are stored whole and in order."""
     with start("--durability", "none") as server:
         batches = [[event(f"{c}-{n:02d}") for n in range(40)] for c in "abc"]
         parts = [(BATCH, json.dumps(batch).encode()) for batch in batches]
@@ -192,8 +192,8 @@ def test_batches_and_events_of_one_turn_keep_their_order(start):
         assert second[at : at + 40] == mine == sorted(mine)
 
 
-def test_a_body_that_does_not_come(server, start):
-    """Behind a known head, too: too late is 408, too little 400; both end the connection."""
+def test_a_body_that_does_not_arrive(server, start):
+    """After a cached head: too late is 408, too short 400; both end the connection."""
     whole = request("late", json.dumps(event("l")).encode())
     with start("--body-timeout-ms", 300, "--durability", "none") as impatient:
         for cut in (1, 20):
@@ -213,8 +213,8 @@ def test_a_body_that_does_not_come(server, start):
             assert talk.read.read() == b""
 
 
-def test_a_head_that_differs_is_read_anew(server):
-    """One more header is another head: closing is heeded, an expectation answered."""
+def test_a_head_that_differs_is_parsed(server):
+    """One more header is another head: `Connection: close` and `Expect` take effect."""
     body = json.dumps(event("d")).encode()
     for more, first in ((b"Connection: close\r\n", b"202"), (b"Expect: 100-continue\r\n", b"100")):
         for _ in range(2):
@@ -225,8 +225,8 @@ def test_a_head_that_differs_is_read_anew(server):
                 assert talk.read.readline().split()[1] == first
 
 
-def test_binary_events_are_known_by_the_rest_of_their_head(server):
-    """Each attribute is the event's own; a head over the limits of what is known takes the long way."""
+def test_binary_events_are_cached_without_their_attributes(server):
+    """Each event has its own attributes; a head over the limits of the cache is parsed."""
     body = b'{"n":1}'
 
     def binary(id_, more=b""):
@@ -255,8 +255,8 @@ def test_binary_events_are_known_by_the_rest_of_their_head(server):
     }  # fmt: skip
 
 
-def test_which_heads_are_recognised():
-    """Those that differ in values of attributes from one that was seen; the body starts where it does."""
+def test_which_heads_are_cached():
+    """Heads that differ from a cached one only in values of attributes; the body starts after each."""
     cache = HeadCache(500)
 
     def head(*lines, first=b"POST /channels/c HTTP/1.1"):
@@ -301,8 +301,8 @@ def test_which_heads_are_recognised():
     assert len(cache) == 1
 
 
-def test_tokens_are_asked_on_the_quick_way(start, tmp_path):
-    """A head with a good token is known by all its bytes; another token is another head."""
+def test_tokens_are_checked_on_the_fast_path(start, tmp_path):
+    """A head is cached with its token; another token is another head."""
     tokens = tmp_path / "tokens"
     tokens.write_text("a-token-that-is-long\n")
     tokens.chmod(0o600)
@@ -320,14 +320,14 @@ def test_tokens_are_asked_on_the_quick_way(start, tmp_path):
 
 
 def until_refused(server):
-    """Ask until nobody listens any more."""
+    """Connect until the server refuses."""
     with contextlib.suppress(OSError):
         while server.request("GET", "/livez").status == 200:
             continue
 
 
 def test_a_draining_server_answers_what_it_has_read(start):
-    """After SIGTERM a publication that had begun is taken or refused; the connection ends behind it."""
+    """After SIGTERM a publication that had begun is accepted or refused; then the connection ends."""
     with start("--durability", "none", "--drain-timeout-ms", 60_000) as server:
         fine = request("drain", json.dumps(event("fine")).encode())
         bad = request("drain", b'{"source":"//s","id":"x"')
@@ -348,8 +348,8 @@ def test_a_draining_server_answers_what_it_has_read(start):
         assert server.stop() == 0
 
 
-def test_sigterm_under_load_loses_no_answer(start):
-    """Everything that was answered is in the log; what was not is cut between two answers."""
+def test_sigterm_under_load_loses_no_accepted_event(start):
+    """Every accepted event is in the log; connections end between two responses."""
     with start("--durability", "group") as server:
         accepted = [[] for _ in range(8)]
 
@@ -378,8 +378,8 @@ def test_sigterm_under_load_loses_no_answer(start):
         assert len(kept) - len(ids_) <= 1
 
 
-def test_too_many_at_once_are_told_when_to_come_back(start):
-    """On the quick way, too: 429 with Retry-After, and nothing of it is kept."""
+def test_too_many_at_once_get_retry_after(start):
+    """On the fast path: 429 with Retry-After, and nothing is stored."""
     flags = ("--max-outstanding-events-per-router-thread", 10, "--router-threads", 1)
     with start(*flags, "--durability", "none") as server:
         batch = request("many", json.dumps([event(f"{n:03d}") for n in range(200)]).encode(), BATCH)

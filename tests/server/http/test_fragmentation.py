@@ -1,4 +1,4 @@
-"""The protocol against the network's whims and against noise: any split, any bytes, no harm."""
+"""Any split of requests gives the same responses; damaged bytes do no harm."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def talk(port, pieces):
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.integers(0, len(CONVERSATION)), max_size=40))
 def test_any_split_gives_the_same_answers(server, cuts):
-    """Where the network cuts a pipelined conversation does not matter."""
+    """Pipelined requests may be split anywhere."""
     places = [0, *sorted(cuts), len(CONVERSATION)]
 
     answer = talk(server.port, [CONVERSATION[a:b] for a, b in itertools.pairwise(places)])
@@ -66,7 +66,7 @@ def test_any_split_gives_the_same_answers(server, cuts):
 
 @pytest.mark.parametrize("seed", range(30))
 def test_noise_does_no_harm(server, seed):
-    """Damaged conversations are refused or cut; the server goes on."""
+    """Damaged requests are refused or disconnected; the server keeps working."""
     noise = random.Random(seed)
     damaged = bytearray(CONVERSATION)
     for _ in range(noise.randint(1, 20)):
@@ -86,8 +86,8 @@ def test_noise_does_no_harm(server, seed):
     assert server.request("GET", "/readyz").status == 200
 
 
-def test_answers_reach_a_peer_that_sends_no_more(server):
-    """Closing one's own half after the last request is legal; every answer still comes."""
+def test_a_half_closed_connection_gets_all_responses(server):
+    """A client may half-close after its last request; every response still arrives."""
     half = CONVERSATION.replace(b"Connection: close\r\n", b"")
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         connection.sendall(half)

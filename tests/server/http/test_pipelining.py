@@ -1,4 +1,4 @@
-"""Requests of one connection, one behind the other: each is answered in its turn, whatever happens meanwhile."""
+"""Pipelined requests: each is answered in order, whatever happens meanwhile."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def publication(id_):
 
 
 def waiting(domain):
-    """A request that waits for a job longer than any test."""
+    """Return a request that waits for a job longer than any test."""
     body = json.dumps({"domain": domain, "wait": 60}).encode()
     return post(b"/journal/jobs/next", body, "application/json")
 
@@ -51,8 +51,8 @@ def dial(server, data):
     return connection
 
 
-def heard(server):
-    """Behind these requests everything that was sent before them has been read."""
+def until_read(server):
+    """After these requests everything sent before them has been read."""
     for _ in range(3):
         assert server.request("GET", "/journal/stats").status == 200
 
@@ -71,8 +71,8 @@ def statuses(answer):
     ],
     ids=["line", "head", "noise", "upgrade"],
 )
-def test_what_cannot_be_read_is_refused_behind_what_could(server, bad, status):
-    """A publication under way is answered first; its answer finds the connection open, and so do others'."""
+def test_an_unreadable_request_is_refused_after_earlier_responses(server, bad, status):
+    """A publication in progress is answered first, and so are others."""
     with dial(server, publication(f"before-{status}") + bad) as connection:
         answer = read(connection)
 
@@ -81,7 +81,7 @@ def test_what_cannot_be_read_is_refused_behind_what_could(server, bad, status):
 
 
 def test_a_body_that_cannot_be_read_is_refused_at_once(server):
-    """Also when the framework already waits for the rest of it, and behind a publication."""
+    """Also when the application waits for the rest of it, and after a publication."""
     chunked = (
         b"POST /filters/validate "
         + HOST
@@ -92,32 +92,32 @@ def test_a_body_that_cannot_be_read_is_refused_at_once(server):
             assert statuses(read(connection))[-1] == b"400"
 
 
-def test_a_draining_server_answers_all_that_came_on_one_connection(start):
-    """The first answer of a server that drains is not the last, if others were asked for behind it."""
+def test_a_draining_server_answers_all_requests_of_a_connection(start):
+    """The first response of a draining server is not the last, if more requests had arrived."""
     with start("--durability", "none") as server:
         stream = b"GET /channels/late " + HOST + b"\r\n"
         with (
             dial(server, waiting("a") + waiting("b") + publication("behind")) as jobs,
             dial(server, waiting("c") + stream) as stream_behind,
         ):
-            heard(server)
+            until_read(server)
             server.process.send_signal(signal.SIGTERM)
             assert statuses(read(jobs)) == [b"200", b"200", b"202"]
-            told = read(stream_behind)
+            response = read(stream_behind)
         assert server.stop() == 0
 
-    assert statuses(told) == [b"200", b"200"]
-    assert told.endswith(b"0\r\n\r\n")
-    assert b"event: disconnect" in told
+    assert statuses(response) == [b"200", b"200"]
+    assert response.endswith(b"0\r\n\r\n")
+    assert b"event: disconnect" in response
 
 
-def test_whoever_leaves_is_handed_no_job_whatever_it_asked_behind(start):
-    """A waiting request hears that its peer is gone, or sends no more, also when it is not the last one."""
+def test_a_client_that_disconnects_gets_no_job(start):
+    """A waiting request ends when its peer closes or half-closes, also if other requests follow it."""
     with start() as server:
         left = dial(server, waiting("left") + waiting("other"))
-        heard(server)
+        until_read(server)
         left.close()
-        heard(server)
+        until_read(server)
         server.request("POST", "/journal/jobs", b'{"uri": "http://left/1"}')
         shown = server.request("GET", "/journal/jobs/show?uri=http://left/1")
         assert shown.json["state"] == "ready"
@@ -128,23 +128,23 @@ def test_whoever_leaves_is_handed_no_job_whatever_it_asked_behind(start):
         assert statuses(answer) == [b"200", b"200"]
 
 
-def test_a_filter_removed_before_its_streams_turn(start):
-    """A stream that waits behind another answer ends as it would have, had it begun at once."""
+def test_a_filter_removed_while_its_stream_is_queued(start):
+    """A queued stream ends as it would have if it had begun at once."""
     with start() as server:
         made = server.request("POST", "/filters/i/c", b'{"exists": "a"}').json["id"]
         stream = b"GET /filters/%b/events " % made.encode() + HOST + b"\r\n"
         with dial(server, waiting("turn") + stream) as connection:
-            heard(server)
+            until_read(server)
             assert server.request("DELETE", f"/filters/{made}").status == 204
             server.request("POST", "/journal/jobs", b'{"uri": "http://turn/1"}')
-            told = read(connection)
+            response = read(connection)
 
-    assert statuses(told) == [b"200", b"200"]
-    assert b'"reason":"filter-removed"' in told
+    assert statuses(response) == [b"200", b"200"]
+    assert b'"reason":"filter-removed"' in response
 
 
 class Transport(asyncio.Transport):
-    """Takes what is written and says that it is closing when it was told to."""
+    """Records what is written and whether it was closed."""
 
     def __init__(self):
         super().__init__()
@@ -236,8 +236,8 @@ def test_a_peer_that_does_not_read_is_disconnected_while_its_request_arrives():
     asyncio.run(scenario())
 
 
-def test_a_stream_behind_answers_that_nobody_reads_is_full_from_the_start():
-    """The transport said once that it is full, to the connection that was: the stream has to know."""
+def test_a_stream_after_unread_responses_is_paused_from_the_start():
+    """The transport pauses the connection only once, before it becomes a stream."""
 
     async def scenario():
         signs = []
@@ -256,7 +256,7 @@ def test_a_stream_behind_answers_that_nobody_reads_is_full_from_the_start():
 
 
 def test_nothing_follows_the_end_of_a_stream():
-    """Who does not take it in time is cut; no ping is written behind the last chunk."""
+    """A client that does not read it in time is disconnected; no ping follows the last chunk."""
     transport, loop = Transport(), SimpleNamespace(time=lambda: 1.0)
     deadlines = []
     timers = SimpleNamespace(now=0.0, set=lambda _, deadline: deadlines.append(deadline))

@@ -1,4 +1,4 @@
-"""Publishing over HTTP: every status and code of Thorium's contract, through real sockets."""
+"""Publishing over HTTP: every status and code of Thorium's interface, through real sockets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ JSON = {"Content-Type": "application/json", "ce-source": "//s", "ce-id": "1"}
 
 
 def raw(server, data, *, half_close=False, timeout=10):
-    """Send bytes, give back everything until the server closes."""
+    """Send bytes; return everything until the server closes."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=timeout) as connection:
         connection.sendall(data)
         if half_close:
@@ -27,7 +27,7 @@ def raw(server, data, *, half_close=False, timeout=10):
 
 
 def test_accepted_has_the_common_headers(server):
-    """A 202 is itself an event, and says which durability was met."""
+    """A 202 is itself an event, and names the durability."""
     answer = server.publish("p", event("common"))
 
     assert answer.body == b'{"code":"accepted"}'
@@ -117,7 +117,7 @@ def test_put_is_post(server, method):
     ],
 )  # fmt: skip
 def test_refusals(server, path, headers, body, status, expected):
-    """What is wrong first is what the answer says, with the members its code promises."""
+    """The first failed check decides the response, which has the members of its code."""
     answer = server.request("POST", f"/channels/{path}", body, headers)
 
     assert answer.status == status
@@ -126,7 +126,7 @@ def test_refusals(server, path, headers, body, status, expected):
 
 
 def test_a_bad_element_refuses_the_whole_batch(server):
-    """Nothing of a refused batch is remembered: its good events can be sent again."""
+    """Nothing of a refused batch is stored: its valid events can be sent again."""
     bad = [event("whole-1"), {"id": "x"}]
     refused = server.request("POST", "/channels/w", json.dumps(bad), {"Content-Type": BATCH})
     before = metric(server, "virta_events_duplicate_total")
@@ -164,7 +164,7 @@ def test_empty_batch_is_accepted(server):
 
 
 def test_methods(server):
-    """Other methods are 405 with the method's name; OPTIONS is a preflight's answer."""
+    """Other methods are 405 with the method's name; OPTIONS is answered as a preflight."""
     assert server.request("DELETE", "/channels/p").json == {
         "code": "invalid-method",
         "method": "DELETE",
@@ -197,7 +197,7 @@ def test_chunked_upload(server):
 
 
 def test_pipelined_requests_are_answered_in_order(server):
-    """A refusal that is ready at once waits for the publication before it, and the metrics behind."""
+    """A refusal that is ready at once waits for the publication before it; metrics follow."""
     good = json.dumps(event("piped")).encode()
     data = b"POST /channels/p HTTP/1.1\r\nHost: localhost\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b"
     requests = data % (STRUCTURED.encode(), len(good), good)
@@ -212,7 +212,7 @@ def test_pipelined_requests_are_answered_in_order(server):
 
 
 def test_refusal_before_the_body_closes_and_is_readable(server):
-    """The answer arrives although the client is still sending, and says the connection ends."""
+    """The response arrives although the client is still sending, and closes the connection."""
     head = b"POST /channels/meta HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n"
 
     answer = raw(server, head + b"x" * 500_000)
@@ -222,7 +222,7 @@ def test_refusal_before_the_body_closes_and_is_readable(server):
 
 
 def test_short_body_is_partial_content(server):
-    """A body that ends early is told so."""
+    """A body that ends early is 400."""
     head = b"POST /channels/p HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/cloudevents+json\r\nContent-Length: 100\r\n\r\n{"
 
     assert b'"partial-content"' in raw(server, head, half_close=True)
@@ -236,8 +236,8 @@ def test_lengths_that_are_no_number(server, length):
     assert b'"invalid-content-length"' in raw(server, head % length)
 
 
-def test_a_length_that_nobody_can_count_is_too_large(server):
-    """A number that fits no integer is refused as what it is: too much."""
+def test_a_length_that_overflows_is_too_large(server):
+    """A length that fits no integer is 413."""
     head = f"POST /channels/c HTTP/1.1\r\nHost: localhost\r\nContent-Type: {STRUCTURED}\r\n"
     answer = raw(server, f"{head}Content-Length: 1{'0' * 30}\r\n\r\n".encode())
 
@@ -330,7 +330,7 @@ def test_backpressure(start):
 
 
 def test_timings_on_late_refusals(server):
-    """What is refused after the body was read says how long reading took."""
+    """A refusal after the body was read has the time that reading took."""
     answer = server.request("POST", "/channels/p", "{", {"Content-Type": STRUCTURED})
 
     assert re.fullmatch(r"\d+ ms", answer.headers["thorium-body-read-time"])
@@ -347,7 +347,7 @@ def test_other_methods_on_metrics_and_sockets(server):
 
 
 def test_close_is_answered_with_close(server):
-    """A client that wants to end the connection is told that it ends."""
+    """A request with `Connection: close` gets a response with it."""
     body = json.dumps(event("closing"))
     headers = {"Content-Type": STRUCTURED, "Connection": "close"}
 
@@ -366,7 +366,7 @@ def test_close_is_answered_with_close(server):
     ],
 )
 def test_405_names_every_method(server, path, method, allowed):
-    """A path that several routes share allows what any of them takes."""
+    """`Allow` lists the methods of all routes that share the path."""
     answer = server.request(method, path)
 
     assert (answer.status, answer.headers["allow"]) == (405, allowed)
@@ -374,7 +374,7 @@ def test_405_names_every_method(server, path, method, allowed):
 
 @pytest.mark.parametrize("path", ["/filters/%/c", "/filters/a/%zz", "/subscriptions/%1", "/%"])
 def test_a_bad_escape_is_400_everywhere(server, path):
-    """A percent sign that escapes nothing is no name of anything."""
+    """A percent sign without two hex digits is refused."""
     answer = server.request("GET", path)
 
     assert (answer.status, answer.code) == (400, "malformed-percent-escape")
@@ -388,7 +388,7 @@ def test_a_preflight_has_no_length(server):
 
 
 def test_headers_are_decoded_by_default(start, tmp_path):
-    """Percent-encoded attributes arrive as they were meant; with the flag's opposite, as they were sent."""
+    """Percent-encoded attributes are decoded by default, and left as sent with the flag."""
     kind = {"Content-Type": "application/json", "ce-source": "/s"}
     sent = {"ce-id": "a%20b", "ce-subject": "Euro%20%E2%82%AC", "ce-type": '"t\\"x"'}
     with start("--durability", "none") as server:

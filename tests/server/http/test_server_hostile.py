@@ -1,4 +1,4 @@
-"""Clients that mean harm, or do it all the same: answered or cut, never at the cost of others."""
+"""Hostile clients: answered or disconnected, never at the cost of others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def dial(server):
 
 
 def talk(server, data, *, until=None):
-    """Send, and read until the server closes or has said something."""
+    """Send, and read until the server closes or the response contains `until`."""
     with dial(server) as connection:
         connection.sendall(data)
         return read(connection, until)
@@ -46,7 +46,7 @@ def memory_kib(server):
 
 
 def flood(connection, data, most):
-    """Send until so much is sent, or the server takes no more; gives how much it took."""
+    """Send until so much is sent or the server reads no more; return how much was sent."""
     connection.settimeout(1.0)
     sent = 0
     try:
@@ -59,7 +59,7 @@ def flood(connection, data, most):
 
 
 def cpu_s(server):
-    """Seconds of work that the server has done: its own, whatever else the machine does meanwhile."""
+    """Return the processor time of the server, which does not depend on other processes."""
     fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -86,7 +86,7 @@ def test_connect_is_no_method_here(server):
 
 @pytest.mark.parametrize("path", ["/channels/h", "/publish", "/livez", "/nowhere"])
 def test_head_has_no_body(server, path):
-    """An answer to HEAD is a head alone, so that the next answer is found behind it."""
+    """A response to HEAD has no body, so the next response follows its head."""
     request = f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
     last = b"HEAD /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
@@ -99,7 +99,7 @@ def test_head_has_no_body(server, path):
 
 
 def test_absolute_form(server):
-    """A request as a proxy writes it finds the hot routes as well (RFC 9112 §3.2.2)."""
+    """An absolute target reaches the hot routes too (RFC 9112 §3.2.2)."""
     request = WHOLE.replace(b"POST /", b"POST HTTP://localhost:1/", 1)
     assert b"HTTP/1.1 202 " in talk(server, request, until=b"}")
     assert b"HTTP/1.1 404 " in talk(
@@ -108,7 +108,7 @@ def test_absolute_form(server):
 
 
 def test_http_1_0(server):
-    """Version 1.0 knows no 100, and its streams end where the connection does."""
+    """HTTP/1.0 has no 100, and its streams end with the connection."""
     old = WHOLE.replace(b"HTTP/1.1\r\n", b"HTTP/1.0\r\nExpect: 100-continue\r\n", 1)
     assert talk(server, old).startswith(b"HTTP/1.1 202 ")
     stream = talk(server, b"GET /channels/h HTTP/1.0\r\n\r\n", until=b"\n\n")
@@ -116,18 +116,18 @@ def test_http_1_0(server):
 
 
 def test_a_burst_of_requests_is_no_large_head(server):
-    """Many requests in one go, the last of them cut anywhere, are all answered."""
+    """Many requests in one write, the last incomplete, are all answered."""
     burst = WHOLE * 200
     with dial(server) as connection:
         connection.sendall(burst[:-40])
-        heard = b""
-        while heard.count(b"HTTP/1.1 202 ") < 199:
-            heard += connection.recv(65536)
+        received = b""
+        while received.count(b"HTTP/1.1 202 ") < 199:
+            received += connection.recv(65536)
         connection.sendall(burst[-40:])
-        while heard.count(b"HTTP/1.1 202 ") < 200:
-            heard += connection.recv(65536)
+        while received.count(b"HTTP/1.1 202 ") < 200:
+            received += connection.recv(65536)
 
-    assert b" 431 " not in heard
+    assert b" 431 " not in received
 
 
 @pytest.mark.parametrize(
@@ -143,16 +143,16 @@ def test_a_burst_of_requests_is_no_large_head(server):
     ids=["trailers", "trailer", "chunk-extension", "cold-trailers", "headers", "header"],
 )
 def test_endless_heads_and_trailers(server, endless):
-    """Whatever is neither body nor end is cut off at the limit of a head."""
+    """Framing that never ends is refused at the limit of a head."""
     with dial(server) as connection:
         flood(connection, endless, len(endless))
-        heard = connection.recv(65536)
+        received = connection.recv(65536)
 
-    assert heard.startswith(b"HTTP/1.1 431 ")
+    assert received.startswith(b"HTTP/1.1 431 ")
 
 
 def test_bodies_have_to_arrive_in_time(start):
-    """A body that trickles is 408 on every route, however lively it trickles."""
+    """A body that arrives byte by byte is 408 on every route."""
     with start("--body-timeout-ms", 300) as server:
         for path in ("/filters/validate", "/journal/x", "/channels/h"):
             with dial(server) as connection:
@@ -162,7 +162,7 @@ def test_bodies_have_to_arrive_in_time(start):
 
 
 def trickle(connection):
-    """Send a byte at a time until the server says something."""
+    """Send a byte at a time until the server responds."""
     connection.settimeout(0.05)
     began = time.monotonic()
     while time.monotonic() - began < 10:
@@ -179,7 +179,7 @@ def trickle(connection):
     "request_bytes", [WHOLE, b"GET /channels/h?x=~5 HTTP/1.1\r\nHost: localhost\r\n\r\n"]
 )
 def test_unread_answers_are_bounded(start, request_bytes):
-    """Who sends requests and reads no answers is stopped, and cut when that lasts."""
+    """A client that reads no responses is not read from, then disconnected."""
     with start("--durability", "none", "--tcp-idle-timeout-ms", 500) as server:
         before = memory_kib(server)
         with dial(server) as connection:
@@ -193,7 +193,7 @@ def test_unread_answers_are_bounded(start, request_bytes):
 
 
 def test_pings_of_a_client_that_does_not_read(server):
-    """Pongs that nobody takes do not pile up: the server stops reading."""
+    """Unread pongs are bounded: the server stops reading."""
     before = memory_kib(server)
     with upgraded(server, "/subscribe?streams=a:&max_queued=1") as connection:
         sent = flood(connection, frame(9, b"x" * 125) * 500, 64_000_000)
@@ -203,7 +203,7 @@ def test_pings_of_a_client_that_does_not_read(server):
 
 
 def test_tiny_frames_leave_time_for_others(server):
-    """A flood of empty fragments is neither kept nor allowed to hold up other clients."""
+    """A flood of empty fragments takes no memory and does not delay other clients."""
     before = memory_kib(server)
     with upgraded(server, "/channels/h") as connection:
         connection.sendall(frame(1, b"{", fin=False))
@@ -229,11 +229,11 @@ def test_fragments_and_control_frames_between(server):
     cut = text.index("ä".encode()) + 1
     with upgraded(server, "/channels/fragments") as connection:
         connection.sendall(frame(1, text[:cut], fin=False) + frame(9, b"p") + frame(0, text[cut:]))
-        heard = b""
-        while text not in heard:
-            heard += connection.recv(65536)
+        received = b""
+        while text not in received:
+            received += connection.recv(65536)
 
-    assert heard.startswith(b"\x8a\x01p")
+    assert received.startswith(b"\x8a\x01p")
 
 
 @pytest.mark.parametrize(
@@ -252,14 +252,14 @@ def test_bad_frames_close_with_their_code(server, data, code):
     """A frame that breaks the rules closes the socket with the code that says so."""
     with upgraded(server, "/channels/h") as connection:
         connection.sendall(data)
-        heard = connection.recv(65536)
+        received = connection.recv(65536)
 
-    assert heard[0] == 0x88
-    assert struct.unpack(">H", heard[2:4]) == (code,)
+    assert received[0] == 0x88
+    assert struct.unpack(">H", received[2:4]) == (code,)
 
 
 def test_a_token_is_no_part_of_the_query(start, tmp_path):
-    """Wherever the token stands, the query means what it would mean without it."""
+    """A token anywhere in the query does not change its meaning."""
     (tmp_path / "tokens").write_text(TOKEN)
     (tmp_path / "tokens").chmod(0o600)
     token = {"Authorization": f"Bearer {TOKEN}", "Content-Type": STRUCTURED}
@@ -318,8 +318,8 @@ LENGTH = b"Content-Length: %d\r\n" % len(BODY)
         (b"HTTP/1.1", b"HTTP/2.0", 505, b"invalid-version"),
     ],
 )
-def test_requests_that_could_be_read_in_two_ways(server, old, new, status, code):
-    """Refused, and nothing behind them is read, also when the same bytes come again."""
+def test_ambiguous_requests_are_refused(server, old, new, status, code):
+    """Nothing after them is read, also when the same bytes arrive again."""
     request = WHOLE.replace(old, new)
     for _ in range(2):
         answer = talk(
@@ -334,7 +334,7 @@ def test_requests_that_could_be_read_in_two_ways(server, old, new, status, code)
 
 @pytest.mark.parametrize("line", [b"HTTP/1.1\r\nConnection: Upgrade, close\r\n", b"HTTP/1.0\r\n"])
 def test_an_upgrade_that_is_ignored_still_closes(server, line):
-    """What the head says about the connection holds without the upgrade, too."""
+    """The Connection header takes effect without the upgrade too."""
     request = WHOLE.replace(b"HTTP/1.1\r\n", line + b"Upgrade: h2c\r\n", 1)
     answer = talk(server, request)
     assert answer.startswith(b"HTTP/1.1 202 ")
@@ -342,7 +342,7 @@ def test_an_upgrade_that_is_ignored_still_closes(server, line):
 
 
 def test_trailers_are_no_attributes(server):
-    """Nobody checked them: an event is what its head and its body say."""
+    """Trailers are not checked, so they do not change an event."""
     head = CHUNKED.replace(STRUCTURED.encode(), b"application/json\r\nce-source: s\r\nce-id: 1")
     head = head.replace(b"/channels/h", b"/channels/trailers")
     body = b"2\r\n{}\r\n0\r\nce-id: 2\r\nce-subject: x\r\n\r\n"
@@ -351,16 +351,16 @@ def test_trailers_are_no_attributes(server):
     async def scenario():
         consumer = await Consumer.open(server.port, "/channels/trailers/from/earliest")
         await consumer.connected()
-        heard = await consumer.frame()
+        received = await consumer.frame()
         await consumer.close()
-        return heard.json
+        return received.json
 
     found = asyncio.run(scenario())
     assert found == {"source": "s", "id": "1", "datacontenttype": "application/json", "data": {}}
 
 
-def test_odd_events_stand_in_nobodys_way(server):
-    """JSON that UTF-8 or a double cannot hold: heard live and from history alike, by every filter."""
+def test_odd_events_are_delivered(server):
+    """JSON that UTF-8 or a double cannot represent is delivered live and from history."""
     headers = {"Content-Type": "application/json"}
     registered = json.dumps({"filter": {"exists": "a"}})
     id_ = server.request("POST", "/filters/odd/c", registered, headers).json["id"]
@@ -376,15 +376,15 @@ def test_odd_events_stand_in_nobodys_way(server):
             assert said.status == 202, said
         streams.append(await Consumer.open(server.port, "/channels/odd%2Fc/from/earliest"))
         await streams[-1].connected()
-        heard = []
+        received = []
         for stream in streams:
-            heard.append([(made.id, made.data) for made in await stream.frames(len(ODD) + 2)])
+            received.append([(made.id, made.data) for made in await stream.frames(len(ODD) + 2)])
             await stream.close()
-        return heard
+        return received
 
-    heard = asyncio.run(scenario())
-    assert heard[0] == heard[1] == heard[2] == heard[3]
-    texts = [data for _, data in heard[0]]
+    received = asyncio.run(scenario())
+    assert received[0] == received[1] == received[2] == received[3]
+    texts = [data for _, data in received[0]]
     assert texts[0] == '{"source":"s","id":"?","data":{"a":1}}'
     assert '"?\\ud83d\\ude00"' in texts[1]
     assert '"id":"7"' in texts[2]
