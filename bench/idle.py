@@ -20,8 +20,9 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-# Start-up work (imports, the first collection, the log's first sync) is over after this.
-WARM_UP_S = 3.0
+# Start-up (imports, opening the log) is over once a daemon used less CPU time than this in a second.
+CALM_CPU_S = 0.02
+START_S_MAX = 60
 
 
 class Usage(NamedTuple):
@@ -64,13 +65,24 @@ def commands(directory: Path) -> dict[str, list[str]]:
     }
 
 
+def wait_for_start(daemon: subprocess.Popen[bytes]) -> Usage:
+    """Return the usage of a daemon that has started and has nothing to do."""
+    assert daemon.stdout is not None
+    before = usage(daemon.pid)
+    for _ in range(START_S_MAX):
+        time.sleep(1)
+        assert daemon.poll() is None, daemon.stdout.read().decode()
+        now = usage(daemon.pid)
+        if now.cpu_s > CALM_CPU_S and now.since(before).cpu_s < CALM_CPU_S:
+            return now
+        before = now
+    raise SystemExit(f"the daemon was busy for {START_S_MAX} s")
+
+
 def measure(command: list[str], seconds: float) -> Usage:
     daemon = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
-        assert daemon.stdout is not None
-        time.sleep(WARM_UP_S)
-        assert daemon.poll() is None, daemon.stdout.read().decode()
-        before = usage(daemon.pid)
+        before = wait_for_start(daemon)
         time.sleep(seconds)
         return usage(daemon.pid).since(before)
     finally:

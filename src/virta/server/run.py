@@ -32,6 +32,7 @@ from virta.server.service import Service
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import FrameType
 
     from virta.server.config_loader import Config
 
@@ -134,6 +135,16 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
+        self._stop = asyncio.Event()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self._stop.set()
+
+    async def main_loop(self) -> None:
+        """Wait for a signal; uvicorn looks ten times a second whether there was one."""
+        await self.on_tick(0)
+        await self._stop.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -3,12 +3,13 @@ A timer wheel: one timer for the deadlines of all connections.
 
 An object on the wheel has a `deadline` (seconds of the loop's clock); its `expired` is called after that,
 at most one slot late. Moving a deadline later costs one assignment: the wheel checks it when the old slot
-is due.
+is due. The timer is set for the next slot that has an object: without deadlines the wheel sleeps.
 """
 
 from __future__ import annotations
 
 import logging
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("virta.server")
 
 SLOT_S = 0.05
+# Loops count in milliseconds and may call this much too early.
+EARLY_S = 0.001
 NEVER = float("inf")
 # Values of `Timed.slot` besides slot numbers.
 UNSET = -1
@@ -40,14 +43,25 @@ class TimerWheel:
         self._loop = loop
         # Each object is in at most one slot, the one it names: sets make removal cheap.
         self._slots: dict[int, set[Timed]] = {}
-        self.now = loop.time()  # at the last slot: precise enough for deadlines
-        self._done = int(self.now / SLOT_S)
+        self._order: list[
+            int
+        ] = []  # a heap with the numbers of all slots, and of some that are empty now
+        self._ordered: set[int] = set()  # its members
+        self._due = NEVER  # the slot that the timer waits for
         self._handle: asyncio.TimerHandle | None = None
+        self._running = False
+
+    @property
+    def now(self) -> float:
+        """Seconds of the loop's clock."""
+        return self._loop.time()
 
     def start(self) -> None:
-        self._handle = self._loop.call_later(SLOT_S, self._turn)
+        self._running = True
+        self._schedule()
 
     def stop(self) -> None:
+        self._running = False
         if self._handle is not None:
             self._handle.cancel()
         self._slots.clear()
@@ -57,11 +71,16 @@ class TimerWheel:
         timed.deadline = deadline
         if deadline == NEVER or timed.slot == REMOVED:
             return
-        slot = max(int(deadline / SLOT_S) + 1, self._done + 1)
+        slot = int(deadline / SLOT_S) + 1
         if timed.slot == UNSET or slot < timed.slot:
             self._discard(timed)
             timed.slot = slot
             self._slots.setdefault(slot, set()).add(timed)
+            if slot not in self._ordered:
+                self._ordered.add(slot)
+                heappush(self._order, slot)
+                if slot < self._due:
+                    self._schedule()
 
     def remove(self, timed: Timed) -> None:
         """Remove a closed object permanently: a deadline set later does not add it again."""
@@ -76,12 +95,24 @@ class TimerWheel:
             if not slot:
                 del self._slots[timed.slot]
 
+    def _schedule(self) -> None:
+        """Set the timer for the next slot that is not empty."""
+        while self._order and self._order[0] not in self._slots:
+            self._ordered.discard(heappop(self._order))
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+        self._due = self._order[0] if self._order else NEVER
+        if self._order and self._running:
+            self._handle = self._loop.call_at(self._due * SLOT_S + EARLY_S, self._turn)
+
     def _turn(self) -> None:
-        self._handle = self._loop.call_later(SLOT_S, self._turn)
-        now = self.now = self._loop.time()
-        while self._done < int(now / SLOT_S):
-            self._done += 1
-            for timed in self._slots.pop(self._done, ()):
+        self._due = -1  # objects that expire set deadlines: one schedule after all of them
+        now = self._loop.time()
+        while self._order and self._order[0] * SLOT_S <= now:
+            slot = heappop(self._order)
+            self._ordered.discard(slot)
+            for timed in self._slots.pop(slot, ()):
                 if timed.slot == REMOVED:
                     continue  # removed by another object that expired in this slot
                 timed.slot = UNSET
@@ -89,6 +120,7 @@ class TimerWheel:
                     self._expire(timed, now)
                 else:
                     self.set(timed, timed.deadline)
+        self._schedule()
 
     def _expire(self, timed: Timed, now: float) -> None:
         try:
