@@ -5,7 +5,7 @@ from __future__ import annotations
 from journal_support import Clock
 
 from virta.journal.engine import Engine
-from virta.journal.jobs.domain import STATE_NAMES
+from virta.journal.jobs.job import STATE_NAMES
 from virta.journal.protocol import commands
 from virta.journal.protocol import messages as m
 from virta.journal.protocol.codec import RequestParser, encode_request
@@ -53,9 +53,7 @@ def copies_of(engine):
         )
         for job in jobs.all()
     }
-    settings = {
-        name: place.settings for name, place in jobs.schedule.domains.items() if any(place.counts)
-    }
+    settings = {name: place.settings for name, place in jobs.domains.items() if any(place.counts)}
     return values, known, jobs.finished.commands, settings
 
 
@@ -63,14 +61,14 @@ def check(engine):
     """Every job is where it is looked for."""
     jobs = engine.jobs
     for job in jobs.all():
-        assert jobs.schedule.domains[job.domain.name] is job.domain
+        assert jobs.domains[job.domain.name] is job.domain
         assert job.timestamp > jobs.finished.last(job.uri)
         if STATE_NAMES[job.state] != "dead":
             assert jobs.find(job.key()) is job
         assert (STATE_NAMES[job.state] == "held") == (
             len(jobs.entries(job.uri)) == 2 and not job.lease and not job.worked_until
         )
-    for place in jobs.schedule.domains.values():
+    for place in jobs.domains.values():
         assert sum(place.counts) == sum(job.domain is place for job in jobs.all())
 
 

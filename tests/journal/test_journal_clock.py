@@ -18,7 +18,7 @@ from virta.clock import now_us
 from virta.journal import Client, Spool, Worker
 from virta.journal.clients.spool import STAMP, scan
 from virta.journal.engine import Engine
-from virta.journal.jobs.domain import DELAYED, READY, WORKING
+from virta.journal.jobs.job import DELAYED, READY, WORKING
 from virta.journal.protocol import commands
 from virta.journal.protocol.codec import RequestParser
 from virta.journal.protocol.messages import Function, RefusedError, Request, Type, Value

@@ -9,7 +9,7 @@ import pytest
 from journal_faulty import Faulty, check, copies_of
 from msgspec.structs import replace
 
-from virta.journal.jobs.domain import Job
+from virta.journal.jobs.job import Job
 from virta.journal.jobs.lifecycle import Jobs
 from virta.journal.replication.merge import COVERED_MAX, join, version
 
@@ -45,7 +45,7 @@ def random_state(rng, jobs):
     lease = rng.choice([0, rng.randrange(1, 4)])
     return Job(
         b"http://h/1",
-        jobs.schedule.domain(b"h"),
+        jobs.scheduler.domain(b"h"),
         rng.randrange(1, 3),
         timestamp=command,
         attempts=rng.randrange(2),
@@ -82,7 +82,7 @@ def test_joins(seed):
 def test_too_many_covered_commands_are_over():
     """What a command took the place of is bounded: the oldest are finished."""
     jobs = Jobs()
-    place = jobs.schedule.domain(b"h")
+    place = jobs.scheduler.domain(b"h")
     covered = dict.fromkeys(range(1, COVERED_MAX + 3), 1)
     newest = Job(b"http://h/1", place, 1, timestamp=100, revision=1, replaced=covered)
     found = join(-1, [newest])

@@ -69,7 +69,7 @@ wall, cpu = time.perf_counter(), time.process_time()
 disk = Persistence(Path(sys.argv[1]))
 engine = Engine(now_us)
 disk.restore(engine)
-taken = engine.jobs.take(b"host3", engine.clock())
+taken = engine.jobs.reserve(b"host3", engine.clock())
 print(json.dumps({
     "wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu, "jobs": len(engine.jobs),
     "first": taken[0].uri.decode(),

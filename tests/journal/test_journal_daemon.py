@@ -15,7 +15,7 @@ from journal_support import Clock, Wire, connected, daemon, nop, until
 from test_journal_wire import VECTORS as WIRE_VECTORS
 from test_journal_wire import reply_of, request_of
 
-from virta.journal.jobs.domain import WORKING
+from virta.journal.jobs.job import WORKING
 from virta.journal.jobs.lifecycle import Jobs
 from virta.journal.protocol import messages as m
 from virta.journal.protocol.codec import encode_reply, encode_request
@@ -145,7 +145,7 @@ async def stage(name, server, clock):
             b"http://example.com/page", b"", T0 + 16, T0, priority=20, start=T0 + 10_000_000
         )
         if name.startswith("job finished"):
-            engine.jobs.take(b"example.com", T0 + 10_000_001)
+            engine.jobs.reserve(b"example.com", T0 + 10_000_001)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_deadlines_on_time_with_a_set_clock():
     for i in range(10_000):
         jobs.push(b"http://h%d/%d" % (i % 50, i), b"", 1, now, start=now)
     deadlines = {}
-    while taken := jobs.take(b"", now, until=now + rng.randrange(1, 10_000)):
+    while taken := jobs.reserve(b"", now, until=now + rng.randrange(1, 10_000)):
         deadlines[taken[0].uri] = (taken[0], taken[0].worked_until)
     for _ in range(200):
         now += rng.randrange(100)
@@ -302,7 +302,7 @@ def test_deadlines_on_time_under_load():
             taken = await wire.ask(next_(b"h", timeout=deadline, count=1_000))
             clock.go()
             late = 0
-            while server.node.engine.jobs.schedule.domains[b"h"].counts[WORKING]:
+            while server.node.engine.jobs.domains[b"h"].counts[WORKING]:
                 late += clock() >= deadline
                 for i in range(100):
                     wire.send(set_(b"load%d" % i))

@@ -148,7 +148,9 @@ def test_a_request_that_fails_ends_its_line_alone(monkeypatch, caplog):
             connected(server) as wire,
             connected(server) as other,
         ):
-            monkeypatch.setattr(type(server.node.engine.jobs.schedule), "domain", lambda *_: 1 // 0)
+            monkeypatch.setattr(
+                type(server.node.engine.jobs.scheduler), "domain", lambda *_: 1 // 0
+            )
             wire.send(push())
             with pytest.raises(EOFError):
                 await wire.hear()

@@ -218,7 +218,7 @@ def test_times_missed_while_down(catch_up, expected, tmp_path):
     for _ in range(2):
         disk, engine = restarted()
         engine.tick()
-        seen += [job.timestamp for job in engine.jobs.take(b"", clock.now, remove=True)]
+        seen += [job.timestamp for job in engine.jobs.reserve(b"", clock.now, remove=True)]
         disk.commit(images.drain(engine, clock.now))
         disk.close()
 
@@ -251,7 +251,7 @@ def test_a_recurring_job_keeps_its_turn():
     engine.jobs.push(b"http://other/", b"", clock.now, clock.now, start=clock.now)
     clock.now = 102 * HOUR + 1
     engine.tick()
-    (first,) = engine.jobs.take(b"", clock.now)
+    (first,) = engine.jobs.reserve(b"", clock.now)
 
     assert (first.uri, first.start, first.timestamp) == (b"http://h/x", 101 * HOUR, 102 * HOUR)
 
@@ -266,7 +266,7 @@ def test_a_clock_that_is_set():
     for now in (200 * HOUR + 5, 150 * HOUR, 150 * HOUR + 9, 151 * HOUR, 201 * HOUR):
         clock.now = now
         engine.tick()
-        done += [job.timestamp // HOUR for job in engine.jobs.take(b"", now, remove=True)]
+        done += [job.timestamp // HOUR for job in engine.jobs.reserve(b"", now, remove=True)]
 
     assert done == [101, 151, 152]
 

@@ -13,12 +13,9 @@ from journal_support import VIRTA, Clock, daemon, daemon_thread, until
 from virta.errors import JournalError
 from virta.journal import Client, Worker
 from virta.journal.clients.client import AsyncClient
-from virta.journal.jobs.domain import (
-    ATTEMPTS_DEFAULT,
-    BACK_OFF_S_MAX,
-    TRACEBACK_CHARS_MAX,
-    Settings,
-)
+from virta.journal.jobs.domain import ATTEMPTS_DEFAULT, BACK_OFF_S_MAX
+from virta.journal.jobs.domain import DomainSettings as Settings
+from virta.journal.jobs.job import TRACEBACK_CHARS_MAX
 from virta.journal.jobs.lifecycle import Jobs
 from virta.journal.serving.commit_loop import Node
 from virta.journal.serving.embedded import Journal
@@ -32,8 +29,8 @@ def test_by_default_a_failing_job_is_delayed_more_each_time_and_then_dead():
     jobs, now, pauses = Jobs(), 0, []
     jobs.push(b"x", b"d", 1, 0)
     while jobs.dead(b"x") is None:
-        assert not pauses or jobs.take(b"d", now - 1) == []
-        (job,) = jobs.take(b"d", now)
+        assert not pauses or jobs.reserve(b"d", now - 1) == []
+        (job,) = jobs.reserve(b"d", now)
         jobs.fail(job, "boom", now)
         pauses.append(job.start - now)
         now = max(job.start, now)
@@ -51,7 +48,7 @@ def test_jobs_that_failed_together_do_not_come_back_together():
     jobs.configure(b"d", Settings(retry_delay=100))
     for n in range(50):
         jobs.push(b"x%d" % n, b"d", 1, 0)
-    taken = jobs.take(b"d", 0, count=50)
+    taken = jobs.reserve(b"d", 0, count=50)
     for job in taken:
         jobs.fail(job, "boom", 0)
     starts = {job.start for job in taken}
@@ -88,11 +85,11 @@ def test_invalid_settings_are_refused():
     jobs.configure(b"d", Settings(retry_delay=0, max_attempts=0))
     jobs.push(b"x", b"d", 1, 0)
     for _ in range(100):
-        (job,) = jobs.take(b"d", 0)
+        (job,) = jobs.reserve(b"d", 0)
         jobs.fail(job, "boom", 0)
     assert jobs.dead(b"x") is None
     jobs.configure(b"d", Settings(retry_delay=7200, max_attempts=0))
-    (job,) = jobs.take(b"d", 0)
+    (job,) = jobs.reserve(b"d", 0)
     jobs.fail(job, "boom", 0)
     assert 5400 * S <= job.start <= 7200 * S
     for bad in ({"max_attempts": 0}, {"retry_delay": -1}, {"retry_delay_max": float("nan")}):

@@ -7,19 +7,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from virta.journal.jobs.domain import (
-    DEAD,
-    HEAP_SLACK,
-    READY,
-    WORK_DEADLINE_US,
-    WORKING,
-    Settings,
-    host_of,
-    parse_key,
-)
+from virta.journal.jobs.domain import HEAP_SLACK
+from virta.journal.jobs.domain import DomainSettings as Settings
 from virta.journal.jobs.finished import FINISHED_US
+from virta.journal.jobs.job import DEAD, READY, WORKING, host_of, parse_key
 from virta.journal.jobs.key_index import JobKeys
-from virta.journal.jobs.lifecycle import Jobs
+from virta.journal.jobs.lifecycle import WORK_DEADLINE_US, Jobs
 from virta.journal.protocol.messages import RefusedError
 from virta.journal.storage import records as images
 
@@ -159,7 +152,7 @@ class JobsMachine(RuleBasedStateMachine):
 
         got = [
             job.key()
-            for job in self.jobs.take(domain, self.now, until=until, count=count, remove=remove)
+            for job in self.jobs.reserve(domain, self.now, until=until, count=count, remove=remove)
         ]
 
         assert expected == got
@@ -250,7 +243,7 @@ class JobsMachine(RuleBasedStateMachine):
 
     @invariant()
     def counts_add_up(self):
-        places = self.jobs.schedule.domains.values()
+        places = self.jobs.domains.values()
         assert len(self.jobs) == sum(sum(place.counts) for place in places)
         assert len(self.jobs) == len(self.model.entries)
 
@@ -298,7 +291,7 @@ def test_colon_in_a_domain_is_escaped():
     jobs = Jobs()
     jobs.push(b"x", b"::1", 1, 1, start=0)
 
-    (job,) = jobs.take(b"::1", 1)
+    (job,) = jobs.reserve(b"::1", 1)
 
     assert job.key() == b"%3A%3A1:000:00000000000000000000:0000000000000002"
     assert parse_key(job.key()) == 2
@@ -311,7 +304,7 @@ def test_repushing_does_not_grow_the_heaps():
     for ts in range(1, 10_000):
         jobs.push(b"x", b"d", ts, 0, priority=ts % 7, start=ts)
         jobs.push(b"y", b"d", ts, 0, priority=ts % 7, start=-ts)
-    place = jobs.schedule.domains[b"d"]
+    place = jobs.domains[b"d"]
 
     assert len(jobs) == 2
     assert len(place._delayed) <= HEAP_SLACK + 3
@@ -323,7 +316,7 @@ def test_heartbeats_do_not_grow_the_heaps():
     """Extending one job ten thousand times leaves short heaps."""
     jobs = Jobs()
     jobs.push(b"x", b"d", 1, 0)
-    (job,) = jobs.take(b"d", 0, until=10)
+    (job,) = jobs.reserve(b"d", 0, until=10)
     for until in range(11, 10_000):
         jobs.mark(job, until, 5)
 
@@ -336,16 +329,16 @@ def test_domains_come_and_go():
     jobs = Jobs()
     for i in range(100):
         jobs.push(b"http://host%d/" % i, b"", 1, 0)
-        assert len(jobs.take(b"", 0, remove=True)) == 1
+        assert len(jobs.reserve(b"", 0, remove=True)) == 1
 
-    assert not jobs.schedule.domains
+    assert not jobs.domains
 
 
 def test_finished_commands_are_remembered_for_seven_days():
     """A replay is ignored for seven days after the work was done, and then no more."""
     jobs = Jobs()
     jobs.push(b"x", b"d", 5, 0)
-    jobs.take(b"d", 0, remove=True)
+    jobs.reserve(b"d", 0, remove=True)
 
     assert jobs.push(b"x", b"d", 5, FINISHED_US - 1) is False
     assert jobs.push(b"x", b"d", 5, FINISHED_US) is True
@@ -356,7 +349,7 @@ def test_a_retried_job_comes_after_its_equals():
     jobs = Jobs()
     for uri in (b"x", b"y", b"z"):
         jobs.push(uri, b"d", 1, 0, start=0)
-    lapsed, given_back = jobs.take(b"d", 0, until=5, count=2)
+    lapsed, given_back = jobs.reserve(b"d", 0, until=5, count=2)
     jobs.mark(given_back, 0, 0)
     jobs.tick(5)
 
@@ -365,7 +358,7 @@ def test_a_retried_job_comes_after_its_equals():
         b"x", b"d", 2, 5, start=0
     )  # a newer command in the same place is not acknowledged either
     assert lapsed.fenced
-    assert [job.uri for job in jobs.take(b"d", 5, count=9)] == [b"z", b"x", b"y"]
+    assert [job.uri for job in jobs.reserve(b"d", 5, count=9)] == [b"z", b"x", b"y"]
 
 
 def test_limits():
@@ -388,18 +381,18 @@ def test_retry_delay_doubles():
     starts = []
     now = 0
     for _ in range(2):
-        (job,) = jobs.take(b"d", now)
+        (job,) = jobs.reserve(b"d", now)
         jobs.fail(job, "boom", now)
         starts.append(job.start - now)
         now = job.start
-    (job,) = jobs.take(b"d", now)
+    (job,) = jobs.reserve(b"d", now)
     jobs.fail(job, "last words", now)
 
     # A delay is up to a quarter shorter, so that jobs that failed together are not retried together.
     assert 750_000 <= starts[0] <= 1_000_000
     assert 1_500_000 <= starts[1] <= 2_000_000
     assert jobs.dead(b"x").reason == "last words"
-    assert jobs.take(b"d", now * 100) == []
+    assert jobs.reserve(b"d", now * 100) == []
     assert jobs.push(b"x", b"d", 1, now) is False
     assert jobs.push(b"x", b"d", 2, now) is True
     assert jobs.dead(b"x") is None
@@ -412,7 +405,7 @@ def test_kick_makes_delayed_jobs_due():
         jobs.push(b"u%d" % i, b"d", 1, 0, start=1000 - i)
 
     assert jobs.kick(b"d", 2, 5) == 2
-    assert [job.uri for job in jobs.take(b"d", 5, count=9)] == [b"u2", b"u3"]
+    assert [job.uri for job in jobs.reserve(b"d", 5, count=9)] == [b"u2", b"u3"]
     assert jobs.kick(b"none", 2, 5) == 0
 
 
@@ -425,4 +418,4 @@ def test_a_merged_state_is_found_in_its_domain():
 
     jobs.merge(b"x", -1, 0, [images.job_of(jobs, b"x", known)], 6)
 
-    assert [job.uri for job in jobs.take(b"d", 7)] == [b"x"]
+    assert [job.uri for job in jobs.reserve(b"d", 7)] == [b"x"]

@@ -10,7 +10,7 @@ from journal_support import Clock, Wire, connected, mesh, until
 
 from virta.errors import JournalError
 from virta.journal.engine import Engine
-from virta.journal.jobs.domain import STATE_NAMES
+from virta.journal.jobs.job import STATE_NAMES
 from virta.journal.protocol import messages as m
 from virta.journal.protocol.messages import Function, Request, Type, Value
 from virta.journal.replication import peers as links

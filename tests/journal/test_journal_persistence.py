@@ -16,7 +16,7 @@ from journal_support import Clock, Daemon, connected, daemon, nop
 from virta.errors import JournalError, LogSyncError, LogWriteError
 from virta.journal.clients.client import Client
 from virta.journal.engine import Engine
-from virta.journal.jobs.domain import STATE_NAMES
+from virta.journal.jobs.job import STATE_NAMES
 from virta.journal.protocol import messages as m
 from virta.journal.protocol.messages import Function, Request, Type, Value
 from virta.journal.serving.embedded import Journal
@@ -214,7 +214,7 @@ def test_an_attempt_that_was_forgotten_acknowledges_nothing(tmp_path):
         engine.jobs.push(b"x", b"d", 1, clock.now, persist=True)
         committed(disk, engine)
         assert all(engine.jobs.find(key) is None for key in keys)
-        (job,) = engine.jobs.take(b"d", clock.now)
+        (job,) = engine.jobs.reserve(b"d", clock.now)
         keys.append(job.key())
         disk.close()
 
@@ -238,8 +238,8 @@ def test_marks_survive_a_crash(tmp_path):
         jobs.push(b"u%d" % number, b"d", 1, clock.now, persist=True)
     jobs.push(b"ram", b"r", 1, clock.now)
     committed(disk, engine)
-    keys = {job.uri: job.key() for job in jobs.take(b"d", clock.now, until=5_000, count=4)}
-    jobs.take(b"r", clock.now)
+    keys = {job.uri: job.key() for job in jobs.reserve(b"d", clock.now, until=5_000, count=4)}
+    jobs.reserve(b"r", clock.now)
     jobs.mark(jobs.find(b"u1"), 9_000, clock.now)
     jobs.mark(jobs.find(b"u2"), 0, clock.now)
     jobs.push(b"u3", b"d", 2, clock.now, persist=True)
@@ -276,7 +276,7 @@ def test_the_table_of_leases_grows_and_passes_over_damage(tmp_path):
     for number in range(count):
         engine.jobs.push(b"u%d" % number, b"d", 1, clock.now, persist=True)
     committed(disk, engine)
-    taken = engine.jobs.take(b"d", clock.now, count=count)
+    taken = engine.jobs.reserve(b"d", clock.now, count=count)
     stale = (tmp_path / "leases").read_bytes()
     engine.jobs.fail(taken[0], "no", clock.now, delay=0)
     committed(disk, engine)

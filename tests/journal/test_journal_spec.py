@@ -65,7 +65,7 @@ def test_listening_to_a_job():
             watch = server.node.engine.watch
             await ear.close()
             await until(lambda: not watch._seen)
-            return sort_key, heard, later, server.node.engine.jobs.schedule._watchers
+            return sort_key, heard, later, server.node.engine.jobs.scheduler._watchers
 
     sort_key, heard, later, watchers = asyncio.run(run())
     assert (sort_key, True, 0) in heard

@@ -14,7 +14,7 @@ from journal_support import Clock, daemon, until
 from virta.errors import JournalError
 from virta.journal import AsyncClient, Worker
 from virta.journal.clients import worker as worker_module
-from virta.journal.jobs.domain import TRACEBACK_MARK, WORKING
+from virta.journal.jobs.job import TRACEBACK_MARK, WORKING
 from virta.journal.protocol import commands
 from virta.journal.protocol.messages import Function
 from virta.journal.serving.commit_loop import Node

@@ -191,7 +191,7 @@ def test_a_truncated_table_of_leases(tmp_path, monkeypatch, guarded):
     elif kernel.guard is None:
         pytest.skip("the native kernel is not built")
     path = tmp_path / "leases"
-    table = leases.Leases(path)
+    table = leases.LeaseTable(path)
     table.begin([FakeJob(1)])
     assert [lease.job_id for lease in table.load()] == [1]
     os.truncate(path, 0)

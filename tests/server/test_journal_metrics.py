@@ -84,7 +84,7 @@ def test_the_oldest_that_is_ready(monkeypatch):
     jobs.push(b"b", b"e", 1, 0, start=5, priority=9)
     jobs.tick(100)
     assert jobs.oldest_ready(100) == 95
-    (job,) = jobs.take(b"e", 100)
+    (job,) = jobs.reserve(b"e", 100)
     assert jobs.oldest_ready(100) == 90
     jobs.done(job, 100)
     monkeypatch.setattr(table, "OLDEST_JOBS_MAX", 1)

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from virta.journal.jobs.domain import (
+from virta.journal.jobs.domain import DEFAULTS, DomainSettings
+from virta.journal.jobs.job import (
     DEAD,
-    DEFAULTS,
     STATE_NAMES,
     TRACEBACK_MARK,
     WORKING,
     Job,
-    Settings,
     host_of,
     reason_text,
 )
@@ -58,7 +57,7 @@ LOOKING = frozenset({"stats", "list", "show", "export"})
 LIMIT_MAX = 1 << 53
 DELAY_S_MAX = 3650 * 86_400
 NESTED = "the JSON is nested too deeply: 900 levels are always readable"
-Setting = TypeVar("Setting", Settings, Cron)
+Setting = TypeVar("Setting", DomainSettings, Cron)
 
 
 class Command(msgspec.Struct, forbid_unknown_fields=True):
@@ -104,7 +103,7 @@ class Admin:
         if key.startswith(DOMAIN_PREFIX) and len(key) > len(DOMAIN_PREFIX):
             if key != key.lower() and not told:
                 raise RefusedError("bad-settings", f"{key[:60]!r}: domains are in lower case")
-            problem = _decoded(value, Settings).problem()
+            problem = _decoded(value, DomainSettings).problem()
             if problem:
                 raise RefusedError("bad-settings", problem)
         elif key.startswith(CRON_PREFIX) and len(key) > len(CRON_PREFIX):
@@ -125,7 +124,7 @@ class Admin:
         """A checked setting is stored: obey it."""
         if key.startswith(DOMAIN_PREFIX):
             name = key[len(DOMAIN_PREFIX) :].lower()
-            self._engine.jobs.configure(name, _decoded(value, Settings))
+            self._engine.jobs.configure(name, _decoded(value, DomainSettings))
         elif key.startswith(CRON_PREFIX):
             cron = _decoded(value, Cron)
             schedule = Schedule(cron.schedule)
@@ -139,7 +138,7 @@ class Admin:
     def removed(self, keys: list[bytes]) -> None:
         for key in keys:
             if key.startswith(DOMAIN_PREFIX):
-                self._engine.jobs.configure(key[len(DOMAIN_PREFIX) :].lower(), Settings())
+                self._engine.jobs.configure(key[len(DOMAIN_PREFIX) :].lower(), DomainSettings())
             elif key.startswith(CRON_PREFIX):
                 self._crons.pop(key, None)
                 self._forget(RAN_PREFIX + key[len(CRON_PREFIX) :])
@@ -274,7 +273,7 @@ class Admin:
     def _do_stats(self, command: Command, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
         jobs, store = self._engine.jobs, self._engine.store
         jobs.tick(now)
-        places = list(jobs.schedule.domains.values())
+        places = list(jobs.domains.values())
         totals = jobs.counts()
         shown = places if not command.domain else [_named(places, command.domain)]
         return {
@@ -372,7 +371,9 @@ class Admin:
         key = DOMAIN_PREFIX + command.domain.encode().lower()
         entry = self._engine.store.live(key, now)
         current = (
-            Settings() if entry is None else _decoded(self._engine.store.value(entry), Settings)
+            DomainSettings()
+            if entry is None
+            else _decoded(self._engine.store.value(entry), DomainSettings)
         )
         merged = {**msgspec.to_builtins(current), **command.settings}
         if not command.settings:

@@ -85,7 +85,7 @@ class Engine:
         self.handled = 0
         self._reading = Reading(self)
         self._job_commands = JobCommands(self)
-        self._expiries, self._alarms = self.store.expiries, self.jobs.schedule.alarms
+        self._expiries = self.store.expiries
         self._last_stamp = 0
         self._tidy_at = 0
         self._functions: dict[int, Callable[[Request, Session, int], Reply]] = {
@@ -209,7 +209,7 @@ class Engine:
 
     def next_event(self) -> int | None:
         """When `tick` may have something to do; too early is possible, too late is not."""
-        first, alarm = self.admin.next_event(), self._alarms.time()
+        first, alarm = self.admin.next_event(), self.jobs.next_alarm()
         if alarm is not None and (first is None or alarm < first):
             first = alarm
         if self._expiries and (first is None or self._expiries[0][0] < first):

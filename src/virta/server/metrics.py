@@ -18,7 +18,7 @@ from prometheus_client.core import (
 )
 
 from virta.event.rules import IDENTITY_BYTES_MAX
-from virta.journal.jobs.domain import STATE_NAMES
+from virta.journal.jobs.job import STATE_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -155,7 +155,7 @@ class Metrics:
                 "Time since the oldest ready job became ready",
                 jobs.oldest_ready(now) / 1e6,
             ),
-            ("domains", "Domains with jobs or settings", len(jobs.schedule.domains)),
+            ("domains", "Domains with jobs or settings", len(jobs.domains)),
             ("keys", "Keys of values", len(store)),
             ("memory_bytes", "Memory of values", store.memory_bytes),
             ("disk_bytes", "Size of the snapshot and the log since", node.engine.disk_bytes()),

@@ -10,7 +10,7 @@ import click
 
 from virta.cli.journal.group import SECONDS, connected, journal
 from virta.cli.journal.output import EXIT_NOTHING, local_time, row
-from virta.journal.jobs.domain import parse_key
+from virta.journal.jobs.job import parse_key
 from virta.journal.protocol.commands import Next, next_
 from virta.journal.protocol.messages import RefusedError
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from virta import files
 from virta.clock import now_us
-from virta.journal.jobs.domain import host_of
+from virta.journal.jobs.job import host_of
 from virta.journal.protocol.codec import encode_request
 from virta.journal.protocol.messages import (
     COMMAND_KEY,

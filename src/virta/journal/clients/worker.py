@@ -31,7 +31,8 @@ from virta.backoff import Backoff
 from virta.errors import JournalError
 from virta.journal.admin import DELAY_S_MAX
 from virta.journal.clients.client import AsyncClient
-from virta.journal.jobs.domain import BACK_OFF_S_MAX, TRACEBACK_CHARS_MAX, back_off, domain_of
+from virta.journal.jobs.domain import BACK_OFF_S_MAX
+from virta.journal.jobs.job import TRACEBACK_CHARS_MAX, back_off, domain_of
 from virta.journal.protocol import commands
 from virta.journal.protocol.messages import PORT, RETRY_CODES, RefusedError
 

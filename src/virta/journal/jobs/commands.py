@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from virta.journal.jobs.domain import parse_key
+from virta.journal.jobs.job import parse_key
 from virta.journal.protocol.messages import (
     DATA,
     DELETED,
@@ -73,7 +73,7 @@ class JobCommands:
         domain = request.key.lower()
         self._jobs.tick(now)
         for _ in range(min(wanted, NEXT_JOBS_MAX)):
-            job = self._jobs.take_due(domain, now, until=request.timeout, remove=remove)
+            job = self._jobs.reserve_due(domain, now, until=request.timeout, remove=remove)
             if job is None:
                 break
             details = job.details(job.uri) if detailed else None

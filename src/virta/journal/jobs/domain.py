@@ -1,54 +1,33 @@
 """
-A job, and the domain it waits in.
+A domain: its settings, and its jobs in the order of work and of time.
 
-    push ──► DELAYED ──start──► READY ──NEXT──► WORKING ──done──► gone
-               ▲                  ▲               │ │
-               │                  └──lapse,───────┘ └─too many attempts─► DEAD
-               └── push again         give back
-    push while WORKING ──► HELD ──the first ends──► DELAYED or READY
-
-Heaps are cleaned lazily: an item counts only while it still says what its job says, and a heap that
-is mostly stale is rebuilt. So re-pushing one job a million times costs no memory.
+Items leave the heaps lazily: an item is valid only while it agrees with its job, and a heap that is
+mostly invalid is rebuilt. So pushing one job again a million times costs no memory.
 """
 
 from __future__ import annotations
 
-import re
-import zlib
-from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct
 
-from virta.backoff import backoff
-from virta.journal.jobs.heap import AnyHeap, Heap, Item
-from virta.journal.protocol.messages import Details, RefusedError, Value
+from virta.journal.jobs.job import ATTEMPTS_MAX, DELAYED, GONE, READY, WORKING, Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-DELAYED, READY, HELD, WORKING, DEAD, GONE = range(6)
-STATE_NAMES = ("delayed", "ready", "held", "working", "dead", "gone")
-WORK_DEADLINE_US = 24 * 3600 * 1_000_000
-ATTEMPTS_MAX = 65_535  # what the details of a reply can say
-# Tried 25 times over about 13 hours, a job survives an outage of a night; Sidekiq, Faktory, River and
+# 25 attempts over about 13 hours outlast an outage of a night; Sidekiq, Faktory, River and
 # graphile-worker have the same limit.
 ATTEMPTS_DEFAULT = 25
 BACK_OFF_S = 1.0
 BACK_OFF_S_MAX = 3600.0
-# A pause is shortened by up to this part, so that jobs that failed together are not tried together.
-RETRY_JITTER = 0.25
-# Between the reason and the traceback of a failure, which are kept as one text.
-TRACEBACK_MARK = "\x1e"
-REASON_CHARS_MAX = 1_000
-TRACEBACK_CHARS_MAX = 4_000  # the end of it, which shows where the error was raised
-HOSTS_MAX = 1_024  # uris up to their path whose host is known without looking
-HEAP_SLACK = 64  # stale items a heap may hold however few jobs it has
+HEAP_SLACK = 64  # invalid items a heap may have however few jobs it has
 
-Rank = tuple[int, int, int]
+Rank = tuple[int, int, int]  # priority, start, id
 
 
-class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+class DomainSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """What an operator may set per domain; kept as JSON under `virta:domain:<domain>`."""
 
     paused: bool = False
@@ -60,7 +39,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     retry_delay_max: float = BACK_OFF_S_MAX  # longest delay in seconds
 
     def problem(self) -> str:
-        """Why these settings cannot be, or nothing."""
+        """Return why these settings are refused, or nothing."""
         if not 0 <= self.deadline <= 3650 * 86_400:
             return f"deadline {self.deadline}: 0 to 315360000 seconds"
         if not 0 <= self.max_attempts <= ATTEMPTS_MAX:
@@ -72,211 +51,111 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         return ""
 
 
-DEFAULTS = Settings()
-
-
-def back_off(delay: float, longest: float, attempts: int, salt: bytes) -> float:
-    """
-    Return the seconds until the next attempt of a job that failed after `attempts` others.
-
-    `delay` is doubled with each of them up to `longest`; `salt` decides by how much, up to a quarter, it is shortened.
-    """
-    fraction = zlib.crc32(salt) / (1 << 32)
-    return backoff(attempts, delay, longest, jitter=RETRY_JITTER, fraction=fraction)
-
-
-def reason_text(reason: str, traceback: str) -> str:
-    """Return reason and traceback as the one text that is stored, each within its limit."""
-    text = reason.replace(TRACEBACK_MARK, " ")[:REASON_CHARS_MAX]
-    return f"{text}{TRACEBACK_MARK}{traceback[-TRACEBACK_CHARS_MAX:]}" if traceback else text
-
-
-class Job(Struct, eq=False, gc=False):
-    """
-    One entry: what to do (`uri`), where it waits, and how its work goes.
-
-    Collections of garbage do not look at jobs, of which there may be millions. The only cycle they can be
-    in is that with their domain, and `Schedule.let_go` ends that.
-    """
-
-    uri: bytes
-    domain: Domain
-    id: int
-    priority: int = 0
-    start: int = 0
-    timestamp: int = 0
-    created: int = 0
-    payload: Value | None = None
-    persist: bool = False
-    attempts: int = 0
-    reason: str = ""  # of the last failure
-    logged: bool = False  # an image of it is in the log
-    state: int = GONE
-    # A reserve is not logged, it is in the table of leases.
-    lease: int = 0  # the id of this attempt, 0: nobody works on it
-    worked_until: int = 0  # while DEAD: when it died
-    slot: int = 0  # where it is in the table of leases, 0: nowhere
-    # For copies on other daemons: of two states of one command the larger revision is the later one.
-    revision: int = 0
-    # Revisions of the commands this one took the place of.
-    replaced: dict[int, int] | None = None
-    # The id is that of an attempt that came to nothing; None: not since the process started.
-    spent: bool | None = None
-
-    def key(self) -> bytes:
-        """The sort key: bytewise order is the order of work inside a domain."""
-        return b"%s:%03d:%020d:%016x" % (
-            self.domain.prefix,
-            self.priority,
-            self.start,
-            self.lease or self.id,
-        )
-
-    @property
-    def fenced(self) -> bool:
-        """Whether its key is that of an attempt that is over, and acknowledges nothing."""
-        if self.spent is None:  # these outlive a restart
-            return not self.lease and (self.attempts > 0 or self.reason != "")
-        return self.spent and not self.lease
-
-    def details(self, data: bytes) -> Details:
-        """Of one pair of a reply: its data is the uri or the payload, all else is the same."""
-        worked = self.state == WORKING
-        return Details(
-            created=self.created,
-            modified=self.timestamp,
-            worked_until=self.worked_until if worked else 0,
-            size=len(data),
-            attempts=self.attempts,
-            bits=self.persist | worked << 2,
-        )
-
-
-_KEY = re.compile(rb"[^:]*:[0-9]{3}:[0-9]{20}:([0-9a-fA-F]{16})")
-
-
-def parse_key(key: bytes) -> int | None:
-    """The id inside a sort key; None if the key is not one."""
-    found = _KEY.fullmatch(key)
-    return None if found is None else int(found[1], 16)
-
-
-def domain_of(key: bytes) -> bytes:
-    """The domain inside a sort key."""
-    return key.partition(b":")[0].replace(b"%3A", b":")
-
-
-# A scheme, if any, and "//": user and "@" if any, then an address in brackets or a name up to the port or the path.
-_HOST = re.compile(rb"(?:[A-Za-z][A-Za-z0-9+.-]*:)?//(?:[^/?#]*@)?(?:\[([^\]/?#]*)\]|([^:/?#]*))")
-
-
-def host_of(uri: bytes) -> bytes:
-    """The domain of a uri: its host in lower case, without user and port."""
-    end = uri.find(b"/", uri.find(b"//") + 2)
-    return _host(uri if end < 0 else uri[:end])
-
-
-@lru_cache(maxsize=HOSTS_MAX)
-def _host(uri: bytes) -> bytes:
-    found = _HOST.match(uri)
-    host = (found[1] or found[2]) if found else None
-    if not host:
-        shown = uri[:60].decode(errors="replace")
-        raise RefusedError("bad-uri", f"{shown!r} has no host, so the domain must be given")
-    return host.lower()
+DEFAULTS = DomainSettings()
 
 
 class Domain:
-    """The jobs of one domain, ordered for work and for time."""
+    """The jobs of one domain."""
 
     __slots__ = (
         "_delayed",
         "_ready",
         "_working",
-        "armed",
+        "alarm",
         "counts",
         "name",
-        "offered",
+        "offer",
+        "on_move",
         "prefix",
         "settings",
-        "watch",
     )
 
     def __init__(self, name: bytes) -> None:
         self.name = name
         self.prefix = name.replace(b":", b"%3A")  # of sort keys
         self.settings = DEFAULTS
-        self.counts = [0] * GONE
-        self.watch: Callable[[Job], None] | None = None  # told of every job that moves
-        self.armed: int | None = None  # the alarm that Jobs holds for this domain
-        self.offered: Rank | None = None  # the head that Jobs knows of
-        self._ready = Heap()  # by priority, start and id
-        self._delayed = Heap()  # by start and id
-        self._working = Heap()  # by deadline and lease
+        self.counts = [0] * GONE  # jobs by state
+        self.on_move: Callable[[Job], None] | None = None
+        self.alarm: int | None = None  # the scheduler's next alarm for this domain
+        self.offer: Rank | None = None  # the rank the scheduler offers this domain with
+        self._ready: list[tuple[int, int, int, Job]] = []  # priority, start, id
+        self._delayed: list[tuple[int, int, Job]] = []  # start, id
+        self._working: list[tuple[int, int, Job]] = []  # deadline, lease
+
+    def __lt__(self, other: Domain) -> bool:
+        """Allow heap items that are equal up to the domain; their order does not matter."""
+        return False
 
     @property
     def empty(self) -> bool:
         return not any(self.counts) and self.settings == DEFAULTS
 
     def move(self, job: Job, state: int) -> None:
-        """Change a job's state and put it where that state is looked for."""
-        counts = self.counts
-        if self.watch is not None:
-            self.watch(job)
+        """Change a job's state and put it into the heap of that state."""
+        if self.on_move is not None:
+            self.on_move(job)
         if job.state != GONE:
-            counts[job.state] -= 1
+            self.counts[job.state] -= 1
         job.state = state
-        if state == GONE:
-            return
-        counts[state] += 1
-        if state == READY:
-            self._ready.push(job.priority, job.start, job.id, job)
-            if len(self._ready) > 2 * counts[READY] + HEAP_SLACK:
-                self._ready.keep(self._is_ready)
-        elif state == DELAYED:
-            self._delayed.push(0, job.start, job.id, job)
-            if len(self._delayed) > 2 * counts[DELAYED] + HEAP_SLACK:
-                self._delayed.keep(self._is_delayed)
-        elif state == WORKING:
-            self._working.push(0, job.worked_until, job.lease, job)
-            if len(self._working) > 2 * counts[WORKING] + HEAP_SLACK:
-                self._working.keep(self._is_working)
+        if state != GONE:
+            heap = self._add(job, state)
+            if heap is not None and len(heap) > 2 * self.counts[state] + HEAP_SLACK:
+                self._clean(heap, state)
 
     def restore(self, job: Job, state: int) -> None:
-        """Like `move`, for a million jobs in a row: nobody watches, and `settle` follows."""
+        """Like `move`, while the journal is restored: nothing is reported, and `clean` has to follow."""
         job.state = state
+        self._add(job, state)
+
+    def _add(self, job: Job, state: int) -> list[Any] | None:
         self.counts[state] += 1
         if state == READY:
-            self._ready.push(job.priority, job.start, job.id, job)
-        elif state == DELAYED:
-            self._delayed.push(0, job.start, job.id, job)
-        elif state == WORKING:
-            self._working.push(0, job.worked_until, job.lease, job)
+            heappush(self._ready, (job.priority, job.start, job.id, job))
+            return self._ready
+        if state == WORKING:
+            heappush(self._working, (job.worked_until, job.lease, job))
+            return self._working
+        if state == DELAYED:
+            heappush(self._delayed, (job.start, job.id, job))
+            return self._delayed
+        return None
 
-    def settle(self) -> None:
-        """Out with what a replay put in and took out again."""
-        for heap, state, valid in (
-            (self._ready, READY, self._is_ready),
-            (self._delayed, DELAYED, self._is_delayed),
-            (self._working, WORKING, self._is_working),
+    def clean(self) -> None:
+        """Remove what a replay added and removed again."""
+        for state, heap in (
+            (READY, self._ready),
+            (DELAYED, self._delayed),
+            (WORKING, self._working),
         ):
             if len(heap) != self.counts[state]:
-                heap.keep(valid)
+                self._clean(heap, state)
 
-    def let_go(self) -> None:
-        """Hold no jobs any more, not even what no longer holds: it is forgotten, or all of them are."""
-        self.armed = self.offered = None
+    def _clean(self, heap: list[Any], state: int) -> None:
+        """Keep one valid item per job: a job that came back to the same place has two equal ones."""
+        valid: Callable[..., bool] = (
+            self._is_ready
+            if state == READY
+            else self._is_working
+            if state == WORKING
+            else self._is_delayed
+        )
+        heap[:] = {item[-1]: item for item in heap if valid(*item)}.values()
+        heapify(heap)
+
+    def close(self) -> None:
+        """Release all jobs."""
+        self.alarm = self.offer = self.on_move = None
         self._ready.clear()
         self._delayed.clear()
         self._working.clear()
 
     def head(self) -> Job | None:
-        """The job to hand out next, left where it is."""
-        while (item := self._ready.first()) is not None:
-            if self._is_ready(item):
-                job: Job = item[3]
-                return job
-            self._ready.pop()
+        """Return the job to reserve next, without removing it."""
+        ready = self._ready
+        while ready:
+            if self._is_ready(*ready[0]):
+                return ready[0][3]
+            heappop(ready)
         return None
 
     def rank(self) -> Rank | None:
@@ -284,65 +163,56 @@ class Domain:
         return None if job is None else (job.priority, job.start, job.id)
 
     def earliest(self) -> int | None:
-        """The next time something happens here by itself: a start or the end of a work window."""
+        """Return the next start or work deadline."""
         delayed, working = self._delayed, self._working
-        while (item := delayed.first()) is not None and not self._is_delayed(item):
-            delayed.pop()
-        while (item := working.first()) is not None and not self._is_working(item):
-            working.pop()
-        start, end = delayed.time(), working.time()
-        if start is None or end is None:
-            return end if start is None else start
-        return min(start, end)
-
-    def due_start(self, now: int) -> Job | None:
-        """A delayed job whose start has come."""
-        return _due(self._delayed, self._is_delayed, now)
-
-    def due_lapse(self, now: int) -> Job | None:
-        """A job whose work window is over."""
-        return _due(self._working, self._is_working, now)
-
-    # Whether a heap item still says what its job says; the job may have moved to another domain.
-
-    def _is_ready(self, item: Item) -> bool:
-        job = item[3]
-        return (
-            job.state == READY
-            and job.id == item[2]
-            and job.start == item[1]
-            and job.priority == item[0]
-            and job.domain is self
-        )
-
-    def _is_delayed(self, item: Item) -> bool:
-        job = item[3]
-        return (
-            job.state == DELAYED
-            and job.domain is self
-            and job.id == item[2]
-            and job.start == item[1]
-        )
-
-    def _is_working(self, item: Item) -> bool:
-        job = item[3]
-        return (
-            job.state == WORKING
-            and job.domain is self
-            and job.lease == item[2]
-            and job.worked_until == item[1]
-        )
+        while delayed and not self._is_delayed(*delayed[0]):
+            heappop(delayed)
+        while working and not self._is_working(*working[0]):
+            heappop(working)
+        if not delayed or not working:
+            return delayed[0][0] if delayed else working[0][0] if working else None
+        return min(delayed[0][0], working[0][0])
 
     def first_delayed(self) -> Job | None:
         self.earliest()
-        item = self._delayed.first()
-        return None if item is None else item[3]
+        return self._delayed[0][2] if self._delayed else None
 
+    def pop_started(self, now: int) -> Job | None:
+        """Return a delayed job whose start has come."""
+        while self._delayed and self._delayed[0][0] <= now:
+            item = heappop(self._delayed)
+            if self._is_delayed(*item):
+                return item[2]
+        return None
 
-def _due(heap: AnyHeap, valid: Callable[[Item], bool], now: int) -> Job | None:
-    while (time := heap.time()) is not None and time <= now:
-        item = heap.pop()
-        if valid(item):
-            job: Job = item[3]
-            return job
-    return None
+    def pop_expired(self, now: int) -> Job | None:
+        """Return a job whose work deadline has passed."""
+        while self._working and self._working[0][0] <= now:
+            item = heappop(self._working)
+            if self._is_working(*item):
+                return item[2]
+        return None
+
+    # Whether an item still agrees with its job, which may have moved to another domain.
+
+    def _is_ready(self, priority: int, start: int, number: int, job: Job) -> bool:
+        return (
+            job.state == READY
+            and job.id == number
+            and job.start == start
+            and job.priority == priority
+            and job.domain is self
+        )
+
+    def _is_delayed(self, start: int, number: int, job: Job) -> bool:
+        return (
+            job.state == DELAYED and job.domain is self and job.id == number and job.start == start
+        )
+
+    def _is_working(self, deadline: int, lease: int, job: Job) -> bool:
+        return (
+            job.state == WORKING
+            and job.domain is self
+            and job.lease == lease
+            and job.worked_until == deadline
+        )

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from virta.journal.jobs.domain import DEAD, GONE
+from virta.journal.jobs.job import DEAD, GONE
 from virta.journal.protocol.messages import RefusedError
 from virta.journal.values.sorted_keys import SortedKeys
 
 if TYPE_CHECKING:
-    from virta.journal.jobs.domain import Job
+    from virta.journal.jobs.job import Job
     from virta.journal.jobs.table import JobTable
 
 # Ordering twice as many keys takes a quarter of a second; beyond that ranges with jobs in them are refused.
@@ -52,7 +52,7 @@ class JobKeys:
             live = [job for job in self._jobs.all() if job.state != DEAD]
             self._known = {job: job.key() for job in live}
             self._keys = SortedKeys([*self._known.values(), *(job.uri for job in live)])
-            self._jobs.schedule.watch(self._note)
+            self._jobs.watch(self._note)
             return self._keys
         for job in self._moved:
             self._renew(job, self._keys)
@@ -80,4 +80,4 @@ class JobKeys:
         self._keys = None
         self._known.clear()
         self._moved.clear()
-        self._jobs.schedule.unwatch(self._note)
+        self._jobs.unwatch(self._note)

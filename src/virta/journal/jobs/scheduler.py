@@ -1,148 +1,149 @@
 """
 All domains together: which job is best across them, and when something happens next.
 
-Two heaps over domains, cleaned lazily like those inside a domain, and rebuilt when most of it is stale:
-domains that come and go leave nothing behind. Invariants: a domain with a start
-or a deadline ahead has an alarm no later than that; a domain with a job to hand out has an offer no
-worse than it. An alarm or offer that no longer holds is replaced when it comes to the top.
+Two heaps over domains, cleaned lazily like those inside a domain, so domains that come and go leave
+nothing behind. Invariants: a domain with a start or a deadline ahead has an alarm no later than that; a
+domain with a ready job has an offer no worse than it. An outdated alarm or offer is replaced when it
+comes to the top.
 """
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING
 
 from virta.journal.jobs.domain import HEAP_SLACK, Domain
-from virta.journal.jobs.heap import Heap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from virta.journal.jobs.domain import Job
+    from virta.journal.jobs.job import Job
 
 
-class Schedule:
+class Scheduler:
     def __init__(self) -> None:
         self.domains: dict[bytes, Domain] = {}
-        self.alarms = Heap()  # by time; the first may no longer hold
-        self.offers = Heap()  # by the rank of the head
+        self.alarms: list[tuple[int, Domain]] = []  # the first may be outdated
+        self._offers: list[tuple[int, int, int, Domain]] = []  # by the rank of the domain's head
         self._watchers: list[Callable[[Job], None]] = []
 
     def domain(self, name: bytes) -> Domain:
-        """The domain of that name, made if need be."""
+        """Return the domain of that name; create it if needed."""
         place = self.domains.get(name)
         if place is None:
             place = self.domains[name] = Domain(name)
-            place.watch = self._watch()
+            place.on_move = self._on_move()
         return place
 
-    def let_go(self) -> None:
-        """It is over: end the cycle of jobs and domains, which collections of garbage do not see."""
+    def close(self) -> None:
+        """Break the cycle of jobs and domains, which the garbage collector does not see."""
         self._watchers = []
         for place in self.domains.values():
-            place.watch = None
-            place.let_go()
+            place.close()
 
     def __del__(self) -> None:
-        self.let_go()
+        self.close()
 
     def watch(self, moved: Callable[[Job], None]) -> None:
-        """Have somebody told of every job that moves."""
+        """Call `moved` with every job before it changes its state."""
         self._watchers.append(moved)
         self._watchers_changed()
 
     def unwatch(self, moved: Callable[[Job], None]) -> None:
-        """No longer; whoever does not watch is no error."""
+        """Stop calling `moved`, if it is called at all."""
         self._watchers = [watcher for watcher in self._watchers if watcher != moved]
         self._watchers_changed()
 
     def _watchers_changed(self) -> None:
         for place in self.domains.values():
-            place.watch = self._watch()
+            place.on_move = self._on_move()
 
-    def _watch(self) -> Callable[[Job], None] | None:
-        """What a domain calls: nothing at all while nobody watches."""
+    def _on_move(self) -> Callable[[Job], None] | None:
+        """Return what a domain calls: nothing without watchers, so that moving stays fast."""
         if len(self._watchers) > 1:
-            return self._tell_all
+            return self._notify_all
         return self._watchers[0] if self._watchers else None
 
-    def _tell_all(self, job: Job) -> None:
+    def _notify_all(self, job: Job) -> None:
         for watcher in self._watchers:
             watcher(job)
 
     def sweep(self, place: Domain) -> None:
-        """A domain nobody needs any more is forgotten; hosts come and go without bound."""
+        """Forget a domain without jobs and settings; hosts come and go without bound."""
         if place.empty and self.domains.get(place.name) is place:
             del self.domains[place.name]
-            place.let_go()
+            place.close()
 
     def arm(self, place: Domain, time: int | None = None) -> None:
         """
-        See to it that the domain is looked at when its next start or deadline comes.
+        Make sure that the domain is visited at its next start or deadline.
 
-        With `time` only that one is new; all before it have their alarm.
+        With `time` only that one is new; all others have their alarm.
         """
         if time is None:
             time = place.earliest()
-        if time is not None and (place.armed is None or time < place.armed):
-            place.armed = time
-            self.alarms.push(0, time, 0, place)
+        if time is not None and (place.alarm is None or time < place.alarm):
+            place.alarm = time
+            heappush(self.alarms, (time, place))
             if len(self.alarms) > 2 * len(self.domains) + HEAP_SLACK:
-                self.alarms.keep(lambda item: item[3].armed == item[1])
+                self.alarms[:] = [item for item in self.alarms if item[1].alarm == item[0]]
+                heapify(self.alarms)
 
     def offer(self, place: Domain, job: Job | None = None) -> None:
-        """Let the choice across domains know of a better head; with `job`, only that one is new."""
+        """Add a domain's head to the choice across domains; with `job`, only that one is new."""
         if place.settings.paused:
             return
         rank = place.rank() if job is None else (job.priority, job.start, job.id)
-        if rank is not None and (place.offered is None or rank < place.offered):
-            place.offered = rank
-            self.offers.push(*rank, place)
-            if len(self.offers) > 2 * len(self.domains) + HEAP_SLACK:
-                self.offers.keep(lambda item: item[3].offered == item[:3])
+        if rank is not None and (place.offer is None or rank < place.offer):
+            place.offer = rank
+            heappush(self._offers, (*rank, place))
+            if len(self._offers) > 2 * len(self.domains) + HEAP_SLACK:
+                self._offers = [item for item in self._offers if item[3].offer == item[:3]]
+                heapify(self._offers)
 
     def head(self, domain: bytes) -> Job | None:
-        """The best job of a domain, or of all of them; left where it is."""
+        """Return the best ready job of a domain, or of all of them, without removing it."""
         if domain:
             named = self.domains.get(domain)
             return None if named is None or named.settings.paused else named.head()
-        offers = self.offers
-        while (item := offers.first()) is not None:
-            place: Domain = item[3]
-            if place.offered != item[:3]:
-                offers.pop()  # a better one took its place
+        offers = self._offers
+        while offers:
+            item = offers[0]
+            place = item[3]
+            if place.offer != item[:3]:
+                heappop(offers)  # replaced by a better one
                 continue
             job = None if place.settings.paused else place.head()
             if job is None:
-                place.offered = None
-                offers.pop()
+                place.offer = None
+                heappop(offers)
                 continue
             rank = (job.priority, job.start, job.id)
-            if place.offered == rank:
+            if place.offer == rank:
                 return job
-            place.offered = rank
-            offers.pop()
-            offers.push(*rank, place)
+            place.offer = rank
+            heapreplace(offers, (*rank, place))
         return None
 
     def wake_up(self, domain: bytes) -> int | None:
-        """The earliest start or deadline of a domain, or of all of them."""
+        """Return the earliest start or deadline of a domain, or of all of them."""
         if domain:
             named = self.domains.get(domain)
             return None if named is None else named.earliest()
-        while (item := self.alarms.first()) is not None:
-            time, place = item[1], item[3]
-            if place.armed == time and place.earliest() == time:
+        while self.alarms:
+            time, place = self.alarms[0]
+            if place.alarm == time and place.earliest() == time:
                 return time
-            self.alarms.pop()
-            if place.armed == time:
-                place.armed = None
+            heappop(self.alarms)
+            if place.alarm == time:
+                place.alarm = None
                 self.arm(place)
         return None
 
-    def due(self, now: int) -> Iterator[Domain]:
-        """Domains whose alarm has come; each must be armed again by whoever looks at it."""
-        while (time := self.alarms.time()) is not None and time <= now:
-            place: Domain = self.alarms.pop()[3]
-            if place.armed == time:
-                place.armed = None
+    def pop_due(self, now: int) -> Iterator[Domain]:
+        """Yield domains whose alarm time has come; the caller has to arm each of them again."""
+        while self.alarms and self.alarms[0][0] <= now:
+            time, place = heappop(self.alarms)
+            if place.alarm == time:
+                place.alarm = None
                 yield place

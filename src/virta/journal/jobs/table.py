@@ -1,20 +1,22 @@
 """
-Every job in its place: found by uri, by id, and in the order of work; no I/O.
+Every job under its uri and its id; no I/O.
 
 Invariants:
-- One waiting entry per uri; while a uri is worked on, a newer one waits behind it (HELD).
-- `_by_id` finds exactly the live entries: by their own id while they wait, by the id of the attempt
-  while they are worked on. A key of an attempt that is over finds nothing (fencing).
-- `next_id` never goes back, also not over a restart (see `persistence`).
-- `leases` knows every entry that must survive and is worked on.
+- `_jobs` has the newest job of each uri. While an older one is worked on, the newest waits behind it
+  (HELD) or is DEAD, and has it as `older`; any other job has no `older`.
+- `_by_id` finds exactly the jobs that are not dead: by their own id while they wait, by the id of the
+  attempt while they are worked on. The key of an attempt that is over finds nothing (fencing).
+- `next_id` never goes back, not even over a restart (see `storage.directory`).
+- `leases` has every persistent job that is worked on.
 """
 
 from __future__ import annotations
 
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from virta.journal.jobs.domain import (
+from virta.journal.jobs.finished import Finished
+from virta.journal.jobs.job import (
     DEAD,
     DELAYED,
     GONE,
@@ -25,391 +27,372 @@ from virta.journal.jobs.domain import (
     Job,
     parse_key,
 )
-from virta.journal.jobs.finished import Finished
-from virta.journal.jobs.scheduler import Schedule
+from virta.journal.jobs.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterator
 
-    from virta.journal.storage.leases import Lease, Leases
+    from virta.journal.jobs.domain import Domain
+    from virta.journal.storage.leases import LeaseSlot, LeaseTable
 
 JOBS_MAX = 10_000_000
 LIST_MAX = 1_000
 # 2^40 ids for each of the 2^23 names a daemon may have.
 ID_RANGE_SHIFT = 40
-# Counters since the process started; the native module updates the first three as well.
+# Counters since the process started.
 PUSHED, HANDED_OUT, DONE, FAILED, LAPSED, DIED = range(6)
 TOTAL_NAMES = ("pushed", "handed_out", "done", "failed", "lapsed", "died")
-# The oldest ready job is searched for among this many waiting jobs, and the first jobs of this many domains.
+# The oldest ready job is searched for among this many jobs, and the first jobs of this many domains.
 OLDEST_JOBS_MAX = 10_000
 OLDEST_DOMAINS_MAX = 1_000
+_ID_DIGITS = 16
 
 
 class JobTable:
     def __init__(self, *, jobs_max: int = JOBS_MAX) -> None:
         self.jobs_max = jobs_max
         self.next_id = 1
-        self.schedule = Schedule()
+        self.scheduler = Scheduler()
         self.finished = Finished()
-        self.leases: Leases | None = None  # set by whoever has a disk
-        self.copied = False  # other daemons have to hear of what happens here
+        self.leases: LeaseTable | None = None  # None: without a disk
+        self.copied = False  # changes have to be sent to other daemons
         # Deadlines use the clock of the daemon that assigns jobs; one whose clock is ahead must not end them.
         self.lapsing = True
-        # The log has to learn something, and the acknowledgement of the last changes to wait for that.
+        # There are changes to log, and the reply to the last one has to wait for that.
         self.wants_log = False
-        self.totals_buffer = bytearray(8 * len(TOTAL_NAMES))
-        self.totals = memoryview(self.totals_buffer).cast("Q")
-        self._waiting: dict[bytes, Job] = {}
-        self._working: dict[bytes, Job] = {}
-        self._dead: dict[bytes, Job] = {}
+        self.totals = [0] * len(TOTAL_NAMES)
+        self._jobs: dict[bytes, Job] = {}
+        self._older = 0  # jobs that are somebody's `older`
         self._by_id: dict[int, Job] = {}
-        # Of those nothing is left of, with the last finished command: a hint for the native half.
-        self._dirty: dict[bytes, int | None] = {}
-        self._untold: dict[bytes, None] = {}
+        self._unlogged: dict[bytes, None] = {}  # uris with changes to log
+        self._unsent: dict[bytes, None] = {}  # uris with changes to send to other daemons
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._working) + len(self._dead)
+        return len(self._jobs) + self._older
 
-    # Looking.
+    # Finding.
 
     def find(self, key: bytes) -> Job | None:
-        """The job of a sort key, else the waiting or else the worked-on job of a uri."""
-        job_id = parse_key(key)
-        if job_id is not None:
-            job = self._by_id.get(job_id)
+        """Return the job of a sort key, or the job of a uri that waits or is worked on."""
+        if key[-_ID_DIGITS - 1 : -_ID_DIGITS] == b":":
+            try:
+                job = self._by_id.get(int(key[-_ID_DIGITS:], 16))
+            except ValueError:
+                job = None
             if job is not None and job.key() == key:
                 return job
-        return self._waiting.get(key) or self._working.get(key)
+        return self.live(key)
+
+    def live(self, uri: bytes) -> Job | None:
+        """Return the job of a uri that waits, or else the one that is worked on."""
+        job = self._jobs.get(uri)
+        return job.older if job is not None and job.state == DEAD else job
 
     def find_text(self, text: str) -> Job | None:
-        """The job of a sort key that came as text: bytes of the domain that are none are replaced in it."""
-        key = text.encode()
-        job_id = parse_key(key)
-        job = None if job_id is None else self._by_id.get(job_id)
+        """Return the job of a sort key in which bytes that are not UTF-8 were replaced."""
+        number = parse_key(text.encode())
+        job = None if number is None else self._by_id.get(number)
         return job if job is not None and job.key().decode(errors="replace") == text else None
 
+    def dead(self, uri: bytes) -> Job | None:
+        job = self._jobs.get(uri)
+        return job if job is not None and job.state == DEAD else None
+
+    def entries(self, uri: bytes) -> list[Job]:
+        """Return all jobs of a uri: the one that is worked on, then the one that waits or is dead."""
+        job = self._jobs.get(uri)
+        if job is None:
+            return []
+        return [job] if job.older is None else [job.older, job]
+
+    def all(self) -> list[Job]:
+        return list(self._all())
+
+    def _all(self) -> Iterator[Job]:
+        for job in self._jobs.values():
+            if job.older is not None:
+                yield job.older
+            yield job
+
     def last_command(self, uri: bytes) -> int:
-        """The newest command known of a uri, however it went; -1 if none is."""
+        """Return the timestamp of the newest known command of a uri, -1 if there is none."""
         last = self.finished.commands.get(uri, -1)
-        for table in (self._waiting, self._working, self._dead):
-            if uri in table and table[uri].timestamp > last:
-                last = table[uri].timestamp
-        return last
+        job = self._jobs.get(uri)
+        if job is None:
+            return last
+        if job.older is not None:
+            last = max(last, job.older.timestamp)
+        return max(last, job.timestamp)
+
+    def newest_command(self) -> int:
+        """Return the largest timestamp of all commands, 0 if there is none."""
+        newest = max(self.finished.commands.values(), default=0)
+        return max(newest, max((job.timestamp for job in self._all()), default=0))
+
+    def uris(self) -> list[bytes]:
+        """Return every uri with a job or a finished command."""
+        return list(dict.fromkeys([*self._jobs, *self.finished.commands]))
+
+    def any_key(self, lower: bytes, upper: bytes | None) -> bool:
+        """Whether a key of a job that waits or is worked on may be in a range."""
+        for place in self.domains.values():
+            first, beyond = place.prefix + b":", place.prefix + b";"
+            if lower < beyond and (upper is None or first < upper) and any(place.counts[:DEAD]):
+                return True
+        return any(
+            lower <= uri and (upper is None or uri < upper) and self.live(uri) is not None
+            for uri in self._jobs
+        )
+
+    # Watching.
+
+    def watch(self, moved: Callable[[Job], None]) -> None:
+        """Call `moved` with every job before it changes its state."""
+        self.scheduler.watch(moved)
+
+    def unwatch(self, moved: Callable[[Job], None]) -> None:
+        self.scheduler.unwatch(moved)
+
+    def next_alarm(self) -> int | None:
+        """Return when `tick` may have something to do: never too late, perhaps too early."""
+        alarms = self.scheduler.alarms
+        return alarms[0][0] if alarms else None
+
+    def close(self) -> None:
+        """Release all jobs, which the garbage collector does not track."""
+        self.scheduler.close()
+
+    # Statistics.
+
+    @property
+    def domains(self) -> dict[bytes, Domain]:
+        return self.scheduler.domains
 
     def counts(self) -> list[int]:
         """Return how many jobs are in each state."""
-        return [
-            sum(place.counts[state] for place in self.schedule.domains.values())
-            for state in range(DEAD + 1)
-        ]
+        places = self.domains.values()
+        return [sum(place.counts[state] for place in places) for state in range(DEAD + 1)]
 
     def oldest_ready(self, now: int) -> int:
         """
         Return how long (µs) the oldest ready job has been ready, 0 if there is none.
 
-        Bounded: with more jobs and domains than it reads, an older one may be missed. Waiting jobs
-        are in the order in which they arrived.
+        Bounded: with more jobs and domains than it reads, an older one may be missed. Jobs are in
+        the order in which their uris arrived.
         """
-        ready = [
-            job.start
-            for job in islice(self._waiting.values(), OLDEST_JOBS_MAX)
-            if job.state == READY
-        ]
-        for place in islice(self.schedule.domains.values(), OLDEST_DOMAINS_MAX):
+        jobs = islice(self._jobs.values(), OLDEST_JOBS_MAX)
+        ready = [job.start for job in jobs if job.state == READY]
+        for place in islice(self.domains.values(), OLDEST_DOMAINS_MAX):
             head = place.head()
             if head is not None:
                 ready.append(head.start)
         return max(now - min(ready, default=now), 0)
 
-    def newest_command(self) -> int:
-        """Return the largest timestamp of all commands, 0 if there is none."""
-        newest = max(self.finished.commands.values(), default=0)
-        for table in (self._waiting, self._working, self._dead):
-            newest = max(newest, max((job.timestamp for job in table.values()), default=0))
-        return newest
-
-    def any_key(self, lower: bytes, upper: bytes | None) -> bool:
-        """Whether a key of a job that waits or is worked on may be in a range; quick to say yes."""
-        for place in self.schedule.domains.values():
-            first, beyond = place.prefix + b":", place.prefix + b";"
-            if lower < beyond and (upper is None or first < upper) and any(place.counts[:DEAD]):
-                return True
-        return any(
-            lower <= uri and (upper is None or uri < upper)
-            for uri in chain(self._waiting, self._working)
-        )
-
-    def uris(self) -> list[bytes]:
-        """Every uri something is known of."""
-        return list(
-            dict.fromkeys(chain(self._working, self._waiting, self._dead, self.finished.commands))
-        )
-
-    def dead(self, uri: bytes) -> Job | None:
-        return self._dead.get(uri)
-
-    def entries(self, uri: bytes) -> list[Job]:
-        """All there is of a uri: what waits or is dead, and before it what is worked on."""
-        tables = (self._working, self._waiting, self._dead)
-        return [job for table in tables if (job := table.get(uri)) is not None]
-
     def listed(
         self, *, domain: bytes = b"", state: str = "", limit: int = 100, offset: int = 0
     ) -> list[Job]:
-        """Jobs in no particular order, for people to look at."""
-        everything: Iterable[Job] = chain(
-            self._working.values(), self._waiting.values(), self._dead.values()
-        )
+        """Return jobs in no particular order."""
         wanted = (
             job
-            for job in everything
+            for job in self._all()
             if (not domain or job.domain.name == domain.lower())
             and (not state or STATE_NAMES[job.state] == state)
         )
         return list(islice(wanted, offset, offset + min(limit, LIST_MAX)))
 
-    # Copies.
-
-    def use_range(self, number: int) -> None:
-        """Take ids from a range of our own, so that keys mean the same job on every daemon."""
-        self.next_id = max(self.next_id, (number << ID_RANGE_SHIFT) + 1)
-
-    def saw_id(self, job_id: int) -> None:
-        """An id that was handed out; those of other daemons are in other ranges."""
-        if job_id >= self.next_id and job_id >> ID_RANGE_SHIFT == self.next_id >> ID_RANGE_SHIFT:
-            self.next_id = job_id + 1
-
-    def untold(self) -> list[tuple[bytes, bool]]:
-        """Uris other daemons have to hear of, once, and whether the log waits for them, too."""
-        uris = [(uri, uri in self._dirty) for uri in self._untold]
-        self._untold.clear()
-        return uris
-
-    # Persistence.
+    # Log, snapshot and copies.
 
     def changes(self) -> list[tuple[bytes, int, list[Job]]]:
-        """Per uri that changed: the last finished command (-1: none known) and the entries to keep."""
+        """Return per changed uri the last finished command (-1: none) and the jobs to keep."""
         changes: list[tuple[bytes, int, list[Job]]] = []
-        finished = self.finished.commands
-        tables = [table for table in (self._working, self._waiting, self._dead) if table]
-        for uri in self._dirty:
+        jobs, finished = self._jobs, self.finished.commands
+        for uri in self._unlogged:
             kept: list[Job] = []
-            for table in tables:
-                if uri in table:
-                    job = table[uri]
-                    job.logged = job.persist
-                    if job.persist:
-                        kept.append(job)
+            job = jobs.get(uri)
+            if job is not None:
+                for each in (job,) if job.older is None else (job.older, job):
+                    each.logged = each.persist
+                    if each.persist:
+                        kept.append(each)
             changes.append((uri, finished.get(uri, -1), kept))
         return changes
 
     def drained(self) -> None:
-        """What changed up to now is in images that go to the log."""
+        """Forget all changes up to now: they are in records on their way to the log."""
         self.wants_log = False
-        self._dirty.clear()
+        self._unlogged.clear()
         if self.leases is not None:
             self.leases.drained()
 
-    def all(self) -> list[Job]:
-        return [*self._working.values(), *self._waiting.values(), *self._dead.values()]
+    def take_unsent(self) -> list[tuple[bytes, bool]]:
+        """Return once the uris that other daemons have to get, and whether each is to be logged."""
+        uris = [(uri, uri in self._unlogged) for uri in self._unsent]
+        self._unsent.clear()
+        return uris
+
+    def use_range(self, number: int) -> None:
+        """Assign ids from a range of our own, so that keys mean the same job on every daemon."""
+        self.next_id = max(self.next_id, (number << ID_RANGE_SHIFT) + 1)
+
+    def saw_id(self, number: int) -> None:
+        """Never assign this id again; ids of other daemons are in other ranges."""
+        if number >= self.next_id and number >> ID_RANGE_SHIFT == self.next_id >> ID_RANGE_SHIFT:
+            self.next_id = number + 1
+
+    # Restoring.
 
     def restore(self, job: Job, now: int, *, dead: bool = False) -> None:
-        """Take an entry from the log or a snapshot; `restored` has to follow."""
+        """Add a job from the log or a snapshot; `restored` has to follow."""
         job.logged = True
+        self.saw_id(job.id)
+        for other in self.entries(job.uri):
+            if (other.state == WORKING) == bool(job.lease):
+                self._remove(other)  # it was replaced while the snapshot was written
+        self._insert(job)
         if dead:
-            self._dead[job.uri] = job
             job.domain.restore(job, DEAD)
         elif job.lease:
-            self._working[job.uri] = job
+            self.saw_id(job.lease)
             self._by_id[job.lease] = job
             job.domain.restore(job, WORKING)
-            self.saw_id(job.lease)
         else:
-            self._waiting[job.uri] = job
             self._by_id[job.id] = job
-            held = job.uri in self._working
+            held = job.older is not None
             job.domain.restore(job, HELD if held else READY if job.start <= now else DELAYED)
-        self.saw_id(job.id)
 
     def restore_gone(self, uri: bytes, now: int, finished: int) -> None:
-        """Nothing is left of a uri but perhaps the memory of its last finished command."""
-        for table in (self._waiting, self._working, self._dead):
-            job = table.pop(uri, None)
-            if job is not None:
-                self._by_id.pop(job.lease or job.id, None)
-                job.domain.move(job, GONE)
+        """Remove all jobs of a uri, and remember its last finished command, if any."""
+        for job in self.entries(uri):
+            self._remove(job)
         if finished >= 0:
             self.finished.remember(uri, finished, now)
 
-    def restore_lease(self, lease: Lease) -> None:
-        """Somebody worked on a job when the process ended, unless the log knows better."""
-        job = self._by_id.get(lease.lease)
-        if job is not None and job.lease == lease.lease and job.id == lease.job_id:
-            job.worked_until = lease.worked_until
+    def restore_lease(self, slot: LeaseSlot) -> None:
+        """Restore an attempt that was going on when the process ended, unless the log knows better."""
+        job = self._by_id.get(slot.lease)
+        if job is not None and job.lease == slot.lease and job.id == slot.job_id:
+            job.worked_until = slot.worked_until
             job.domain.move(job, WORKING)
             return
-        job = self._by_id.get(lease.job_id)
+        job = self._by_id.get(slot.job_id)
         if (
             job is None
             or job.state not in (READY, DELAYED)
-            or job.id != lease.job_id
-            or job.attempts != lease.attempts
+            or job.id != slot.job_id
+            or job.attempts != slot.attempts
         ):
             return
-        job.domain.move(job, GONE)
-        del self._waiting[job.uri]
-        del self._by_id[job.id]
-        job.lease = lease.lease
-        job.worked_until = lease.worked_until
+        self._remove(job)
+        job.lease = slot.lease
+        job.worked_until = slot.worked_until
         self.restore(job, 0)
 
-    def _take_out(self, job: Job) -> None:
-        """Out of every table, as if it had never been here."""
+    def restored(self) -> None:
+        """Finish restoring: the log has everything up to here."""
+        for place in list(self.domains.values()):
+            place.clean()
+            self.scheduler.sweep(place)
+            self.scheduler.offer(place)
+            self.scheduler.arm(place)
+        if self.leases is not None:
+            self.leases.begin(job for job in self._all() if job.lease and job.persist)
+        self._unlogged.clear()
+        self.wants_log = False
+
+    # Adding and removing.
+
+    def _insert(self, job: Job) -> None:
+        """Add a job under its uri: before a newer one, or after one that is worked on."""
+        other = self._jobs.get(job.uri)
+        if other is None:
+            self._jobs[job.uri] = job
+            return
+        self._older += 1
+        if job.lease:
+            assert other.older is None
+            other.older = job
+        else:
+            assert other.lease
+            job.older = other
+            self._jobs[job.uri] = job
+
+    def _detach(self, job: Job) -> None:
+        """Remove a job from under its uri."""
+        newest = self._jobs[job.uri]
+        if newest is job and job.older is None:
+            del self._jobs[job.uri]
+            return
+        self._older -= 1
+        if newest is job:
+            assert job.older is not None
+            self._jobs[job.uri] = job.older
+            job.older = None
+        else:
+            newest.older = None
+
+    def _remove(self, job: Job) -> None:
+        """Remove a job; its domain stays, even if it is empty now."""
+        self._detach(job)
         if job.state == WORKING:
-            self._unlease(job)
-        elif job.state == DEAD:
-            del self._dead[job.uri]
-        else:
-            del self._waiting[job.uri]
+            self._end_lease(job)
+        elif job.state != DEAD:
             del self._by_id[job.id]
-        place = job.domain
-        place.move(job, GONE)
-        self.schedule.sweep(place)
+        job.domain.move(job, GONE)
 
-    def _put_in(self, job: Job, now: int) -> None:
-        """A state from another daemon into the tables."""
-        uri = job.uri
-        # What it takes the place of may have been the last of its domain, which is forgotten then.
-        job.domain = self.schedule.domain(job.domain.name)
-        if job.worked_until and not job.lease:
-            self._dead[uri] = job
-            job.domain.move(job, DEAD)
-        elif job.lease:
-            other = self._by_id.get(job.lease)
-            if other is not None and other.lease:
-                job.lease = self._new_id()
-            elif other is not None:
-                self._renumber(other, now)
-            self._working[uri] = self._by_id[job.lease] = job
-            job.domain.move(job, WORKING)
-            self.schedule.arm(job.domain)
-            if job.persist and self.leases is not None:
-                self.leases.put(job)
-        else:
-            self._waiting[uri] = job
-            self._number(job)
-            self._schedule(job, now)
-
-    def _number(self, job: Job) -> None:
-        """
-        Let an entry be found by its id; by a new one if that means another entry.
-
-        Ids of daemons differ, but not those from before they knew each other, nor those of commands
-        that took the place of others.
-        """
-        if self._by_id.setdefault(job.id, job) is not job:
-            job.id = self._new_id()
-            self._by_id[job.id] = job
-            self._tell(job, job.revision + 1)
-
-    def _renumber(self, job: Job, now: int) -> None:
-        """Its id is that of an attempt somebody works in, who must be able to acknowledge it."""
-        self._unschedule(job, job.domain.name)
-        del self._by_id[job.id]
-        job.id = self._new_id()
-        self._by_id[job.id] = job
-        self._schedule(job, now)
-        self._tell(job, job.revision + 1)
-        if job.persist:
-            self._changed(job.uri)
+    def _end_lease(self, job: Job) -> None:
+        """End an attempt; its key finds nothing any more."""
+        self._by_id.pop(job.lease, None)
+        job.lease = 0
+        job.worked_until = 0
+        if job.slot and self.leases is not None:
+            self.leases.end(job)
 
     def _new_id(self) -> int:
         number = self.next_id
         self.next_id = number + 1
         return number
 
-    def restored(self) -> None:
-        """All is taken in, and the log knows everything up to here."""
-        for place in list(self.schedule.domains.values()):
-            place.settle()
-            self.schedule.sweep(place)
-            self.schedule.offer(place)
-            self.schedule.arm(place)
-        if self.leases is not None:
-            self.leases.begin(job for job in self._working.values() if job.persist)
-        self._dirty.clear()
-        self.wants_log = False
+    def _register_id(self, job: Job) -> None:
+        """
+        Make a waiting job findable by its id, by a new one if another job has that.
 
-    # Inner workings.
-
-    def _changed(self, uri: bytes) -> None:
-        self._dirty[uri] = None
-        self.wants_log = True
-
-    def _tell(self, job: Job, when: int | None = None) -> None:
-        """Other daemons have to hear of it: of a state later than the one before, if `when` is given."""
-        if self.copied:
-            if when is not None:
-                job.revision = max(job.revision + 1, when)
-            self._untold[job.uri] = None
-
-    def _tell_of(self, uri: bytes) -> None:
-        if self.copied:
-            self._untold[uri] = None
-
-    def _new_job(self, uri: bytes, domain: bytes, timestamp: int) -> Job:
-        number = self.next_id
-        self.next_id = number + 1
-        job = Job(uri, self.schedule.domain(domain), number, 0, 0, timestamp, timestamp)
-        self._waiting[uri] = job
-        self._by_id[number] = job
-        return job
+        Ids of daemons differ, but not those from before they knew each other, nor those of commands
+        that replaced others.
+        """
+        if self._by_id.setdefault(job.id, job) is not job:
+            job.id = self._new_id()
+            self._by_id[job.id] = job
+            self._replicate(job, job.revision + 1)
 
     def _unschedule(self, job: Job, domain: bytes) -> None:
-        """Out of its place, before what orders it changes; perhaps into another domain."""
+        """Remove a waiting job from its heap before its rank or its domain changes."""
         place = job.domain
         place.move(job, GONE)
         if place.name != domain:
-            job.domain = self.schedule.domain(domain)
-            self.schedule.sweep(place)
+            job.domain = self.scheduler.domain(domain)
+            self.scheduler.sweep(place)
 
     def _schedule(self, job: Job, now: int) -> None:
+        """Put a waiting job into the heap it belongs to."""
         place = job.domain
-        if job.uri in self._working:
+        if job.older is not None:
             place.move(job, HELD)
         elif job.start <= now:
             place.move(job, READY)
-            self.schedule.offer(place, job)
+            self.scheduler.offer(place, job)
         else:
             place.move(job, DELAYED)
-            self.schedule.arm(place, job.start)
+            self.scheduler.arm(place, job.start)
 
-    def _reserve(self, job: Job, until: int, now: int, *, lease: int = 0) -> None:
-        if not lease:
-            lease = self.next_id
-            self.next_id += 1
-        del self._waiting[job.uri]
-        del self._by_id[job.id]
-        self._working[job.uri] = job
-        self._by_id[lease] = job
-        job.lease = lease
-        job.worked_until = until
-        job.domain.move(job, WORKING)
-        self.schedule.arm(job.domain, until)
-        if job.persist and self.leases is not None:
-            self.leases.put(job)
-        if job.replaced:  # commands older than one that is worked on are over
-            self.finished.remember(job.uri, max(job.replaced), now)
-            job.replaced = None
-            self._changed(job.uri)
-        self._tell(job, now)
+    # Reporting changes.
 
-    def _unlease(self, job: Job) -> None:
-        """The attempt is over; its key finds nothing any more."""
-        if job.lease:
-            self._by_id.pop(job.lease, None)
-            del self._working[job.uri]
-            job.lease = 0
-            job.worked_until = 0
-            if job.slot and self.leases is not None:
-                self.leases.drop(job)
+    def _changed(self, uri: bytes) -> None:
+        self._unlogged[uri] = None
+        self.wants_log = True
+
+    def _replicate(self, job: Job, when: int | None = None) -> None:
+        """Send a job's state to other daemons, as a later one than before if `when` is given."""
+        if self.copied:
+            if when is not None:
+                job.revision = max(job.revision + 1, when)
+            self._unsent[job.uri] = None

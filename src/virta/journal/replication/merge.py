@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from virta.journal.jobs.domain import Job
+    from virta.journal.jobs.job import Job
     from virta.journal.protocol.messages import Value
 
 # Commands out of sight whose revision is remembered; beyond that the oldest is over.
@@ -42,7 +42,7 @@ def join(finished: int, states: Iterable[Job]) -> Known:
     best: dict[int, Job] = {}
     covered: dict[int, int] = {}
     for state in states:
-        _cover(covered, state.replaced or {})
+        _cover(covered, {t: r for t, r in (state.replaced or {}).items() if t < state.timestamp})
         before = best.get(state.timestamp)
         if before is None or version(state) > version(before):
             best[state.timestamp] = state

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 from msgspec import Meta, Struct
 
-from virta.journal.jobs.domain import ATTEMPTS_MAX
+from virta.journal.jobs.job import ATTEMPTS_MAX
 from virta.journal.protocol.codec import encode_request
 from virta.journal.protocol.messages import (
     OVERWRITE,
@@ -99,7 +99,7 @@ class Copies:
 
     def of_jobs(self, now: int) -> list[Request]:
         """What happened to jobs since the last call."""
-        return [self._job(uri, now, persist) for uri, persist in self._engine.jobs.untold()]
+        return [self._job(uri, now, persist) for uri, persist in self._engine.jobs.take_unsent()]
 
     def of_value(self, entry: Entry) -> list[Request]:
         """A value with its further keys."""

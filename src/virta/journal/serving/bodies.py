@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from virta.journal.jobs.domain import parse_key
+from virta.journal.jobs.job import parse_key
 from virta.journal.protocol import commands
 from virta.journal.protocol.commands import Command, to_plain
 from virta.journal.protocol.messages import RefusedError, Type, Value

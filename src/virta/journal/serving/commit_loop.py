@@ -147,7 +147,7 @@ class Node:
             if self.failure is None:
                 self._snapshot()
             self._persistence.close()
-        self.engine.jobs.schedule.let_go()
+        self.engine.jobs.close()
 
     async def _answered(self) -> None:
         """Until nothing waits for the disk, nor to be written or told."""

@@ -103,7 +103,7 @@ class Journal(Calls):
                     self._disk.snapshot(self.engine)
             finally:
                 self._disk.close()
-                self.engine.jobs.schedule.let_go()
+                self.engine.jobs.close()
 
     def __enter__(self) -> Journal:
         return self

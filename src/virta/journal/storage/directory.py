@@ -26,7 +26,7 @@ from virta import files
 from virta.errors import JournalError
 from virta.journal import clock_steps as clocks
 from virta.journal.storage import records as images
-from virta.journal.storage.leases import Leases
+from virta.journal.storage.leases import LeaseTable
 from virta.journal.storage.snapshot import load_snapshot, publish, write_snapshot
 from virta.journal.storage.spill import FileSpill
 from virta.log import open as open_log
@@ -58,7 +58,7 @@ class Persistence:
         files.make_directory(directory)
         self._lock = _claim(directory / "lock")
         self.spill = FileSpill(directory)
-        self._leases = Leases(directory / "leases")
+        self._leases = LeaseTable(directory / "leases")
         self._log: Log | None = None
         self._generation = 0
         self._records = 0
@@ -172,7 +172,7 @@ class Persistence:
     def settled(self) -> None:
         """What was drained before the last commit is durable; not while another thread commits."""
         if self._leases.leaving:
-            self._leases.settled()
+            self._leases.free_ended()
 
     def _append(self, batch: list[images.Record], size: int, durability: Durability) -> None:
         assert self._log is not None

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from virta.journal.jobs.domain import Job
+    from virta.journal.jobs.job import Job
 
 log = logging.getLogger("virta.journal")
 
@@ -54,14 +54,14 @@ _CLOCK = struct.Struct("<QI")
 _FREE = bytes(8)
 
 
-class Lease(NamedTuple):
+class LeaseSlot(NamedTuple):
     job_id: int
     lease: int
     worked_until: int
     attempts: int
 
 
-class Leases:
+class LeaseTable:
     """`load` what a process before this one left, then `begin` anew with what of it still holds."""
 
     def __init__(self, path: Path) -> None:
@@ -76,7 +76,7 @@ class Leases:
         self.leaving: list[Job] = []  # whose end is on its way to the log
         self.clock = 0  # last time of the clock in the previous process, 0: unknown
 
-    def load(self) -> Iterator[Lease]:
+    def load(self) -> Iterator[LeaseSlot]:
         """What is in the file; a slot that was being written when the process died is passed over."""
         try:
             data = self._path.read_bytes()
@@ -90,7 +90,7 @@ class Leases:
                 continue
             body = data[at : at + _SLOT.size]
             if _SUM.unpack_from(data, at + _SLOT.size)[0] == zlib.crc32(body):
-                yield Lease(*_SLOT.unpack(body))
+                yield LeaseSlot(*_SLOT.unpack(body))
 
     def begin(self, jobs: Iterable[Job]) -> None:
         """A new file with the jobs that are worked on; the old one stays until it is whole."""
@@ -124,7 +124,7 @@ class Leases:
             body = now.to_bytes(8, "little")
             self._store(CLOCK_AT, body + _SUM.pack(zlib.crc32(body)))
 
-    def drop(self, job: Job) -> None:
+    def end(self, job: Job) -> None:
         """Nobody works on it any more; the slot is kept until the log knows, too."""
         self._ended.append(job)
 
@@ -134,7 +134,7 @@ class Leases:
             self.leaving += self._ended
             self._ended = []
 
-    def settled(self) -> None:
+    def free_ended(self) -> None:
         """Those images are in the log."""
         leaving, self.leaving = self.leaving, []
         if self._map is None:

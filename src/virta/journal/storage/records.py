@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from virta.journal.jobs.domain import DEAD, GONE, Job
+from virta.journal.jobs.job import DEAD, GONE, Job
 from virta.journal.protocol.messages import Value
 from virta.journal.values.entry import Entry
 from virta.log.limits import KEY_BYTES_MAX
@@ -181,7 +181,7 @@ def job_of(jobs: Jobs, uri: bytes, image: list[Any]) -> Job:
     # Times that are the same are one number in memory, as they were before: 32 bytes each.
     return Job(
         uri,
-        jobs.schedule.domain(domain),
+        jobs.scheduler.domain(domain),
         job_id,
         priority,
         timestamp if start == timestamp else start,

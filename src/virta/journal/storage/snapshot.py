@@ -20,7 +20,7 @@ import msgspec
 
 from virta import files
 from virta.errors import JournalError
-from virta.journal.jobs.domain import GONE
+from virta.journal.jobs.job import GONE
 from virta.journal.storage import records as images
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from virta.journal.jobs.domain import HELD, Job
+from virta.journal.jobs.job import HELD, Job
 from virta.journal.jobs.key_index import JobKeys
 from virta.journal.protocol.messages import (
     DATA,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta, defstruct
 
-from virta.journal.jobs.domain import STATE_NAMES, Settings
+from virta.journal.jobs.domain import DomainSettings as Settings
+from virta.journal.jobs.job import STATE_NAMES
 from virta.journal.jobs.recurring import Cron
 from virta.journal.serving.bodies import JobBody, Name, NextBody, PushBody, SetBody
 from virta.server.api import schemas

@@ -1,0 +1,151 @@
+"""
+A job, its states and its sort key.
+
+    push ──► DELAYED ──start──► READY ──NEXT──► WORKING ──done──► GONE
+               ▲                  ▲               │ │
+               │                  └─expired,──────┘ └─too many attempts─► DEAD
+               └── push again       given back
+    push while WORKING ──► HELD ──the older attempt ends──► DELAYED or READY
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from virta.journal.protocol.messages import Details, RefusedError, Value
+
+if TYPE_CHECKING:
+    from virta.journal.jobs.domain import Domain
+
+DELAYED, READY, HELD, WORKING, DEAD, GONE = range(6)
+STATE_NAMES = ("delayed", "ready", "held", "working", "dead", "gone")
+ATTEMPTS_MAX = 65_535  # the largest number the details of a reply can carry
+# A retry delay is shortened by up to this part, so that jobs that failed together are not retried together.
+RETRY_JITTER = 0.25
+# Separates reason and traceback of a failure, which are stored as one text.
+TRACEBACK_MARK = "\x1e"
+REASON_CHARS_MAX = 1_000
+TRACEBACK_CHARS_MAX = 4_000  # the end of it, which shows where the error was raised
+HOSTS_MAX = 1_024  # size of the cache of hosts by the part of a uri before its path
+
+
+class Job(Struct, eq=False, gc=False):
+    """
+    One command on a uri: where it waits, and how its work goes.
+
+    Jobs are not tracked by the garbage collector, as there may be millions. The only reference cycle is
+    the one with their domain, which `Scheduler.close` breaks.
+    """
+
+    uri: bytes
+    domain: Domain
+    id: int
+    priority: int = 0
+    start: int = 0
+    timestamp: int = 0
+    created: int = 0
+    payload: Value | None = None
+    persist: bool = False
+    attempts: int = 0
+    reason: str = ""  # of the last failure
+    # In memory from here on, except lease, worked_until, revision and replaced.
+    logged: bool = False  # a record of it is in the log
+    state: int = GONE
+    lease: int = 0  # the id of this attempt, 0: not worked on; kept in the table of leases
+    worked_until: int = 0  # while DEAD: when it died
+    slot: int = 0  # index in the table of leases, 0: none
+    # For copies on other daemons: of two states of one command the larger revision is the later one.
+    revision: int = 0
+    replaced: dict[int, int] | None = None  # timestamps of replaced commands, with their revisions
+    # Whether the id belongs to a failed attempt; None: unknown since a restart.
+    spent: bool | None = None
+    older: Job | None = (
+        None  # the job of the same uri that is worked on while this one waits or is dead
+    )
+
+    def __lt__(self, other: Job) -> bool:
+        """Allow heap items that are equal up to the job; their order does not matter."""
+        return False
+
+    def key(self) -> bytes:
+        """Return the sort key: bytewise order is the order of work inside a domain."""
+        return b"%s:%03d:%020d:%016x" % (
+            self.domain.prefix,
+            self.priority,
+            self.start,
+            self.lease or self.id,
+        )
+
+    @property
+    def fenced(self) -> bool:
+        """Whether its key belongs to an attempt that is over and acknowledges nothing."""
+        if self.spent is None:  # attempts and reason survive a restart
+            return not self.lease and (self.attempts > 0 or self.reason != "")
+        return self.spent and not self.lease
+
+    def details(self, data: bytes) -> Details:
+        """Return the details of one pair of a reply, whose data is the uri or the payload."""
+        worked = self.state == WORKING
+        return Details(
+            created=self.created,
+            modified=self.timestamp,
+            worked_until=self.worked_until if worked else 0,
+            size=len(data),
+            attempts=self.attempts,
+            bits=self.persist | worked << 2,
+        )
+
+
+_KEY = re.compile(rb"[^:]*:[0-9]{3}:[0-9]{20}:([0-9a-fA-F]{16})")
+
+
+def parse_key(key: bytes) -> int | None:
+    """Return the id in a sort key, None if the key is not one."""
+    found = _KEY.fullmatch(key)
+    return None if found is None else int(found[1], 16)
+
+
+def domain_of(key: bytes) -> bytes:
+    """Return the domain in a sort key."""
+    return key.partition(b":")[0].replace(b"%3A", b":")
+
+
+# An optional scheme, "//", an optional user and "@", then an address in brackets or a name up to port or path.
+_HOST = re.compile(rb"(?:[A-Za-z][A-Za-z0-9+.-]*:)?//(?:[^/?#]*@)?(?:\[([^\]/?#]*)\]|([^:/?#]*))")
+
+
+def host_of(uri: bytes) -> bytes:
+    """Return the default domain of a uri: its host in lower case, without user and port."""
+    end = uri.find(b"/", uri.find(b"//") + 2)
+    return _host(uri if end < 0 else uri[:end])
+
+
+@lru_cache(maxsize=HOSTS_MAX)
+def _host(uri: bytes) -> bytes:
+    found = _HOST.match(uri)
+    host = (found[1] or found[2]) if found else None
+    if not host:
+        shown = uri[:60].decode(errors="replace")
+        raise RefusedError("bad-uri", f"{shown!r} has no host, so the domain must be given")
+    return host.lower()
+
+
+def back_off(delay: float, longest: float, attempts: int, salt: bytes) -> float:
+    """
+    Return the seconds until the next attempt of a job that failed after `attempts` others.
+
+    `delay` doubles with each of them up to `longest`, and is shortened by up to a quarter, chosen by `salt`.
+    """
+    pause = min(delay * 2.0 ** min(attempts, 30), max(longest, delay))
+    return pause * (1 - RETRY_JITTER * zlib.crc32(salt) / (1 << 32))
+
+
+def reason_text(reason: str, traceback: str) -> str:
+    """Return reason and traceback as the one text that is stored, each within its limit."""
+    text = reason.replace(TRACEBACK_MARK, " ")[:REASON_CHARS_MAX]
+    return f"{text}{TRACEBACK_MARK}{traceback[-TRACEBACK_CHARS_MAX:]}" if traceback else text
