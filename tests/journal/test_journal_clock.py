@@ -44,7 +44,7 @@ class Restarting:
     def restart(self, now):
         if self.killed:
             self.journal._disk.close()  # no snapshot: the log alone, as after a SIGKILL
-            self.journal.engine.jobs.schedule.let_go()
+            self.journal.engine.jobs.close()
         else:
             self.journal.close()
         self.clock.now = now

@@ -65,7 +65,7 @@ def test_a_job_that_kills_its_worker_is_dead_in_the_end(tmp_path):
         (job,) = journal.next("d").jobs
         assert job.attempts == attempt
         journal._disk.close()  # the daemon is killed as well
-        journal.engine.jobs.schedule.let_go()
+        journal.engine.jobs.close()
         clock.now += 25 * 3600 * S
         journal = Journal(tmp_path, clock=clock)
     assert journal.next("d").jobs == []

@@ -185,7 +185,6 @@ class FakeJob:
 @pytest.mark.parametrize("guarded", [True, False])
 def test_a_truncated_table_of_leases(tmp_path, monkeypatch, guarded):
     """The journal's table of leases: the daemon continues, and later leases are stored."""
-    monkeypatch.setattr(leases, "native", None)
     if not guarded:
         monkeypatch.setattr(kernel, "guard", None)
     elif kernel.guard is None:
@@ -196,7 +195,7 @@ def test_a_truncated_table_of_leases(tmp_path, monkeypatch, guarded):
     assert [lease.job_id for lease in table.load()] == [1]
     os.truncate(path, 0)
     table.put(FakeJob(2))
-    table.settled()
+    table.free_ended()
     assert [lease.job_id for lease in table.load()] == ([2] if guarded else [1, 2])
     for number in range(3, 3000):  # beyond its first size
         table.put(FakeJob(number))

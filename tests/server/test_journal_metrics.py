@@ -7,7 +7,8 @@ import re
 import pytest
 
 from virta.journal import Client
-from virta.journal.jobs import domain, table
+from virta.journal.jobs import job as job_module
+from virta.journal.jobs import table
 from virta.journal.jobs.lifecycle import Jobs
 from virta.server.metrics import JOURNAL_TOTALS
 
@@ -41,7 +42,8 @@ def test_what_happened_is_counted(start, half):
         client.set("k", 1)
         after = scraped(server)
         states = {
-            name: after[f'virta_journal_jobs{{state="{name}"}}'] for name in domain.STATE_NAMES[:5]
+            name: after[f'virta_journal_jobs{{state="{name}"}}']
+            for name in job_module.STATE_NAMES[:5]
         }
         assert states == {"delayed": 2, "ready": 2, "held": 0, "working": 1, "dead": 1}
         totals = [after[f"virta_journal_{name}_total"] for name, _ in JOURNAL_TOTALS]

@@ -364,6 +364,39 @@ class JobTable:
             self._by_id[job.id] = job
             self._replicate(job, job.revision + 1)
 
+    def _insert_copy(self, job: Job, now: int) -> None:
+        """Add a state from another daemon."""
+        # The job it replaces may have been the last of its domain, which is forgotten then.
+        job.domain = self.scheduler.domain(job.domain.name)
+        self._insert(job)
+        if job.worked_until and not job.lease:
+            job.domain.move(job, DEAD)
+        elif job.lease:
+            other = self._by_id.get(job.lease)
+            if other is not None and other.lease:
+                job.lease = self._new_id()
+            elif other is not None:
+                self._renumber(other, now)
+            self._by_id[job.lease] = job
+            job.domain.move(job, WORKING)
+            self.scheduler.arm(job.domain)
+            if job.persist and self.leases is not None:
+                self.leases.put(job)
+        else:
+            self._register_id(job)
+            self._schedule(job, now)
+
+    def _renumber(self, job: Job, now: int) -> None:
+        """Give a waiting job another id: its own is that of an attempt, which must acknowledge."""
+        self._unschedule(job, job.domain.name)
+        del self._by_id[job.id]
+        job.id = self._new_id()
+        self._by_id[job.id] = job
+        self._schedule(job, now)
+        self._replicate(job, job.revision + 1)
+        if job.persist:
+            self._changed(job.uri)
+
     def _unschedule(self, job: Job, domain: bytes) -> None:
         """Remove a waiting job from its heap before its rank or its domain changes."""
         place = job.domain
