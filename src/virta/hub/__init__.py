@@ -1,1 +1,1 @@
-"""The hub: follows the log, matches each batch once, and hands shared bytes to every hearer."""
+"""Follow the log, match each batch of events once, and send shared bytes to every subscriber."""

@@ -89,8 +89,7 @@ class FilterIndex:
 class Channel:
     """The subscriptions of one channel."""
 
-    def __init__(self, name: str, tag: bytes) -> None:
-        self.name = name
+    def __init__(self, tag: bytes) -> None:
         self._tag = tag  # of the log, for positions
         self.subscribers = 0
         self._groups: dict[tuple[str, str], FilterGroup] = {}

@@ -1,16 +1,16 @@
 """
-The bytes a hearer gets: server-sent events and WebSocket text, each made once and shared.
+The bytes that subscribers get: server-sent events and WebSocket text frames.
 
-Frame of an event, as Thorium sends it (the comment is part of the frame; the offset in it is ours):
+The frame of an event, as Thorium sends it (the comment is part of the frame; Virta adds the offset):
 
     : {"timestamp":"2024-01-03T00:35:27.123456Z","offset":4711}
     event: data
     id: %2F%2Fsomewhere+some-id
     data: {"source":"//somewhere",…}
 
-For consumers that ask for positions the `id` is one (`virta.hub.resume.positions`).
+For consumers that request positions the `id` is one (`virta.hub.resume.positions`).
 
-Everything here is a pure function of its arguments.
+All functions are pure.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ __all__ = [
     "websocket_text",
 ]
 
-# Sources repeat; ids do not. The cache spares the slow encoder for the half that repeats.
+# Sources repeat, ids do not.
 SOURCE_CACHE_MAX = 4096
-# Neighbouring events share their second, those of one append even their microsecond.
+# The events of one append share their time.
 SECONDS_CACHE_MAX = 64
 LAST_CHUNK = b"0\r\n\r\n"
 OPCODE_TEXT_FINAL = 0x81
@@ -44,10 +44,9 @@ _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 def form_encode(text: str) -> str:
     """
-    Encode as an HTML form does in Java: only letters, digits and `.-*_` stay.
+    Encode as an HTML form does in Java (only letters, digits and `.-*_` stay), but a blank as `%20`.
 
-    But a blank becomes `%20`: the `+` between a source and an id is the only one, so no two events
-    have one id.
+    So the `+` between a source and an id is the only one, and no two events have one id.
     """
     return quote(text, safe="*", errors="replace").replace("~", "%7E")
 
@@ -68,38 +67,29 @@ def _timestamp_bytes(microseconds: int) -> bytes:
 
 def event_frame(source: str, id_: str, value: bytes, timestamp: int, offset: int) -> bytes:
     """
-    Make the frame of one event; `value` is its JSON on one line, its id source, `+` and id, encoded.
+    Return the frame of one event; its id is source, `+` and id, encoded.
 
-    An event that is in no log has the offset -1.
+    Args:
+        value: the event's JSON on one line.
+        offset: -1 for an event that is not in the log.
     """
-    if offset < 0:
-        return b': {"timestamp":"%b"}\nevent: data\nid: %b+%b\ndata: %b\n\n' % (
-            _timestamp_bytes(timestamp),
-            _encode_source(source),
-            _encode_id(id_),
-            value,
-        )
-    return b': {"timestamp":"%b","offset":%d}\nevent: data\nid: %b+%b\ndata: %b\n\n' % (
-        _timestamp_bytes(timestamp),
-        offset,
-        _encode_source(source),
-        _encode_id(id_),
-        value,
+    return _frame(
+        b"id: %b+%b\n" % (_encode_source(source), _encode_id(id_)), value, timestamp, offset
     )
 
 
 def position_frame(tag: bytes, value: bytes, timestamp: int, offset: int) -> bytes:
-    """Make the same frame with the position after the event as its id; offset -1 has none."""
-    if offset < 0:
-        return b': {"timestamp":"%b"}\nevent: data\ndata: %b\n\n' % (
-            _timestamp_bytes(timestamp),
-            value,
-        )
-    return b': {"timestamp":"%b","offset":%d}\nevent: data\nid: %b.%d\ndata: %b\n\n' % (
+    """Return the same frame with the position after the event as its id; offset -1 has none."""
+    id_line = b"" if offset < 0 else b"id: %b.%d\n" % (tag, offset + 1)
+    return _frame(id_line, value, timestamp, offset)
+
+
+def _frame(id_line: bytes, value: bytes, timestamp: int, offset: int) -> bytes:
+    comment = b"" if offset < 0 else b',"offset":%d' % offset
+    return b': {"timestamp":"%b"%b}\nevent: data\n%bdata: %b\n\n' % (
         _timestamp_bytes(timestamp),
-        offset,
-        tag,
-        offset + 1,
+        comment,
+        id_line,
         value,
     )
 
@@ -107,7 +97,7 @@ def position_frame(tag: bytes, value: bytes, timestamp: int, offset: int) -> byt
 def named_frame(
     name: str, data: object, *, id_: str | None = None, retry_ms: int | None = None
 ) -> bytes:
-    """Make one of our own frames: connect, ping, gap, overflow, disconnect."""
+    """Return a control frame: connect, ping, gap, overflow, disconnect."""
     retry = b"" if retry_ms is None else b"retry: %d\n" % retry_ms
     id_line = b"" if id_ is None else b"id: %b\n" % id_.encode()
     return b"%bevent: %b\n%bdata: %b\n\n" % (
@@ -119,23 +109,23 @@ def named_frame(
 
 
 def with_member(value: bytes, name: str, text: str) -> bytes:
-    """Add a string member to a JSON object that has members, replacing one of that name."""
+    """Return a JSON object that has members with another one, a string; it replaces one of that name."""
     if b'"%b"' % name.encode() in value or not value.endswith(b"}"):
         try:
             return _json.encode(_decode_members(value) | {name: text})
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            # It was read when it was accepted, less deep in calls. Of two members, readers take the last.
+            # It was parsed when it was accepted, with a shallower stack. Readers use the last of equal names.
             value = value.rstrip()
     return b'%b,"%b":"%b"}' % (value[:-1], name.encode(), text.encode())
 
 
 def chunk(body: bytes) -> bytes:
-    """Wrap bytes as one chunk of HTTP/1.1's chunked coding."""
+    """Return bytes as one chunk of the chunked transfer coding of HTTP/1.1."""
     return b"%x\r\n%b\r\n" % (len(body), body)
 
 
 def websocket_text(payload: bytes) -> bytes:
-    """One unmasked, final text frame (RFC 6455 §5.2)."""
+    """Return a text as one unmasked, final frame (RFC 6455 §5.2)."""
     size = len(payload)
     if size < 126:
         return b"%c%c%b" % (OPCODE_TEXT_FINAL, size, payload)

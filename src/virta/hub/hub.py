@@ -1,10 +1,9 @@
 """
-The hub: whoever stands on a channel or a stream hears each event of it once, in the order of the log.
+The hub: deliver each event to the subscribers of its channel or stream once, in the order of the log.
 
-`deliver` is called with runs of events in log order and never twice for one offset; `position` is the
-offset of the next event it expects. A subscription that is attached when `position` is p hears
-exactly the matching events from p on: that is the seam on which replay and live delivery meet without
-gap or duplicate. All methods are called from one thread (the event loop's); none blocks.
+`deliver` is called with runs of events in log order and never twice for one offset; `position` is the offset of the
+next event it expects. A subscription that is attached when `position` is p gets exactly the matching events from p on:
+there replay and live delivery meet without gap or duplicate. All methods are called in the event loop; none blocks.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from virta.hub.stream_consumer import StreamConsumer
     from virta.hub.subscription import ChannelSubscription
 
-# More standing queries than this are refused: each costs memory and an index entry.
+# Each costs memory and an index entry; more are refused.
 SUBSCRIPTIONS_MAX = 1_000_000
 REGISTRATION = "name.djsweet.thorium.meta.query.registration"
 REMOVAL = "name.djsweet.thorium.meta.query.removal"
@@ -55,10 +54,10 @@ class Hub:
         self.tag = tag or tag_of("")  # of the log
         self._tag = self.tag.encode()
         self.instance_id = base64.b64encode(os.urandom(15)).decode()
-        self.delivered = 0  # copies handed to subscriptions and streams
-        self.dropped = 0  # copies lost by consumers that are gone
+        self.delivered = 0  # copies sent to subscriptions and stream consumers
+        self.dropped = 0  # copies dropped for consumers that have left
         self.slow_disconnects = 0
-        self.conjunctions = 0  # parts of standing queries, which is what Thorium counts
+        self.conjunctions = 0  # parts of queries, which is what Thorium counts
         self.routed = 0
         self.routing_seconds = 0.0
         self._source_name = source_name
@@ -73,26 +72,25 @@ class Hub:
     # Subscriptions.
 
     def new_client_id(self) -> str:
-        """An id that is unique in this process, shaped like Thorium's."""
+        """Return an id that is unique in this process, in Thorium's form."""
         return f"{os.getpid()}-{next(self._numbers)}"
 
     def attach(self, subscription: ChannelSubscription) -> None:
-        """Let a subscription hear everything from `position` on."""
+        """Deliver matching events from `position` on to a subscription; raises HubError beyond the limit."""
         if len(self._subscriptions) >= SUBSCRIPTIONS_MAX:
             raise HubError(
                 f"{SUBSCRIPTIONS_MAX} subscriptions stand already: no more are taken",
                 code="too-many-subscriptions",
             )
-        channel = self._channels.get(subscription.channel)
-        if channel is None:
-            channel = Channel(subscription.channel, self._tag)
-            self._channels[subscription.channel] = channel
-        channel.add(subscription)
+        name = subscription.channel
+        if name not in self._channels:
+            self._channels[name] = Channel(self._tag)
+        self._channels[name].add(subscription)
         self._subscriptions.add(subscription)
         self.conjunctions += subscription.query.count(";") + 1
 
     def detach(self, subscription: ChannelSubscription) -> None:
-        """Take a subscription away; fine when it never was attached."""
+        """Close a subscription and remove it, if it is attached."""
         subscription.close()
         if subscription not in self._subscriptions:
             return
@@ -105,12 +103,13 @@ class Hub:
             del self._channels[subscription.channel]
 
     def attach_streams(self, consumer: StreamConsumer) -> None:
-        """Let a consumer hear its streams from now on."""
+        """Deliver messages of its streams to a consumer from now on."""
         for segments in consumer.streams:
             self._streams.add(segments, consumer)
         self._stream_consumers.add(consumer)
 
     def detach_streams(self, consumer: StreamConsumer) -> None:
+        """Close a consumer and remove it, if it is attached."""
         consumer.close()
         if consumer not in self._stream_consumers:
             return
@@ -120,13 +119,13 @@ class Hub:
             self._streams.remove(segments, consumer)
 
     def has_subscribers(self, channel: str) -> bool:
-        """Tell whether anyone would be asked about an event of this channel."""
+        """Return whether a channel, or any stream, has subscribers."""
         if channel == STREAMS:
             return bool(self._stream_consumers)
         return channel in self._channels
 
     def filters(self, channel: str) -> list[Filter]:
-        """The distinct filters that stand on a channel."""
+        """Return the distinct filters of a channel."""
         found = self._channels.get(channel)
         return found.filters() if found is not None else []
 
@@ -144,7 +143,7 @@ class Hub:
 
     @property
     def dropped_total(self) -> int:
-        """Copies lost to slow consumers, those of today's connections included."""
+        """Copies dropped for slow consumers so far, connected ones included."""
         return (
             self.dropped
             + sum(subscription.dropped for subscription in self._subscriptions)
@@ -158,13 +157,13 @@ class Hub:
         return ResumePosition(self.tag, offset).text
 
     def advance(self, position: int) -> None:
-        """Everything before this offset is (about to be) delivered."""
+        """Move the position: everything before it is delivered in this step of the loop."""
         self.position = position
         for waiter in self._position_waiters:
             waiter.set()
 
     async def wait_past(self, position: int) -> None:
-        """Wait until there is something at this offset."""
+        """Wait until the position is past this offset."""
         if self.position > position:
             return
         waiter = asyncio.Event()
@@ -179,14 +178,14 @@ class Hub:
     # Events.
 
     def deliver(self, deliveries: list[Delivery]) -> None:
-        """Hand a run of events, in log order, to whoever asked for them."""
+        """Deliver events, in log order."""
         runs: dict[str, list[Delivery]] = {}
         for delivery in deliveries:
             runs.setdefault(delivery.channel, []).append(delivery)
         self.deliver_runs(runs)
 
     def deliver_runs(self, runs: dict[str, list[Delivery]]) -> None:
-        """Hand out runs by channel; consumers hear one channel, so its order is the log's."""
+        """Deliver runs by channel: a subscriber has one channel, so the order of its events is the log's."""
         began = time.monotonic()
         for name, run in runs.items():
             self.routed += len(run)
@@ -199,7 +198,7 @@ class Hub:
         self.routing_seconds += time.monotonic() - began
 
     def deliver_batch(self, batch: EventBatch, timestamp: int) -> None:
-        """Hand the events of a batch, which stand in the log since `timestamp`, to whoever asked."""
+        """Deliver the events of a batch that was written at `timestamp`."""
         channel = self._channels.get(batch.channel)
         if channel is None:
             return
@@ -209,7 +208,7 @@ class Hub:
         self.routing_seconds += time.monotonic() - began
 
     def announce(self, subscription: ChannelSubscription, *, registered: bool) -> None:
-        """Tell the `meta` channel that a subscription came or went."""
+        """Publish to the `meta` channel that a subscription was registered or removed."""
         if META not in self._channels:
             return
         sign = "+" if registered else "-"
@@ -234,39 +233,34 @@ class Hub:
         self.deliver([Delivery(META, self._source_name, str(event["id"]), value, -1, now)])
 
     def _deliver_streams(self, messages: list[Delivery]) -> None:
-        """Route messages; each consumer is given all its copies of this run at once."""
+        """Deliver messages; each consumer gets all its copies at once."""
         first = messages[0].id
         if all(message.id == first for message in messages):
-            hearers = self._streams.route(tuple(first.split(":")))
-            if len(hearers) == len(set(hearers)):
-                self._deliver_one_stream(messages, hearers)
+            consumers = self._streams.route(tuple(first.split(":")))
+            if len(consumers) == len(set(consumers)):
+                self._deliver_one_stream(messages, consumers)
                 return
         copies: dict[StreamConsumer, list[bytes]] = {}
         for message in messages:
-            hearers = self._streams.route(tuple(message.id.split(":")))
-            if hearers:
-                frames: dict[bool, bytes] = {}
-                for hearer in hearers:
-                    frame = frames.get(hearer.positions)
-                    if frame is None:
-                        frame = frames[hearer.positions] = hearer.frame(message, self._tag)
-                    copies.setdefault(hearer, []).append(frame)
-                self.delivered += len(hearers)
-        for hearer, own in copies.items():
-            hearer.offer(own)
+            consumers = self._streams.route(tuple(message.id.split(":")))
+            self.delivered += len(consumers)
+            for consumer in consumers:
+                copies.setdefault(consumer, []).append(consumer.frame(message, self._tag))
+        for consumer, frames in copies.items():
+            consumer.offer(frames)
 
     def _deliver_one_stream(
-        self, messages: list[Delivery], hearers: Sequence[StreamConsumer]
+        self, messages: list[Delivery], consumers: Sequence[StreamConsumer]
     ) -> None:
-        """Send all messages to consumers of one stream, encoding them once with positions and once without."""
-        self.delivered += len(messages) * len(hearers)
-        made: dict[bool, tuple[list[bytes], bytes]] = {}
-        for hearer in hearers:
-            both = made.get(hearer.positions)
-            if both is None:
-                frames = [hearer.frame(message, self._tag) for message in messages]
-                both = made[hearer.positions] = (frames, b"".join(frames))
-            if hearer.blocked:
-                hearer.offer(both[0])
+        """Deliver messages of one stream to consumers, which share the joined frames."""
+        self.delivered += len(messages) * len(consumers)
+        shared: dict[bool, tuple[list[bytes], bytes]] = {}
+        for consumer in consumers:
+            if consumer.positions not in shared:
+                frames = [consumer.frame(message, self._tag) for message in messages]
+                shared[consumer.positions] = (frames, b"".join(frames))
+            frames, joined = shared[consumer.positions]
+            if consumer.blocked:
+                consumer.offer(frames)
             else:
-                hearer.put(both[1])
+                consumer.put(joined)

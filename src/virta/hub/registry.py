@@ -1,12 +1,12 @@
 """
-Registrations that outlive the process: filters by (index, collection), and subscriptions with a sink.
+Registrations that are stored: filters by (index, collection), and subscriptions with a sink.
 
-They are kept in a small log of their own beside the events', so that retention of events never takes
-a registration and starting does not read history. A record's topic says what it is, its key is the
-id, its value the JSON of the registration; an empty value removes it.
+They have a small log of their own beside that of the events, so that retention of events removes no registration
+and a start reads no history. A record's topic is the kind of registration, its key the id, its value the JSON; an empty
+value removes it.
 
-A filter on (index, collection) stands over the channel `index/collection`: Koncorde's filters are
-asked about an event's data, those of the other dialects about the event.
+A filter on (index, collection) applies to the channel `index/collection`: Koncorde's filters to the data of its events,
+those of the other dialects to the events.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ logger = logging.getLogger("virta.hub")
 
 FILTERS_TOPIC = b"filters"
 SUBSCRIPTIONS_TOPIC = b"subscriptions"  # a CloudEvents Subscription, as its owner gave it
-CURSORS_TOPIC = b"cursors"  # key: subscription id, value: the next offset it will look at
+CURSORS_TOPIC = b"cursors"  # key: subscription id, value: the next offset it reads
 REGISTERED_MAX = 1_000_000
-# When this many records are dead, the log is written anew at start.
+# With more records that were replaced or removed, the log is compacted at start.
 DEAD_RECORDS_MAX = 10_000
-# Changes of one filter come one after the other, those of others at once, so that they share their syncs.
-TURNS = 64
+# Changes of one filter are serialised; those of others run at once, so that they share their syncs.
+LOCKS = 64
 
 
 @dataclass(frozen=True)
 class Registered:
-    """A filter and where it stands."""
+    """A filter with its index and collection."""
 
     id: str
     index: str
@@ -69,14 +69,14 @@ class Registered:
 
 
 class Registry:
-    """Filters by place and by id. Writing methods block on the disk: call them in a thread."""
+    """Filters by id, and by index and collection. Methods that write block on the disk: call them in a thread."""
 
     def __init__(self, path: Path) -> None:
-        # Subscriptions contain the secrets of their sinks, so this directory is never shared.
+        # Subscriptions contain secrets of their sinks.
         _keep_private(path)
         self._log = virta.log.open(path, lock_timeout=LOCK_S_MAX)
         self._filters: dict[str, Registered] = {}
-        self._turns = [threading.Lock() for _ in range(TURNS)]
+        self._locks = [threading.Lock() for _ in range(LOCKS)]
         self._documents = NamedMatchers()
         self._events = NamedMatchers()
         self.subscriptions: dict[str, dict[str, Any]] = {}
@@ -84,7 +84,7 @@ class Registry:
         dead = 0
         with self._log.read() as reader:
             for record in reader:
-                dead += not self._repeat(record)
+                dead += not self._load(record)
         if dead > DEAD_RECORDS_MAX:
             self._log.compact()
 
@@ -95,10 +95,10 @@ class Registry:
 
     def register(self, index: str, collection: str, source: Any, dialect: str) -> dict[str, Any]:
         """
-        Register a filter; gives its id and what is new about it (False when it was there).
+        Register a filter; return its id and a `diff`, which is False if it was registered before.
 
         Raises:
-            FilterError: it is no filter, or a name that cannot be.
+            FilterError: the filter or a name is invalid.
             HubError: there are too many.
         """
         for name in (index, collection):
@@ -112,8 +112,8 @@ class Registry:
                 f"{REGISTERED_MAX} filters are registered: no more are taken",
                 code="too-many-filters",
             )
-        with self._turn(index, collection, filter_):
-            answer = self._place(filter_).register(index, collection, filter_)
+        with self._lock(index, collection, filter_):
+            answer = self._matchers(filter_).register(index, collection, filter_)
             id_ = str(answer["id"])
             if answer["diff"] is False:
                 return answer
@@ -122,25 +122,25 @@ class Registry:
             try:
                 self._log.append(FILTERS_TOPIC, id_, value)
             except LogError:
-                self._place(filter_).remove(id_)
+                self._matchers(filter_).remove(id_)
                 raise
             self._filters[id_] = registered
         return answer
 
     def remove(self, id_: str) -> bool:
-        """Take a filter away; False when there is none."""
+        """Remove a filter; return False if there is none."""
         registered = self._filters.get(id_)
         if registered is None:
             return False
-        with self._turn(registered.index, registered.collection, registered.filter):
+        with self._lock(registered.index, registered.collection, registered.filter):
             if self._filters.get(id_) is not registered:
-                return False  # somebody else was quicker
+                return False  # another thread removed it
             self._log.append(FILTERS_TOPIC, id_, b"")
             self._forget(registered)
         return True
 
-    def _turn(self, index: str, collection: str, filter_: Filter) -> threading.Lock:
-        return self._turns[hash((index, collection, filter_.id)) % TURNS]
+    def _lock(self, index: str, collection: str, filter_: Filter) -> threading.Lock:
+        return self._locks[hash((index, collection, filter_.id)) % LOCKS]
 
     def get(self, id_: str) -> Registered | None:
         return self._filters.get(id_)
@@ -160,7 +160,7 @@ class Registry:
     def test_document(
         self, index: str, collection: str, document: Any, document_id: str | None
     ) -> list[str]:
-        """Which filters a document satisfies; those over events see it as an event's data."""
+        """Return the ids of filters that match a document; filters over events see it as an event's data."""
         found = self._documents.test(index, collection, document, document_id)
         wrapped: dict[str, Any] = {"data": document}
         if document_id:
@@ -168,7 +168,7 @@ class Registry:
         return found + self._events.test(index, collection, wrapped)
 
     def test_event(self, index: str, collection: str, event: dict[str, Any]) -> list[str]:
-        """Which filters an event satisfies, as if it came over the channel."""
+        """Return the ids of filters that match an event of the channel."""
         id_ = event.get("id")
         if isinstance(id_, int | float) and not isinstance(id_, bool):
             event = event | {"id": str(id_)}
@@ -180,27 +180,28 @@ class Registry:
     # Subscriptions.
 
     def keep_subscription(self, id_: str, subscription: dict[str, Any]) -> None:
-        """Make a subscription durable."""
+        """Store a subscription."""
         self._log.append(SUBSCRIPTIONS_TOPIC, id_, msgspec.json.encode(subscription))
         self.subscriptions[id_] = subscription
 
     def drop_subscription(self, id_: str) -> None:
+        """Remove a subscription and its cursor."""
         self._log.append_many([(SUBSCRIPTIONS_TOPIC, id_, b""), (CURSORS_TOPIC, id_, b"")])
         self.subscriptions.pop(id_, None)
         self.cursors.pop(id_, None)
 
     def keep_cursor(self, id_: str, offset: int) -> None:
-        """Note how far a subscription has come; a repeat of little is fine, so nothing is synced."""
+        """Store the next offset of a subscription; not synced, since a few events may be sent again."""
         self._log.append(CURSORS_TOPIC, id_, b"%d" % offset, durability="none")
         self.cursors[id_] = offset
 
     # Starting.
 
-    def _repeat(self, record: virta.log.Record) -> bool:
-        """Do again what a record did; False for what later records undid or replaced."""
+    def _load(self, record: virta.log.Record) -> bool:
+        """Apply a stored record; return False if it removes or replaces another."""
         id_, value = str(record.key), bytes(record.value)
         if record.topic == FILTERS_TOPIC:
-            return self._apply(value, id_)
+            return self._load_filter(value, id_)
         if record.topic == SUBSCRIPTIONS_TOPIC:
             self.subscriptions.pop(id_, None)
             if value:
@@ -211,41 +212,40 @@ class Registry:
             self.cursors[id_] = int(value)
         return known is None
 
-    def _apply(self, value: bytes, id_: str) -> bool:
-        """Repeat a record at start; False for what is gone again."""
+    def _load_filter(self, value: bytes, id_: str) -> bool:
         if not value:
             registered = self._filters.get(id_)
             if registered is not None:
                 self._forget(registered)
             return False
-        held = msgspec.json.decode(value)
+        stored = msgspec.json.decode(value)
         try:
-            filter_ = parse(held["filter"], held["dialect"])
+            filter_ = parse(stored["filter"], stored["dialect"])
         except FilterError as error:
-            # It was a filter once; the server starts all the same, and its record stays.
+            # It was valid in an older version: the server starts without it, and the record stays.
             logger.warning("filter_unreadable id=%s: %s", id_, error.message)
             return True
-        index, collection = held["index"], held["collection"]
-        answer = self._place(filter_).register(index, collection, filter_)
-        # The id given then is the one clients hold.
+        index, collection = stored["index"], stored["collection"]
+        answer = self._matchers(filter_).register(index, collection, filter_)
+        # The id that clients got.
         registered = Registered(
-            str(answer["id"]), index, collection, held["dialect"], held["filter"], filter_
+            str(answer["id"]), index, collection, stored["dialect"], stored["filter"], filter_
         )
         self._filters[registered.id] = registered
         return True
 
     def _forget(self, registered: Registered) -> None:
         del self._filters[registered.id]
-        self._place(registered.filter).remove(registered.id)
+        self._matchers(registered.filter).remove(registered.id)
 
-    def _place(self, filter_: Filter) -> NamedMatchers:
+    def _matchers(self, filter_: Filter) -> NamedMatchers:
         return self._documents if root_of(filter_) == DOCUMENT else self._events
 
 
 def _keep_private(path: Path) -> None:
-    """Let only the owner read the registry: its directory, and the files it has."""
+    """Let only the owner read the directory of the registry and its files."""
     files.make_directory(path)
-    # Where another user owns the directory, that user decides.
+    # If another user owns the directory, that user decides.
     with contextlib.suppress(PermissionError):
         path.chmod(files.PRIVATE_DIRECTORY)
         for file in path.iterdir():

@@ -69,11 +69,17 @@ class StreamConsumer:
         self._queue: deque[bytes] = deque(maxlen=max_queued)
 
     def frame(self, message: Delivery, tag: bytes) -> bytes:
-        """Return a message as this consumer gets it: with its position if those were asked for."""
+        """Return a message as this consumer gets it: with its position if that was requested."""
         if not self.positions:
-            return websocket_text(message.value)
-        position = f"{tag.decode()}.{message.offset + 1}"
-        return websocket_text(with_member(message.value, "position", position))
+            if message.made is None:
+                message.made = websocket_text(message.value)
+            return message.made
+        if message.made_positioned is None:
+            position = f"{tag.decode()}.{message.offset + 1}"
+            message.made_positioned = websocket_text(
+                with_member(message.value, "position", position)
+            )
+        return message.made_positioned
 
     def offer(self, frames: list[bytes]) -> None:
         """Write frames of messages in order, or queue them while blocked."""

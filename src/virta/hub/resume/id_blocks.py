@@ -1,9 +1,8 @@
 """
-Blocks of the index of event ids (`virta.hub.resume.id_index`): sorted numbers of a range of offsets.
+Blocks of the index of event ids (`virta.hub.resume.id_index`): sorted numbers for a range of offsets.
 
-The block that still grows is in memory. Older ones are in a temporary file without a name, next to the
-log, so that a long history takes disk and not memory; of each, every `FENCE`-th number stays in memory,
-and a lookup reads one part of `FENCE` numbers.
+The newest block grows in memory. Older ones are in an unnamed temporary file next to the log, so that a long history
+takes disk space instead of memory. Every `FENCE`-th number of each stays in memory, and a lookup reads `FENCE` numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ HASH_MASK = (1 << 64) - 1 - SPAN_MAX
 NUMBER_BYTES = 8
 # One page of the disk.
 FENCE = 512
-# The file is written again without dropped blocks when these take more than this, and more than half of it.
+# The file is rewritten when dropped blocks take more than this, and more than 50 % of it.
 DROPPED_BYTES_MAX = 16 * 1024 * 1024
 
 
@@ -67,7 +66,7 @@ class Block:
         Move the numbers to the file.
 
         Raises:
-            OSError: the disk is full, for instance; they are in memory still.
+            OSError: for instance, the disk is full; the numbers stay in memory.
         """
         self.place = file.append(self.entries.tobytes())
         self._fences = self.entries[::FENCE]
@@ -76,7 +75,7 @@ class Block:
 
 
 class BlockFile:
-    """The temporary file, made when it is first needed."""
+    """The temporary file, created on demand."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -85,7 +84,7 @@ class BlockFile:
         self._dropped = 0
 
     def append(self, data: bytes) -> int:
-        """Write at the end; return where."""
+        """Append data; return its offset in the file."""
         file = self._open()
         place = self._end
         if pwrite(file.fileno(), data, place) != len(data):
@@ -94,7 +93,7 @@ class BlockFile:
         return place
 
     def read(self, block: Block, start: int) -> array[int]:
-        """Return the numbers of a block from `start` on, `FENCE` at most."""
+        """Return up to `FENCE` numbers of a block, from `start` on."""
         number = min(FENCE, block.records - start)
         place = block.place + start * NUMBER_BYTES
         found = array("Q")
@@ -102,14 +101,14 @@ class BlockFile:
         return found
 
     def drop(self, block: Block, others: Iterable[Block]) -> None:
-        """Forget a block; `others` are all that stay."""
+        """Drop a block; `others` are all that stay."""
         if not block.stored:
             return
         self._dropped += block.records * NUMBER_BYTES
         if self._dropped > max(DROPPED_BYTES_MAX, self._end // 2):
-            self._write_again([other for other in others if other.stored])
+            self._rewrite([other for other in others if other.stored])
 
-    def _write_again(self, blocks: list[Block]) -> None:
+    def _rewrite(self, blocks: list[Block]) -> None:
         before = self._open()
         self._file, self._end, self._dropped = None, 0, 0
         for block in blocks:

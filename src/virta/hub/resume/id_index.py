@@ -2,14 +2,14 @@
 Offsets of events in the log, by channel, source and id.
 
 `Last-Event-ID` may name an event that was published long ago, or more than once. The index answers
-with the oldest offset. It is filled from the log on demand, newest records first, and keeps
-8 bytes per record on disk (`virta.hub.resume.id_blocks`), so that each part of the log is read at most once, whatever is searched for:
+with the oldest offset. It is filled from the log on demand, newest records first, and has 8 bytes per record on disk
+(`virta.hub.resume.id_blocks`), so each part of the log is read at most once:
 
     blocks, by offset:   [first … next) ─► sorted array of  hash of (channel, source, id) | offset - first
                           44 bits of a keyed hash ─────────┘                     20 bits ─┘
 
-One search reads at most `SEARCH_BYTES_MAX` and `SEARCH_RECORDS_MAX` of the log, and the whole index
-holds at most `INDEX_RECORDS_MAX` records. Parts that were not searched are reported, never ignored
+One search reads at most `SEARCH_BYTES_MAX` and `SEARCH_RECORDS_MAX` of the log, and the whole index has at most
+`INDEX_RECORDS_MAX` records. Parts that were not searched are reported, never ignored
 (`IdSearchResult.searched_from`); a later search continues where the limit stopped an earlier one.
 """
 
@@ -33,15 +33,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("virta.hub")
 
-# Limits of what one search may read of the log for the first time: each is one or two seconds of
-# one core.
+# Limits of what one search may read of the log for the first time: one or two seconds of one core.
 SEARCH_BYTES_MAX = 1024 * 1024 * 1024
 SEARCH_RECORDS_MAX = 1024 * 1024
 # Records in the index, 8 bytes each: 128 MiB of disk. Beyond that the oldest are left out.
 INDEX_RECORDS_MAX = 16 * 1024 * 1024
 # The log is read in parts of about this size, so that a search stops close to its limit.
 PART_BYTES = 4 * 1024 * 1024
-# Small blocks are joined up to this many records: a search looks into every block.
+# Small blocks are joined up to this many records, since a search reads every block.
 BLOCK_RECORDS_MIN = 16 * 1024
 
 
@@ -60,7 +59,7 @@ class IdIndex:
         self._blocks: list[Block] = []  # by offset; they do not overlap
         self._file = BlockFile(log.path)
         self._records = 0
-        # Publishers choose ids: without a secret they could choose ids that collide.
+        # Without a secret, publishers could choose ids that collide.
         self._secret = os.urandom(16).hex()
         self.bytes_read = 0  # of records
 
@@ -90,7 +89,7 @@ class IdIndex:
             ) from error
 
     def _is(self, offset: int, wanted: set[tuple[str, str]]) -> bool:
-        """Compare with the record itself; a record that was removed counts as a match."""
+        """Return whether the record at an offset is wanted; one that was removed counts as a match."""
         with self._log.read(
             start=offset, end=offset + 1, on_gap="skip", on_corruption="skip"
         ) as reader:
@@ -103,13 +102,12 @@ class IdIndex:
         """
         Read what is missing below `end`, newest first; return the offset from which on the index is complete.
 
-        When anything is missing it reads up to the end of the log: searches that wait behind this one then
-        find everything read.
+        If anything is missing, it reads up to the end of the log: searches that wait need not read again.
         """
         first = self._log.first_offset
         self._drop_below(first)
         if not self._blocks or self._blocks[-1].next < end:
-            # Finding the place to read from costs more than a few records more.
+            # Opening a reader costs more than reading a few records more.
             end = max(end, self._log.next_offset)
         segments: list[SegmentInfo] | None = None
         bytes_max = self.bytes_read + SEARCH_BYTES_MAX
@@ -138,7 +136,7 @@ class IdIndex:
         return cursor
 
     def _insert(self, at: int, block: Block) -> int:
-        """Put a block in its place, or into the one before it; return the place for older ones."""
+        """Insert a block at an index, or join it with the one before; return the index for older blocks."""
         self._records += block.records
         if at:
             before = self._blocks[at - 1]
@@ -152,7 +150,7 @@ class IdIndex:
                 return at
         self._blocks.insert(at, block)
         for grown in self._blocks[max(0, at - 1) : at + 1]:
-            # The newest block goes on growing.
+            # The newest block still grows.
             if grown is not self._blocks[-1] and not grown.stored:
                 self._store(grown)
         return at
@@ -178,7 +176,7 @@ class IdIndex:
                         continue
                     channel, source, id_ = identity(record)
                     entries.append(self._hash(channel, source, id_) | record.offset - start)
-            # A later search reads records that are not visible yet.
+            # Records that are not visible yet are left to a later search.
             next_ = max(start, min(stop, reader.position))
         entries.sort()
         return Block(start, next_, array("Q", entries))
@@ -187,7 +185,7 @@ class IdIndex:
         return hash(self._secret + key_of(channel, source, id_)) & HASH_MASK
 
     def _drop_below(self, first: int) -> None:
-        """Forget what the log no longer has."""
+        """Drop blocks that the log no longer has."""
         while self._blocks and self._blocks[0].next <= first:
             self._drop_oldest()
 

@@ -1,5 +1,5 @@
 """
-Positions: the place where a consumer continues, as a string that it can store.
+Positions: where a consumer continues, as a string that it can store.
 
     1f0c9be2a7d4.4711      TAG.OFFSET
 
@@ -21,14 +21,14 @@ TAG_DIGITS = 12
 OFFSET_DIGITS_MAX = 19
 # A text has several blanks only if its source or id has; an id with more than this is not searched for.
 SPLITS_MAX = 16
-# Names no place in any log: a consumer that resumes with it gets a gap.
+# In no log: a consumer that resumes with it gets a gap.
 NOWHERE = "0" * TAG_DIGITS + ".0"
 
 _POSITION = re.compile(rf"([0-9a-f]{{{TAG_DIGITS}}})\.([0-9]{{1,{OFFSET_DIGITS_MAX}}})")
 
 
 class ResumePosition(NamedTuple):
-    """A place in the log that a tag names."""
+    """An offset in the log with this tag."""
 
     tag: str
     offset: int
@@ -47,9 +47,9 @@ class EventId(NamedTuple):
         """
         Return every (source, id) that the text can mean; empty if it names no event.
 
-        Frames write a blank inside a part as `%20`, so their ids have one `+` and one meaning. Texts
-        with more come from older servers, and texts with blanks were decoded on the way: those have
-        one meaning for each place where the source can end.
+        Frames write a blank inside a part as `%20`, so their ids have one `+` and one meaning. Texts with more
+        come from older servers, and texts with blanks were decoded by a client or proxy: those have one meaning
+        for each blank where the source can end.
         """
         if self.text.count("+") == 1 and " " not in self.text:
             source, _, id_ = self.text.partition("+")
@@ -63,7 +63,7 @@ class EventId(NamedTuple):
         return pairs
 
 
-# Where a consumer may start: "earliest", "latest", an offset, a time, a position, after an event.
+# Where a consumer may start: "earliest", "latest", an offset, a time, a position, or after an event.
 Place = str | int | datetime | ResumePosition | EventId
 
 
