@@ -156,7 +156,7 @@ def test_pipelines_are_private(under, monkeypatch):
     import pyarrow as pa
 
     from virta.log.format.damage import Problem
-    from virta.server.pipeline_supervisor import Output
+    from virta.server.pipeline_supervisor import OutputFile
     from virta.spark import lake
     from virta.spark.launch import java
     from virta.spark.matching import filter_set
@@ -172,7 +172,7 @@ def test_pipelines_are_private(under, monkeypatch):
     filter_set.write_set({"f": parse("a=1")})
     problem = Problem("00000000000000000000.puro", 0, 1, 0, None, "zero")
     decode.report(decode.ScanSpec("log", problems=str(under / "problems")), problem)
-    Output(under / "logs" / "p.log")._write(b"line\n")
+    OutputFile(under / "logs" / "p.log")._write(b"line\n")
     monkeypatch.setattr(sink, "MESSAGE_BYTES_MAX", 0)
     rows = pa.record_batch({"topic": ["t"], "key": [b""], "value": [b"v"]})
     sink.stage(SimpleNamespace(path=str(under / "log")), [rows])

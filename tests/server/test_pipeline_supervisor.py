@@ -16,8 +16,8 @@ import structlog
 from server_harness import Server, event
 
 import virta
-from virta.server import pipeline_supervisor as room
-from virta.server.pipeline_supervisor import Limits, Pipelines, Supervised
+from virta.server import pipeline_supervisor
+from virta.server.pipeline_supervisor import Pipelines, RestartLimits, SupervisedPipeline
 from virta.spark.pipeline.file import loads
 from virta.spark.pipeline.status import (
     BusyError,
@@ -30,7 +30,7 @@ from virta.spark.pipeline.status import (
 
 CHILD = Path(__file__).with_name("pipeline_child.py")
 DEADLINE = 120.0
-LIMITS = Limits(failures_max=3, window_ms=60_000, backoff_ms=1, stop_ms=20_000)
+LIMITS = RestartLimits(failures_max=3, window_ms=60_000, backoff_ms=1, stop_ms=20_000)
 TEXT = """
 [pipeline]
 name = "copy"
@@ -77,7 +77,7 @@ def supervise(tmp_path):
         pipeline = loads(TEXT, directory=str(tmp_path))
         command = [*command, str(tmp_path), action]
         logger = structlog.get_logger("test")
-        one = Supervised(pipeline, command, tmp_path / "logs" / "copy.log", limits, logger)
+        one = SupervisedPipeline(pipeline, command, tmp_path / "logs" / "copy.log", limits, logger)
         made.append(one)
         one.start()
         return one
@@ -173,7 +173,7 @@ def test_a_stop_in_the_moment_of_the_end(supervise, tmp_path, monkeypatch):
 
 def test_what_is_shown_is_of_one_moment(supervise, monkeypatch):
     """A process is shown once it is said to run: before, and in the file, there is none."""
-    write, writing, go = room.write_supervised, threading.Event(), threading.Event()
+    write, writing, go = pipeline_supervisor.write_supervised, threading.Event(), threading.Event()
 
     def slow(pipeline, facts):
         if facts["state"] == "running":
@@ -181,7 +181,7 @@ def test_what_is_shown_is_of_one_moment(supervise, monkeypatch):
             assert go.wait(DEADLINE)
         write(pipeline, facts)
 
-    monkeypatch.setattr(room, "write_supervised", slow)
+    monkeypatch.setattr(pipeline_supervisor, "write_supervised", slow)
     one = supervise("wait")
     assert writing.wait(DEADLINE)
 
@@ -224,7 +224,7 @@ def test_a_status_that_cannot_be_read(supervise, tmp_path, kind):
 
 def test_output_that_does_not_end(supervise, tmp_path, monkeypatch):
     """Somebody who left the family may hold its output for ever: nobody waits for that, in no thread."""
-    monkeypatch.setattr(room, "PUMP_S_MAX", 0.05)
+    monkeypatch.setattr(pipeline_supervisor, "COPY_S_MAX", 0.05)
     before = set(threading.enumerate())
     one = supervise("leave")
     wait_for(lambda: state(one) == "finished", "the end")
@@ -257,7 +257,9 @@ def test_a_wrong_file_is_not_tried_again(supervise, tmp_path):
 
 def test_failures_outside_the_window_do_not_count(supervise, tmp_path):
     """Only failures close to each other lead to giving up; a killed run starts again."""
-    one = supervise("wait", Limits(failures_max=2, window_ms=1, backoff_ms=5, stop_ms=20_000))
+    one = supervise(
+        "wait", RestartLimits(failures_max=2, window_ms=1, backoff_ms=5, stop_ms=20_000)
+    )
     for number in range(3):
         pids = wait_for(lambda n=number: starts(tmp_path)[n:], "a start")
         os.kill(pids[0], signal.SIGKILL)
@@ -271,7 +273,9 @@ def test_failures_outside_the_window_do_not_count(supervise, tmp_path):
 
 def test_a_deaf_process_is_killed_with_what_it_started(supervise, tmp_path):
     """SIGTERM, then at the deadline SIGKILL for the whole family."""
-    one = supervise("deaf", Limits(failures_max=3, window_ms=1000, backoff_ms=1, stop_ms=100))
+    one = supervise(
+        "deaf", RestartLimits(failures_max=3, window_ms=1000, backoff_ms=1, stop_ms=100)
+    )
     wait_for((tmp_path / "ready").exists, "the stand-in")
     family = [starts(tmp_path)[0], int((tmp_path / "grandchild").read_text())]
 
@@ -291,17 +295,17 @@ def test_output_is_bounded(supervise, tmp_path):
     files = sorted((tmp_path / "logs").iterdir())
 
     assert [file.name for file in files][-1] == "copy.log.1"
-    assert all(file.stat().st_size <= room.LOG_BYTES_MAX + room.CHUNK_BYTES for file in files)
+    assert all(file.stat().st_size <= pipeline_supervisor.LOG_BYTES_MAX + pipeline_supervisor.CHUNK_BYTES for file in files)
 
 
 SUPERVISOR = """
 import sys, threading, structlog
 from pathlib import Path
-from virta.server.pipeline_supervisor import Limits, Supervised
+from virta.server.pipeline_supervisor import RestartLimits, SupervisedPipeline
 from virta.spark.pipeline.file import loads
 home, child, text = sys.argv[1:]
-one = Supervised(loads(text, directory=home), [sys.executable, child, home, "wait"], Path(home) / "log",
-                 Limits(3, 1000, 1, 1000), structlog.get_logger())
+one = SupervisedPipeline(loads(text, directory=home), [sys.executable, child, home, "wait"], Path(home) / "log",
+                 RestartLimits(3, 1000, 1, 1000), structlog.get_logger())
 one.start()
 threading.Event().wait()
 """

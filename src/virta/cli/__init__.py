@@ -11,21 +11,21 @@ import click
 # command -> (module, attribute, one-line help shown without importing the module)
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "config": ("virta.cli.config", "config", "Show every server setting and where it came from."),
-    "doctor": ("virta.cli.doctor", "doctor", "Check that what Virta needs is here and works."),
+    "doctor": ("virta.cli.doctor", "doctor", "Check that what Virta needs is installed and works."),
     "filter": ("virta.cli.filter", "filter_group", "Validate, canonicalise and explain filters."),
     "journal": ("virta.cli.journal", "journal", "Keys, values and jobs that are never lost."),
     "lake": ("virta.cli.lake", "lake", "Keep a log's history as Parquet."),
     "publish": ("virta.cli.publish", "publish", "Publish events to a channel."),
     "serve": ("virta.cli.serve", "serve", "Serve channels, streams and filters over HTTP."),
-    "subscribe": ("virta.cli.subscribe", "subscribe", "Hear the events of a channel."),
-    "log": ("virta.cli.log", "log", "Append to, read, inspect and look after an event log."),
-    "match": ("virta.cli.match", "match", "Tell which filters each document matches."),
+    "subscribe": ("virta.cli.subscribe", "subscribe", "Print the events of a channel."),
+    "log": ("virta.cli.log", "log", "Append to, read, inspect and maintain an event log."),
+    "match": ("virta.cli.match", "match", "Print which filters each document matches."),
     "pipeline": ("virta.cli.pipeline", "pipeline", "Check, run and watch Spark pipelines."),
 }
 
 
 class LazyGroup(click.Group):
-    """A group whose members are imported on use: `virta --help` stays quick as rooms are added."""
+    """A group that imports its commands on use, so that `virta --help` is quick."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return sorted(COMMANDS)

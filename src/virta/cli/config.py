@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from virta.cli.serve import server_options, settled
+from virta.cli.serve import load_config, server_options
 
 
 @click.command()
@@ -20,14 +20,14 @@ def config(*, as_json: bool, **options: Any) -> None:
 
     Takes the flags of `virta serve`; exits 2 when a value cannot be used.
     """
-    values = settled(options, os.environ).values
+    values = load_config(options, os.environ).values
     if as_json:
         report = {name: {"value": v.value, "origin": v.origin} for name, v in values.items()}
         click.echo(json.dumps(report, indent=2))
         return
     width = max(map(len, values))
-    for name, held in values.items():
-        click.echo(f"{name:<{width}}  {_shown(held.value):<24}  {held.origin}")
+    for name, setting in values.items():
+        click.echo(f"{name:<{width}}  {_shown(setting.value):<24}  {setting.origin}")
 
 
 def _shown(value: object) -> str:

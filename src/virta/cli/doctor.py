@@ -1,8 +1,8 @@
 """
-`virta doctor`: is everything here that Virta needs, and does it work?
+`virta doctor`: check that everything Virta needs is installed and works.
 
-Every line is one check: ok, missing (an extra that is not installed), warning or wrong, with what to do. The exit
-code is 1 when something is wrong, 0 otherwise: extras are optional.
+Each line is one check: ok, missing (an extra that is not installed), warning or wrong, with what to do. The exit
+code is 1 if something is wrong, else 0: extras are optional.
 """
 
 from __future__ import annotations
@@ -85,13 +85,12 @@ def check_python() -> list[Finding]:
 def check_native() -> list[Finding]:
     findings = []
     for name in MODULES:
-        room = name.rpartition(".")[0]
-        if find_spec(room) is None:
+        if find_spec(name.rpartition(".")[0]) is None:
             continue
         try:
             importlib.import_module(name)
         except ImportError as error:
-            detail = "not built: the plain twin works, slower; reinstall with a C compiler"
+            detail = "not built: plain Python is used, which is slower; reinstall with a C compiler"
             if isinstance(error, ModuleNotFoundError) and error.name != name:
                 detail = f"not checked: {error.name} is missing"
             findings.append(Finding(name, MISSING, detail))

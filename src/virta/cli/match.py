@@ -33,7 +33,7 @@ EXIT_NONE = 1
     help="Filters, one a line (JSON for koncorde and cloudevents, text otherwise).",
 )
 @click.option(
-    "--explain", is_flag=True, help="Say for each filter which conditions decided, and why."
+    "--explain", is_flag=True, help="Print for each filter which conditions decided, and why."
 )
 @click.option(
     "--documents", is_flag=True, help="Print the documents that match, as they came, and no others."
@@ -56,7 +56,7 @@ def match(
     line_buffered: bool,
 ) -> None:
     """
-    Tell which filters each document matches.
+    Print which filters each document matches.
 
     DOCS are files with one JSON document a line; none, or -, is standard input. For each document
     prints {"document": n, "matches": [filter line numbers]}; both count from 0, documents through
@@ -89,7 +89,7 @@ def match(
 def matching(
     filters: Iterable[tuple[int, Filter]],
 ) -> Callable[[list[Document]], Iterator[list[int]]]:
-    """A function from documents to the sorted numbers of the filters that each of them matches."""
+    """Return a function from documents to the sorted numbers of the filters that each matches."""
     from virta.errors import EventError
     from virta.match import Matcher
 
@@ -104,7 +104,7 @@ def matching(
         try:
             found = matcher.match_many([document.line for document in documents])
         except EventError:
-            # Some document is not JSON: answer those before it, and let it say so itself.
+            # Some document is not JSON: those before it are matched, and its `value` raises.
             found = (matcher.match(document.value()) for document in documents)
         for ids in found:
             yield sorted(line for id_ in ids for line in lines_of[id_])
@@ -113,7 +113,7 @@ def matching(
 
 
 def explained(filters: Iterable[tuple[int, Filter]], document: Document) -> list[dict[str, Any]]:
-    """For each filter whether it matches the document, and the conditions that decided."""
+    """Return for each filter whether it matches the document, and the conditions that decided."""
     value = document.value()
     explanations = ((number, filter_.explain(value)) for number, filter_ in filters)
     return [

@@ -1,9 +1,8 @@
 """
 `virta pipeline`: check, run, list and watch pipelines; replay history through filters.
 
-Exit codes: 0 done, 1 a run failed, 2 a file or an option is wrong. Spark is started only by `run` and
-`replay`, and only after everything else has been checked. What the command line says about Spark is
-stronger than the pipeline's `[spark]`.
+Exit codes: 0 done, 1 a run failed, 2 a file or an option is wrong. Only `run` and `replay` start Spark, after
+everything else is checked. Options about Spark override the pipeline's `[spark]`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -24,6 +23,7 @@ from virta.errors import FilterError, VirtaError
 from virta.spark.pipeline.checks import is_moment
 from virta.spark.pipeline.file import load, nameless
 from virta.spark.pipeline.model import PipelineError
+from virta.spark.pipeline.status import read_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,17 +38,17 @@ STARTED_NAME = "virta-pipeline"
 EOF_SECONDS_MAX = 15.0  # how long a run may take to stop after the end of its input
 
 
-class Stopping:
-    """Whether to stop. No Event: a signal that comes while another one sets it would wait for its lock for ever."""
+class StopFlag:
+    """Set by signals. Not an Event: a signal during another one's `set` would wait for its lock for ever."""
 
     def __init__(self) -> None:
-        self._told = False
+        self._set = False
 
     def set(self) -> None:
-        self._told = True
+        self._set = True
 
     def is_set(self) -> bool:
-        return self._told
+        return self._set
 
 
 @click.group()
@@ -57,7 +57,7 @@ def pipeline() -> None:
 
 
 def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of every command that starts Spark."""
+    """Add the options of commands that start Spark."""
     for option in (
         click.option(
             "--archives", help="A packed environment for executors (venv-pack), as a file."
@@ -100,17 +100,17 @@ def run(file: str, *, as_json: bool, until_eof: bool, **spark: Any) -> None:
     wanted = loaded(file)
     if wanted.source.log is not None:
         check_log(wanted.path(wanted.source.log))
-    stopping = Stopping()
+    stopping = StopFlag()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
     if until_eof:
         threading.Thread(target=watch_input, args=(stopping,), daemon=True).start()
-    with only_run(wanted):
+    with claimed_run(wanted):
         run_claimed(wanted, spark, stopping, as_json=as_json)
 
 
 def run_claimed(
-    wanted: Pipeline, spark: dict[str, Any], stopping: Stopping, *, as_json: bool
+    wanted: Pipeline, spark: dict[str, Any], stopping: StopFlag, *, as_json: bool
 ) -> None:
     session = start_spark(f"{STARTED_NAME}-{wanted.name}", wanted, **spark)
     from virta.spark.pipeline.runner import run as run_pipeline
@@ -137,7 +137,7 @@ def list_(directory: str, *, as_json: bool) -> None:
         except PipelineError as error:
             row = {"pipeline": None, "state": "invalid", "problems": error.problems}
         else:
-            row = status_of(found)
+            row = read_status(found)
         show_row({"file": str(file), **row}, as_json=as_json)
 
 
@@ -146,7 +146,7 @@ def list_(directory: str, *, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON.")
 def status(file: str, *, as_json: bool) -> None:
     """Show what a pipeline's last or present run has done: rows, rows/s, lag."""
-    click.echo(shown(status_of(loaded(file)), as_json=as_json))
+    click.echo(shown(read_status(loaded(file)), as_json=as_json))
 
 
 @pipeline.command()
@@ -174,7 +174,7 @@ def replay(log: str, **options: Any) -> None:
         begun = time.monotonic()
         events = session.read.format("virta").options(**reading).load(log)
         if options["topic"] and not options["topics"]:
-            # What an earlier replay found is no history of its own.
+            # The results of earlier replays are not replayed.
             events = events.where(events.topic != options["topic"])
         count = write_replay(replayed(events, filters), log, options["topic"], options["parquet"])
         seconds = time.monotonic() - begun
@@ -184,34 +184,32 @@ def replay(log: str, **options: Any) -> None:
 # Shared by the commands.
 
 
-def fail(message: str) -> None:
+def fail(message: str, code: int = 2) -> NoReturn:
     click.echo(message, err=True)
-    sys.exit(2)
+    sys.exit(code)
 
 
 def loaded(file: str) -> Pipeline:
     try:
         return load(file)
     except PipelineError as error:
-        click.echo("\n".join(error.problems), err=True)
-        sys.exit(2)
+        fail("\n".join(error.problems))
 
 
 @contextmanager
-def only_run(wanted: Pipeline) -> Iterator[None]:
-    """Hold the pipeline; a second run of it ends with one sentence."""
+def claimed_run(wanted: Pipeline) -> Iterator[None]:
+    """Claim the pipeline for this run; exit with code 1 if another run has it."""
     from virta.spark.pipeline.status import BusyError, claimed
 
     try:
         with claimed(wanted):
             yield
     except BusyError as error:
-        click.echo(error.message, err=True)
-        sys.exit(1)
+        fail(error.message, 1)
 
 
-def watch_input(stopping: Stopping) -> None:
-    """Stop when whoever started this run is gone; at the latest after EOF_SECONDS_MAX, by force."""
+def watch_input(stopping: StopFlag) -> None:
+    """Stop the run when stdin ends, because its parent has ended; by force after EOF_SECONDS_MAX."""
     while os.read(sys.stdin.fileno(), 4096):
         continue
     stopping.set()
@@ -228,7 +226,7 @@ def start_spark(
     py_files: tuple[str, ...],
     archives: str | None,
 ) -> SparkSession:
-    # Streams, and bounds by option: there is nothing to push down, and a session without it starts sooner.
+    # Nothing can be pushed down here, and a session without push-down starts sooner.
     settings = {"spark.sql.python.filterPushdown.enabled": "false"}
     if wanted is not None:
         own = wanted.spark
@@ -253,15 +251,14 @@ def start_spark(
     try:
         started = session(app, master, **settings)
     except VirtaError as error:
-        click.echo(error.message, err=True)
-        sys.exit(1)
+        fail(error.message, 1)
     outlive_java(started)
     return started
 
 
 @contextmanager
 def ended(session: SparkSession) -> Iterator[None]:
-    """Stop Spark at the end; an error is one sentence and exit code 1, not two hundred lines of stack."""
+    """Stop Spark at the end; print an error as one sentence and exit with code 1."""
     from pyspark.errors import PySparkException
 
     from virta.spark.pipeline.errors import explain
@@ -270,17 +267,10 @@ def ended(session: SparkSession) -> Iterator[None]:
     try:
         yield
     except (VirtaError, PySparkException) as error:
-        click.echo(error.message if isinstance(error, VirtaError) else explain(error), err=True)
-        sys.exit(1)
+        fail(error.message if isinstance(error, VirtaError) else explain(error), 1)
     finally:
         with suppress(*JVM_ERRORS):
             session.stop()
-
-
-def status_of(wanted: Pipeline) -> dict[str, Any]:
-    from virta.spark.pipeline.status import read_status
-
-    return read_status(wanted)
 
 
 def shown(status: dict[str, Any], *, as_json: bool) -> str:
@@ -309,14 +299,13 @@ def show_row(row: dict[str, Any], *, as_json: bool) -> None:
 
 
 def check_log(path: str) -> None:
-    """A directory without a log is found out before Spark starts."""
+    """Exit with code 1 if there is no log, before Spark is started."""
     import virta
 
     try:
         virta.open(path, create=False, read_only=True).close()
     except VirtaError as error:
-        click.echo(error.message, err=True)
-        sys.exit(1)
+        fail(error.message, 1)
 
 
 def parsed(texts: tuple[str, ...], dialect: str) -> list[Filter]:
@@ -326,7 +315,6 @@ def parsed(texts: tuple[str, ...], dialect: str) -> list[Filter]:
         return [parse(text, dialect) for text in texts]
     except FilterError as error:
         fail(error.message)
-        raise  # fail() has ended the process; this is for the reader of types
 
 
 def reading_options(options: dict[str, Any]) -> dict[str, str]:
@@ -363,6 +351,6 @@ def write_replay(found: DataFrame, log: str, topic: str | None, parquet: str | N
         found.withColumn("day", F.to_date("timestamp")).write.partitionBy("day", "topic").option(
             "compression", "zstd"
         ).parquet(parquet)
-        # With the schema given: a directory without files, because nothing was found, has none.
+        # With a schema, because a directory without files (nothing was found) has none.
         return found.sparkSession.read.schema(found.schema).parquet(parquet).count()
     return found.count()

@@ -57,8 +57,8 @@ def _help(text: str, default: object) -> str:
     return text if default in (None, False) else f"{text}  [default: {default}]"
 
 
-def settled(options: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
-    """Merge flags, variables and file, or end with a usage error that lists what is wrong."""
+def load_config(options: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
+    """Merge flags, variables and file; exit with code 2 and a list of what is wrong."""
     from virta.errors import ConfigError
     from virta.server.config_loader import load
 
@@ -84,7 +84,7 @@ def serve(**options: Any) -> None:
     Exit codes: 0 after a clean stop, 1 when the server cannot run, 2 for settings that cannot be
     used.
     """
-    config = settled(options, os.environ)
+    config = load_config(options, os.environ)
     try:
         from virta.server.run import run
     except ModuleNotFoundError as error:

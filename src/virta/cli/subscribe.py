@@ -1,4 +1,4 @@
-"""`virta subscribe`: hear a channel, pretty on a terminal, one JSON event a line in a pipe."""
+"""`virta subscribe`: print a channel's events, pretty on a terminal, one JSON event a line in a pipe."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def subscribe(
     from virta.errors import ClientError
 
     pretty = sys.stdout.isatty() and not as_json
-    heard = 0
+    received_count = 0
     try:
         with (
             Client(url, token=token) as client,
@@ -69,7 +69,7 @@ def subscribe(
                 start=start,
                 last_event_id=last_event_id,
                 reconnect=not no_reconnect,
-                on_gap=_tell_gap,
+                on_gap=_report_gap,
             ) as events,
             _IdleTimer(events, timeout) as idle,
         ):
@@ -77,8 +77,8 @@ def subscribe(
                 idle.stop()
                 _show(received) if pretty else click.echo(received.event.to_line())
                 sys.stdout.flush()
-                heard += 1
-                if heard == count:
+                received_count += 1
+                if received_count == count:
                     return
                 idle.start()
     except ClientError as error:
@@ -90,12 +90,12 @@ def subscribe(
         click.echo(f"error: no answer from {url} for {timeout:g} s", err=True)
         sys.exit(EXIT_FAILURE)
     if idle.over and count is not None:
-        click.echo(f"{heard} of {count} events arrived; none for {timeout:g} s", err=True)
+        click.echo(f"{received_count} of {count} events arrived; none for {timeout:g} s", err=True)
         sys.exit(EXIT_TOO_FEW)
 
 
 class _IdleTimer:
-    """Close a subscription without events for a number of seconds; time to print does not count."""
+    """Closes a subscription without events for a number of seconds; time to print does not count."""
 
     def __init__(self, events: Subscription, timeout: float | None) -> None:
         self._events = events
@@ -119,7 +119,7 @@ class _IdleTimer:
             self._changed.notify()
 
     def start(self) -> None:
-        """Restart the time for the next event."""
+        """Start to wait for the next event."""
         if self._timeout is not None:
             self._set(time.monotonic() + self._timeout)
 
@@ -145,7 +145,7 @@ class _IdleTimer:
             self._events.close()
 
 
-def _tell_gap(gap: dict[str, Any]) -> None:
+def _report_gap(gap: dict[str, Any]) -> None:
     click.echo(f"gap: {json.dumps(gap)}", err=True)
 
 
@@ -163,5 +163,5 @@ def _show(received: Received) -> None:
 
 
 def _printable(text: str) -> str:
-    """Text of which nothing speaks to the terminal."""
+    """Return text with every character replaced that could control the terminal."""
     return "".join(c if c.isprintable() else "\ufffd" for c in text)

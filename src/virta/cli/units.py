@@ -1,4 +1,4 @@
-"""Sizes, durations and places in a log as people write them, for click options and for output."""
+"""Sizes, durations and places in a log as text: types of click options, and output."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def show_time(micros: int | None) -> str | None:
 
 
 class _Parsed(click.ParamType):  # type: ignore[type-arg]  # generic only in newer clicks
-    """A click type made of one of the parsers above."""
+    """A click type from one of the parsers above."""
 
     def __init__(self, name: str, parse: Any) -> None:
         self.name = name

@@ -41,7 +41,7 @@ from virta.server.http.deadlines import TimerWheel
 from virta.server.http.limits import UnfinishedBodies
 from virta.server.http.responses import Responder
 from virta.server.origins import Origins
-from virta.server.pipeline_supervisor import Limits, Pipelines
+from virta.server.pipeline_supervisor import Pipelines, RestartLimits
 from virta.server.webhooks.subscriptions import Webhooks
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class Service:
 
     def _listed_pipelines(self) -> Pipelines:
         config = self.config
-        limits = Limits(
+        limits = RestartLimits(
             failures_max=config.pipeline_failures_max,
             window_ms=config.pipeline_failure_window_ms,
             backoff_ms=config.pipeline_backoff_ms,

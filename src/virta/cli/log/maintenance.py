@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from virta.log import Log
-    from virta.log.upkeep.recovery import Problem
+    from virta.log.format.damage import Problem
 
 # Topics that `inspect` shows to people; programs get up to TOPICS_MAX.
 TOPIC_ROWS_MAX: Final = 100

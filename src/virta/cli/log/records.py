@@ -35,7 +35,7 @@ SEARCH_BACK_FACTOR: Final = 8
 
 @click.group(cls=ReportingGroup)
 def log() -> None:
-    """Append to, read, inspect and look after an event log (a directory)."""
+    """Append to, read, inspect and maintain an event log (a directory)."""
 
 
 for _command in (*maintenance.COMMANDS, *transfer.COMMANDS):
