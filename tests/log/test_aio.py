@@ -119,7 +119,7 @@ def test_a_cancelled_read_takes_no_record(tmp_path):
             records = consumer.read(follow=True)
             assert (await anext(records)).value == b"1"
             brought, go_on = threading.Event(), threading.Event()
-            take = aio._Turns.take
+            take = aio._ConsumerRead.take
 
             def slowly(turns):
                 record = take(turns)
@@ -129,7 +129,7 @@ def test_a_cancelled_read_takes_no_record(tmp_path):
                 return record
 
             with pytest.MonkeyPatch.context() as patched:
-                patched.setattr(aio._Turns, "take", slowly)
+                patched.setattr(aio._ConsumerRead, "take", slowly)
                 waiting = asyncio.ensure_future(anext(records))
                 await asyncio.to_thread(brought.wait, 60)
                 waiting.cancel()

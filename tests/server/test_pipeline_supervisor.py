@@ -295,7 +295,10 @@ def test_output_is_bounded(supervise, tmp_path):
     files = sorted((tmp_path / "logs").iterdir())
 
     assert [file.name for file in files][-1] == "copy.log.1"
-    assert all(file.stat().st_size <= pipeline_supervisor.LOG_BYTES_MAX + pipeline_supervisor.CHUNK_BYTES for file in files)
+    assert all(
+        file.stat().st_size <= pipeline_supervisor.LOG_BYTES_MAX + pipeline_supervisor.CHUNK_BYTES
+        for file in files
+    )
 
 
 SUPERVISOR = """

@@ -2,7 +2,7 @@
 Puro's files: read all three generations, write the first, move records to and from a log.
 
 A record is `crc8 | totalLength | topicLength | topic | keyLength | key | value` (lengths are varlongs,
-totalLength counts what follows it). Generations differ in what stands round the records:
+totalLength counts what follows it). Generations differ in what is around the records:
 
     flat      nothing: records one after the other (the seed's format)
     block6    each send is a block: start record (topic 02, value = signal), records, end record (topic 03,
@@ -69,7 +69,7 @@ class PuroRecord(NamedTuple):
     position: int
 
 
-class Range(NamedTuple):
+class PuroRange(NamedTuple):
     """Bytes of a file that were not delivered, and why."""
 
     path: str
@@ -87,9 +87,9 @@ class PuroReport:
     bytes: int = 0
     generation: Generation | None = None
     crc: Crc | None = None
-    incomplete: list[Range] = field(default_factory=list)
+    incomplete: list[PuroRange] = field(default_factory=list)
     """Blocks whose writer never finished: Puro does not show them either."""
-    damaged: list[Range] = field(default_factory=list)
+    damaged: list[PuroRange] = field(default_factory=list)
     spurious: list[str] = field(default_factory=list)
     """Segments after one that has no tombstone; not read unless asked."""
 
@@ -152,11 +152,11 @@ class _Entry(NamedTuple):
         return crc8(b"".join(self.fields)) == self.crc
 
 
-class Segment:
+class PuroSegment:
     """
-    One Puro file. Iterate `records()`; afterwards `sealed` tells whether it ended with a tombstone.
+    One Puro file. Iterate `records()`; afterwards `sealed` says whether it ended with a tombstone.
 
-    `generation` and `crc` are found out from the file unless given.
+    `generation` and `crc` are detected from the file unless given.
     """
 
     def __init__(
@@ -243,10 +243,10 @@ class Segment:
         except _DamageError as damage:
             raise _DamageError(damage.reason, position, self.size, str(damage)) from damage
         try:
-            # Two walks: all of the block is known to be good before any of it is delivered.
+            # Two walks: the whole block is checked before any of it is delivered.
             self._check_block(head, end)
         except _DamageError as damage:
-            # The whole block is lost; its end is known, so what follows it is not.
+            # The whole block is lost; its end is known, so reading continues after it.
             raise _DamageError(damage.reason, position, end.end, str(damage)) from damage
         for entry in self._entries(head.end, end.position):
             if entry.topic != FILLER:
@@ -292,12 +292,12 @@ class Segment:
         return entry
 
     def _pass_incomplete(self, head: _Entry) -> int:
-        """A block with a low signal: find where it ends, if it does, and remember it."""
+        """Return the end of a block with a low signal, and report the block."""
         try:
             end = self._find_end(head).end
         except _DamageError:
             end = self.size
-        self.report.incomplete.append(Range(self.path, head.position, end, "low-signal"))
+        self.report.incomplete.append(PuroRange(self.path, head.position, end, "low-signal"))
         return end
 
     def _deliver(self, entry: _Entry) -> PuroRecord:
@@ -305,9 +305,9 @@ class Segment:
         return PuroRecord(entry.topic, entry.fields[4], entry.value, entry.position)
 
     def _damaged(self, damage: _DamageError) -> int:
-        """Raise, or note the range and say where reading can go on."""
+        """Raise, or report the range and return where reading continues."""
         self.report.damaged.append(
-            Range(self.path, damage.byte_from, damage.byte_to, damage.reason)
+            PuroRange(self.path, damage.byte_from, damage.byte_to, damage.reason)
         )
         if not self._skip:
             raise LogCorruptionError(
@@ -324,7 +324,7 @@ class Segment:
     # Bytes.
 
     def _window(self, position: int, size: int) -> int:
-        """Have `size` bytes from `position` in the buffer; returns where they start in it."""
+        """Read `size` bytes from `position` into the buffer; return where they start in it."""
         at = position - self._base
         if at < 0 or at + size > len(self._buffer):
             self._file.seek(position)
@@ -337,7 +337,7 @@ class Segment:
         return at
 
     def _entry(self, position: int) -> _Entry:
-        """The record at `position`, its shape and limits checked, its CRC not."""
+        """Return the record at `position`; its lengths and limits are checked, its CRC is not."""
         head = min(5, self.size - position)
         at = self._window(position, head)
         try:
@@ -409,7 +409,7 @@ class Segment:
         return "block10" if first and first.is_control(BLOCK_START, 5) else "flat"
 
     def _detect_crc(self) -> Crc:
-        """Let the first records vote; block starts, which may be stale, do not."""
+        """Detect the CRC by the first records, without block starts, whose CRC may be stale."""
         votes = {"plain": 0, "puro": 0}
         try:
             for count, entry in enumerate(self._entries(0, self.size)):
@@ -419,7 +419,7 @@ class Segment:
                 if count >= CRC_SAMPLE_RECORDS:
                     break
         except _DamageError:
-            pass  # found again, and reported, when the records are read
+            pass  # reported when the records are read
         if votes["plain"] == votes["puro"]:
             return "plain" if self.generation == "flat" else "puro"
         return "plain" if votes["plain"] > votes["puro"] else "puro"
@@ -435,7 +435,7 @@ def read_puro(
     report: PuroReport | None = None,
 ) -> Iterator[PuroRecord]:
     """
-    The records of a Puro file, or of a directory of segments.
+    Yield the records of a Puro file, or of a directory of segments.
 
     Raises:
         LogNotFoundError: there is no such file, or no segment in the directory.
@@ -451,7 +451,7 @@ def read_puro(
             return
         if index:
             _check_follows(paths[index - 1], segment_path, report, skip=skip == "skip")
-        with Segment(
+        with PuroSegment(
             segment_path, generation=generation, crc=crc, on_corruption=skip, report=report
         ) as segment:
             yield from segment.records()
@@ -459,7 +459,7 @@ def read_puro(
 
 
 def puro_segments(path: str | os.PathLike[str]) -> list[str]:
-    """The files to read, in order: the file itself, or a directory's `stream<N>.puro`."""
+    """Return the files to read, in order: the file itself, or a directory's `stream<N>.puro`."""
     place = Path(path)
     if not place.is_dir():
         if not place.exists():
@@ -476,7 +476,7 @@ def _check_follows(before: str, after: str, report: PuroReport, *, skip: bool) -
     if len(numbers) != 2 or numbers[1] == numbers[0] + 1:
         return
     missing = str(Path(before).with_name(f"stream{numbers[0] + 1}.puro"))
-    report.damaged.append(Range(missing, 0, 0, "missing"))
+    report.damaged.append(PuroRange(missing, 0, 0, "missing"))
     if not skip:
         raise LogCorruptionError(
             f"{missing} is missing: {before} ends with a tombstone and the next segment is {after}",

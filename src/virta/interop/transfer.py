@@ -1,7 +1,7 @@
 """
 Between a log and Puro's files: import every generation, export the flat one.
 
-An import appends in batches in file order; an export is complete or not there: it is written under a
+An import appends in batches in file order. An export is complete or does not exist: it is written under a
 temporary name, synced, then renamed. Offsets and times are the log's own and do not exist in Puro.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from virta.log.record import Record
 
 BATCH_RECORDS_DEFAULT: Final = 1000
-# A batch is kept whole in memory, twice: once as records, once encoded.
+# A batch is in memory twice: as records, and encoded.
 BATCH_BYTES: Final = 8 * 1024 * 1024
 # Puro's lengths are 32 bits; its author wants segments below that.
 EXPORT_SEGMENT_BYTES: Final = 1024 * 1024 * 1024
@@ -112,7 +112,7 @@ def export_puro(
         if not directory:
             report.records = _write_file(place, encoded, report, overwrite=overwrite)
             return report
-        rest = _Ahead(encoded)
+        rest = _Lookahead(encoded)
         number = 0
         while number == 0 or not rest.empty:
             target = place / f"stream{number}.puro"
@@ -141,29 +141,29 @@ def write_flat(stream: BinaryIO, records: Iterable[Record], crc: Crc = "plain") 
     return count
 
 
-class _Ahead:
-    """Encoded records with one held back, so that a tombstone is written only when more follows."""
+class _Lookahead:
+    """Encoded records, read one ahead, so that a tombstone is written only when more follows."""
 
     def __init__(self, encoded: Iterator[bytes]) -> None:
         self._encoded = encoded
-        self._held = next(encoded, None)
+        self._next = next(encoded, None)
         self.records = 0
 
     @property
     def empty(self) -> bool:
-        return self._held is None
+        return self._next is None
 
     def take(self, size_max: int, tombstone: bytes) -> Iterator[bytes]:
         """Records up to `size_max` bytes, at least one, and the tombstone when some are left."""
         size = 0
-        while self._held is not None:
-            if size and size + len(self._held) + len(tombstone) > size_max:
+        while self._next is not None:
+            if size and size + len(self._next) + len(tombstone) > size_max:
                 yield tombstone
                 return
-            size += len(self._held)
+            size += len(self._next)
             self.records += 1
-            yield self._held
-            self._held = next(self._encoded, None)
+            yield self._next
+            self._next = next(self._encoded, None)
 
 
 def _write_file(

@@ -1,10 +1,9 @@
 """
-The log for asyncio: the same core, its blocking calls in threads.
+The log for asyncio: blocking calls run in threads.
 
-An append that waits for the disk, and a follower that waits for news, block a thread and not the loop. Reading is done
-in chunks, so the loop sees one hop per chunk of records and not one per record. A follower has a thread of its own: in
-those that all share, a few of them would leave none for the append they wait for. So has a consumer, which is not for
-several threads at once; whoever is cancelled while it reads has not got a record, and the consumer hands it out again.
+Reading is done in chunks: one call in a thread per chunk of records, not per record. A follower has a thread of its
+own: in the shared pool a few followers would leave no thread for the append they wait for. So does a consumer,
+which is not safe for several threads; a record that a cancelled read had fetched is delivered again.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class AsyncLog:
         return await asyncio.to_thread(self.sync.consumers)
 
     async def call(self, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Any other method of the log, in a thread: `await log.call(log.sync.retain, max_age=60)`."""
+        """Call any other method of the log in a thread: `await log.call(log.sync.retain, max_age=60)`."""
         return await asyncio.to_thread(method, *args, **options)
 
     async def close(self) -> None:
@@ -122,7 +121,7 @@ class AsyncReader:
         raise StopAsyncIteration
 
     async def batches(self) -> AsyncIterator[list[Record]]:
-        """The records in lists, as they were decoded."""
+        """Yield the records in lists, as they were decoded."""
         loop = asyncio.get_running_loop()
         source = self._reader.batches()
         try:
@@ -138,7 +137,7 @@ class AsyncReader:
 
     @property
     def position(self) -> int:
-        """The offset behind the last chunk that was given out, also after a cancellation."""
+        """The offset after the last chunk that was yielded, also after a cancellation."""
         return self._position
 
     async def close(self) -> None:
@@ -158,13 +157,13 @@ class AsyncConsumer:
         follow: bool = False,
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> AsyncIterator[Record]:
-        source = _Turns(self.sync, follow, timeout)
+        source = _ConsumerRead(self.sync, follow, timeout)
         while not source.ended:
             taking = asyncio.get_running_loop().run_in_executor(self._thread, source.take)
             try:
                 record = await asyncio.shield(taking)
             except asyncio.CancelledError:
-                # Behind it in the one thread, and before whatever comes: a commit must not cover what nobody saw.
+                # In the same thread, after the read and before a commit: that must not include this record.
                 self._thread.submit(source.put_back)
                 raise
             if record is not None:
@@ -232,8 +231,8 @@ class EndWatcher:
                 return
 
 
-class _Turns:
-    """One read of a consumer, in its thread: a follower waits a little while at a time, so that others get their turn."""
+class _ConsumerRead:
+    """One read of a consumer, in its thread; a follower waits for POLL_S at a time, so commits are not blocked."""
 
     def __init__(self, consumer: Consumer, follow: bool, timeout: float | None) -> None:  # noqa: FBT001
         self.ended = False
@@ -245,7 +244,7 @@ class _Turns:
         self._taken: Record | None = None
 
     def take(self) -> Record | None:
-        """The next record; None: nothing yet, or nothing more."""
+        """Return the next record; None for nothing yet, or nothing more (`ended`)."""
         if self._source is None:
             turn = POLL_S if self._timeout is None else min(POLL_S, self._timeout)
             self._source = self._consumer.read(follow=self._follow, timeout=turn)

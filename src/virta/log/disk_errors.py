@@ -23,7 +23,7 @@ _Result = TypeVar("_Result")
 
 
 def disk_error(exc: OSError, doing: str, consequence: str = "") -> LogWriteError:
-    """The error to raise for `exc`; `consequence` says what became of the data."""
+    """Return the error to raise for `exc`; `consequence` says what happened to the data."""
     if exc.errno in {errno.ENOSPC, errno.EDQUOT}:
         code, hint = "log_disk_full", "free some space and try again"
     elif exc.errno == errno.EFBIG:
@@ -35,12 +35,12 @@ def disk_error(exc: OSError, doing: str, consequence: str = "") -> LogWriteError
         hint = "its owner can share it with a group (docs/log.md, Who may use it)"
     else:
         code, hint = "log_write_failed", "check the disk"
-    said = f"{consequence}: {hint}" if consequence else hint
-    return LogWriteError(f"{doing} failed: {exc.strerror or exc}; {said}", code=code)
+    advice = f"{consequence}: {hint}" if consequence else hint
+    return LogWriteError(f"{doing} failed: {exc.strerror or exc}; {advice}", code=code)
 
 
 @contextmanager
-def written_already(directory: Path) -> Iterator[None]:
+def already_written(directory: Path) -> Iterator[None]:
     """Turn a lock timeout after the write into another error: a timeout means that nothing was written."""
     try:
         yield
@@ -51,16 +51,18 @@ def written_already(directory: Path) -> Iterator[None]:
         ) from exc
 
 
-def in_words(doing: str) -> Callable[[Callable[_Given, _Result]], Callable[_Given, _Result]]:
+def translate_disk_errors(
+    doing: str,
+) -> Callable[[Callable[_Given, _Result]], Callable[_Given, _Result]]:
     """
-    Let a function speak of `doing` when the disk fails it.
+    Decorate a function so that an OSError becomes a LogWriteError that names `doing`.
 
-    Its first argument is a path or has one: a log, or something of a log.
+    Its first argument is a path or has the attribute `path`.
     """
 
     def decorate(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
         @wraps(function)
-        def speaking(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+        def translated(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
             try:
                 return function(*args, **kwargs)
             except OSError as exc:
@@ -68,7 +70,7 @@ def in_words(doing: str) -> Callable[[Callable[_Given, _Result]], Callable[_Give
                 named = f" {where}" if isinstance(where, str | Path) else ""
                 raise disk_error(exc, f"{doing}{named}") from exc
 
-        return speaking
+        return translated
 
     return decorate
 

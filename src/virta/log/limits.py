@@ -19,18 +19,18 @@ SEGMENT_BYTES_DEFAULT: Final = 256 * 1024 * 1024
 SEGMENT_BYTES_MIN: Final = 4 * 1024
 SEGMENT_BYTES_MAX: Final = 2 * 1024 * 1024 * 1024
 
-# Zeros written ahead of the end (native/log.c has the same numbers): doubling with use, no more than stays in a
+# Zeros written after the end (native/log_control.h has the same numbers): doubling with use, at most what fits in a
 # processor's cache, and none for batches so large that the zeros would cost more than they save.
 HEADROOM_MIN: Final = 4 * 1024
 HEADROOM_MAX: Final = 256 * 1024
 HEADROOM_BATCH_MAX: Final = 64 * 1024
 
-# One index entry per this many bytes: a seek reads at most this much in vain.
+# One index entry per this many bytes: a seek reads at most this much too early.
 INDEX_STEP_BYTES: Final = 64 * 1024
-# Idempotent producers remembered, least recently used forgotten first.
+# Idempotent producers remembered; the least recently used is dropped first.
 PRODUCERS_MAX: Final = 65_536
 
-# What a reader asks for at once, and the records it decodes before handing them on.
+# Bytes that a reader reads at once, and records it decodes before it returns them.
 READ_CHUNK_BYTES: Final = 1024 * 1024
 READ_RECORDS_MAX: Final = 16_384
 
@@ -64,8 +64,8 @@ MEMBERS_MAX: Final = 1023
 # The poll interval: a member that reads no record and commits nothing for this long is considered hung.
 LEASE_S_DEFAULT: Final = 30.0
 LEASE_S_MAX: Final = 86_400.0
-# A change of positions takes microseconds; one that takes this long belongs to a stopped process. A wrong
-# guess costs a file copy, but no data.
+# A change of positions takes microseconds; one that takes this long is a stopped process's. A wrong guess costs a
+# file copy, but no data.
 CHANGE_PATIENCE_S: Final = 1.0
 # Processes that may be stopped in the middle of a change before a consumer gives up.
 TURNS_MAX: Final = 64
@@ -73,5 +73,5 @@ TURNS_MAX: Final = 64
 LAG_RECORDS_MAX: Final = 200_000
 LAG_BYTES_MAX: Final = 64 * 1024 * 1024
 
-# An empty value deletes its key; compaction keeps that news this long for readers who were away.
+# An empty value deletes its key; compaction keeps that record this long for readers that were offline.
 TOMBSTONE_AGE_S: Final = 86_400.0

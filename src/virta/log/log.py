@@ -1,8 +1,8 @@
 """
 Log: one handle on one log directory, for writing and reading.
 
-Handles are cheap, safe to share between threads, and independent of each other: any number of them, in any
-number of processes, may have the same directory open. After a fork the child's handle reopens everything.
+Handles are cheap, safe to share between threads, and independent of each other: any number of processes may have
+any number of them on one directory. After a fork the child's handle reopens everything.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from virta.log.limits import (
     TOPICS_MAX,
 )
 from virta.log.open_logs import open_handles
-from virta.log.reader import FOREVER, Reader, Source
+from virta.log.reader import FOREVER, LogSource, Reader
 from virta.log.topics import TopicCounts, TopicInfo
 from virta.log.upkeep import compaction, retention
 from virta.log.upkeep.verify import RepairReport, VerifyReport, repair_log, verify_log
@@ -85,7 +85,7 @@ class Log:
 
     def _connect(self) -> None:
         if self.read_only:
-            self._core = kernel.look_only(self.path)
+            self._core = kernel.open_read_only(self.path)
         else:
             lock_fd, sync_fd, control_fd = open_locks(self.path)
             try:
@@ -131,7 +131,7 @@ class Log:
             try:
                 buf = kernel.encode(((topic, key, value),))
             except (IndexError, OverflowError):
-                pass  # said in words by append_many
+                pass  # append_many raises the error
             else:
                 return writer.append(buf, 1, level)
         return self.append_many(((topic, key, value),), durability=durability)
@@ -184,7 +184,7 @@ class Log:
         return writer.append(buf, len(records), level, producer, lock_timeout)
 
     def flush(self) -> None:
-        """Make everything appended so far, by anyone, durable."""
+        """Make everything appended so far, by any process, durable."""
         self._writable().flush()
 
     # --- reading ---
@@ -202,7 +202,7 @@ class Log:
         on_corruption: Literal["raise", "skip"] = "raise",
     ) -> Reader:
         """
-        Records from `start` up to, not including, `end`, in order.
+        Return the records from `start` up to, not including, `end`, in order.
 
         Args:
             start, end: "earliest", "latest", an offset, a datetime, or a consumer's name (its position).
@@ -244,11 +244,11 @@ class Log:
         on_gap: Literal["raise", "skip"] = "raise",
     ) -> Consumer:
         """
-        A named consumer with a durable position. All who open one name share its work.
+        Join a named consumer, which has a durable position; all members of one name share the work.
 
         Args:
-            start: where a consumer begins that has no position yet.
-            partitions: keys are spread over so many parts; fixed when the consumer is first made.
+            start: where a new consumer begins.
+            partitions: keys are spread over so many; fixed when the consumer is created.
             lease: the poll interval: seconds that a member may take between two reads or commits.
                 After that, and at most a third more, it is hung and loses its partitions to others.
             on_gap: what to do when retention removed records before they were read.
@@ -294,7 +294,7 @@ class Log:
 
     @property
     def durable_offset(self) -> int:
-        """Everything below it survives a power cut."""
+        """Everything below it survives a power failure."""
         self._open_or_raise()
         snapshot = self._snapshot()
         if snapshot is None or not snapshot.current:
@@ -304,7 +304,7 @@ class Log:
 
     @property
     def epoch(self) -> int:
-        """Grows whenever recovery had to drop offsets that were published."""
+        """A number that grows whenever recovery drops published offsets."""
         self._open_or_raise()
         return seek.epoch(self.path)
 
@@ -316,7 +316,7 @@ class Log:
 
     @property
     def bytes(self) -> int:
-        """Size of all segments, without what is only kept free for the next records."""
+        """Size of all segments, without headroom for the next records."""
         self._open_or_raise()
         return seek.total_bytes(self)
 
@@ -365,7 +365,7 @@ class Log:
     def compact(
         self, *, topics: Topics = None, progress: Callable[[int, int], None] | None = None
     ) -> compaction.CompactionReport:
-        """In sealed segments keep only the newest record of each (topic, key); records without a key stay."""
+        """In sealed segments, keep only the newest record of each (topic, key); records without a key stay."""
         self._writable()
         return compaction.compact(self, topic_set(topics), progress)
 
@@ -375,7 +375,7 @@ class Log:
         return verify_log(self, progress)
 
     def repair(self, *, progress: Callable[[int, int], None] | None = None) -> RepairReport:
-        """Set damaged bytes aside in quarantine/ and mark the offsets they held as lost."""
+        """Move damaged bytes to quarantine/ and mark their offsets as lost."""
         return repair_log(self, self._writable(), progress)
 
     @property
@@ -384,7 +384,7 @@ class Log:
         return [problem for found in self._writable().recovered for problem in found.problems]
 
     def close(self) -> None:
-        """Give everything back. Idempotent."""
+        """Close the files; closing again does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -411,9 +411,9 @@ class Log:
     # --- for the package's own modules ---
 
     @property
-    def source(self) -> Source:
+    def source(self) -> LogSource:
         # Not cached: without a reference cycle a dropped log is closed at once, in the thread that dropped it.
-        return Source(
+        return LogSource(
             self.path,
             snapshot=self._snapshot,
             sync=self._sync_to,
@@ -428,7 +428,7 @@ class Log:
         if self._closed:
             raise LogClosedError(f"the log at {self.path} is closed")
         if self._forked:
-            # In a child: locks and mutexes of the parent are not ours. Begin anew, on first use.
+            # In a forked child: open everything again, on first use.
             with self._connecting:
                 if self._forked:
                     self._connect()
@@ -472,7 +472,7 @@ class Log:
     def _wait(self, seen: int, timeout: float) -> None:
         if self._core is None:
             time.sleep(min(timeout, POLL_S))
-            self._core = kernel.look_only(self.path)  # a writer may have made the page meanwhile
+            self._core = kernel.open_read_only(self.path)  # a writer may have created the page
             return
         try:
             self._core.wait(seen, timeout)

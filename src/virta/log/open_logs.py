@@ -1,5 +1,5 @@
 """
-The open logs of this process: what happens to them after a fork, and at exit.
+The open logs of this process: reopened after a fork, closed at exit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Opening a log: find it, make it, or wait for it."""
+"""Open a log: find it, create it, or wait for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from virta import files
 from virta.errors import LogError, LogLimitError, LogNotFoundError
-from virta.log.disk_errors import in_words
+from virta.log.disk_errors import translate_disk_errors
 from virta.log.engine import kernel
 from virta.log.engine.writer import DURABILITIES
 from virta.log.format.directory import (
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from virta.log.log import Durability, Visibility
 
 
-@in_words("opening")
+@translate_disk_errors("opening")
 def open_log(
     path: str | os.PathLike[str],
     *,
@@ -49,11 +49,11 @@ def open_log(
     wait: float | None = None,
 ) -> Log:
     """
-    Open the log in directory `path`, making it if it is not there.
+    Open the log in directory `path`; create it if it does not exist.
 
     Args:
         create: make the log when there is none (never with read_only).
-        read_only: neither lock nor write anything; works on a directory one may only read.
+        read_only: neither lock nor write anything; works in a directory without write permission.
         durability: what an append waits for unless it says otherwise: none, interval, group or fsync.
         visibility: what readers see: "durable" records only (default), or all "committed" ones
             (default with durability="none").
@@ -61,7 +61,7 @@ def open_log(
         mode: directory mode of a log that this call creates: 0o700 (default), or 0o770 to share it
             with the directory's group; files follow. An existing directory keeps its mode.
         lock_timeout: seconds to wait for other writers before giving up.
-        wait: seconds to wait for somebody else to create the log; implies create=False.
+        wait: seconds to wait for another process to create the log; implies create=False.
     """
     directory = Path(path)
     check_option("durability", durability, DURABILITIES)
@@ -102,7 +102,7 @@ def _create(directory: Path, segment_bytes: int, mode: int | None) -> Meta:
     os.close(control_fd)
     try:
         if not core.lock(LOCK_TIMEOUT_S):
-            raise LogError(f"somebody else has been making the log at {directory} for too long")
+            raise LogError(f"another process has been creating the log at {directory} for too long")
         try:
             if not (directory / META).exists():
                 return write_meta(directory, segment_bytes)

@@ -1,9 +1,9 @@
 """
-Reading: from a start point over all segments, to the present end or on and on.
+Reading: from a start offset over all segments, to the present end, or following the log as it grows.
 
-A reader takes no lock. It reads up to the end that the control page publishes (committed, or durable), checks
-every header, the chain of headers and every payload, and hands on whole batches only. Without a believable
-control page it reads what is valid. It never repairs: damage and gaps are raised, or skipped by explicit choice.
+A reader takes no lock. It reads up to the end that the control page publishes (committed, or durable), checks every
+header, the chain of headers and every payload, and returns whole batches only. Without a current control page it
+reads what is valid. It never repairs: damage and gaps are raised, or skipped on request.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FOREVER: Final = (1 << 63) - 1
 logger = logging.getLogger("virta.log")
 
 
-class Source:
+class LogSource:
     """What a reader needs of its log: where it is, what is published, and how to wait."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Reader:
 
     def __init__(
         self,
-        source: Source,
+        source: LogSource,
         *,
         start: int,
         stop: int = FOREVER,
@@ -120,11 +120,11 @@ class Reader:
         self._topics = topics
 
     def batches(self) -> Iterator[list[Record]]:
-        """The same records in lists, as they were decoded: quicker than one by one."""
+        """Return the records in lists, as they were decoded: faster than one by one."""
         return self._batches
 
     def close(self) -> None:
-        """Give the file back; iteration ends. A follower that waits in another thread ends soon."""
+        """Close the file; iteration ends. A follower that waits in another thread ends soon."""
         self._closed = True
         if not self._batches.gi_running:  # type: ignore[attr-defined]
             self._batches.close()  # type: ignore[attr-defined]
@@ -174,7 +174,7 @@ class Reader:
                 self._segment = None
 
     def _step(self) -> tuple[list[Record], bool]:
-        """Decode the next chunk: its records, and whether it is worth to come back at once."""
+        """Return the records of the next chunk, and whether to continue at once."""
         if self._sealed_next is not None:
             return [], self._next_segment(self._sealed_next)
         again = self._segment is None and self._open()
@@ -217,9 +217,9 @@ class Reader:
             return records, True
         if status in REASONS:
             if records:
-                return records, True  # hand these on first; the damage is met again
+                return records, True  # return these first; the next step finds the damage again
             if not published and (status == Status.SHORT or unwritten(segment, self._at)):
-                # Headroom, a batch that is being written, or a torn one: not ours to judge, unless it is in a sealed segment.
+                # Headroom, a batch that is being written, or a torn one: damage only in a sealed segment.
                 return [], self._at_end(segment, limit, status)
             return [], self._damage(segment, status, limit)
         if status == Status.REPAIR:
@@ -231,22 +231,22 @@ class Reader:
     # --- where it may read ---
 
     def _limit(self, segment: Segment) -> tuple[int, bool]:
-        """The byte up to which this segment may be read now, and whether that is a published end."""
+        """Return the byte up to which this segment may be read now, and whether that is a published end."""
         snapshot = self._source.snapshot()
         if snapshot is None or not snapshot.current:
             return segment.size, False
         if snapshot.active > segment.base:
             return segment.size, True
         if snapshot.active < segment.base:
-            return SEGMENT_HEADER_BYTES, True  # made, but not yet published
+            return SEGMENT_HEADER_BYTES, True  # created, but not yet published
         durable = (snapshot.durable_base, snapshot.durable_pos) >= (snapshot.active, snapshot.end)
         if self._durable and not durable and self._at.pos < snapshot.end:
-            # Never hand on what a power cut could still take back.
+            # Never return what a power failure could still remove.
             self._source.sync(segment.fd, snapshot.active, snapshot.end)
         return snapshot.end, True
 
     def _at_end(self, segment: Segment, limit: int, status: Status = Status.SHORT) -> bool:
-        """At the end of a segment without having met its seal: that is right in the last one only."""
+        """Return whether to continue after the end of a segment without a seal, which is valid in the last one only."""
         snapshot = self._source.snapshot()
         if snapshot is not None and snapshot.current:
             sealed = snapshot.active > segment.base
@@ -256,19 +256,19 @@ class Reader:
             return False
         return segment.size > limit or self._damage(segment, status, limit)
 
-    def _vanished(self, first: int) -> bool:
-        """No segment from `first` on: is it not there yet (False), or was it published and is gone?"""
+    def _is_missing(self, first: int) -> bool:
+        """Return whether to retry when no segment from `first` on exists; raise if it was published and removed."""
         snapshot = self._source.snapshot()
         if snapshot is None or not snapshot.current or snapshot.next <= first:
             return False
         if snapshot.active in segment_bases(self._source.directory):
-            return True  # it was made this very moment
+            return True  # it was created just now
         if not self._skip_gaps:
             self._raise_gap(first, snapshot.next)
-        return False  # the next writer will go on behind the gap
+        return False  # the next writer will continue after the gap
 
     def _segment_at(self, base: int) -> Segment | None:
-        """Open a segment; None after stepping over one whose header is damaged, if that is allowed."""
+        """Open a segment; return None after skipping one with a damaged header, if that is allowed."""
         try:
             return Segment(self._source.directory, base)
         except LogCorruptionError as exc:
@@ -287,19 +287,19 @@ class Reader:
             return None
 
     def _open(self) -> bool:
-        """Open the segment that holds the position; False while there is none."""
+        """Open the segment of the position; return False while there is none."""
         bases = segment_bases(self._source.directory)
         wanted = self._at.next
         holding = [base for base in bases if base <= wanted]
         if not holding:
             if not bases:
-                return self._vanished(wanted)
+                return self._is_missing(wanted)
             self._gap(wanted, bases[0])
             holding = bases[:1]
         try:
             segment = self._segment_at(holding[-1])
         except FileNotFoundError:
-            return True  # retention was quicker: look again
+            return True  # removed by retention: try again
         if segment is None:
             return False
         self._segment = segment
@@ -310,7 +310,7 @@ class Reader:
         return True
 
     def _next_segment(self, base: int) -> bool:
-        """After a seal. The next one may not be there yet (False), or not any more (a gap)."""
+        """Open the segment after a seal; return False while it does not exist. A removed one is a gap."""
         sealed = self._segment
         assert sealed is not None
         prev = self._at.prev
@@ -319,14 +319,14 @@ class Reader:
         except FileNotFoundError:
             later = [b for b in segment_bases(self._source.directory) if b >= base]
             if not later:
-                return self._vanished(base)  # or the rollover is not finished
+                return self._is_missing(base)  # or the rollover is not finished
             if later[0] == base:
-                return True  # it was made this very moment
+                return True  # it was created just now
             self._gap(base, later[0])
             try:
                 segment = self._segment_at(later[0])
             except FileNotFoundError:
-                return True  # retention is still at it: look again
+                return True  # retention removed it, too: try again
         if segment is None:
             return True
         unlinked = sealed.header.flags & FLAGS_UNLINKED or prev < 0 or segment.base != base
@@ -353,14 +353,14 @@ class Reader:
         raise gap_error(self._source.directory, first, following)
 
     def _damage(self, segment: Segment, status: Status, limit: int) -> bool:
-        """Raise for damage, or step over it to the next valid batch and report."""
-        problem, behind = describe_damage(segment, self._at, limit, REASONS[status])
+        """Raise for damage, or skip to the next valid batch and report it."""
+        problem, after = describe_damage(segment, self._at, limit, REASONS[status])
         if not self._skip_damage:
             raise problem.error()
         self.problems.append(problem)
         logger.warning("log_damage_skipped %s", problem)
-        if behind is not None:
-            self._at = behind
+        if after is not None:
+            self._at = after
             return True
         later = [b for b in segment_bases(self._source.directory) if b > segment.base]
         if later:

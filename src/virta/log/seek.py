@@ -1,4 +1,4 @@
-"""Finding places: start points to offsets, offsets and times to segments, and what the segments hold."""
+"""Resolve start points and times to offsets, and describe the segments of a log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from virta.clock import now_us
 from virta.errors import ConsumerError, LogCorruptionError, LogTypeError
 from virta.log.consumers.positions import position_of
-from virta.log.disk_errors import in_words
+from virta.log.disk_errors import translate_disk_errors
 from virta.log.format.codec import Status
 from virta.log.format.directory import segment_bases, segment_name
 from virta.log.format.index import load_index
@@ -36,7 +36,7 @@ class SegmentInfo(NamedTuple):
 
 
 def resolve(log: Log, start: object) -> int:
-    """The offset a start (or end) point means now."""
+    """Return the offset that a start (or end) point means now."""
     if isinstance(start, bool):
         raise _bad_start(start)
     if isinstance(start, int):
@@ -70,10 +70,10 @@ def _bad_start(start: object) -> LogTypeError:
 
 
 def offset_at(log: Log, time: int) -> int:
-    """The first offset appended at or after `time` (µs); the end when all is older."""
-    end = log.next_offset  # before we look where that is: what comes meanwhile is not passed over
+    """Return the first offset appended at or after `time` (µs); the end if all records are older."""
+    end = log.next_offset  # read first, so that records appended during the search are not skipped
     for base in segment_bases(log.path):
-        # It may be gone: retention was quicker.
+        # Retention may have removed it.
         with suppress(FileNotFoundError), Segment(log.path, base) as segment:
             index = load_index(log.path, base, segment.header.salt)
             if index is not None and index.last_time < time:
@@ -86,9 +86,9 @@ def offset_at(log: Log, time: int) -> int:
     return end
 
 
-@in_words("looking for the end of")
+@translate_disk_errors("finding the end of")
 def valid_end(directory: Path) -> int:
-    """The next offset by the files alone: the end of the valid part of the last segment."""
+    """Return the next offset by the files alone: the end of the valid part of the last segment."""
     segment = last_segment(directory)
     if segment is None:
         return 0
@@ -106,12 +106,12 @@ def epoch(directory: Path) -> int:
 
 
 def last_segment(directory: Path) -> Segment | None:
-    """The segment with the highest base, None where there is none at all."""
+    """Open the segment with the highest base; None if there is none."""
     bases = segment_bases(directory)
     while bases:
         try:
             return Segment(directory, bases[-1])
-        except FileNotFoundError:  # others rolled over and removed it meanwhile
+        except FileNotFoundError:  # another process rolled over and removed it
             known, bases = bases, segment_bases(directory)
             if bases[-1:] == known[-1:]:
                 raise
@@ -127,17 +127,17 @@ def clock_ahead(log: Log) -> float:
         try:
             rows = describe(log)
         except LogCorruptionError:
-            return 0.0  # those who read or verify the log report the damage
+            return 0.0  # reading and verifying report the damage
         last_time = rows[-1].last_time if rows else 0
     return max(last_time - now_us(), 0) / 1e6
 
 
 def total_bytes(log: Log) -> int:
-    """Size of all segments, without the active one's headroom."""
+    """Return the size of all segments, without the active one's headroom."""
     bases = segment_bases(log.path)
     total = 0
     for base in bases[:-1]:
-        with suppress(FileNotFoundError):  # retention was quicker
+        with suppress(FileNotFoundError):  # removed by retention
             total += (log.path / segment_name(base)).stat().st_size
     snapshot = log.source.snapshot()
     if bases and snapshot is not None and snapshot.current and snapshot.active == bases[-1]:
@@ -152,7 +152,7 @@ def total_bytes(log: Log) -> int:
     return total
 
 
-@in_words("looking at the segments of")
+@translate_disk_errors("reading the segments of")
 def describe(log: Log) -> list[SegmentInfo]:
     """Return the details of every segment."""
     rows: list[SegmentInfo] = []
@@ -162,7 +162,7 @@ def describe(log: Log) -> list[SegmentInfo]:
         try:
             segment = Segment(log.path, base)
         except FileNotFoundError:
-            rows.clear()  # retention was quicker; it takes the oldest first
+            rows.clear()  # retention removed it, and with it the older ones
             continue
         with segment:
             header, size = segment.header, segment.size

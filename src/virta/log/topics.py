@@ -1,9 +1,9 @@
 """
 Topics of a log: how many records and bytes each has, and its first and last record.
 
-Offsets and times are in the batches, topics only in the records, so counting reads every record once. What a
-segment holds changes only at its end, or with its salt (compaction), or with the log's epoch (repair): the
-counts of a segment are remembered with the offset they reach, and the next call continues there.
+Offsets and times are in the batches, topics only in the records, so counting reads every record once. A segment
+changes only at its end, or with its salt (compaction), or with the log's epoch (repair): its counts are kept with
+the offset they reach, and the next call continues there.
 
 Memory is bounded: one answer has at most TOPICS_MAX topics, and a handle remembers TOPIC_COUNTS_MAX counts. A
 segment that does not fit is read again by each call; the answer is the same.
@@ -56,7 +56,7 @@ class _Counted(NamedTuple):
 
 
 class TopicCounts:
-    """The counts of one handle so far; safe to use from many threads, one at a time."""
+    """The counts of one handle so far; safe to use from many threads."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
@@ -69,8 +69,8 @@ class TopicCounts:
             raise LogLimitError(f"limit is {limit!r}; it must be from 1 to {TOPICS_MAX}")
         if after is not None and not isinstance(after, str | bytes):
             raise LogTypeError(f"after must be a topic, str or bytes, got {type(after).__name__}")
-        behind = after.encode("utf-8", "surrogatepass") if isinstance(after, str) else after
-        found = _Smallest(behind, limit)
+        name = after.encode("utf-8", "surrogatepass") if isinstance(after, str) else after
+        found = _Smallest(name, limit)
         with self._turn:
             self._count(log, found)
         return [TopicInfo(Name(topic), *row) for topic, row in found.rows()]
@@ -81,8 +81,8 @@ class TopicCounts:
             self._segments.clear()
         end = log.next_offset
         bases = [base for base in segment_bases(log.path) if base < end]
-        for gone in self._segments.keys() - set(bases):
-            del self._segments[gone]
+        for removed in self._segments.keys() - set(bases):
+            del self._segments[removed]
         for base, stop in pairwise([*bases, end]):
             salt = _salt(log.path, base)
             if salt is not None:
@@ -92,19 +92,19 @@ class TopicCounts:
         known = self._segments.pop(base, None)
         if known is None or known.salt != salt or known.upto > stop:
             known = _Counted(salt, base, {})
-        room = TOPIC_COUNTS_MAX - sum(len(one.table) for one in self._segments.values())
+        free = TOPIC_COUNTS_MAX - sum(len(one.table) for one in self._segments.values())
         table, complete = known.table, True
         if known.upto < stop:
-            for full in _tables(log, table, known.upto, stop, room):
-                found.add(full)
+            for part in _tables(log, table, known.upto, stop, free):
+                found.add(part)
                 complete = False
         found.add(table)
-        if complete and len(table) <= room:
+        if complete and len(table) <= free:
             self._segments[base] = _Counted(salt, stop, table)
 
 
-def _tables(log: Log, table: Table, start: int, stop: int, room: int) -> Iterator[Table]:
-    """Count records into `table`; whenever it has more topics than `room`, yield it and empty it."""
+def _tables(log: Log, table: Table, start: int, stop: int, topics_max: int) -> Iterator[Table]:
+    """Count records into `table`; whenever it has more than `topics_max` topics, yield it and empty it."""
     reader = log.read(
         start=start, end=stop, visibility="committed", on_gap="skip", on_corruption="skip"
     )
@@ -121,7 +121,7 @@ def _tables(log: Log, table: Table, start: int, stop: int, room: int) -> Iterato
                     row[1] += size
                     row[3] = offset
                     row[5] = timestamp
-            if len(table) > room:
+            if len(table) > topics_max:
                 yield table
                 table.clear()
 
@@ -138,7 +138,7 @@ def _salt(directory: Path, base: int) -> int | None:
 
 
 class _Smallest:
-    """Sums of the topics with the smallest names after `after`; holds at most twice `limit` topics."""
+    """Sums of the topics with the smallest names after `after`; at most twice `limit` topics in memory."""
 
     def __init__(self, after: bytes | None, limit: int) -> None:
         self._after = after

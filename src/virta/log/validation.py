@@ -1,4 +1,4 @@
-"""What users hand in, checked: each refusal says what was wrong, the value, and what would be right."""
+"""Check arguments; each error says what is wrong, the value, and what would be right."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_option(name: str, value: object, allowed: Sequence[str]) -> None:
 
 
 def topic_set(topics: str | bytes | Iterable[str | bytes] | None) -> frozenset[bytes] | None:
-    """None for all topics, else the topics as bytes."""
+    """Return the topics as bytes, None for all."""
     if topics is None:
         return None
     if isinstance(topics, str | bytes):
@@ -75,7 +75,7 @@ def _json(value: Any, where: str) -> bytes:
 
 
 def record_error(item: Any, index: int, count: int) -> LogError:
-    """Why the encoder refused this record."""
+    """Return the error for a record that the encoder refused."""
     where = "" if count == 1 else f"record {index} of {count}: "
     if not isinstance(item, tuple | list) or len(item) != 3:
         return LogTypeError(f"{where}a record is (topic, key, value), got {item!r:.80}")

@@ -25,7 +25,7 @@ from virta.errors import ConsumerError, LogClosedError, LogError, LogTypeError
 from virta.log.consumers.lag import count_unread, partition_of
 from virta.log.consumers.members import Heartbeats, load_topics, save_topics
 from virta.log.consumers.positions import (
-    NOBODY,
+    NO_OWNER,
     LockFile,
     Positions,
     Slot,
@@ -34,7 +34,7 @@ from virta.log.consumers.positions import (
     list_names,
     position_of,
 )
-from virta.log.disk_errors import in_words
+from virta.log.disk_errors import translate_disk_errors
 from virta.log.limits import LEASE_S_MAX, PARTITIONS_DEFAULT, POLL_S
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class ConsumerInfo(NamedTuple):
     hung: int = 0
 
 
-@in_words("reading the consumers of")
+@translate_disk_errors("reading the consumers of")
 def list_consumers(log: Log) -> list[ConsumerInfo]:
     infos = []
     for name in list_names(log.path):
@@ -78,7 +78,7 @@ def list_consumers(log: Log) -> list[ConsumerInfo]:
             members = locks.others()
         beats = Heartbeats(log.path, name, read_only=True)
         try:
-            hung, _ = beats.judge(members)
+            hung, _ = beats.expired(members)
         finally:
             beats.close()
         unread = count_unread(log, [slot.next for slot in slots], load_topics(log.path, name))
@@ -105,7 +105,7 @@ def _slots_of(log: Log, name: str) -> list[Slot]:
         positions.close()
 
 
-@in_words("moving the consumers of")
+@translate_disk_errors("moving the consumers of")
 def advance_consumers(log: Log, *, dry_run: bool) -> list[int]:
     """
     Move every consumer's positions past records of other topics; return the lowest position of each.
@@ -115,11 +115,11 @@ def advance_consumers(log: Log, *, dry_run: bool) -> list[int]:
     lowest = []
     for name in list_names(log.path):
         start = [slot.next for slot in _slots_of(log, name)]
-        # Records at this position were removed already, perhaps unread: the consumer has to get that gap itself.
+        # Records at this position were removed, perhaps unread: the consumer itself must report that gap.
         if min(start) < log.first_offset:
             lowest.append(min(start))
             continue
-        # Not over what a power cut may take: those offsets could be given to records for this consumer.
+        # Not past what a power failure may remove: those offsets could be used again, for this consumer.
         durable = log.durable_offset
         unread = count_unread(log, start, load_topics(log.path, name), bounded=False)
         first = [max(min(f, durable), s) for f, s in zip(unread.first, start, strict=True)]
@@ -147,7 +147,7 @@ def advance_consumers(log: Log, *, dry_run: bool) -> list[int]:
 class Consumer:
     """One member of a named consumer. Not for several threads at once: give each its own."""
 
-    @in_words("joining a consumer")
+    @translate_disk_errors("joining a consumer")
     def __init__(
         self,
         log: Log,
@@ -187,7 +187,7 @@ class Consumer:
         self._changed = True
         self._closed = False
         self._balanced = self._renewed = self._advanced = 0.0
-        self._beat()
+        self._renew_lease()
         self._balance()
 
     # --- for the user ---
@@ -201,16 +201,16 @@ class Consumer:
 
     def commit(self) -> None:
         """
-        Everything delivered so far is done: never deliver it again.
+        Commit everything delivered so far: it is never delivered again.
 
         Raises:
-            ConsumerError: partitions were taken over by others meanwhile (code consumer_lost); their records
-                since the last commit are delivered again, to the new owners. The rest is committed.
+            ConsumerError: other members own some partitions now (code consumer_lost); their records since the
+                last commit are delivered again, to the new owners. The rest is committed.
         """
         self._open_or_raise()
         if time.monotonic() - self._renewed > self._lease / 3:
-            self._beat()
-        self._settle()
+            self._renew_lease()
+        self._record_progress()
         lost = self._write(dict(self._next))
         self._dirty = False
         fenced, self._fenced = sorted(self._fenced.union(lost)), set()
@@ -224,7 +224,7 @@ class Consumer:
             )
 
     def put_back(self, record: Record) -> None:
-        """The record that was handed out last was not taken: hand it out again. Iterations under way end."""
+        """Deliver the last record again, because its reader was cancelled. Running iterations end."""
         self._scanned = min(self._scanned, record.offset)
         self._changed = True
 
@@ -257,7 +257,7 @@ class Consumer:
     def close(self) -> None:
         """Leave: partitions go to the others, uncommitted records are delivered again."""
         if not self._closed:
-            if self._locks.fd >= 0:  # else this is a forked child, and the lock is the parent's
+            if self._locks.fd >= 0:  # not in a forked child: the lock is the parent's
                 with suppress(LogError, OSError):
                     self._advance()
                 with suppress(OSError):
@@ -265,7 +265,7 @@ class Consumer:
             self._closed = True
             self._positions.close()
             self._beats.close()
-            self._locks.close()  # and with it our member's byte: the others see it at once
+            self._locks.close()  # releases the member's byte: other members notice at once
 
     def __enter__(self) -> Consumer:
         return self
@@ -283,10 +283,10 @@ class Consumer:
         idle_since = time.monotonic()
         while not self._closed:
             seen = self._log.source.notified()
-            self._tend()
+            self._keep_membership()
             if self._owned:
                 self._changed = False
-                self._settle()
+                self._record_progress()
                 self._scanned = min(self._next.values())
                 before = self._delivered
                 yield from self._scan()
@@ -308,33 +308,33 @@ class Consumer:
         with self._log.read(start=self._scanned, end=end, on_gap=self._on_gap) as reader:
             reader.select(self._topics)
             for batch in reader.batches():
-                mine = batch if self._sole() else [r for r in batch if self._takes(r)]
+                mine = batch if self._owns_all() else [r for r in batch if self._is_for_us(r)]
                 if mine:
-                    yield self._hand_out(mine)
-                self._tend()
+                    yield self._deliver_each(mine)
+                self._keep_membership()
                 if self._changed or self._closed:
                     return
                 self._scanned = max(self._scanned, reader.position)
             self._scanned = max(self._scanned, min(reader.position, end))
 
-    def _sole(self) -> bool:
-        """This member owns everything and nothing in front of it was delivered before."""
+    def _owns_all(self) -> bool:
+        """Return whether this member owns all partitions and has delivered nothing after the scan's position."""
         return (
             len(self._owned) == self._positions.partitions
             and max(self._next.values()) <= self._scanned
         )
 
-    def _takes(self, record: Record) -> bool:
+    def _is_for_us(self, record: Record) -> bool:
         partition = partition_of(record, self._positions.partitions)
         return partition in self._owned and record.offset >= self._next[partition]
 
-    def _hand_out(self, records: list[Record]) -> Iterator[Record]:
-        """One by one, so that a commit in between covers exactly what was handed out."""
+    def _deliver_each(self, records: list[Record]) -> Iterator[Record]:
+        """Yield one by one, so that a commit in between includes exactly what was delivered."""
         third = self._lease / 3
         for record in records:
-            # The handler may take long for each record, and may have lost its partitions meanwhile.
+            # A slow handler may have lost its partitions since the last record.
             if time.monotonic() - self._renewed > third:
-                self._tend()
+                self._keep_membership()
                 if self._changed:
                     return
             self._dirty = True
@@ -349,38 +349,38 @@ class Consumer:
         self._advanced = time.monotonic()
         if self._dirty:
             return
-        self._settle()
+        self._record_progress()
         if any(self._next[p] > self._committed[p] for p in self._owned):
             self._write(dict(self._next), durable=False)
 
     # --- ownership ---
 
-    def _tend(self) -> None:
+    def _keep_membership(self) -> None:
         self._open_or_raise()
         now = time.monotonic()
         if now - self._renewed > self._lease / 3:
-            self._beat()
+            self._renew_lease()
             self._write()
         if now - self._balanced > _BALANCE_S:
             self._balance()
 
-    @in_words("renewing the lease of a consumer")
-    def _beat(self) -> None:
+    @translate_disk_errors("renewing the lease of a consumer")
+    def _renew_lease(self) -> None:
         # A third more than the lease, because it is renewed only after a third of it has passed.
         self._beats.beat(self._member, self._lease * 4 / 3)
         self._renewed = time.monotonic()
 
-    @in_words("sharing a consumer's work")
+    @translate_disk_errors("sharing a consumer's work")
     def _balance(self) -> None:
         """Acquire free or abandoned partitions up to a fair share; release those over it once all is committed."""
         self._balanced = time.monotonic()
-        self._settle()
+        self._record_progress()
         if self._positions.chained:
             self._positions.collapse(self._locks)
         lost: list[int] = []
 
         def divide(slots: list[Slot]) -> dict[int, Slot]:
-            # Only here: one who joined since would seem dead, and lose what it has just taken.
+            # Inside the change: a member that joined later would look dead and lose its new partitions.
             lost[:] = [p for p, g in self._owned.items() if slots[p].generation != g]
             return self._division(slots, set(self._owned).difference(lost))
 
@@ -402,23 +402,23 @@ class Consumer:
         live = self._live(slots, now)
         fair = -(-len(slots) // (len(live) + 1))
         over = () if self._dirty else sorted(mine)[fair:]
-        changes = {partition: slots[partition].owned_by(NOBODY, now) for partition in over}
-        room = fair - len(mine)
+        changes = {partition: slots[partition].owned_by(NO_OWNER, now) for partition in over}
+        wanted = fair - len(mine)
         for partition, slot in enumerate(slots):
             if partition in mine:
                 continue
-            # Our number on a partition we do not own: from a dead member that had this number before.
-            if slot.owner not in live and room > 0:
+            # Our number on a partition we do not own is from an earlier member with this number.
+            if slot.owner not in live and wanted > 0:
                 changes[partition] = slot.owned_by(self._member, now)
-                room -= 1
+                wanted -= 1
             elif slot.owner == self._member:
-                changes[partition] = slot.owned_by(NOBODY, now)
+                changes[partition] = slot.owned_by(NO_OWNER, now)
         return changes
 
     def _live(self, slots: list[Slot], now: int) -> set[int]:
         """Return the other active members."""
         members = self._locks.others()
-        hung, silent = self._beats.judge(members)
+        hung, silent = self._beats.expired(members)
         if silent:
             # Members of older versions record it in their slots, by wall-clock time.
             expired = now - int(self._lease * 1e6)
@@ -427,8 +427,8 @@ class Consumer:
             hung |= silent & late
         return members - hung
 
-    def _settle(self) -> None:
-        """Note in every owned partition how far the scan has come, before the set of them changes."""
+    def _record_progress(self) -> None:
+        """Record in every owned partition how far the scan is, before the set of partitions changes."""
         for partition in self._owned:
             self._next[partition] = max(self._next[partition], self._scanned)
 
@@ -437,17 +437,17 @@ class Consumer:
         self._changed = True
 
     def _lose(self, partitions: Iterable[int]) -> None:
-        """Note partitions that other members own now; the next commit fails if delivered records are uncommitted."""
+        """Drop partitions that other members own now; the next commit fails if delivered records are uncommitted."""
         for partition in partitions:
             self._forget(partition)
             if self._dirty:
                 self._fenced.add(partition)
 
-    @in_words("committing a consumer's position")
+    @translate_disk_errors("committing a consumer's position")
     def _write(
         self, done: dict[int, int] | None = None, *, back: bool = False, durable: bool = True
     ) -> list[int]:
-        """Move positions, or only stamp the slots; return the partitions that are no longer ours."""
+        """Move positions, or only update the slots' times; return the partitions that are no longer ours."""
         lost: list[int] = []
 
         def move(slots: list[Slot]) -> dict[int, Slot]:
@@ -465,7 +465,7 @@ class Consumer:
         moved = any(self._committed[p] != slot.next for p, slot in changes.items())
         self._committed.update({p: slot.next for p, slot in changes.items()})
         if durable and moved and self._log.durability in {"group", "fsync"}:
-            self._positions.sync()  # not under the lock: nobody else is to wait for our disk
+            self._positions.sync()  # without the lock: other members must not wait for the disk
         self._lose(lost)
         return lost
 

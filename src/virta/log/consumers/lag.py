@@ -1,5 +1,5 @@
 """
-How far behind a consumer is: the records of its topics that it has not committed.
+The lag of a consumer: the records of its topics that it has not committed.
 
 Counting reads the log from the lowest committed position on, at most LAG_RECORDS_MAX records or LAG_BYTES_MAX bytes of
 values. Offsets after that are counted without being read, so a long lag is an upper bound (`exact` is False).

@@ -60,7 +60,7 @@ class Heartbeats:
         """Remove the entry, so that the next process with this number does not inherit it."""
         files.write_all(self._fd, bytes(ENTRY_BYTES), member * ENTRY_BYTES)
 
-    def judge(self, members: set[int]) -> tuple[set[int], set[int]]:
+    def expired(self, members: set[int]) -> tuple[set[int], set[int]]:
         """Return (hung, silent): members whose lease has expired, and those without an entry of this boot."""
         hung: set[int] = set()
         silent: set[int] = set()

@@ -6,15 +6,15 @@ Consumer positions on disk (groups/<name>.grp) and the locks beside them (groups
            then per partition two 32-byte slots:
            u64 sequence | u64 next offset | u64 µs | u32 generation | u32 crc32c
     .grp.N the same file for turn N, see below
-    .lock  empty; its bytes are locked (OFD locks: the kernel frees them when the holder dies):
+    .lock  empty; its bytes are locked (OFD locks: the system releases them when their process ends):
            T          positions are being changed, in the file of turn T (modulo 1024)
            1024 + m   member m is alive
 
 A write goes to the older of a partition's two slots, so a torn one leaves the other. The highest sequence with a
-good CRC counts. A generation is turn * 1024 + member: it names the owner (1023: nobody) and it fences, for the turn
-grows with every change of owner and a commit of an older generation is refused.
+good CRC counts. A generation is turn * 1024 + member: it names the owner (1023: none) and it fences: the turn
+grows with every change of owner, and a commit of an older generation is refused.
 
-A process that is stopped (SIGSTOP) while it holds the changing byte would block the whole group, and it may continue to
+A process that is stopped (SIGSTOP) while it has locked the changing byte would block the whole group, and it may continue to
 write at any later time. So after a second without any change the others continue in a new file: turn + 1, which has a
 changing byte of its own. `link` makes that file, so only one of several processes can. Every change ends with a check
 that its file is still the last one; if not, it is done again in the new file. A change that passed this check came
@@ -59,7 +59,7 @@ _FLOCK: Final = struct.Struct("hhqqi4x")
 CHANGING_BYTE: Final = 0  # of turn 0; those of later turns follow
 TURN_BYTES: Final = 1024
 MEMBER_BYTE: Final = 1024
-NOBODY: Final = MEMBERS_MAX
+NO_OWNER: Final = MEMBERS_MAX
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 # Pauses while waiting for the changing byte: first as short as a change, at most below what users notice.
 _PAUSE_S_MIN: Final = 0.00005
@@ -80,7 +80,7 @@ class Slot(NamedTuple):
         return self.generation & 1023
 
     def owned_by(self, member: int, time: int) -> Slot:
-        """The slot after a change of owner."""
+        """Return the slot after a change of owner."""
         turn = ((self.generation >> 10) + 1) & 0x3FFFFF
         return Slot(self.sequence + 1, self.next, time, turn << 10 | member)
 
@@ -116,11 +116,11 @@ class Positions:
             self.fd = -1
 
     def read(self) -> list[Slot]:
-        """The current slot of every partition."""
+        """Return the current slot of every partition."""
         while self._superseded():
             self._reopen()
         slots = self._slots(self._data())
-        for partition, slot in self._late(slots).items():
+        for partition, slot in self._unmerged(slots).items():
             slots[partition] = slot
         return slots
 
@@ -128,9 +128,9 @@ class Positions:
         self, locks: LockFile, compute: Callable[[list[Slot]], dict[int, Slot]]
     ) -> dict[int, Slot]:
         """
-        Replace the slots that `compute` returns for the current ones, excluding other changes meanwhile.
+        Replace the slots that `compute` returns for the current ones, excluding other changes.
 
-        `compute` has no side effects: it is called again when the file was superseded meanwhile.
+        `compute` has no side effects: it is called again if the file was superseded.
         """
         while True:
             byte = self._lock(locks)
@@ -230,7 +230,7 @@ class Positions:
                 self._supersede()
 
     def _wait_for(self, locks: LockFile, byte: int) -> bool:
-        """Lock `byte`; return False if its holder made no change for so long that it must be stopped."""
+        """Lock `byte`; return False if its owner made no change for so long that it must be stopped."""
         seen = b""
         deadline, pause = 0.0, _PAUSE_S_MIN
         while not locks.take(byte):
@@ -257,7 +257,7 @@ class Positions:
         header = self._header(self._turn + 1, _UNMERGED)
         make_file(self._path_of(self._turn + 1), header + self._data())
 
-    def _late(self, slots: list[Slot]) -> dict[int, Slot]:
+    def _unmerged(self, slots: list[Slot]) -> dict[int, Slot]:
         """Return what was changed in earlier turns after they were copied to this one."""
         if not self._state & _UNMERGED:
             return {}
@@ -283,7 +283,7 @@ class Positions:
     def _merge(self) -> None:
         """Merge earlier turns; call it under the lock of a new turn, before any change in it."""
         if self._state & _UNMERGED:
-            self._write(self._late(self._slots(self._data())))
+            self._write(self._unmerged(self._slots(self._data())))
             files.write_all(self.fd, self._header(self._turn, 0), 0)
             os.fdatasync(self.fd)
             self._state = 0
@@ -302,7 +302,7 @@ class Positions:
         data = os.pread(self.fd, size, HEADER_BYTES)
         if len(data) < size:
             raise ConsumerError(
-                f"{self.path} holds {len(data)} bytes of positions where {size} should be: another process"
+                f"{self.path} has {len(data)} bytes of positions instead of {size}: another process"
                 " truncated it; remove it to start over",
                 code="consumer_damaged",
             )
@@ -323,7 +323,7 @@ class Positions:
             files.write_all(self.fd, body, HEADER_BYTES + older * SLOT_BYTES)
 
     def _newest(self, data: bytes, partition: int) -> tuple[Slot, int]:
-        best, which = Slot(0, 0, self.created, NOBODY), 1
+        best, which = Slot(0, 0, self.created, NO_OWNER), 1
         for number in (0, 1):
             at = (2 * partition + number) * SLOT_BYTES
             body, crc = data[at : at + 28], data[at + 28 : at + 32]
@@ -362,7 +362,7 @@ def make_file(path: Path, data: bytes) -> bool:
 
 
 def create_positions(directory: Path, name: str, partitions: int, start: int) -> None:
-    """A new consumer at `start`, unless it exists."""
+    """Create a consumer at `start`, unless it exists."""
     if not 1 <= partitions <= PARTITIONS_MAX:
         raise ConsumerError(f"partitions must be from 1 to {PARTITIONS_MAX}, got {partitions!r}")
     folder = directory / GROUPS
@@ -373,16 +373,16 @@ def create_positions(directory: Path, name: str, partitions: int, start: int) ->
     # Files of later turns are left from a consumer that was removed.
     numbers = [entry.name.removeprefix(f"{name}.grp.") for entry in folder.glob(f"{name}.grp.*")]
     turn = max((int(number) for number in numbers if number.isdecimal()), default=0)
-    body = _SLOT.pack(1, start, now_us(), NOBODY)
+    body = _SLOT.pack(1, start, now_us(), NO_OWNER)
     slot = body + kernel.crc32c(body).to_bytes(4, "little") + bytes(SLOT_BYTES)
     make_file(path, pack_header(partitions, now_us(), turn, 0) + slot * partitions)
 
 
 class LockFile:
-    """The byte locks of one consumer, held through one open file description."""
+    """The byte locks of one consumer, through one open file description."""
 
     def __init__(self, directory: Path, name: str, *, read_only: bool = False) -> None:
-        """Open it; with `read_only` only `others` can be asked, also where nothing may be written."""
+        """Open the lock file; with `read_only`, only `others` works, also without write permission."""
         path = directory / GROUPS / f"{name}.lock"
         flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
         self.fd = files.open_file(path, flags)
@@ -398,7 +398,7 @@ class LockFile:
     def close(self) -> None:
         if self.fd >= 0:
             if os.getpid() == self._pid:
-                # A child that was forked meanwhile has it open too: closing alone would leave the locks in force.
+                # A forked child has it open, too: closing alone would leave the bytes locked.
                 everything = _FLOCK.pack(fcntl.F_UNLCK, 0, 0, 0, 0)
                 fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, everything)
             os.close(self.fd)
@@ -415,14 +415,14 @@ class LockFile:
         fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, 0, byte, 1, 0))
 
     def join(self) -> int:
-        """Take a member's byte for ourselves."""
+        """Lock the first free member's byte; return the member's number."""
         for member in range(MEMBERS_MAX):
             if self.take(MEMBER_BYTE + member):
                 return member
         raise ConsumerError(f"a consumer has at most {MEMBERS_MAX} members", code="consumer_full")
 
     def others(self) -> set[int]:
-        """The other members that are alive."""
+        """Return the other members whose processes run."""
         alive: set[int] = set()
         ranges = [(MEMBER_BYTE, MEMBER_BYTE + MEMBERS_MAX)]
         while ranges:
@@ -435,7 +435,7 @@ class LockFile:
                 continue
             first, last = max(start, begin), min(start + length if length else end, end)
             alive |= set(range(first - MEMBER_BYTE, last - MEMBER_BYTE))
-            # The system names some lock in the range, not the lowest: look on both sides of it.
+            # The system names some lock in the range, not the lowest: check both sides of it.
             ranges += [r for r in ((begin, first), (last, end)) if r[0] < r[1]]
         return alive
 
@@ -449,7 +449,7 @@ def list_names(directory: Path) -> list[str]:
 
 
 def position_of(directory: Path, name: str) -> int | None:
-    """The offset below which a consumer has everything; None if there is no such consumer."""
+    """Return the offset below which a consumer has committed everything; None if there is no such consumer."""
     if not _NAME.fullmatch(name):
         return None
     try:
@@ -463,7 +463,7 @@ def position_of(directory: Path, name: str) -> int | None:
 
 
 def _all_after_fork() -> None:
-    """In a child: its parent's locks die with the parent, whoever else has the file open."""
+    """Close the files in a forked child: the locks are its parent's."""
     for locks in list(_open):
         locks.close()
 

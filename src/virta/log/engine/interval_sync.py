@@ -1,7 +1,7 @@
 """
-The thread behind durability `interval`: what appends left in memory is on disk a moment later.
+The thread behind durability `interval`: it syncs what appends wrote, SYNC_INTERVAL_S later.
 
-Whoever stops it is heard whenever that is, and what is owed by then is synced before it ends.
+A stop at any time is noticed, and everything appended before it is synced before the thread ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ logger = logging.getLogger("virta.log")
 
 
 class IntervalSync:
-    """Calls `flush` for what `interval` appends left behind, every SYNC_INTERVAL_S at most."""
+    """Calls `flush` after appends with durability `interval`, at most every SYNC_INTERVAL_S."""
 
     def __init__(self, flush: Callable[[], None]) -> None:
         self._flush = flush
@@ -35,7 +35,7 @@ class IntervalSync:
     def stop(self) -> None:
         self._stopped.set()
         self._wanted.set()
-        if self._thread is not threading.current_thread():  # where the collector found its log
+        if self._thread is not threading.current_thread():  # the collector may run in it
             self._thread.join()
 
     def _run(self) -> None:
@@ -43,13 +43,13 @@ class IntervalSync:
             self._wanted.wait()
             self._stopped.wait(SYNC_INTERVAL_S)
             self._wanted.clear()
-            # Asked after that: whoever stops it may have said so meanwhile, and says it once.
+            # Read after clearing: stop() sets both events once.
             stopping = self._stopped.is_set()
             try:
                 self._flush()
             except (LogSyncError, LogClosedError):
-                return  # the writer is poisoned or gone: the next append says so
-            except LogError as exc:  # the disk is full, the lock is held: it may pass
+                return  # the next append raises it
+            except LogError as exc:  # a full disk or a busy lock may pass
                 logger.warning("log_interval_sync_failed %s", exc)
                 if not stopping:
                     self._wanted.set()

@@ -1,7 +1,5 @@
 """
-The log's kernel: native where it was built, plain Python otherwise, one interface.
-
-VIRTA_PLAIN=1 in the environment asks for the plain one; the tests run both.
+The kernel and codec functions of this process: native where built, else plain Python (virta/native.py).
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ FOREIGN, OTHER_BOOT, CURRENT = plain_kernel.FOREIGN, plain_kernel.OTHER_BOOT, pl
 
 
 class Snapshot(NamedTuple):
-    """The control page: what is committed and what is durable. Believed only when `state` is CURRENT."""
+    """The control page: what is committed and what is durable; valid only when `state` is CURRENT."""
 
     state: int
     active: int
@@ -78,12 +76,12 @@ class Snapshot(NamedTuple):
 
     @property
     def file_size(self) -> int:
-        """What the active segment's file measures: its end, or more when there is headroom."""
+        """The size of the active segment's file: its end, or more with headroom."""
         return max(self.end, self.extent)
 
 
-def look_only(directory: Path) -> Any:
-    """A kernel on the control page for looking only; None where there is no page to look at."""
+def open_read_only(directory: Path) -> Any:
+    """Return a kernel that only reads the control page; None if there is none."""
     try:
         control_fd = os.open(directory / CONTROL, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,8 +1,8 @@
 """
-The kernel in plain Python: the twin of native/log.c for machines without a compiler, and its reference.
+The kernel in plain Python: for machines without a compiler, and the reference for native/log_kernel.h.
 
 Same methods, same results, same control page, so that processes with and without the native kernel share a
-directory. What it cannot do is sleep on a futex: it polls, and it wakes nobody (others look again by themselves).
+directory. It cannot use futexes: it polls, and other processes notice its appends when they next check the page.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CONTROL_BYTES: Final = 4096
 CONTROL_MAGIC: Final = b"VIRTACT1"
 APPENDED, ATTENTION, ROLL, TIMEOUT = range(4)
 FOREIGN, OTHER_BOOT, CURRENT = range(3)
-SETTLE_NOT, SETTLE_GROUP, SETTLE_FSYNC = range(3)
+SYNC_NONE, SYNC_GROUP, SYNC_FSYNC = range(3)
 
 _PAGE: Final = struct.Struct("<8sQQQQIIQQ")  # magic .. last_batch_pos, seqlock inside at 44
 _DURABLE: Final = struct.Struct("<QQQ")  # offset, pos, base at 64
@@ -64,7 +64,7 @@ class _Page:
 
 
 class Kernel:
-    """One process's hold on one log directory: lock files, control page, active segment."""
+    """One process's handle on a log directory: lock files, control page, active segment."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Kernel:
         self._salt = 0
         self._closed = False
         self._failed = 0
-        self._stuck = False  # this and the next: see native/log.c
+        self._stuck = False  # for this and the next see native/log_control.h
         self._own = (0, 0)
         self._headroom = HEADROOM_MIN
         self._extended = False
@@ -100,7 +100,7 @@ class Kernel:
             self.abandon()
 
     def abandon(self) -> None:
-        """Close at once; after a fork, in the child, where nobody is inside whatever the mutexes say."""
+        """Close without the mutexes: in a forked child no other thread exists that could release them."""
         if self._closed:
             return
         self._closed = True
@@ -132,8 +132,8 @@ class Kernel:
         try:
             got = files.lock_until(self._lock_fd, deadline)
             if got:
-                self._name_holder(os.getpid())
-        except BaseException:  # interrupted: nobody would give the lock back
+                self._put_holder(os.getpid())
+        except BaseException:  # interrupted: no caller would unlock
             got = False
             raise
         finally:
@@ -144,7 +144,7 @@ class Kernel:
 
     def unlock(self) -> None:
         try:
-            self._name_holder(0)
+            self._put_holder(0)
             fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
         finally:
             self._write_mutex.release()
@@ -200,7 +200,7 @@ class Kernel:
     def publish_durable(self, base: int, pos: int, offset: int) -> None:
         with self._sync_mutex:
             self._check()
-            # Not beside a leader: see native/log.c.
+            # Not next to a leader: see native/log_kernel.h.
             patience = 0.0 if self._stuck else _LEADER_PATIENCE_S
             alone = files.lock_until(self._sync_fd, time.monotonic() + patience)
             self._stuck = not alone
@@ -246,11 +246,11 @@ class Kernel:
         flags: int,
         limit: int,
         timeout: float,
-        held: bool,  # noqa: FBT001
-        settle: int,
+        locked: bool,  # noqa: FBT001
+        sync: int,
     ) -> tuple[int, int, int, int, int, int]:
         payload_crc = codec.crc32c(memoryview(buf)[BATCH_HEADER_BYTES:])
-        if not held and not self.lock(timeout):
+        if not locked and not self.lock(timeout):
             return TIMEOUT, 0, 0, 0, 0, 0
         try:
             valid, fields = self._committed()
@@ -287,32 +287,32 @@ class Kernel:
             if not flags & codec.FLAG_SEAL:
                 self.publish(base, after, following + count, crc, now, end, size)
             elif size > after:
-                # Neither published nor done with `writing`: see native/log.c.
+                # Not published, and `writing` stays set: see native/log_append.h.
                 with suppress(OSError):
                     os.ftruncate(self._segment_fd, after)
         finally:
-            if not held:
+            if not locked:
                 self.unlock()
-        unsettled = 0
-        if settle != SETTLE_NOT:
-            unsettled = 1 if held else self._settle(base, after, settle)
-        return APPENDED, following, now, base, after, unsettled
+        unsynced = 0
+        if sync != SYNC_NONE:
+            unsynced = 1 if locked else self._sync_to(base, after, sync)
+        return APPENDED, following, now, base, after, unsynced
 
-    def _settle(self, base: int, pos: int, settle: int) -> int:
+    def _sync_to(self, base: int, pos: int, sync: int) -> int:
         try:
-            return int(not self.sync(base, pos, settle == SETTLE_GROUP))
+            return int(not self.sync(base, pos, sync == SYNC_GROUP))
         except OSError as exc:
             return -(exc.errno or errno.EIO)
 
     def _extend(self, after: int, size: int, limit: int) -> int:
-        """Zeros to some way behind `after`; the file's size then. Whoever refuses them is not an error."""
+        """Write zeros to beyond `after`; return the file's size. It is no error if the disk refuses them."""
         to = min((after + self._headroom + 4095) & ~4095, limit)
         if to <= max(size, after):
             return size
         try:
             files.write_all(self._segment_fd, bytes(to - size), size)
         except OSError:
-            with suppress(OSError):  # else the next append finds another size than it should
+            with suppress(OSError):  # else the next append finds a wrong size
                 os.ftruncate(self._segment_fd, size)
             self._headroom = HEADROOM_MIN
             return size
@@ -325,14 +325,13 @@ class Kernel:
         try:
             files.write_all(self._segment_fd, buf, end)
         except OSError:
-            os.ftruncate(
-                self._segment_fd, end
-            )  # fails: `writing` stays, the next lock holder looks
+            # If this fails `writing` stays set, and the next owner of the lock inspects the file.
+            os.ftruncate(self._segment_fd, end)
             self.publish(base, end, following, crc, last_time, last_pos)
             raise
 
     def trim(self) -> None:
-        """At closing time, give back the headroom that this kernel made; not if anybody is busy."""
+        """Before closing, cut off the headroom that this kernel wrote, unless another process has the lock."""
         if not self._extended or self._failed or not self.lock(0):
             return
         try:
@@ -350,7 +349,7 @@ class Kernel:
             try:
                 os.ftruncate(self._segment_fd, end)
             except OSError:
-                self._put32(_WRITING, 0)  # it is as it was
+                self._put32(_WRITING, 0)  # nothing changed
             else:
                 self.publish(base, end, following, crc, last_time, last_pos)
         finally:
@@ -393,13 +392,12 @@ class Kernel:
         try:
             os.fdatasync(self._segment_fd)
         except OSError as exc:
-            self._failed = exc.errno or errno.EIO  # the system tells it once: see native/log.c
+            self._failed = exc.errno or errno.EIO  # the system reports it once
             raise
         self._own = (base, end)
         _, now = self._committed()
-        if (
-            publish and now[2] == base and now[3] >= end
-        ):  # else others know better: see native/log.c
+        # After a rollover or recovery meanwhile, that process publishes what is durable now.
+        if publish and now[2] == base and now[3] >= end:
             self._publish_durable(base, end, following)
         return True
 
@@ -431,7 +429,7 @@ class Kernel:
             raise ValueError("kernel is closed")
         return page
 
-    def _name_holder(self, pid: int) -> None:
+    def _put_holder(self, pid: int) -> None:
         with suppress(OSError):  # the number is only informational
             self._put32(_HOLDER, pid)
 

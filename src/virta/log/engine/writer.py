@@ -1,10 +1,9 @@
 """
 The writing side of one log handle: append, roll over, make durable.
 
-The kernel does the common case (lock, one pwrite, publish) without Python. This module does what the kernel
-hands back: attach to the active segment (recovering it first if it must be), roll to a new one, and remember
-idempotent producers. Invariants: sealed segments are durable; a published batch is whole and valid; after a
-failed fsync this writer never claims anything again.
+The kernel does the common case (lock, one pwrite, publish) without Python. This module does the rest: attach to the
+active segment (recover it first if needed), roll to a new one, remember idempotent producers. Invariants: sealed
+segments are durable; a published batch is whole and valid; after a failed fsync this writer refuses every append.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from virta.errors import (
     LogSyncError,
     LogWriteError,
 )
-from virta.log.disk_errors import disk_error, written_already
+from virta.log.disk_errors import already_written, disk_error
 from virta.log.engine import kernel
 from virta.log.engine.interval_sync import IntervalSync
 from virta.log.engine.kernel import FOREIGN, Snapshot
-from virta.log.engine.plain_kernel import SETTLE_FSYNC, SETTLE_GROUP, SETTLE_NOT
+from virta.log.engine.plain_kernel import SYNC_FSYNC, SYNC_GROUP, SYNC_NONE
 from virta.log.engine.producers import ProducerTable
 from virta.log.format.codec import FLAG_SEAL, PRODUCER_ANONYMOUS, Status, seal_record
 from virta.log.format.damage import LOST_MAX
@@ -61,14 +60,14 @@ if TYPE_CHECKING:
     from uuid import UUID
 
 DURABILITIES: Final = ("none", "interval", "group", "fsync")
-# What the kernel does about each; `interval` is this module's work.
-_SETTLE: Final = {
-    "none": SETTLE_NOT,
-    "interval": SETTLE_NOT,
-    "group": SETTLE_GROUP,
-    "fsync": SETTLE_FSYNC,
+# What the kernel waits for; `interval` is synced by a thread.
+_SYNC: Final = {
+    "none": SYNC_NONE,
+    "interval": SYNC_NONE,
+    "group": SYNC_GROUP,
+    "fsync": SYNC_FSYNC,
 }
-# Attach, roll, append: more rounds than that mean that something else is wrong.
+# Attach, roll, append: more rounds than that have another cause.
 _ATTEMPTS_MAX: Final = 16
 
 
@@ -104,7 +103,7 @@ class Writer:
         self._open()
 
     def _open(self) -> None:
-        """Attach, unless a stopped process holds the lock: reading works without it."""
+        """Attach, unless a stopped process has the lock: reading works without it."""
         current = self.snapshot().current
         timeout = min(self._lock_timeout, OPEN_LOCK_TIMEOUT_S) if current else self._lock_timeout
         try:
@@ -136,61 +135,50 @@ class Writer:
         patience = self._lock_timeout if lock_timeout is None else lock_timeout
         if producer is not None:
             return self._append_once(buf, count, durability, producer, patience)
-        settle = _SETTLE[durability]
+        sync = _SYNC[durability]
         if self._poison is not None:
             raise LogSyncError(self._poison)
         try:
-            status, base, time, segment, end, unsettled = self._core.append(
-                buf,
-                count,
-                PRODUCER_ANONYMOUS,
-                0,
-                0,
-                self._segment_bytes,
-                patience,
-                False,
-                settle,
+            status, base, time, segment, end, unsynced = self._core.append(
+                buf, count, PRODUCER_ANONYMOUS, 0, 0, self._segment_bytes, patience, False, sync
             )
         except (OSError, ValueError) as exc:
             raise self._refused(exc, len(buf)) from exc
         if status == kernel.TIMEOUT:
-            raise self._lock_kept(patience)
+            raise self._lock_timeout_error(patience)
         if status != kernel.APPENDED:
-            base, time, segment, end = self._append_slowly(buf, count, settle, patience)
-            unsettled = settle
+            with self.locked(patience):
+                base, time, segment, end = self._append_locked(
+                    buf, count, sync, (PRODUCER_ANONYMOUS, 0)
+                )
+            unsynced = sync
             self._index()
-        if unsettled < 0:
-            raise self._poisoned(OSError(-unsettled, os.strerror(-unsettled)))
-        if unsettled or durability == "interval":
-            self._settle(segment, end, durability)
-        if settle and base + count > self.synced_next:
+        if unsynced < 0:
+            raise self._poisoned(OSError(-unsynced, os.strerror(-unsynced)))
+        if unsynced or durability == "interval":
+            self._make_durable(segment, end, durability)
+        if sync and base + count > self.synced_next:
             self.synced_next = base + count
         return Appended(base, count, time, durability)
 
-    def _append_held(
-        self, buf: bytearray, count: int, settle: int, producer: tuple[int, int]
+    def _append_core(
+        self, buf: bytearray, count: int, sync: int, producer: tuple[int, int]
     ) -> tuple[int, int, int, int, int]:
-        """The same with the lock in our hands; making it durable is left to the caller."""
+        """Append with the lock; the caller makes it durable afterwards."""
         if self._poison is not None:
             raise LogSyncError(self._poison)
         limit, timeout = self._segment_bytes, self._lock_timeout
         try:
-            return self._core.append(buf, count, *producer, 0, limit, timeout, True, settle)[:5]  # type: ignore[no-any-return]
+            return self._core.append(buf, count, *producer, 0, limit, timeout, True, sync)[:5]  # type: ignore[no-any-return]
         except (OSError, ValueError) as exc:
             raise self._refused(exc, len(buf)) from exc
 
-    def _append_slowly(
-        self, buf: bytearray, count: int, settle: int, patience: float
-    ) -> tuple[int, int, int, int]:
-        """The lock is wanted for more than an append: attach, recover or roll, then try again."""
-        with self.locked(patience):
-            return self._append_locked(buf, count, settle, (PRODUCER_ANONYMOUS, 0))
-
     def _append_locked(
-        self, buf: bytearray, count: int, settle: int, producer: tuple[int, int]
+        self, buf: bytearray, count: int, sync: int, producer: tuple[int, int]
     ) -> tuple[int, int, int, int]:
+        """Attach, recover or roll as the kernel asks for it, and append."""
         for _ in range(_ATTEMPTS_MAX):
-            status, base, time, segment, end = self._append_held(buf, count, settle, producer)
+            status, base, time, segment, end = self._append_core(buf, count, sync, producer)
             if status == kernel.APPENDED:
                 return base, time, segment, end
             if status == kernel.ROLL:
@@ -209,7 +197,7 @@ class Writer:
         numbered: tuple[int, int],
         patience: float,
     ) -> Appended:
-        """Append unless this producer's batch, or a later one of its, is in the log."""
+        """Append unless the log has this batch of the producer, or a later one."""
         producer, sequence = numbered
         with self.locked(patience):
             self._attach_if_moved()
@@ -221,17 +209,17 @@ class Writer:
                 result = Appended(offset, count, 0, durability, duplicate=True)
             else:
                 base, time, segment, end = self._append_locked(
-                    buf, count, _SETTLE[durability], (producer, sequence)
+                    buf, count, _SYNC[durability], (producer, sequence)
                 )
                 result = Appended(base, count, time, durability)
         self._index()
         if durability != "none":
-            self._settle(segment, end, durability)
+            self._make_durable(segment, end, durability)
         return result
 
     @contextmanager
     def locked(self, timeout: float | None = None) -> Iterator[None]:
-        """Hold the write lock; wait for it at most `timeout` seconds, or the log's own limit."""
+        """Take the write lock; wait for it at most `timeout` seconds, or the log's own limit."""
         patience = self._lock_timeout if timeout is None else timeout
         try:
             got = self._core.lock(patience)
@@ -240,7 +228,7 @@ class Writer:
         except OSError as exc:
             raise disk_error(exc, f"locking {self.directory}") from exc
         if not got:
-            raise self._lock_kept(patience)
+            raise self._lock_timeout_error(patience)
         try:
             yield
         except ValueError as exc:
@@ -250,7 +238,7 @@ class Writer:
         finally:
             self._core.unlock()
 
-    def _lock_kept(self, seconds: float) -> LogLockTimeoutError:
+    def _lock_timeout_error(self, seconds: float) -> LogLockTimeoutError:
         holder = self.snapshot().holder
         return LogLockTimeoutError(
             f"the write lock of {self.directory} was not free for {seconds:g} s"
@@ -259,17 +247,17 @@ class Writer:
 
     # --- durability ---
 
-    def _settle(self, segment: int, end: int, durability: str) -> None:
+    def _make_durable(self, segment: int, end: int, durability: str) -> None:
         if durability == "interval" and not self._closed:
             self._make_interval().need()
             if not self._closed:
                 return
-            # Closed meanwhile: whoever would have synced it may be gone.
+            # Closed meanwhile: the thread may have ended before this append.
         self.sync(segment, end, group=durability != "fsync")
 
     def _make_interval(self) -> IntervalSync:
         if self._interval is None:
-            with self._making:  # one, whichever of several threads is the first
+            with self._making:  # several threads may be here
                 if self._interval is None:
                     self._interval = IntervalSync(self.flush)
         return self._interval
@@ -289,7 +277,7 @@ class Writer:
             snapshot = self.snapshot()
             if (snapshot.durable_base, snapshot.durable_pos) >= (segment, end):
                 return
-            with written_already(self.directory), self.locked():
+            with already_written(self.directory), self.locked():
                 self._attach_if_moved()
         raise LogWriteError(f"the active segment of {self.directory} changes too fast to sync")
 
@@ -307,21 +295,21 @@ class Writer:
         self._closed = True
         if self._interval is not None:
             self._interval.stop()
-        with suppress(OSError, ValueError):  # what is left is found, and is harmless
+        with suppress(OSError, ValueError):  # headroom that stays is harmless
             self._core.trim()
         self._segment = None
 
     # --- under the lock: attach, recover, roll ---
 
     def reattach(self, *, lost: bool) -> None:
-        """After a repair, under the lock: the control page is no longer to be believed."""
+        """Attach after a repair, under the lock, without trust in the control page."""
         self._attach(distrust=True)
         segment = self._segment
         if lost and segment is not None:
             header = segment.header._replace(epoch=segment.header.epoch + 1)
             if self.snapshot().end > SEGMENT_HEADER_BYTES:
                 self._roll(epoch=header.epoch)
-            else:  # nothing in it yet: there is no next offset to name another segment by
+            else:  # empty: a new segment would have the same name
                 rewrite_header(segment, header)
 
     def _attach_if_moved(self) -> None:
@@ -330,7 +318,7 @@ class Writer:
             self._attach()
 
     def _attach(self, *, distrust: bool = False) -> None:
-        """Find the active segment, recover it unless the control page vouches for it, attach the kernel."""
+        """Find the active segment, recover it unless the control page confirms it, attach the kernel."""
         try:
             self._find_active(distrust=distrust)
         except LogSyncError as exc:
@@ -350,28 +338,28 @@ class Writer:
             )
         page = snapshot.state != FOREIGN
         if not bases:
-            first = snapshot.next if page else 0  # no offset twice, even if all files are gone
+            first = snapshot.next if page else 0  # no offset twice, even if all files were removed
             header = SegmentHeader(first, now_us(), self._stream, new_salt(), 0, NO_SEGMENT, 0)
             self._begin(header, 0)
             return
-        # Always closed at the end: an exception and its frames may live long.
+        # Closed here: an exception may keep its frames for long.
         with Segment(self.directory, bases[-1]) as segment:
             self._attach_to(segment, snapshot, page=page, distrust=distrust)
 
     def _attach_to(
         self, segment: Segment, snapshot: Snapshot, *, page: bool, distrust: bool
     ) -> None:
-        """Attach the kernel to the last segment; recover it first unless the page vouches for its end."""
+        """Attach the kernel to the last segment; recover it first unless the page confirms its end."""
         trusted = None if distrust else self._trusted(segment, snapshot)
         self._adopt(segment)
         sound = segment.size == snapshot.file_size and not snapshot.writing
         if trusted is not None and sound:
             return
-        # Its maker may have died, or failed, before the directory was on disk.
+        # The process that created it may have died before the directory was synced.
         files.sync_directory(self.directory)
         near = page and snapshot.next - segment.base <= LOST_MAX
         if near and snapshot.active > segment.base:
-            self._begin_behind_lost(segment, snapshot)
+            self._begin_after_missing(segment, snapshot)
             return
         promised = snapshot.next if near and snapshot.active == segment.base else 0
         start = trusted or segment.start()
@@ -393,14 +381,14 @@ class Writer:
             self._roll(epoch=segment.header.epoch + 1)
 
     def _trusted(self, segment: Segment, snapshot: Snapshot) -> Position | None:
-        """The end the control page names, if the batch it names as last is really there."""
+        """Return the end that the control page names, if the batch it names as last is there."""
         if not snapshot.current or snapshot.active != segment.base or snapshot.end > segment.size:
             return None
         if snapshot.last_pos == 0:
             return segment.start() if snapshot.end == SEGMENT_HEADER_BYTES else None
         head = os.pread(segment.fd, BATCH_HEADER_BYTES, snapshot.last_pos)
         base = int.from_bytes(head[8:16], "little")
-        # With its payload: a copy made under a writer may hold the header and zeros for the rest.
+        # With its payload: a copy of a live directory may have the header and zeros for the rest.
         start = Position(snapshot.last_pos, -1, base)
         last = Walk(segment, start, snapshot.end, check_payload=True).run()
         named = Position(snapshot.end, last.at.prev, snapshot.next)
@@ -410,7 +398,7 @@ class Writer:
         fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             self._core.attach(fd, segment.base, segment.header.salt)
-        except ValueError:  # closed meanwhile: it took nothing
+        except ValueError:  # closed meanwhile
             os.close(fd)
             raise
         self._segment = segment
@@ -424,8 +412,8 @@ class Writer:
         self._core.publish(header.base, start, header.base, header.prev_crc, last_time, 0)
         self._core.publish_durable(header.base, start, header.base)
 
-    def _begin_behind_lost(self, segment: Segment, snapshot: Snapshot) -> None:
-        """The segment that was active is gone: seal the one before it over the offsets that went with it."""
+    def _begin_after_missing(self, segment: Segment, snapshot: Snapshot) -> None:
+        """The active segment was removed: seal the one before it over the offsets that are lost."""
         found = recover(self.directory, segment, segment.start(), following=snapshot.next)
         self.recovered.append(found)
         last_time = max(found.last_time, snapshot.last_time)
@@ -433,7 +421,7 @@ class Writer:
         self._begin_after(segment, found.at, last_time, epoch)
 
     def _begin_after(self, sealed: Segment, at: Position, last_time: int, epoch: int) -> None:
-        """Begin the segment that follows; `at` is the place behind the seal."""
+        """Create the segment that follows; `at` is the position after the seal."""
         header = SegmentHeader(
             at.next, now_us(), self._stream, new_salt(), max(at.prev, 0), sealed.base, epoch
         )
@@ -445,7 +433,7 @@ class Writer:
         self._check_clock(last_time)
 
     def _roll(self, epoch: int | None = None) -> None:
-        """Seal the active segment, make it durable, begin the next."""
+        """Seal the active segment, make it durable, create the next."""
         sealed = self._segment
         if sealed is None:
             raise LogClosedError(f"the log at {self.directory} was closed meanwhile")
@@ -453,14 +441,14 @@ class Writer:
         buf = bytearray(BATCH_HEADER_BYTES) + seal_record(snapshot.next, snapshot.end)
         try:
             status, _, time, _, end, _ = self._core.append(
-                buf, 0, 0, 0, FLAG_SEAL, NO_SEGMENT, 0.0, True, SETTLE_NOT
+                buf, 0, 0, 0, FLAG_SEAL, NO_SEGMENT, 0.0, True, SYNC_NONE
             )
         except OSError as exc:
             raise self._write_error(exc, len(buf)) from exc
         if status != kernel.APPENDED:
-            return  # not what it was: the caller's next try attaches anew
+            return  # something changed: the caller's next attempt attaches again
         try:
-            # Through the descriptor that wrote: a fresh one would not be told of an earlier write-back error.
+            # Through the descriptor that wrote: the system reports an earlier write-back error there.
             self._core.sync(sealed.base, end, False)
         except OSError as exc:
             raise self._poisoned(exc) from exc
@@ -468,11 +456,11 @@ class Writer:
         self._begin_after(sealed, after, time, sealed.header.epoch if epoch is None else epoch)
 
     def _index(self) -> None:
-        """After a rollover, and not under the lock: the new sealed segment's index."""
+        """Write the index of a segment that was sealed; call it without the lock."""
         if self._unindexed:
             self._unindexed = False
             if not index_sealed(self.directory):
-                self._unindexed = True  # when the next one rolls over
+                self._unindexed = True  # with the next rollover
 
     # --- errors ---
 

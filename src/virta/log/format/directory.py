@@ -1,13 +1,13 @@
 """
-A log's directory: its names, its META file, and what may be a log at all.
+A log's directory: file names, the META file, lock files, and which directories can be a log.
 
     META                       JSON, written once: format, stream id, CRC-8 variant, segment size
     writer.lock sync.lock maint.lock
                                never renamed, never deleted, always empty
-    control                    4096 bytes of hints, may be lost at any time nobody has the log open
+    control                    4096 bytes of hints, may be lost while no process has the log open
     <20 digits>.puro           segments, named by their first offset
     <20 digits>.pidx           sparse indexes of sealed segments, rebuildable
-    groups/ pins/ quarantine/  consumers, retention holds, every byte recovery ever removed
+    groups/ pins/ quarantine/  consumers, pins of retention, bytes that recovery removed
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def index_name(base: int) -> str:
 
 
 def segment_bases(directory: Path) -> list[int]:
-    """First offsets of all segments, in order. Names that are no segment's are not ours to judge."""
+    """Return the first offsets of all segments, in order; other files are ignored."""
     return sorted(
         int(name[:20])
         for name in os.listdir(directory)
@@ -64,7 +64,7 @@ def segment_bases(directory: Path) -> list[int]:
 
 def read_meta(directory: Path) -> Meta:
     """
-    The META file.
+    Return the content of the META file.
 
     Raises:
         LogNotFoundError: there is no log here.
@@ -127,11 +127,11 @@ def write_meta(directory: Path, segment_bytes: int) -> Meta:
 
 def make_directory(directory: Path, mode: int | None = None) -> None:
     """
-    Make sure `directory` can become a log; a new one is 0700, or `mode`.
+    Create `directory` if needed and check that it can become a log; a new one is 0700, or `mode`.
 
     Raises:
-        LogFormatError: it holds other things, or its file system is one the log refuses.
-        LogReadOnlyError: it cannot be made or written.
+        LogFormatError: it has other files, or its file system is one the log refuses.
+        LogReadOnlyError: it cannot be created or written.
     """
     try:
         files.make_directory(directory, mode)
@@ -164,7 +164,7 @@ def _is_ours(name: str) -> bool:
 
 
 def file_system(directory: Path) -> str:
-    """The type of the file system that holds `directory`, or "" where it cannot be told."""
+    """Return the type of the file system of `directory`, or "" if it is not known."""
     try:
         mounts = Path("/proc/self/mounts").read_text().splitlines()
     except OSError:
@@ -180,7 +180,7 @@ def file_system(directory: Path) -> str:
 
 
 def boot_id() -> int:
-    """Tells one run of the machine from the next: after a reboot the control page is not believed."""
+    """Return a number of this run of the machine: after a reboot the control page is not trusted."""
     try:
         text = Path("/proc/sys/kernel/random/boot_id").read_text()
         return uuid.UUID(text.strip()).int & 0xFFFFFFFFFFFFFFFF
@@ -189,7 +189,7 @@ def boot_id() -> int:
 
 
 def open_locks(directory: Path) -> tuple[int, int, int]:
-    """Descriptors of writer.lock, sync.lock and the control page, made if missing."""
+    """Return descriptors of writer.lock, sync.lock and the control page; create what is missing."""
     fds: list[int] = []
     try:
         fds.extend(files.open_lock(directory / name) for name in (WRITER_LOCK, SYNC_LOCK))
@@ -200,7 +200,7 @@ def open_locks(directory: Path) -> tuple[int, int, int]:
             if size:
                 os.pwrite(control, bytes(8), 0)  # the rest of a truncated page is invalid
             os.ftruncate(control, CONTROL_BYTES)
-            with suppress(OSError):  # so that a full disk has room for this page at least
+            with suppress(OSError):  # a full disk must not prevent writing this page
                 os.posix_fallocate(control, 0, CONTROL_BYTES)
     except OSError as exc:
         for fd in fds:
@@ -214,11 +214,11 @@ def open_locks(directory: Path) -> tuple[int, int, int]:
 
 
 @contextmanager
-def maintaining(directory: Path, *, wait: bool = True) -> Iterator[bool]:
+def maintenance_lock(directory: Path, *, wait: bool = True) -> Iterator[bool]:
     """
-    One steward at a time: retention, compaction, repair and the making of indexes exclude each other.
+    Take the maintenance lock: retention, compaction, repair and index building exclude each other.
 
-    Without `wait` it gives False where another one is at work.
+    Without `wait` it yields False if another process has the lock.
     """
     try:
         fd = files.lock_file(directory / MAINT_LOCK, wait=wait)

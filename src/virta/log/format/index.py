@@ -1,5 +1,5 @@
 """
-The sparse index of a sealed segment (.pidx): offset and time to byte position, and the producers' last words.
+The sparse index of a sealed segment (.pidx): offset and time to byte position, and each producer's last batch.
 
     "PUROIDX1" | u64 base | u32 salt | u32 crc32c(rest) | u64 next offset | u64 last time | u32 entries | u32 producers
     entries:   u64 offset | u64 time | u32 pos | u32 count      one per 64 KiB, in order
@@ -20,7 +20,7 @@ from virta import files
 from virta.errors import LogError
 from virta.log.engine import kernel
 from virta.log.format.codec import PRODUCER_ANONYMOUS, Status
-from virta.log.format.directory import index_name, maintaining, segment_bases
+from virta.log.format.directory import index_name, maintenance_lock, segment_bases
 from virta.log.format.segment import Position, Segment, Walk
 from virta.log.limits import INDEX_STEP_BYTES, PRODUCERS_MAX
 
@@ -33,9 +33,8 @@ _REST: Final = struct.Struct("<QQII")
 _ENTRY: Final = struct.Struct("<QQII")
 _PRODUCER: Final = struct.Struct("<QQII")
 
-Producers = dict[
-    int, tuple[int, int]
-]  # id -> (last sequence, offset of that batch), oldest use first
+# id -> (last sequence, offset of that batch), least recently used first
+Producers = dict[int, tuple[int, int]]
 
 
 class IndexEntry(NamedTuple):
@@ -94,7 +93,7 @@ class Index(NamedTuple):
 
 
 def remember(producers: Producers, producer: int, sequence: int, offset: int) -> None:
-    """Note an idempotent producer's batch; the least recently used is forgotten over the limit."""
+    """Record an idempotent producer's batch; over the limit the least recently used producer is dropped."""
     producers.pop(producer, None)
     producers[producer] = (sequence, offset)
     while len(producers) > PRODUCERS_MAX:
@@ -102,7 +101,7 @@ def remember(producers: Producers, producer: int, sequence: int, offset: int) ->
 
 
 def build_index(segment: Segment, producers: Producers) -> Index | None:
-    """The index of a sealed segment, or None if it is not sealed (or damaged before its seal)."""
+    """Return the index of a segment, or None if it is not sealed or is damaged before its seal."""
     entries: list[IndexEntry] = []
     table = dict(producers)
     last_pos = -INDEX_STEP_BYTES
@@ -122,9 +121,9 @@ def build_index(segment: Segment, producers: Producers) -> Index | None:
 
 
 def index_sealed(directory: Path) -> bool:
-    """Write the indexes that are missing; False when a steward is at work: what he changes is not ours to index."""
+    """Write the indexes that are missing; return False if another process has the maintenance lock."""
     try:
-        with maintaining(directory, wait=False) as alone:
+        with maintenance_lock(directory, wait=False) as alone:
             if alone:
                 index_missing(directory)
             return alone
@@ -134,9 +133,8 @@ def index_sealed(directory: Path) -> bool:
 
 def index_missing(directory: Path) -> None:
     """
-    The same for a steward: oldest first, for each index carries on the table of the one before.
-
-    They are hints, so a segment that cannot be read is left without one.
+    Write the indexes that are missing, under the maintenance lock; oldest first, because each continues the
+    producer table of the one before. A segment that cannot be read gets none: indexes are hints.
     """
     missing: list[int] = []
     table: Producers = {}
@@ -174,7 +172,7 @@ def save_index(directory: Path, index: Index) -> None:
 
 
 def load_index(directory: Path, base: int, salt: int) -> Index | None:
-    """The saved index, or None when there is none that fits the segment."""
+    """Return the saved index, or None if there is none that fits the segment."""
     try:
         data = (directory / index_name(base)).read_bytes()
     except OSError:

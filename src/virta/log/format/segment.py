@@ -1,5 +1,5 @@
 """
-Segments: one file of batches behind a 64-byte header.
+Segments: one file of batches after a 64-byte header.
 
 The header names the stream, the first offset, a salt that every batch header's CRC starts from, and the
 segment before it. A segment is *active* (the highest base, appended to) or *sealed* (its last batch says so):
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FLAG_COMPACTED: Final = 1
-# Its seal was lost and written anew: like a compacted one's it is not what the next segment names as its last batch.
+# Its seal was lost and written again: like a compacted segment's, it is not the batch that the next segment names.
 FLAG_RESEALED: Final = 4
 FLAGS_UNLINKED: Final = FLAG_COMPACTED | FLAG_RESEALED
 NO_SEGMENT: Final = (1 << 64) - 1
@@ -41,7 +41,7 @@ class SegmentHeader(NamedTuple):
     base: int
     created: int  # µs
     stream: bytes  # 16 bytes of the stream's uuid
-    salt: int  # random per file: tells generations of one base apart
+    salt: int  # random per file: distinguishes generations of one base
     prev_crc: int  # header CRC of the last batch of the segment before
     prev_base: int  # NO_SEGMENT: this is the first
     epoch: int  # +1 whenever recovery had to drop published offsets
@@ -69,11 +69,11 @@ def new_salt() -> int:
 
 def parse_header(data: bytes, path: Path) -> SegmentHeader:
     """
-    The header in the first 64 bytes of a segment file.
+    Return the header in the first 64 bytes of a segment file.
 
     Raises:
-        LogCorruptionError: they are not what was written.
-        LogFormatError: they are of a newer version.
+        LogCorruptionError: it is damaged.
+        LogFormatError: it is of a newer version.
     """
     base = int(path.name[:20])
     reason = None
@@ -133,7 +133,7 @@ class Segment:
             self.fd = -1
 
     def __del__(self) -> None:
-        # Whoever still works with it keeps it open: a handle closed by another thread must not pull it away.
+        # Closed with the last reference: another thread may still read it.
         if getattr(self, "fd", -1) >= 0:
             self.close()
 
@@ -142,7 +142,7 @@ class Segment:
         return os.fstat(self.fd).st_size
 
     def data_end(self, pos: int) -> int:
-        """The place behind the last byte from `pos` on that is not zero; `pos` when only headroom is left."""
+        """Return the position after the last byte from `pos` on that is not zero; `pos` if all is headroom."""
         end = self.size
         while end > pos:
             begin = max(pos, end - READ_CHUNK_BYTES)
@@ -153,18 +153,18 @@ class Segment:
         return pos
 
     def sectors_end(self, pos: int) -> int:
-        """The same, with the rest of the sector that byte is in; `pos` when only headroom is left."""
+        """Return the same, rounded up to the end of its sector; `pos` if all is headroom."""
         used = self.data_end(pos)
         return pos if used == pos else min(-(-used // SECTOR_BYTES) * SECTOR_BYTES, self.size)
 
     def start(self) -> Position:
-        """Where the first batch stands."""
+        """Return the position of the first batch."""
         header = self.header
         return Position(SEGMENT_HEADER_BYTES, header.prev_crc, header.base)
 
 
 class Position(NamedTuple):
-    """A place between two batches: byte, header CRC of the batch before (-1: unchecked), next offset."""
+    """A position between two batches: byte, header CRC of the batch before (-1: unchecked), next offset."""
 
     pos: int
     prev: int
@@ -215,9 +215,7 @@ class Walk:
             self.end = WalkEnd(at, status, detail)
             if rows:
                 yield [BatchHeader(row[0] + shift, *row[1:]) for row in rows]
-            if (
-                len(data) < size
-            ):  # the file is shorter than the limit: asking for more brings no more
+            if len(data) < size:  # the file is shorter than the limit
                 status = Status.SHORT if status == Status.END else status
                 break
             if status == Status.SHORT and at.pos + detail <= self._limit:
@@ -227,7 +225,7 @@ class Walk:
         self.end = WalkEnd(at, status, detail)
 
     def run(self) -> WalkEnd:
-        """Go to the end for the end's sake."""
+        """Walk to the end and return it."""
         for _ in self:
             pass
         return self.end
@@ -235,16 +233,16 @@ class Walk:
 
 def unwritten(segment: Segment, at: Position) -> bool:
     """
-    Is there nothing at `at` but headroom, or the beginning of a batch whose rest was never written?
+    Return whether there is only headroom at `at`, or the beginning of a batch whose rest was never written.
 
-    Headroom is zero, and disks write whole sectors: such a batch reaches over the last sector with anything in it.
+    Headroom is zero, and disks write whole sectors: such a batch extends beyond the last sector that has data.
     """
     cut = segment.sectors_end(at.pos)
     return cut == at.pos or Walk(segment, at, cut).run().status == Status.SHORT
 
 
 def rewrite_header(segment: Segment, header: SegmentHeader) -> None:
-    """Change flags or epoch in place; readers have what they need of a header since they opened it."""
+    """Change flags or epoch in place; open readers keep the header they read."""
     fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
     try:
         files.write_all(fd, header.pack(), 0)
@@ -255,7 +253,7 @@ def rewrite_header(segment: Segment, header: SegmentHeader) -> None:
 
 
 def create_segment(directory: Path, header: SegmentHeader) -> None:
-    """A new segment, complete with its header or not there at all."""
+    """Create a segment with its header; after a crash it is complete or does not exist."""
     path = directory / segment_name(header.base)
     temporary = path.with_suffix(".new")
     fd = files.open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

@@ -1,9 +1,9 @@
 """
 Compaction by key: in sealed segments only the newest record of each (topic, key) stays.
 
-Offsets never change: what goes leaves a GAP record behind. Records without a key always stay. An empty value
-deletes its key; that news itself is kept for TOMBSTONE_AGE_S. A compacted segment is written beside the old one
-with a new salt and renamed over it, so readers in mid-file finish the old one undisturbed.
+Offsets never change: a GAP record replaces what is removed. Records without a key always stay. An empty value
+deletes its key; that record is kept for TOMBSTONE_AGE_S. A compacted segment is written next to the old one with a
+new salt and renamed over it, so readers of the old file finish it undisturbed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from virta import files
 from virta.clock import now_us
-from virta.log.disk_errors import in_words
+from virta.log.disk_errors import translate_disk_errors
 from virta.log.engine import kernel
 from virta.log.format.codec import (
     FLAG_REPAIR,
@@ -27,7 +27,7 @@ from virta.log.format.codec import (
     gap_record,
 )
 from virta.log.format.damage import Problem
-from virta.log.format.directory import maintaining
+from virta.log.format.directory import maintenance_lock
 from virta.log.format.index import Producers, build_index, index_missing, load_index, save_index
 from virta.log.format.segment import (
     FLAG_COMPACTED,
@@ -66,18 +66,18 @@ class CompactionReport(NamedTuple):
 
 
 def _identity(record: Record) -> bytes:
-    """16 bytes stand for (topic, key): a map of a million keys stays near a hundred megabytes."""
+    """Return a 16-byte digest of (topic, key): a map of a million keys takes about a hundred megabytes."""
     topic = record.topic
     return blake2b(len(topic).to_bytes(2, "little") + topic + record.key, digest_size=16).digest()
 
 
-@in_words("compacting")
+@translate_disk_errors("compacting")
 def compact(
     log: Log, topics: frozenset[bytes] | None, progress: Callable[[int, int], None] | None
 ) -> CompactionReport:
-    """Rewrite every sealed segment that has something to lose."""
-    with maintaining(log.path):
-        # What producers said last may be in batches that go, and then stands in the indexes alone.
+    """Rewrite every sealed segment that has records to remove."""
+    with maintenance_lock(log.path):
+        # The last batch of a producer may be removed; then only the indexes list it.
         index_missing(log.path)
         newest: dict[bytes, int] = {}
         total = log.bytes
@@ -108,7 +108,7 @@ def compact(
 def _compact_segment(
     log: Log, info: SegmentInfo, newest: dict[bytes, int], topics: frozenset[bytes] | None
 ) -> tuple[int, int, int, int, int]:
-    """(rewritten, bytes before, after, records before, after) of one segment."""
+    """Compact one segment: (rewritten, bytes before, after, records before, after)."""
     horizon = now_us() - int(TOMBSTONE_AGE_S * 1e6)
 
     def stays(record: Record) -> bool:
@@ -149,21 +149,11 @@ def _batches(segment: Segment) -> Iterator[BatchHeader]:
 
 
 def _records(segment: Segment, batch: BatchHeader) -> list[Record]:
-    """The records of one batch; only one batch is in memory at a time."""
+    """Return the records of one batch; only one batch is in memory at a time."""
     data = os.pread(segment.fd, BATCH_HEADER_BYTES + batch.payload_len, batch.pos)
+    salt, size = segment.header.salt, len(data)
     records, _, _, _, status, _ = kernel.read(
-        data,
-        0,
-        len(data),
-        segment.header.salt,
-        -1,
-        batch.base,
-        0,
-        FOREVER,
-        None,
-        False,
-        True,
-        FOREVER,
+        data, 0, size, salt, -1, batch.base, 0, FOREVER, None, False, True, FOREVER
     )
     if status != Status.END:
         end = batch.pos + len(data)
@@ -187,7 +177,7 @@ class _Rewriter:
     def batch(self, batch: BatchHeader, kept: list[Record]) -> None:
         self._time = batch.time
         if batch.flags & FLAG_REPAIR:
-            self.flush()  # lost offsets stay visible as lost
+            self.flush()  # lost offsets stay marked as lost
             self._put(bytearray(), batch.span, 0, 0, flags=FLAG_REPAIR)
             return
         if not kept:
@@ -206,7 +196,7 @@ class _Rewriter:
         self._put(payload, batch.span, batch.producer, batch.sequence)
 
     def flush(self) -> None:
-        """Write the gap that has gathered, if any."""
+        """Write the gap before the next batch, if any."""
         while self._gap:
             count = min(self._gap, GAP_MAX)
             self._put(bytearray(gap_record(count)), count, 0, 0)
@@ -239,7 +229,7 @@ class _Rewriter:
 def _rewrite(
     segment: Segment, stays: Callable[[Record], bool], following: int, producers: Producers
 ) -> int:
-    """Write the compacted file beside the segment and rename it over; returns its size."""
+    """Write the compacted file next to the segment and rename it over it; return its size."""
     header = segment.header._replace(salt=new_salt(), flags=segment.header.flags | FLAG_COMPACTED)
     temporary = segment.path.with_suffix(".compact")
     try:
@@ -255,7 +245,7 @@ def _rewrite(
         _index_first(segment.path.parent, temporary, header, producers)
         os.rename(temporary, segment.path)
     except BaseException:
-        temporary.unlink(missing_ok=True)  # a full disk needs the room
+        temporary.unlink(missing_ok=True)  # a full disk needs the space
         raise
     return size
 
@@ -264,9 +254,9 @@ def _index_first(
     directory: Path, temporary: Path, header: SegmentHeader, producers: Producers
 ) -> None:
     """
-    The compacted segment's index, while the segment that is to go still stands there.
+    Write the compacted segment's index before the segment is replaced.
 
-    Whoever looks in between has an index that does not fit, and all batches that tell what was in the one before.
+    Until then the new index does not fit the old segment and is ignored; the old segment still has all batches.
     """
     fresh = Segment.__new__(Segment)
     fresh.path, fresh.base, fresh.header = temporary, header.base, header

@@ -1,15 +1,15 @@
 """
-Recovery: what a writer that holds the lock does when the control page and the files disagree.
+Recovery: what a writer with the lock does when the control page and the files disagree.
 
 Walk from the last trusted batch. Complete, valid batches are adopted: their writer died before publishing them.
 What follows is copied to quarantine/ and
   * cut off, when no valid batch comes after it (a torn tail);
   * overwritten by a repair batch, when one does (a hole). A valid later batch is never truncated.
-Nothing but zeros is headroom (docs/format.md, 5.5): cut off, and no news.
-Offsets that had been handed out and are lost are never given again: a repair batch spans them, readers get an
-explicit gap, and the next segment carries a higher epoch.
+Zeros are headroom (docs/format.md §5.5): cut off, and not reported.
+Published offsets that are lost are never used again: a repair batch spans them, readers get an explicit gap, and
+the next segment has a higher epoch.
 
-Readers never repair; `repair` runs the same code over sealed segments.
+Readers never repair; `repair` runs the same code over all segments.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ logger = logging.getLogger("virta.log")
 
 
 class Recovered(NamedTuple):
-    """What recovery found: the end of the good part and what it had to do to get there."""
+    """What recovery found: the end of the valid part, and what was repaired."""
 
     at: Position
     last_pos: int  # of the last batch, 0: none
@@ -52,11 +52,11 @@ class Recovered(NamedTuple):
     sealed_next: int | None  # the segment is sealed, the next one starts there
     problems: list[Problem]
     quarantined: list[str]
-    lost: int  # offsets handed out whose records are gone
+    lost: int  # published offsets whose records are lost
 
 
 def quarantine(directory: Path, segment: Segment, start: int, end: int, reason: str) -> str:
-    """Copy bytes that are about to go, with a note of where they were; returns the copy's path."""
+    """Copy bytes that will be removed, with a note of where they were; return the copy's path."""
     folder = directory / QUARANTINE
     files.make_inside(folder)
     stem = f"{segment.path.stem}-{start}-{end}-{now_us()}"
@@ -78,11 +78,11 @@ def quarantine(directory: Path, segment: Segment, start: int, end: int, reason: 
 
 
 def repair_batch(segment: Segment, at: Position, time: int, lost: int, size: int | None) -> bytes:
-    """A batch that stands for `lost` offsets, `size` bytes long when it must fill a hole."""
+    """Return a batch that spans `lost` offsets, `size` bytes long if it must fill a hole."""
     payload = gap_record(lost) if lost else b""
     if size is not None:
-        room = size - BATCH_HEADER_BYTES
-        payload = payload.ljust(room, b"\0") if len(payload) <= room else bytes(room)
+        length = size - BATCH_HEADER_BYTES
+        payload = payload.ljust(length, b"\0") if len(payload) <= length else bytes(length)
     return _control_batch(segment.header.salt, at, time, lost, FLAG_REPAIR, payload)
 
 
@@ -109,7 +109,7 @@ def _control_batch(
 
 
 def scan_segment(segment: Segment, start: Position, size: int) -> tuple[WalkEnd, int, int]:
-    """Walk with payload checks: the end, the last batch's position (0: none) and time."""
+    """Walk with payload checks; return the end, and the last batch's position (0: none) and time."""
     walk = Walk(segment, start, size, check_payload=True)
     last_pos, last_time = 0, segment.header.created
     for batches in walk:
@@ -127,12 +127,12 @@ def recover(
     following: int | None = None,
 ) -> Recovered:
     """
-    Make a segment valid up to its end. The caller holds the lock that guards it.
+    Make a segment valid up to its end. The caller has the write lock or the maintenance lock.
 
     Args:
-        start: a place known to be good.
-        promised: the next offset once published; offsets below it that are gone are lost.
-        exact: and not one more was: what stands behind `start` was never published.
+        start: a position up to which the segment is valid.
+        promised: the next offset as published; missing offsets below it are lost.
+        exact: nothing after `start` was ever published.
         following: the next segment's base: this one must be sealed and reach it.
     """
     problems: list[Problem] = []
@@ -170,7 +170,7 @@ def recover(
             problems.append(problem)
             sealed = False
         if not sealed and not problems and (reach > at.next or following is not None):
-            # Published offsets or the seal vanished without leaving a byte: the file was cut.
+            # Published offsets or the seal are missing without a damaged byte: the file was cut.
             problems.append(Problem(str(segment.path), at.pos, at.pos, at.next, reach, "short"))
         if not sealed and reach > at.next:
             batch = repair_batch(segment, at, last_time, reach - at.next, None)
@@ -196,7 +196,7 @@ def _sync(fd: int, segment: Segment) -> None:
 
 
 def _headroom_cut(segment: Segment, fd: int, end: WalkEnd, following: int | None) -> bool:
-    """Cut off zeros where they may be: behind a seal, or at the end of a segment that needs none yet."""
+    """Cut off headroom after a seal, or at the end of a segment that needs no seal yet."""
     at = end.at.pos
     if (following is not None and end.status != Status.SEAL) or segment.data_end(at) > at:
         return False
@@ -205,7 +205,7 @@ def _headroom_cut(segment: Segment, fd: int, end: WalkEnd, following: int | None
 
 
 def _reseal(segment: Segment, fd: int, at: Position, last_time: int, following: int) -> None:
-    # The flag first: a segment that says so without need is only checked a little less.
+    # The flag first: set without need, it only skips one check.
     segment.header = segment.header._replace(flags=segment.header.flags | FLAG_RESEALED)
     files.write_all(fd, segment.header.pack(), 0)
     files.write_all(fd, seal_batch(segment.header.salt, at, last_time, following), at.pos)
@@ -214,7 +214,7 @@ def _reseal(segment: Segment, fd: int, at: Position, last_time: int, following: 
 def _unseal(
     segment: Segment, fd: int, at: Position, seal: int, following: int
 ) -> tuple[Problem, Position]:
-    """Take back a seal that names a segment which is not there any more; its offsets are lost."""
+    """Remove a seal that names a segment that no longer exists; its offsets are lost."""
     problem = Problem(str(segment.path), seal, at.pos, at.next, following, "missing")
     prev = int.from_bytes(os.pread(fd, 4, seal + 44), "little")
     os.ftruncate(fd, seal)
@@ -222,7 +222,7 @@ def _unseal(
 
 
 def _hole(segment: Segment, end: WalkEnd, size: int) -> tuple[Problem, tuple[int, int] | None]:
-    """What is wrong at the end of a walk, and the next valid batch behind it, if any."""
+    """Return the damage at the end of a walk, and (position, base) of the next valid batch, if any."""
     at = end.at
     path = str(segment.path)
     used = segment.sectors_end(at.pos)
@@ -233,12 +233,12 @@ def _hole(segment: Segment, end: WalkEnd, size: int) -> tuple[Problem, tuple[int
     while (hole := find_batch(segment, search, size, at.next)) is not None:
         if hole[0] - at.pos >= BATCH_HEADER_BYTES:
             break
-        search = hole[0] + 1  # no room for a repair batch before it: give that one up as well
+        search = hole[0] + 1  # too close for a repair batch before it: skip that one as well
     if hole is not None:
         return Problem(path, at.pos, hole[0], at.next, hole[1], end.reason), hole
     offset_to = None
     if end.status == Status.BAD_PAYLOAD and not unwritten(segment, at):
-        # The header is good: it says which offsets the lost payload held.
+        # The header is valid: it has the number of offsets of the lost payload.
         count = struct.unpack("<I", os.pread(segment.fd, 4, at.pos + 24))[0]
         offset_to = at.next + count
     return Problem(

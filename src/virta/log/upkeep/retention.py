@@ -1,7 +1,7 @@
 """
-Retention: whole sealed segments go, oldest first. Readers that have one open finish it undisturbed.
+Retention: remove whole sealed segments, oldest first. Readers that have one open finish it undisturbed.
 
-A pin (pins/<id>, held by a lock) keeps everything from its offset on; a pin whose holder died is ignored.
+A pin (pins/<id>, a locked file) keeps everything from its offset on; the pin of a process that ended is ignored.
 """
 
 from __future__ import annotations
@@ -18,8 +18,14 @@ from virta import files
 from virta.clock import now_us
 from virta.errors import LogTypeError
 from virta.log.consumers import consumer
-from virta.log.disk_errors import in_words
-from virta.log.format.directory import PINS, index_name, maintaining, segment_bases, segment_name
+from virta.log.disk_errors import translate_disk_errors
+from virta.log.format.directory import (
+    PINS,
+    index_name,
+    maintenance_lock,
+    segment_bases,
+    segment_name,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,9 +47,9 @@ class RetentionReport(NamedTuple):
 
 
 class Pin:
-    """Keeps retention and compaction from `offset` on for as long as it is open and its process lives."""
+    """Keeps retention and compaction away from `offset` and above while it is open and its process runs."""
 
-    @in_words("pinning")
+    @translate_disk_errors("pinning")
     def __init__(self, directory: Path, offset: int) -> None:
         folder = directory / PINS
         files.make_inside(folder)
@@ -60,7 +66,7 @@ class Pin:
             self.after_fork()
 
     def after_fork(self) -> None:
-        """In a child: the pin is its parent's and dies with it, whoever else has its file open."""
+        """Close the file in a forked child: the pin is its parent's."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -77,7 +83,7 @@ class Pin:
 
 
 def lowest_pin(directory: Path) -> int | None:
-    """The lowest offset a living process has pinned."""
+    """Return the lowest offset that a running process has pinned."""
     lowest: int | None = None
     folder = directory / PINS
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -88,13 +94,13 @@ def lowest_pin(directory: Path) -> int | None:
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            # Held. A pin that is just being written has no offset yet: take it for zero.
+            # Locked. A pin that is just being written has no offset yet: it counts as zero.
             text = os.pread(fd, 4096, 0)
             offset = _pinned_offset(text)
             lowest = offset if lowest is None else min(lowest, offset)
         else:
             if os.fstat(fd).st_size:
-                path.unlink(missing_ok=True)  # its holder died
+                path.unlink(missing_ok=True)  # its process ended
         finally:
             os.close(fd)
     return lowest
@@ -109,7 +115,7 @@ def _pinned_offset(text: bytes) -> int:
     return offset if type(offset) is int and offset >= 0 else 0
 
 
-@in_words("removing segments of")
+@translate_disk_errors("removing segments of")
 def retain(
     log: Log,
     *,
@@ -123,28 +129,28 @@ def retain(
     for name, value in (("max_age", seconds), ("max_bytes", max_bytes)):
         if value is not None and value < 0:
             raise LogTypeError(f"{name} must not be negative, got {value!r}")
-    with maintaining(log.path):
+    with maintenance_lock(log.path):
         positions: list[int] = []
         if consumed or keep_unread:
             positions = consumer.advance_consumers(log, dry_run=dry_run)
         slowest = min(positions) if positions else None
-        doomed = _doomed(
+        removed = _to_remove(
             log, seconds, max_bytes, slowest, consumed=consumed, keep_unread=keep_unread
         )
         if not dry_run:
-            for info in doomed:
-                # The index first: a segment without one is whole, an index without one is litter.
+            for info in removed:
+                # The index first: a segment is complete without an index, not the reverse.
                 (log.path / index_name(info.base)).unlink(missing_ok=True)
                 (log.path / segment_name(info.base)).unlink(missing_ok=True)
-            if doomed:
+            if removed:
                 files.sync_directory(log.path)
         bases = segment_bases(log.path)
-        first = doomed[-1].next if doomed else (bases[0] if bases else 0)
-    records = sum(info.next - info.base for info in doomed)
-    return RetentionReport(len(doomed), sum(info.bytes for info in doomed), records, first)
+        first = removed[-1].next if removed else (bases[0] if bases else 0)
+    records = sum(info.next - info.base for info in removed)
+    return RetentionReport(len(removed), sum(info.bytes for info in removed), records, first)
 
 
-def _doomed(
+def _to_remove(
     log: Log,
     max_age: float | None,
     max_bytes: int | None,
@@ -158,7 +164,7 @@ def _doomed(
     pinned = lowest_pin(log.path)
     total = sum(info.bytes for info in segments)
     oldest = None if max_age is None else now_us() - int(max_age * 1e6)
-    doomed: list[SegmentInfo] = []
+    removed: list[SegmentInfo] = []
     for info in segments[:-1]:  # the active one always stays
         if not info.sealed or (pinned is not None and info.next > pinned):
             break
@@ -170,9 +176,9 @@ def _doomed(
         read_by_all = consumed and slowest is not None and not unread
         if not (too_old or too_much or read_by_all):
             break
-        doomed.append(info)
+        removed.append(info)
         total -= info.bytes
-    return doomed
+    return removed
 
 
 def _all_after_fork() -> None:

@@ -3,7 +3,7 @@ Verify and repair a whole log.
 
 Verify reads everything and checks every header, chain, payload and record checksum, that segments follow each other
 without a hole, and that sealed ones are sealed. It changes nothing. Repair runs recovery over every segment: damaged
-bytes go to quarantine/, the offsets they held are marked as lost, and the log is whole again.
+bytes go to quarantine/, and their offsets are marked as lost.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from virta import files
 from virta.errors import LogCorruptionError
-from virta.log.disk_errors import in_words
+from virta.log.disk_errors import translate_disk_errors
 from virta.log.engine import kernel
 from virta.log.format.codec import REASONS, Status, crc32c_seed
 from virta.log.format.damage import Problem, describe_damage, find_batch, problem_of
-from virta.log.format.directory import maintaining, segment_bases, segment_name
+from virta.log.format.directory import maintenance_lock, segment_bases, segment_name
 from virta.log.format.segment import (
     FLAG_COMPACTED,
     FLAG_RESEALED,
@@ -72,7 +72,7 @@ class _Check:
         path = self.log.path / segment_name(base)
         try:
             segment = Segment(self.log.path, base)
-        except FileNotFoundError:  # retention was quicker
+        except FileNotFoundError:  # removed by retention
             self.link = None
             return
         except LogCorruptionError as exc:
@@ -131,48 +131,46 @@ class _Check:
             elif status in REASONS:
                 if last and not published and segment.data_end(at.pos) == at.pos:
                     return  # headroom
-                behind = self._damage(segment, at, limit, status)
-                if behind is None:
+                after = self._damage(segment, at, limit, status)
+                if after is None:
                     return
-                at = behind
+                at = after
             elif at.pos >= limit or not data:
                 break
         if at.pos < limit:
             self.problems.append(Problem(path, at.pos, limit, at.next, None, "short"))
         elif not last:
             self.problems.append(Problem(path, at.pos, at.pos, at.next, None, "short"))
-        elif published and (left := self._left_behind(segment)) is not None:
+        elif published and (left := self._unpublished_bytes(segment)) is not None:
             self.problems.append(Problem(path, *left, None, "short"))
 
     def _damage(
         self, segment: Segment, at: Position, limit: int, status: Status
     ) -> Position | None:
         """Record the damage at `at`; return where the next valid batch starts, if there is one."""
-        problem, behind = describe_damage(segment, at, limit, REASONS[status])
+        problem, after = describe_damage(segment, at, limit, REASONS[status])
         self.problems.append(problem)
-        return behind
+        return after
 
-    def _left_behind(self, segment: Segment) -> tuple[int, int, int] | None:
-        """Bytes behind the published end that nobody is writing, a dead writer's: from, to, and the next offset."""
-        looks: set[tuple[int, int, int]] = set()
+    def _unpublished_bytes(self, segment: Segment) -> tuple[int, int, int] | None:
+        """Return (from, to, next offset) of bytes after the published end that a dead writer left, or None."""
+        seen: set[tuple[int, int, int]] = set()
         for _ in range(2):
             before = self.log.source.snapshot()
             if before is None or before.active != segment.base:
                 return None
             used = segment.data_end(before.end)
             after = self.log.source.snapshot()
-            # Whoever is appending has moved the end by now, or is still at it.
+            # A running append has moved the end by now, or its process still has the lock.
             if after is None or (after.active, after.end) != (before.active, before.end):
                 return None
             if used == before.end or (after.holder and os.path.exists(f"/proc/{after.holder}")):
                 return None
-            looks.add((before.end, used, before.next))
-        return (
-            looks.pop() if len(looks) == 1 else None
-        )  # else an append failed, and cut them off again
+            seen.add((before.end, used, before.next))
+        return seen.pop() if len(seen) == 1 else None  # else a failed append removed them
 
 
-@in_words("verifying")
+@translate_disk_errors("verifying")
 def verify_log(log: Log, progress: Callable[[int, int], None] | None) -> VerifyReport:
     check = _Check(log, progress)
     bases = segment_bases(log.path)
@@ -181,7 +179,7 @@ def verify_log(log: Log, progress: Callable[[int, int], None] | None) -> VerifyR
         check.segment(base, last=number + 1 == len(bases))
     snapshot = log.source.snapshot()
     if snapshot is not None and snapshot.current and not bases[-1:] >= [snapshot.active]:
-        # The segment that was written to is gone, unless it was made while we looked.
+        # The active segment was removed, unless it was created during this check.
         path = log.path / segment_name(snapshot.active)
         if not path.exists():
             lost = Problem(str(path), 0, 0, snapshot.active, snapshot.next, "missing")
@@ -189,19 +187,19 @@ def verify_log(log: Log, progress: Callable[[int, int], None] | None) -> VerifyR
     return VerifyReport(len(bases), check.batches, check.records, check.total, check.problems)
 
 
-@in_words("repairing")
+@translate_disk_errors("repairing")
 def repair_log(
     log: Log, writer: Writer, progress: Callable[[int, int], None] | None
 ) -> RepairReport:
-    """Make every segment valid. Appends wait meanwhile."""
+    """Make every segment valid; appends wait until it is done."""
     problems: list[Problem] = []
     kept: list[str] = []
     lost = 0
-    with maintaining(log.path), writer.locked():
+    with maintenance_lock(log.path), writer.locked():
         bases = segment_bases(log.path)
         for number, base in enumerate(bases):
             path = log.path / segment_name(base)
-            _mend_header(log, path, problems, kept)
+            _repair_header(log, path, problems, kept)
             following = bases[number + 1] if number + 1 < len(bases) else None
             snapshot = log.source.snapshot()
             promised = 0
@@ -220,8 +218,8 @@ def repair_log(
     return RepairReport(problems, kept, lost)
 
 
-def _mend_header(log: Log, path: Path, problems: list[Problem], kept: list[str]) -> None:
-    """Rebuild a segment's damaged header; everything in it is known from elsewhere but the salt."""
+def _repair_header(log: Log, path: Path, problems: list[Problem], kept: list[str]) -> None:
+    """Rebuild a segment's damaged header; everything but the salt is known from elsewhere."""
     base = int(path.name[:20])
     try:
         Segment(log.path, base).close()
@@ -231,14 +229,14 @@ def _mend_header(log: Log, path: Path, problems: list[Problem], kept: list[str])
         return
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        kept.append(_keep_header(log, path, fd))
+        kept.append(_quarantine_header(log, path, fd))
         files.write_all(fd, _rebuilt_header(log, base, fd).pack(), 0)
         os.fsync(fd)
     finally:
         os.close(fd)
 
 
-def _keep_header(log: Log, path: Path, fd: int) -> str:
+def _quarantine_header(log: Log, path: Path, fd: int) -> str:
     raw = Segment.__new__(Segment)
     raw.path, raw.base, raw.fd = path, int(path.name[:20]), os.dup(fd)
     with raw:
@@ -247,7 +245,7 @@ def _keep_header(log: Log, path: Path, fd: int) -> str:
 
 def _rebuilt_header(log: Log, base: int, fd: int) -> SegmentHeader:
     """
-    Try what the fields may have been: as read, or as the neighbours tell. The header's own CRC says when it is right.
+    Try the possible values of the fields, as read or as other segments imply; the header's CRC confirms them.
 
     The salt is what the first batch header's CRC started from, and a CRC can be run backwards; the chain field is
     the first batch's own `prev`, or what the segment before ends with.
@@ -277,10 +275,10 @@ def _rebuilt_header(log: Log, base: int, fd: int) -> SegmentHeader:
         if guess.pack()[60:] == old[60:]:
             return guess
     for guess in guesses:
-        # The CRC itself was hit. CRC-8 alone proves little, so the link must fit too.
+        # The CRC itself is damaged. CRC-8 alone proves little, so the link must fit too.
         if guess.pack()[:60] == old[:60] and guess.prev_crc == prevs[0]:
             return guess
-    # Nothing fits: take what makes batches readable, and ask no more of the link to the next segment.
+    # Nothing fits: use what makes batches readable, and do not check the link to the next segment.
     fallback = guesses[0]._replace(
         epoch=min(epoch, epochs[-1] + 1), flags=flags & FLAGS_UNLINKED | FLAG_RESEALED
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-CRASH = Path(__file__).parent.parent / "crash"
+CRASH = Path(__file__).parent.parent.parent / "crash"
 sys.path.append(str(CRASH))
 
 from crash_tools import compile_shim, run_scenario  # noqa: E402

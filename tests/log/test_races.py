@@ -158,7 +158,7 @@ def test_a_rollover_while_a_time_is_looked_up(log, monkeypatch):
 
 def test_indexes_are_not_made_under_a_steward(log):
     """Who rolls over while a segment is being compacted leaves the indexes to him, and makes them later."""
-    with directory.maintaining(log.path):
+    with directory.maintenance_lock(log.path):
         fill(log, 20)
         assert not list(log.path.glob("*.pidx"))
     fill(log, 20)
@@ -253,9 +253,9 @@ class Bystander:
 
 def test_a_fork_during_maintenance(log):
     """A child that was forked meanwhile does not keep the next steward out."""
-    with directory.maintaining(log.path):
+    with directory.maintenance_lock(log.path):
         bystander = Bystander().__enter__()
-    with bystander, directory.maintaining(log.path, wait=False) as alone:
+    with bystander, directory.maintenance_lock(log.path, wait=False) as alone:
         assert alone
 
 

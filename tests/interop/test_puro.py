@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from virta.errors import LogCorruptionError, LogNotFoundError
-from virta.interop.puro import PuroReport, Segment, crc_puro, encode, read_puro
+from virta.interop.puro import PuroReport, PuroSegment, crc_puro, encode, read_puro
 from virta.log.format.codec import decode_varlong, encode_varlong
 
 ROOT = Path(__file__).parents[2]
@@ -356,4 +356,4 @@ def test_nothing_there(tmp_path):
         with pytest.raises(LogNotFoundError, match=str(path)):
             list(read_puro(path))
     with pytest.raises(LogNotFoundError):
-        Segment(tmp_path / "no.puro")
+        PuroSegment(tmp_path / "no.puro")
