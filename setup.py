@@ -32,12 +32,8 @@ EXTENSIONS = [
     ),
     Extension(
         "virta.journal._native",
-        ["native/journal.c", "native/lines.c", "native/asker.c"],
-        depends=[
-            *map(str, Path("native").glob("journal*.h")),
-            "native/line.h",
-            "native/look.h",
-        ],
+        ["native/journal.c", "native/client_io.c"],
+        depends=sorted(map(str, Path("native").glob("journal*.h"))),
         extra_compile_args=[*FLAGS, "-std=c11", "-Wall", "-Wextra"],
         extra_link_args=LINK,
         optional=True,

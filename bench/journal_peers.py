@@ -74,7 +74,6 @@ class System:
 
 class Virta(System):
     name = "virta journal"
-    awake = False
 
     def __init__(self, directory, durability):
         super().__init__(directory)
@@ -93,7 +92,6 @@ class Virta(System):
             str(self.directory),
             "--durability",
             self.durability,
-            *(["--awake"] if self.awake else []),
         )
 
     def client(self):
@@ -101,8 +99,8 @@ class Virta(System):
         from virta.journal.protocol import commands
 
         class Queue:
-            def __init__(self, port, awake):
-                self.client = Client(port=port, awake=awake)
+            def __init__(self, port):
+                self.client = Client(port=port)
 
             def put(self, number):
                 self.client.push(uri(number), priority=number % 256, payload=PAYLOAD)
@@ -120,14 +118,7 @@ class Virta(System):
                 self.client.pipeline([commands.done(job.key) for job in jobs])
                 return len(jobs)
 
-        return Queue(self.port, self.awake)
-
-
-class VirtaAwake(Virta):
-    """Both ends look for the next bytes for up to 0.5 ms before they sleep."""
-
-    name = "virta journal, awake"
-    awake = True
+        return Queue(self.port)
 
 
 class VirtaEmbedded(System):
@@ -474,14 +465,12 @@ class Huey(System):
 
 SYSTEMS = [
     (Virta, "fsync"),
-    (VirtaAwake, "fsync"),
     (VirtaEmbedded, "fsync"),
     (Beanstalkd, "-f0"),
     (Redis, "always"),
     (Postgres, "on"),
     (Huey, True),
     (Virta, "none"),
-    (VirtaAwake, "none"),
     (VirtaEmbedded, "none"),
     (Beanstalkd, "-f50"),
     (Beanstalkd, "-F"),

@@ -1,54 +1,50 @@
-/* The journal's messages: the fast half of virta/journal/protocol/codec.py, which has the layout and decides every doubt.
+/* The native codec of the journal's messages; protocol/codec.py has the layout and the plain codec.
  *
- * Decoding takes the whole, well-formed messages at the front of some bytes and stops at the first that is short,
- * wrong or beyond a limit; encoding returns None for anything it cannot write as it should be. The plain twin then
- * sees those bytes or that message, so that there is one place where waiting, faults and refusals are defined. */
+ * Decoding returns the complete, well-formed messages at the front of some bytes and stops at the first that
+ * is incomplete, malformed or beyond a limit; encoding returns None for anything that does not fit. The plain
+ * codec continues there, so waiting, errors and refusals are defined in one place. */
 #include "journal.h"
 #include "journal_decode.h"
 #include "journal_encode.h"
-#include "journal_told.h"
 
-static int identifier_of(const Shape *shape, PyObject *message, int at)
+int journal_reply_identifier(PyObject *reply) { return identifier_of(&reply_type, reply, R_IDENTIFIER); }
+int journal_request_identifier(PyObject *request)
 {
-    uint64_t identifier;
-    return Py_TYPE(message) == shape->type && number(field(shape, message, at), 0xFFFF, &identifier) ? (int)identifier : -1;
+    return identifier_of(&request_type, request, Q_IDENTIFIER);
 }
 
-int journal_reply_identifier(PyObject *reply) { return identifier_of(&reply_shape, reply, R_IDENTIFIER); }
-int journal_request_identifier(PyObject *request) { return identifier_of(&request_shape, request, Q_IDENTIFIER); }
-
 /* (Request, Reply, Pair, Value, Details) */
-static PyObject *set_types(PyObject *self, PyObject *args)
+static PyObject *set_types(PyObject *module, PyObject *args)
 {
-    (void)self;
+    (void)module;
     PyObject *request, *reply, *pair, *value, *details;
     if (!PyArg_ParseTuple(args, "OOOOO", &request, &reply, &pair, &value, &details)) return NULL;
-    if (!learn(&request_shape, request, Q_FIELDS) || !learn(&reply_shape, reply, R_FIELDS) || !learn(&pair_shape, pair, P_FIELDS)
-        || !learn(&value_shape, value, V_FIELDS) || !learn(&details_shape, details, D_FIELDS))
+    if (!learn(&request_type, request, Q_FIELDS) || !learn(&reply_type, reply, R_FIELDS)
+        || !learn(&pair_type, pair, P_FIELDS) || !learn(&value_type, value, V_FIELDS)
+        || !learn(&details_type, details, D_FIELDS))
         return NULL;
     Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {
-    {"set_types", set_types, METH_VARARGS, "The structures to make and to read."},
-    {"set_told_types", set_told_types, METH_VARARGS, "The tuples a client gives out."},
-    {"decode_requests", decode_requests, METH_O, "The requests at the front of some bytes, and where they end."},
-    {"decode_replies", decode_replies, METH_O, "The replies at the front of some bytes, and where they end."},
-    {"encode_request", encode_request, METH_O, "The bytes of a request, None if it is not an ordinary one."},
-    {"encode_reply", encode_reply, METH_O, "The bytes of a reply, None if it is not an ordinary one."},
+    {"set_types", set_types, METH_VARARGS, "Set the structures to make and to read."},
+    {"decode_requests", decode_requests, METH_O, "Return (requests, end) of some bytes."},
+    {"decode_replies", decode_replies, METH_O, "Return (replies, end) of some bytes."},
+    {"encode_request", encode_request, METH_O, "Return the bytes of a request, or None to decline it."},
+    {"encode_reply", encode_reply, METH_O, "Return the bytes of a reply, or None to decline it."},
+    {"exchange", (PyCFunction)(void (*)(void))journal_exchange, METH_FASTCALL,
+     "Send a request and return its reply."},
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "virta.journal._native", NULL, -1, methods, NULL, NULL, NULL, NULL};
+static struct PyModuleDef module_definition = {
+    PyModuleDef_HEAD_INIT, .m_name = "virta.journal._native", .m_size = -1, .m_methods = methods,
+};
 
 PyMODINIT_FUNC PyInit__native(void)
 {
     for (int i = 0; i < 16; i++)
         if (!(numbers[i] = PyLong_FromLong(i))) return NULL;
     if (!(no_bytes = PyBytes_FromStringAndSize("", 0)) || !(no_text = PyUnicode_FromString(""))) return NULL;
-    PyObject *made_module = PyModule_Create(&module);
-    if (made_module
-        && (journal_add_lines(made_module) < 0 || journal_add_asker(made_module) < 0))
-        Py_CLEAR(made_module);
-    return made_module;
+    return PyModule_Create(&module_definition);
 }

@@ -1,109 +1,137 @@
-/* Messages to bytes; DOUBT for anything that cannot be written as it should be. */
+/* Encode messages; DECLINED for anything that does not fit its field. */
 #ifndef VIRTA_JOURNAL_ENCODE_H
 #define VIRTA_JOURNAL_ENCODE_H
-#include "journal_shapes.h"
+#include "journal_fields.h"
 
-uint8_t *journal_extend(Out *out, size_t more)
+/* Make space for `more` bytes; NULL with MemoryError set. */
+static uint8_t *extend(Out *out, size_t more)
 {
-    if (out->size + more > out->room) {
-        size_t room = (out->size + more) * 2;
-        uint8_t *data = out->data == out->start ? PyMem_Malloc(room) : PyMem_Realloc(out->data, room);
-        if (!data) { PyErr_NoMemory(); return NULL; }
+    if (out->size + more > out->capacity) {
+        size_t capacity = (out->size + more) * 2;
+        uint8_t *data = out->data == out->start ? PyMem_Malloc(capacity) : PyMem_Realloc(out->data, capacity);
+        if (!data) {
+            PyErr_NoMemory();
+            return NULL;
+        }
         if (out->data == out->start) memcpy(data, out->start, out->size);
         out->data = data;
-        out->room = room;
+        out->capacity = capacity;
     }
     uint8_t *p = out->data + out->size;
     out->size += more;
     return p;
 }
 
-static inline uint8_t *put16(uint8_t *p, unsigned n) { p[0] = (uint8_t)(n >> 8); p[1] = (uint8_t)n; return p + 2; }
-static inline uint8_t *put32(uint8_t *p, uint32_t n) { return put16(put16(p, n >> 16), n & 0xFFFF); }
-static inline uint8_t *put64(uint8_t *p, uint64_t n) { return put32(put32(p, (uint32_t)(n >> 32)), (uint32_t)n); }
-
-static inline uint8_t *put_span(uint8_t *p, Span span, int wide)
+static inline uint8_t *put16(uint8_t *p, unsigned n)
 {
-    if (wide) p = put16(p, (unsigned)span.size);
-    else *p++ = (uint8_t)span.size;
-    if (span.size) memcpy(p, span.at, span.size);
-    return p + span.size;
+    p[0] = (uint8_t)(n >> 8);
+    p[1] = (uint8_t)n;
+    return p + 2;
 }
 
-static inline uint8_t *put_sized(uint8_t *p, PyObject *bytes, int wide) { return put_span(p, span_of(bytes), wide); }
+static inline uint8_t *put32(uint8_t *p, uint32_t n) { return put16(put16(p, n >> 16), n & 0xFFFF); }
+static inline uint8_t *put64(uint8_t *p, uint64_t n)
+{
+    return put32(put32(p, (uint32_t)(n >> 32)), (uint32_t)n);
+}
 
+static inline uint8_t *put_bytes(uint8_t *p, PyObject *bytes)
+{
+    memcpy(p, PyBytes_AS_STRING(bytes), (size_t)PyBytes_GET_SIZE(bytes));
+    return p + PyBytes_GET_SIZE(bytes);
+}
+
+static uint8_t *put_sized(uint8_t *p, PyObject *bytes, int wide)
+{
+    if (wide) p = put16(p, (unsigned)PyBytes_GET_SIZE(bytes));
+    else *p++ = (uint8_t)PyBytes_GET_SIZE(bytes);
+    return put_bytes(p, bytes);
+}
+
+static inline size_t size_of(PyObject *bytes) { return (size_t)PyBytes_GET_SIZE(bytes); }
+
+/* The width of a value's size field, by the size that counts the type byte. */
 static inline int width_of(size_t size) { return size <= 0xFF ? 1 : size <= 0xFFFF ? 2 : 3; }
 
-static uint8_t *put_typed(uint8_t *p, Span data, unsigned type, int width)
+static uint8_t *put_value(uint8_t *p, PyObject *data, unsigned type, int width)
 {
-    if (width == 1) *p++ = (uint8_t)(data.size + 1);
-    else p = width == 2 ? put16(p, (unsigned)data.size + 1) : put32(p, (uint32_t)data.size + 1);
+    size_t size = (data ? size_of(data) : 0) + 1;
+    if (width == 1) *p++ = (uint8_t)size;
+    else p = width == 2 ? put16(p, (unsigned)size) : put32(p, (uint32_t)size);
     *p++ = (uint8_t)type;
-    if (data.size) memcpy(p, data.at, data.size);
-    return p + data.size;
-}
-
-static inline uint8_t *put_value(uint8_t *p, PyObject *data, unsigned type, int width)
-{
-    return put_typed(p, data ? span_of(data) : (Span){NULL, 0}, type, width);
-}
-
-enum outcome journal_put_ask(Out *out, const Ask *ask)
-{
-    int wide = ask->key.size > 255 || ask->key2.size > 255, width = ask->valued ? width_of(ask->data.size + 1) : 0;
-    uint8_t *p = journal_extend(out, 18 + 8 + 8 + 2 + 4 + ask->key.size + ask->key2.size + 5 + ask->data.size);
-    if (!p) return FAILED;
-    unsigned flags = ask->flags | ask->query << QUERY_SHIFT | (wide ? KEY16 : 0) | (unsigned)width << WIDTH_SHIFT;
-    flags |= (ask->timed ? TIMEOUT : 0) | (ask->lived ? TTL : 0) | (ask->query != QUERY_RANGE && ask->counted ? COUNT : 0);
-    p = put16(put16(put32(p, 0x464A0001), ask->function), ask->identifier);
-    p = put64(put16(p, flags), ask->timestamp);
-    if (ask->timed) p = put64(p, ask->timeout);
-    if (ask->lived) p = put64(p, ask->ttl);
-    if (ask->query == QUERY_RANGE || ask->counted) p = put16(p, ask->count);
-    p = put_span(p, ask->key, wide);
-    if (ask->query == QUERY_RANGE) p = put_span(p, ask->key2, wide);
-    if (ask->valued) p = put_typed(p, ask->data, ask->type, width);
-    out->size = (size_t)(p - out->data);
-    return WRITTEN;
+    return data ? put_bytes(p, data) : p;
 }
 
 enum outcome journal_put_request(Out *out, PyObject *request)
 {
-    Ask ask;
-    return ask_of(request, &ask) ? journal_put_ask(out, &ask) : DOUBT;
+    const Structure *s = &request_type;
+    uint64_t function, identifier, flags, timestamp, query, timeout = 0, ttl = 0, count = 0, type = 0;
+    int timed, lived, counted;
+    PyObject *data = NULL;
+    if (Py_TYPE(request) != s->type) return DECLINED;
+    PyObject *key = field(s, request, Q_KEY), *key2 = field(s, request, Q_KEY2);
+    PyObject *value = field(s, request, Q_VALUE);
+    if (!number(field(s, request, Q_FUNCTION), 0xFFFF, &function)
+        || !number(field(s, request, Q_IDENTIFIER), 0xFFFF, &identifier)
+        || !number(field(s, request, Q_FLAGS), 0xFFFF, &flags)
+        || !number(field(s, request, Q_TIMESTAMP), UINT64_MAX, &timestamp)
+        || !number(field(s, request, Q_QUERY), 3, &query)
+        || !optional(field(s, request, Q_TIMEOUT), UINT64_MAX, &timeout, &timed)
+        || !optional(field(s, request, Q_TTL), UINT64_MAX, &ttl, &lived)
+        || !optional(field(s, request, Q_COUNT), 0xFFFF, &count, &counted) || !is_key(key) || !is_key(key2)
+        || (value != Py_None && !read_value(value, &data, &type)))
+        return DECLINED;
+    int ranged = query == QUERY_RANGE, wide = size_of(key) > 255 || size_of(key2) > 255;
+    int width = data ? width_of(size_of(data) + 1) : 0;
+    flags |= query << QUERY_SHIFT | (wide ? KEY16 : 0) | (unsigned)width << WIDTH_SHIFT;
+    flags |= (timed ? TIMEOUT : 0) | (lived ? TTL : 0) | (counted && !ranged ? COUNT : 0);
+    size_t head = 18 + 8 + 8 + 2 + 2 * 2 + 5;
+    uint8_t *p = extend(out, head + size_of(key) + size_of(key2) + (data ? size_of(data) : 0));
+    if (!p) return FAILED;
+    p = put16(put16(put32(p, REQUEST_MAGIC), (unsigned)function), (unsigned)identifier);
+    p = put64(put16(p, (unsigned)flags), timestamp);
+    if (timed) p = put64(p, timeout);
+    if (lived) p = put64(p, ttl);
+    if (ranged || counted) p = put16(p, (unsigned)count);
+    p = put_sized(p, key, wide);
+    if (ranged) p = put_sized(p, key2, wide);
+    if (data) p = put_value(p, data, (unsigned)type, width);
+    out->size = (size_t)(p - out->data);
+    return WRITTEN;
 }
 
 static enum outcome put_details(Out *out, PyObject *details)
 {
-    uint8_t *p = journal_extend(out, DETAILS_BYTES);
-    if (!p) return FAILED;
-    memset(p, 0, DETAILS_BYTES);
-    if (details == Py_None) return WRITTEN;
-    if (!details || Py_TYPE(details) != details_shape.type) return DOUBT;
-    uint64_t n[D_FIELDS];
     static const uint64_t max[D_FIELDS] = {
         UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT32_MAX, 0xFFFF, 0xFF};
-    for (int i = 0; i < D_FIELDS; i++)
-        if (!number(field(&details_shape, details, i), max[i], n + i)) return DOUBT;
+    uint64_t n[D_FIELDS] = {0};
+    if (details != Py_None) {
+        if (!details || Py_TYPE(details) != details_type.type) return DECLINED;
+        for (int i = 0; i < D_FIELDS; i++)
+            if (!number(field(&details_type, details, i), max[i], n + i)) return DECLINED;
+    }
+    uint8_t *p = extend(out, DETAILS_BYTES);
+    if (!p) return FAILED;
     for (int i = 0; i < 6; i++) p = put64(p, n[i]);
-    put16(put32(p, (uint32_t)n[6]), (unsigned)n[7])[0] = (uint8_t)n[8];
+    p = put16(put32(p, (uint32_t)n[6]), (unsigned)n[7]);
+    put16(p, (unsigned)n[8] << 8);
     return WRITTEN;
 }
 
-/* What the pairs of a reply have in common; 0 if one cannot be sent. */
-static int survey(PyObject **pairs, Py_ssize_t count, int *wide, int *width)
+/* Find the widths that all pairs of a reply share; 0 if one of them cannot be sent. */
+static int measure_pairs(PyObject **pairs, Py_ssize_t count, int *wide, int *width)
 {
     size_t largest = 0;
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *data;
         uint64_t type;
-        if (Py_TYPE(pairs[i]) != pair_shape.type) return 0;
-        PyObject *key = field(&pair_shape, pairs[i], P_KEY), *value = field(&pair_shape, pairs[i], P_VALUE);
+        if (!pairs[i] || Py_TYPE(pairs[i]) != pair_type.type) return 0;
+        PyObject *key = field(&pair_type, pairs[i], P_KEY), *value = field(&pair_type, pairs[i], P_VALUE);
         if (!is_key(key)) return 0;
-        if (PyBytes_GET_SIZE(key) > 255) *wide = 1;
+        if (size_of(key) > 255) *wide = 1;
         if (value == Py_None) continue;
-        if (!value_of(value, &data, &type)) return 0;
-        if ((size_t)PyBytes_GET_SIZE(data) + 1 > largest) largest = (size_t)PyBytes_GET_SIZE(data) + 1;
+        if (!read_value(value, &data, &type)) return 0;
+        if (size_of(data) + 1 > largest) largest = size_of(data) + 1;
     }
     *width = largest ? width_of(largest) : 0;
     return 1;
@@ -111,56 +139,53 @@ static int survey(PyObject **pairs, Py_ssize_t count, int *wide, int *width)
 
 static enum outcome put_pair(Out *out, PyObject *pair, int wide, int width, int detailed)
 {
-    PyObject *key = field(&pair_shape, pair, P_KEY), *value = field(&pair_shape, pair, P_VALUE), *data = NULL;
+    PyObject *key = field(&pair_type, pair, P_KEY), *value = field(&pair_type, pair, P_VALUE), *data = NULL;
     uint64_t type = 0;
-    uint8_t *p = journal_extend(out, 2 + (size_t)PyBytes_GET_SIZE(key));
+    if (!is_key(key) || (value != Py_None && !read_value(value, &data, &type))) return DECLINED;
+    uint8_t *p = extend(out, 2 + size_of(key));
     if (!p) return FAILED;
     out->size = (size_t)(put_sized(p, key, wide) - out->data);
-    if (detailed) {
-        enum outcome found = put_details(out, field(&pair_shape, pair, P_DETAILS));
-        if (found != WRITTEN) return found;
-    }
-    if (!width) return WRITTEN;
-    if (value != Py_None && !value_of(value, &data, &type)) return DOUBT;
-    if (!(p = journal_extend(out, 5 + (data ? (size_t)PyBytes_GET_SIZE(data) : 0)))) return FAILED;
+    enum outcome found = detailed ? put_details(out, field(&pair_type, pair, P_DETAILS)) : WRITTEN;
+    if (found != WRITTEN || !width) return found;
+    if (!(p = extend(out, 5 + (data ? size_of(data) : 0)))) return FAILED;
     out->size = (size_t)(put_value(p, data, (unsigned)type, width) - out->data);
     return WRITTEN;
 }
 
-enum outcome journal_put_reply(Out *out, PyObject *reply)
+/* Errors are left to the plain codec: they are rare. */
+static enum outcome put_reply(Out *out, PyObject *reply)
 {
-    uint64_t identifier, flags, timestamp, timeout = 0, query;
-    if (Py_TYPE(reply) != reply_shape.type) return DOUBT;
-    const Shape *s = &reply_shape;
-    PyObject *timeout_o = field(s, reply, R_TIMEOUT), *error = field(s, reply, R_ERROR), *cursor = field(s, reply, R_CURSOR);
-    PyObject *list = field(s, reply, R_PAIRS), *one = field(s, reply, R_PAIR), **pairs = NULL;
-    if (!number(field(s, reply, R_IDENTIFIER), 0xFFFF, &identifier) || !number(field(s, reply, R_FLAGS), 0xFFFF, &flags)
-        || !number(field(s, reply, R_TIMESTAMP), UINT64_MAX, &timestamp) || !number(field(s, reply, R_QUERY), 3, &query)
-        || (timeout_o != Py_None && !number(timeout_o, UINT64_MAX, &timeout)) || !error || !PyUnicode_Check(error)
-        || (cursor != Py_None && !is_key(cursor)))
-        return DOUBT;
-    if (PyUnicode_GET_LENGTH(error)) return DOUBT; /* rare, and rarely short */
-    int counted = list != Py_None, wide = cursor != Py_None && PyBytes_GET_SIZE(cursor) > 255, width = 0;
-    Py_ssize_t count = 0;
+    const Structure *s = &reply_type;
+    uint64_t identifier, flags, timestamp, query, timeout = 0;
+    int timed, wide = 0, width = 0;
+    if (Py_TYPE(reply) != s->type) return DECLINED;
+    PyObject *error = field(s, reply, R_ERROR), *cursor = field(s, reply, R_CURSOR);
+    PyObject *list = field(s, reply, R_PAIRS), *one = field(s, reply, R_PAIR), **pairs = &one;
+    if (!number(field(s, reply, R_IDENTIFIER), 0xFFFF, &identifier)
+        || !number(field(s, reply, R_FLAGS), 0xFFFF, &flags)
+        || !number(field(s, reply, R_TIMESTAMP), UINT64_MAX, &timestamp)
+        || !number(field(s, reply, R_QUERY), 3, &query)
+        || !optional(field(s, reply, R_TIMEOUT), UINT64_MAX, &timeout, &timed) || !error
+        || !PyUnicode_Check(error) || PyUnicode_GET_LENGTH(error) || (cursor != Py_None && !is_key(cursor)))
+        return DECLINED;
+    int counted = list != Py_None;
+    Py_ssize_t count = one != Py_None;
     if (counted) {
-        if (!list || !PyList_CheckExact(list) || PyList_GET_SIZE(list) > 0xFFFF) return DOUBT;
-        pairs = ((PyListObject *)list)->ob_item;
+        if (!list || !PyList_CheckExact(list) || PyList_GET_SIZE(list) > 0xFFFF) return DECLINED;
+        pairs = PySequence_Fast_ITEMS(list);
         count = PyList_GET_SIZE(list);
-    } else if (one != Py_None) {
-        if (!one) return DOUBT;
-        pairs = &one;
-        count = 1;
     }
-    if (!survey(pairs, count, &wide, &width)) return DOUBT;
-    int detailed = count && field(&pair_shape, pairs[0], P_DETAILS) != Py_None;
-    flags |= (timeout_o != Py_None ? TIMEOUT : 0) | (cursor != Py_None ? CURSOR : 0) | (wide ? KEY16 : 0);
+    if (!measure_pairs(pairs, count, &wide, &width)) return DECLINED;
+    wide |= cursor != Py_None && size_of(cursor) > 255;
+    int detailed = count && field(&pair_type, pairs[0], P_DETAILS) != Py_None;
+    flags |= (timed ? TIMEOUT : 0) | (cursor != Py_None ? CURSOR : 0) | (wide ? KEY16 : 0);
     flags |= (unsigned)width << WIDTH_SHIFT | (detailed ? DETAILS : 0);
-    if (counted) flags |= query << QUERY_SHIFT | (query == QUERY_RANGE ? 0 : COUNT);
-    else if (query != QUERY_RANGE) flags |= query << QUERY_SHIFT;
-    uint8_t *p = journal_extend(out, 16 + 8 + 2 + 2);
+    if (counted || query != QUERY_RANGE) flags |= query << QUERY_SHIFT;
+    if (counted && query != QUERY_RANGE) flags |= COUNT;
+    uint8_t *p = extend(out, 16 + 8 + 2 + 2);
     if (!p) return FAILED;
-    p = put64(put16(put16(put32(p, 0x4A520001), (unsigned)identifier), (unsigned)flags), timestamp);
-    if (timeout_o != Py_None) p = put64(p, timeout);
+    p = put64(put16(put16(put32(p, REPLY_MAGIC), (unsigned)identifier), (unsigned)flags), timestamp);
+    if (timed) p = put64(p, timeout);
     if (counted) p = put16(p, (unsigned)count);
     *p++ = 0;
     if (wide) *p++ = 0;
@@ -169,14 +194,13 @@ enum outcome journal_put_reply(Out *out, PyObject *reply)
         enum outcome found = put_pair(out, pairs[i], wide, width, detailed);
         if (found != WRITTEN) return found;
     }
-    if (cursor != Py_None) {
-        if (!(p = journal_extend(out, 2 + (size_t)PyBytes_GET_SIZE(cursor)))) return FAILED;
-        out->size = (size_t)(put_sized(p, cursor, wide) - out->data);
-    }
+    if (cursor == Py_None) return WRITTEN;
+    if (!(p = extend(out, 2 + size_of(cursor)))) return FAILED;
+    out->size = (size_t)(put_sized(p, cursor, wide) - out->data);
     return WRITTEN;
 }
 
-/* (message) -> its bytes, or None: the plain twin decides */
+/* (message) -> its bytes, or None when the plain codec has to encode it */
 static PyObject *encode(PyObject *message, enum outcome (*put)(Out *, PyObject *))
 {
     Out out;
@@ -184,21 +208,20 @@ static PyObject *encode(PyObject *message, enum outcome (*put)(Out *, PyObject *
     enum outcome found = put(&out, message);
     PyObject *bytes = NULL;
     if (found == WRITTEN) bytes = PyBytes_FromStringAndSize((const char *)out.data, (Py_ssize_t)out.size);
-    else if (found == DOUBT) bytes = Py_NewRef(Py_None);
+    else if (found == DECLINED) bytes = Py_NewRef(Py_None);
     out_release(&out);
     return bytes;
 }
 
-static PyObject *encode_request(PyObject *self, PyObject *request)
+static PyObject *encode_request(PyObject *module, PyObject *request)
 {
-    (void)self;
+    (void)module;
     return encode(request, journal_put_request);
 }
 
-static PyObject *encode_reply(PyObject *self, PyObject *reply)
+static PyObject *encode_reply(PyObject *module, PyObject *reply)
 {
-    (void)self;
-    return encode(reply, journal_put_reply);
+    (void)module;
+    return encode(reply, put_reply);
 }
-
 #endif

@@ -9,7 +9,6 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from virta.journal.protocol import kernel as journal_kernel
 from virta.log.engine import kernel, plain_kernel
 from virta.log.format import codec
 
@@ -53,18 +52,4 @@ def either_kernel(request, monkeypatch):
         for name in ("encode", "walk", "read", "crc8", "crc32c"):
             monkeypatch.setattr(kernel, name, getattr(codec, name))
         monkeypatch.setattr(kernel, "Kernel", plain_kernel.Kernel)
-    return request.param
-
-
-@pytest.fixture(params=["native", "plain"])
-def either_wire(request, monkeypatch):
-    """Run the test with the native half of the journal's wire and again without it."""
-    if request.param == "native":
-        if not journal_kernel.NATIVE:
-            pytest.skip("the native half of the wire is not built")
-    else:
-        for name in ("decode_requests", "decode_replies"):
-            monkeypatch.setattr(journal_kernel, name, journal_kernel.decode_nothing)
-        for name in ("encode_request", "encode_reply"):
-            monkeypatch.setattr(journal_kernel, name, journal_kernel.encode_nothing)
     return request.param

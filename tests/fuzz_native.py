@@ -28,14 +28,14 @@ hypothesis.settings.load_profile("fuzz")
 sys.path += [str(HERE / "journal"), str(HERE / "hub")]
 
 import test_event_batch as batch  # noqa: E402
-import test_journal_lines as lines  # noqa: E402
-import test_journal_wire as wire  # noqa: E402
+import test_journal_codec as codec  # noqa: E402
+import test_journal_connections as connections  # noqa: E402
 
 from virta import native  # noqa: E402
-from virta.journal.protocol import kernel as journal_kernel  # noqa: E402
+from virta.journal.protocol.codec import native_codec  # noqa: E402
 
 TESTS = (
-    wire.test_both_halves_of_the_wire_agree,
+    codec.test_both_engines_agree,
     batch.test_an_event_batch_is_never_anything_else,
     batch.test_the_tables_of_keys_agree,
 )
@@ -45,11 +45,11 @@ def one_round(seed):
     for test in TESTS:
         hypothesis.seed(seed)(test)()
     with pytest.MonkeyPatch.context() as patch:
-        lines.test_native_and_plain_lines_answer_alike(seed, patch)
+        connections.test_both_codecs_answer_alike(seed, patch)
 
 
 def main():
-    if not (native.load("virta.hub._native") is not None and journal_kernel.NATIVE):
+    if not (native.load("virta.hub._native") is not None and native_codec is not None):
         raise SystemExit("the native halves are not built: there is nothing to compare with")
     repeat(__doc__, one_round)
 

@@ -26,7 +26,7 @@ from virta.journal import Client, Spool
 from virta.journal.clients.forwarder import Forwarder
 from virta.journal.protocol import commands
 from virta.journal.protocol.messages import RefusedError
-from virta.journal.serving.commit_loop import Node
+from virta.journal.serving.commit_loop import CommitLoop
 from virta.journal.serving.tcp import JournalServer
 from virta.journal.storage import directory as persistence
 
@@ -57,7 +57,7 @@ def start_daemon(directory, port=0):
 
     def main():
         async def serve():
-            server = JournalServer(port=port, node=Node(directory))
+            server = JournalServer(port=port, node=CommitLoop(directory))
             await server.start()
             os.write(writing, b"%d\n" % server.address[1])
             await asyncio.Event().wait()

@@ -13,7 +13,7 @@ from pathlib import Path
 from virta.journal.protocol.codec import ReplyParser, encode_request
 from virta.journal.protocol.messages import Function, Request
 from virta.journal.replication.peers import Peer, Peers
-from virta.journal.serving.commit_loop import Node
+from virta.journal.serving.commit_loop import CommitLoop
 from virta.journal.serving.tcp import JournalServer
 
 REPLY_WAIT_S = 10
@@ -95,7 +95,7 @@ class Wire:
 @asynccontextmanager
 async def daemon(directory=None, **options):
     """A started server; `options` are the node's."""
-    server = JournalServer(port=0, node=Node(directory, **options))
+    server = JournalServer(port=0, node=CommitLoop(directory, **options))
     await server.start()
     try:
         yield server
@@ -162,7 +162,7 @@ class Mesh:
     async def start(self, name):
         other = "b" if name == "a" else "a"
         directory = self.directory / name
-        node = Node(directory / "journal")
+        node = CommitLoop(directory / "journal")
         peer = Peer(other, "127.0.0.1", self.ports[other])
         node.peers = Peers(node.engine, directory, name, [peer], **self.options)
         server = JournalServer(port=self.ports[name], node=node)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
+import fcntl
+import inspect
 import socket
+import termios
+import threading
 import time
 from contextlib import contextmanager
 
@@ -12,10 +17,12 @@ from journal_support import daemon, daemon_thread
 
 from virta.errors import JournalError
 from virta.journal import AsyncClient, Client
-from virta.journal.clients import awake
-from virta.journal.clients import client as client_module
-from virta.journal.protocol import commands, kernel
-from virta.journal.protocol.messages import RefusedError, Type, Value
+from virta.journal.clients import aio
+from virta.journal.clients.client_protocol import IDENTIFIER_MAX, ClientProtocol
+from virta.journal.protocol import codec, commands
+from virta.journal.protocol import messages as m
+from virta.journal.protocol.codec import encode_reply
+from virta.journal.protocol.messages import RefusedError, Reply, Request, Type, Value
 
 
 def test_values_round_trip():
@@ -235,42 +242,6 @@ def test_a_daemon_that_lies_is_a_coded_error():
         each.close()
 
 
-def yielding():
-    """The time, after somebody else had the interpreter."""
-    time.sleep(0)
-    return time.perf_counter()
-
-
-def test_both_ends_may_wait_awake(monkeypatch):
-    """The plain halves: a lone client is answered awake, a second one gets its turn, both see the end."""
-    monkeypatch.setattr(kernel, "Lines", None)
-    monkeypatch.setattr(kernel, "Asker", None)
-    monkeypatch.setattr(awake, "AWAKE_S_MAX", 0.05)
-    seen = []
-    receive = awake.Awake.receive
-
-    def counted(self):
-        data = receive(self)
-        seen.append(data)
-        return data
-
-    monkeypatch.setattr(awake.Awake, "receive", counted)
-    monkeypatch.setattr(awake, "possible", lambda: True)
-    monkeypatch.setattr(client_module, "possible", lambda: True)
-    # Both ends are threads of one process here, and the one that waits lets the other run.
-    monkeypatch.setattr(awake, "perf_counter", yielding)
-    with daemon_thread() as server:
-        server.awake = True
-        with Client(*server.address, awake=True) as first:
-            numbers = [first.add("n", 1) for _ in range(50)]
-            with Client(*server.address, awake=True) as second:
-                assert second.add("n", 1) == 51
-                assert first.add("n", 1) == 52
-            assert first.add("n", 1) == 53
-    assert numbers == list(range(1, 51))
-    assert sum(data is not None for data in seen) > 10
-
-
 def test_a_silent_daemon_is_given_up():
     """A reply that does not come in time ends the call; waiting for messages has its own time."""
     with (
@@ -293,13 +264,11 @@ def stuck():
         yield listener
 
 
-@pytest.mark.parametrize("native", [True, False])
-def test_nothing_follows_half_a_request(native):
-    """A request that could not be sent whole is the last: the next would be taken for its other half."""
+@pytest.mark.usefixtures("engine")
+def test_nothing_follows_part_of_a_request():
+    """A request that could not be sent whole is the last: the daemon would read the next as its rest."""
     with stuck() as listener, Client(*listener.getsockname(), timeout=0.05) as client:
         client._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        if not native:
-            client._asker = None
         with pytest.raises(JournalError, match="no reply in time"):
             client.push("http://h/1", payload=b"x" * 8_000_000)
         peer, _ = listener.accept()
@@ -328,7 +297,7 @@ def test_a_pipeline_that_asks_and_sends_much():
 
 def test_closing_a_line_to_a_daemon_that_reads_nothing(monkeypatch):
     """What was not sent is given up after a moment, and whoever waits for a reply hears of it."""
-    monkeypatch.setattr(client_module, "CLOSE_S_MAX", 0.05)
+    monkeypatch.setattr(aio, "CLOSE_S_MAX", 0.05)
 
     async def run():
         with stuck() as listener:
@@ -358,3 +327,203 @@ def test_closing_that_is_cancelled():
             return closing.cancelled(), client.connected, problems
 
     assert asyncio.run(run()) == (True, False, [])
+
+
+# Both engines of an exchange.
+
+
+def calls():
+    """Every kind of result and refusal."""
+    yield "push", ("http://h/1",), {"payload": b"bytes", "start": 1.5}
+    yield "push", ("http://h/2",), {"payload": "text", "start": 1.5}
+    yield "push", ("http://h/3",), {"start": 1.5, "priority": 9}
+    yield "push", ("http://h/4",), {"payload": 17, "start": 1.5}
+    yield "push", ("http://" + "h" * 300 + "/5",), {"payload": b"x" * 70_000, "start": 1.5}
+    yield "push", ("http://h/6",), {"priority": 256}
+    yield "push", ("",), {}
+    yield "push", ("http://h/é",), {"domain": "Über", "payload": b""}
+    yield "push", (b"http://h/8",), {"domain": b"Other", "persist": False}
+    yield "push", ("http://h/9",), {"delay": 0.0001, "priority": True}
+    yield "push", ("http://h/10",), {"timestamp": 7, "priority": -1}
+    yield "push", ("x" * 70_000,), {}
+    yield "push", ("http://h/11",), {"payload": bytearray(b"array")}
+    yield "next", ("nowhere",), {}
+    yield "next", (b"other",), {"work_for": 60.0, "remove": True}
+    yield "next", (), {"count": 65_536}
+    yield "next", (), {"work_for": 60.0}
+    yield "next", (), {"count": 2}
+    yield "next", (), {"count": 9}
+    yield "next", (), {}
+    yield "push", ("http://h/7",), {"start": 4e9}
+    yield "next", (), {}
+    yield "done", (b"no:such:key",), {}
+    yield "done", (b"k" * 70_000,), {}
+    yield "delete", (b"nothing",), {}
+    yield "set", ("k", "v"), {"timestamp": 5}
+    yield "set", ("k", "w"), {"timestamp": 4, "overwrite": False}
+    yield "get", ("k",), {}
+    yield "ping", (), {}
+
+
+def outcome(client, name, args, kwargs):
+    """Return what a call gives, without what differs from daemon to daemon: times and keys with them."""
+    try:
+        result = getattr(client, name)(*args, **kwargs)
+    except RefusedError as refused:
+        return refused.code
+    if isinstance(result, commands.Next):
+        for job in result.jobs:
+            assert kwargs.get("remove") or client.done(job.key) is True
+            assert type(job) is commands.Lease
+            assert type(job.deadline) is float
+        jobs = [(job.key.split(b":")[:2], *job[1:3], job.attempts) for job in result.jobs]
+        return type(result), jobs, result.wake_up
+    if type(result) is int and name != "set":
+        return int
+    return type(result), result
+
+
+@pytest.mark.skipif(codec.native_codec is None, reason="the native module is not built")
+def test_both_engines_give_the_same_results(monkeypatch):
+    """Results and refusals do not depend on who encodes, sends and decodes."""
+    results = []
+    for _ in range(2):
+        with daemon_thread() as server, Client(*server.address) as client:
+            results.append([outcome(client, *call) for call in calls()])
+        monkeypatch.setattr("virta.journal.clients.client.exchange", None)
+        monkeypatch.setattr(codec, "native_codec", None)
+
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("name", ["push", "next", "done", "set", "fail"])
+def test_methods_have_the_parameters_of_their_commands(name):
+    """A method documents itself: name, parameters, defaults and docstring of the command."""
+    command = getattr(commands, name, None) or getattr(commands, f"{name}_")
+    for kind in (Client, AsyncClient):
+        method = getattr(kind, name)
+
+        assert inspect.signature(method) == inspect.signature(command)
+        assert (method.__name__, method.__doc__) == (name, command.__doc__)
+
+
+@pytest.mark.usefixtures("engine")
+def test_unusual_replies_are_not_taken_for_the_result():
+    """A reply after a notification, in two pieces, damaged, or to another request."""
+    ordinary = encode_reply(Reply(1, m.DELETED, 77))
+    notification = encode_reply(Reply(0, m.NOTIFICATION, 5))
+    for stream, result in [
+        ([ordinary], True),
+        ([notification + ordinary], True),
+        ([ordinary[:9], ordinary[9:]], True),
+        ([encode_reply(Reply(2, m.DELETED, 77)), ordinary], True),
+        ([encode_reply(Reply(1, 0, 77))], False),
+        ([encode_reply(Reply(1, 0, 77, error="locked"))], "locked"),
+        ([b"XX" + ordinary[2:]], "bad-message"),
+    ]:
+        assert result_of(stream) == result
+
+
+def result_of(stream):
+    """Return what `done` gives if these pieces arrive as the reply, one by one."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    with listening, Client(*listening.getsockname()) as client:
+        far, _ = listening.accept()
+
+        def answer():
+            with far:
+                far.recv(65_536)
+                for piece in stream:
+                    far.sendall(piece)
+                    wait_until_read(far)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            return client.done(b"key")
+        except JournalError as error:
+            return error.code
+        finally:
+            thread.join()
+
+
+def wait_until_read(far):
+    """Wait until the other side has read everything: no byte that was sent is unacknowledged."""
+    left = array.array("i", [1])
+    while left[0]:
+        fcntl.ioctl(far.fileno(), termios.TIOCOUTQ, left)
+
+
+@pytest.mark.usefixtures("engine")
+def test_calls_that_get_no_reply():
+    """Silence, a late reply, an end and a closed client are coded errors, or are waited out."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = Client(*listener.getsockname(), timeout=0.05)
+        far, _ = listener.accept()
+        with pytest.raises(JournalError, match="no reply in time"):
+            client.ping()
+        late, wanted = encode_reply(Reply(1, 0, 4)), encode_reply(Reply(2, 0, 5))
+        far.sendall(late + wanted[:9])
+        far.sendall(wanted[9:])
+        assert client.ping() == 5
+        far.close()
+        with pytest.raises(JournalError, match="gone"):
+            client.ping()
+        client.close()
+        for call in (client.ping, client.next):
+            with pytest.raises(JournalError, match="closed") as raised:
+                call()
+            assert raised.value.code == "closed"
+
+
+@pytest.mark.skipif(codec.native_codec is None, reason="the native module is not built")
+def test_misuse_of_the_native_exchange_is_an_error():
+    """Descriptors that are none and wrong arguments are exceptions, not crashes."""
+    exchange = codec.native_codec.exchange
+    with pytest.raises(TypeError):
+        exchange(1)
+    with pytest.raises(TypeError):
+        exchange("1", Request(0))
+    with pytest.raises(OSError, match="Bad file"):
+        exchange(-1, Request(0))
+    assert exchange(-1, object()) is None
+    assert exchange(-1, Request(0, timestamp=-1)) is None
+
+
+# The protocol without I/O.
+
+
+def test_identifiers_are_not_reused_while_outstanding():
+    """They count up, skip 0 and those in use, and run out with a coded error."""
+    protocol = ClientProtocol([].append)
+    request = Request(0)
+    protocol.send(request, "first")
+    assert request.identifier == 1
+    for _ in range(IDENTIFIER_MAX - 1):
+        protocol.number(request)
+    assert request.identifier == IDENTIFIER_MAX
+    assert protocol.number(request) == 2, "1 is outstanding"
+    protocol.outstanding.update(dict.fromkeys(range(1, IDENTIFIER_MAX + 1)))
+    with pytest.raises(JournalError) as full:
+        protocol.send(request, "more")
+    assert full.value.code == "too-large"
+
+
+def test_replies_find_their_requests():
+    """In any order and in any pieces; notifications and replies to nobody are kept apart."""
+    notified = []
+    protocol = ClientProtocol(notified.append)
+    for token in ("a", "b"):
+        protocol.send(Request(0), token)
+    stream = b"".join(encode_reply(Reply(number)) for number in (2, 0, 9, 1))
+
+    assert protocol.receive(stream[:20]) == [("b", Reply(2))]
+    assert protocol.partial
+    assert protocol.receive(stream[20:]) == [("a", Reply(1))]
+    assert notified == [Reply(0)]
+    assert not protocol.outstanding
+    protocol.receive(b"nonsense")
+    assert protocol.error is not None
+    with pytest.raises(RefusedError):
+        protocol.send(Request(0, timestamp=-1), "refused")
+    assert not protocol.outstanding

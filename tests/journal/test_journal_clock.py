@@ -24,7 +24,7 @@ from virta.journal.protocol.codec import RequestParser
 from virta.journal.protocol.messages import Function, RefusedError, Request, Type, Value
 from virta.journal.protocol.rules import CLOCK_SKEW_US_MAX
 from virta.journal.replication.peers import Peer, Peers
-from virta.journal.serving.commit_loop import Node
+from virta.journal.serving.commit_loop import CommitLoop
 from virta.journal.serving.embedded import Journal
 from virta.journal.sessions import Session
 
@@ -336,7 +336,7 @@ def test_copies_take_over_what_a_set_clock_moved(tmp_path):
     assert run.states() == {b"x://a": READY, b"x://b": WORKING}
     assert run.engine.jobs.find(b"x://b").worked_until < run.clock.now + 2 * DAY
     # A daemon with peers copies, and is not the one that hands out, from before it restores.
-    node = Node(tmp_path)
+    node = CommitLoop(tmp_path)
     Peers(node.engine, tmp_path, "a", [Peer("b", "127.0.0.1", 1)])
     assert (node.engine.replicate, node.engine.jobs.copied, node.engine.primary) == (
         True,

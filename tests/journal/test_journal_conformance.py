@@ -22,8 +22,7 @@ from journal_support import REPLY_WAIT_S, Clock, connected, daemon
 from test_journal_daemon import play
 
 from virta.journal.engine import Engine
-from virta.journal.protocol import codec as wire
-from virta.journal.protocol import kernel
+from virta.journal.protocol import codec
 from virta.journal.protocol import messages as m
 from virta.journal.sessions import Session
 
@@ -77,15 +76,15 @@ def structure(message, *, reply):
 
 
 @pytest.mark.parametrize("case", CASES["messages"], ids=lambda case: case["name"])
-def test_messages(case, either_wire):
+def test_messages(case, engine):
     """A message is its bytes and back, whole and in pieces; wider sizes than needed are read, not sent."""
     reply = "reply" in case
     message = case["reply" if reply else "request"]
     raw = (ref.reply_bytes if reply else ref.request_bytes)(message)
     parser, encode = (
-        (wire.ReplyParser, wire.encode_reply)
+        (codec.ReplyParser, codec.encode_reply)
         if reply
-        else (wire.RequestParser, wire.encode_request)
+        else (codec.RequestParser, codec.encode_request)
     )
     expected = structure(message, reply=reply)
     pieces, step = parser(), max(1, len(raw) // 40)
@@ -152,15 +151,15 @@ class Alone:
     def _connection(self, name):
         if name not in self.connections:
             out = []
-            session = Session(lambda message: out.append(wire.encode_reply(message)))
-            self.connections[name] = session, out, wire.RequestParser()
+            session = Session(lambda message: out.append(codec.encode_reply(message)))
+            self.connections[name] = session, out, codec.RequestParser()
         return self.connections[name]
 
     async def send(self, name, raw):
         session, out, parser = self._connection(name)
         self.engine.tick()
         for request in parser.feed(raw):
-            out.append(wire.encode_reply(self.engine.handle(request, session)))
+            out.append(codec.encode_reply(self.engine.handle(request, session)))
 
     async def hear(self, name):
         return self._connection(name)[1].pop(0)
@@ -340,8 +339,8 @@ def test_job_scenarios(scenario):
     assert [step["result"] for step in scenario["steps"]] == asyncio.run(run())
 
 
-@pytest.mark.skipif(not kernel.NATIVE, reason="this is the plain half already")
-def test_the_plain_half_says_the_same():
+@pytest.mark.skipif(codec.native_codec is None, reason="this is the plain engine already")
+def test_the_plain_engine_says_the_same():
     """All of it again without native code."""
     done = subprocess.run(
         [

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from journal_support import Clock, Wire, connected, daemon, nop, until
-from test_journal_wire import VECTORS as WIRE_VECTORS
-from test_journal_wire import reply_of, request_of
+from test_journal_codec import VECTORS as WIRE_VECTORS
+from test_journal_codec import reply_of, request_of
 
 from virta.journal.jobs.job import WORKING
 from virta.journal.jobs.lifecycle import Jobs

@@ -12,12 +12,12 @@ from journal_support import VIRTA, Clock, daemon, daemon_thread, until
 
 from virta.errors import JournalError
 from virta.journal import Client, Worker
-from virta.journal.clients.client import AsyncClient
+from virta.journal.clients.aio import AsyncClient
 from virta.journal.jobs.domain import ATTEMPTS_DEFAULT, BACK_OFF_S_MAX
 from virta.journal.jobs.domain import DomainSettings as Settings
 from virta.journal.jobs.job import TRACEBACK_CHARS_MAX
 from virta.journal.jobs.lifecycle import Jobs
-from virta.journal.serving.commit_loop import Node
+from virta.journal.serving.commit_loop import CommitLoop
 from virta.journal.serving.embedded import Journal
 from virta.journal.serving.http import Handler
 
@@ -195,7 +195,7 @@ def test_over_http(tmp_path):
     """`dead` and `traceback` of a failure, and the settings."""
 
     async def run():
-        node = Node(tmp_path)
+        node = CommitLoop(tmp_path)
         await node.start()
         handler = Handler(node)
 

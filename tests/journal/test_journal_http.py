@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from journal_support import until
 
-from virta.journal.serving.commit_loop import Node
+from virta.journal.serving.commit_loop import CommitLoop
 from virta.journal.serving.http import Handler
 
 JOB_KEY = f"h:000:{0:020}:{1:016x}"
@@ -38,7 +38,7 @@ class Api:
 
 def with_api(tmp_path, use):
     async def run():
-        node = Node(tmp_path)
+        node = CommitLoop(tmp_path)
         await node.start()
         try:
             return await use(Api(node))
@@ -409,7 +409,7 @@ def test_any_request_is_answered(method, path, query, body):
     """Whatever is asked, the answer is a response."""
 
     async def run():
-        node = Node()
+        node = CommitLoop()
         await node.start()
         handler = Handler(node)
         for base in ("", "/journal/", "/journal/keys/", "/journal/jobs/", "/journal/jobs/domains/"):

@@ -15,7 +15,7 @@ from virta.journal.protocol import messages as m
 from virta.journal.protocol.messages import Function, Request, Type, Value
 from virta.journal.replication import peers as links
 from virta.journal.replication.peers import Peer, Peers
-from virta.journal.serving.commit_loop import Node
+from virta.journal.serving.commit_loop import CommitLoop
 from virta.journal.serving.tcp import JournalServer
 
 
@@ -119,7 +119,7 @@ def test_a_peer_that_was_away_is_pulled_later(tmp_path):
     async def run():
         async with mesh(tmp_path) as both:
             b = await both.start("b")
-            a = JournalServer(port=both.ports["a"], node=Node(tmp_path / "a" / "journal"))
+            a = JournalServer(port=both.ports["a"], node=CommitLoop(tmp_path / "a" / "journal"))
             await a.start()
             async with connected(a) as wire:
                 await wire.ask(set_(b"old"))

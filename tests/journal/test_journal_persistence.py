@@ -326,8 +326,8 @@ def test_disk_use_follows_live_data(tmp_path, monkeypatch):
                     )
                 for _ in range(20):
                     await wire.hear()
-                if server.node._rotation_task is not None:
-                    await server.node._rotation_task
+                if server.node._rotation is not None:
+                    await server.node._rotation
             return sum(p.stat().st_size for p in tmp_path.rglob("*") if p.is_file())
 
     assert asyncio.run(run()) < 10 * 20 * 2_000
@@ -463,11 +463,10 @@ def test_slow_disk_does_not_block_reading(tmp_path):
 
     async def run():
         async with (
-            daemon(tmp_path) as server,
+            daemon(tmp_path, inline_s_max=-1) as server,
             connected(server) as wire,
             connected(server) as other,
         ):
-            server.node._commit_s = 10.0
             for i in range(20):
                 wire.send(
                     Request(

@@ -16,19 +16,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from journal_support import connected, daemon, until
-from test_journal_wire import VECTORS
+from test_journal_codec import VECTORS
 
 from virta.errors import JournalError
 from virta.journal import AsyncClient
-from virta.journal.clients import client as client_module
-from virta.journal.clients import forwarder
+from virta.journal.clients import aio, forwarder
 from virta.journal.clients import spool as spool_module
 from virta.journal.clients.forwarder import Forwarder
 from virta.journal.clients.spool import PING_SOCKET, REJECTED, Spool, SpoolFile, encode_record, scan
 from virta.journal.protocol import commands
 from virta.journal.protocol import messages as m
 from virta.journal.protocol.messages import Function, RefusedError, Request, Type, Value
-from virta.journal.serving.commit_loop import Node
+from virta.journal.serving.commit_loop import CommitLoop
 from virta.journal.serving.tcp import JournalServer
 
 
@@ -269,7 +268,7 @@ def test_forwarder_survives_the_daemon(tmp_path, monkeypatch):
         for round_ in range(3):
             for i in range(50):
                 spool.put(request(b"%d-%d" % (round_, i)))
-            server = JournalServer(port=address[1], node=Node(tmp_path / "journal"))
+            server = JournalServer(port=address[1], node=CommitLoop(tmp_path / "journal"))
             await server.start()
             if round_ == 2:
                 store = server.node.engine.store
@@ -297,7 +296,7 @@ async def stops(directory, address, condition):
 def test_a_daemon_that_reads_nothing_does_not_keep_a_forwarder(tmp_path, monkeypatch):
     """A daemon that is stuck is asked again on another connection, and not waited for at the end."""
     monkeypatch.setattr(forwarder, "ANSWER_S_MAX", 0.05)
-    monkeypatch.setattr(client_module, "CLOSE_S_MAX", 0.05)
+    monkeypatch.setattr(aio, "CLOSE_S_MAX", 0.05)
     with Spool(tmp_path) as spool:
         spool.put(request(b"large", bytes(8_000_000)))
     with socket.socket() as stuck:

@@ -17,7 +17,7 @@ from virta.journal.clients import worker as worker_module
 from virta.journal.jobs.job import TRACEBACK_MARK, WORKING
 from virta.journal.protocol import commands
 from virta.journal.protocol.messages import Function
-from virta.journal.serving.commit_loop import Node
+from virta.journal.serving.commit_loop import CommitLoop
 from virta.journal.serving.tcp import JournalServer
 
 
@@ -317,7 +317,7 @@ def test_a_daemon_that_restarts(tmp_path):
         task = None
         port = 0
         for round_ in range(2):
-            server = JournalServer(port=port, node=Node(tmp_path))
+            server = JournalServer(port=port, node=CommitLoop(tmp_path))
             await server.start()
             port = server.address[1]
             if worker is None:
@@ -344,7 +344,7 @@ def test_a_handler_outlives_the_daemon(tmp_path):
     """A daemon that restarts while a job is worked on hears that it is done; it is not done again."""
 
     async def run():
-        server = JournalServer(port=0, node=Node(tmp_path))
+        server = JournalServer(port=0, node=CommitLoop(tmp_path))
         await server.start()
         worker = Worker(*server.address, work_for=30)
         began, ended, go_on = [], [], asyncio.Event()
@@ -361,7 +361,7 @@ def test_a_handler_outlives_the_daemon(tmp_path):
             await client.call(commands.push("http://h/1"))
         await until(lambda: began)
         await server.stop()
-        again = JournalServer(port=server.address[1], node=Node(tmp_path))
+        again = JournalServer(port=server.address[1], node=CommitLoop(tmp_path))
         go_on.set()
         await until(lambda: ended)
         stop.set()  # the grace is long enough for the report, too

@@ -6,7 +6,8 @@ means; none of them does I/O. `storage` keeps the state in a log, `serving` runs
 embedded, `clients` are the other side, `replication` keeps copies on other daemons.
 """
 
-from virta.journal.clients.client import AsyncClient, Client
+from virta.journal.clients.aio import AsyncClient
+from virta.journal.clients.client import Client
 from virta.journal.clients.spool import Spool
 from virta.journal.clients.worker import Worker
 

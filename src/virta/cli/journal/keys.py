@@ -23,7 +23,7 @@ from virta.cli.journal.group import (
     spool_option,
 )
 from virta.cli.journal.output import aligned, local_time, row
-from virta.journal.protocol.commands import Plain, look, set_, to_plain
+from virta.journal.protocol.commands import Plain, get_detailed, set_, to_plain
 from virta.journal.protocol.commands import delete as delete_command
 from virta.journal.protocol.messages import Type, Value
 
@@ -103,7 +103,7 @@ def set_value(
 @connected
 def get(client: Client, out: Output, key: str, *, touch: bool, details: bool) -> None:
     """Print the value of KEY."""
-    found = client.call(look(key, touch=touch))
+    found = client.call(get_detailed(key, touch=touch))
     if found is None:
         out.exit_nothing({"key": key, "found": False}, f"no such key: {key}")
     if details:

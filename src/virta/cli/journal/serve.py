@@ -88,13 +88,6 @@ def stop_on_signal() -> asyncio.Event:
     type=click.IntRange(min=1),
     help="Daemons that have a change before it is acknowledged.",
 )
-@click.option("--awake", is_flag=True, help="Wait for a lone, quick client without sleeping.")
-@click.option(
-    "--look-us-max",
-    default=200,
-    type=click.IntRange(0, 1_000),
-    help="The same without being asked to; 0: never.",
-)
 @click.option(
     "--copies-timeout",
     default=10.0,
@@ -117,14 +110,13 @@ def serve(
 
     async def main() -> None:
         from virta.journal.replication.peers import Peer, Peers
-        from virta.journal.serving.commit_loop import Node
+        from virta.journal.serving.commit_loop import CommitLoop
         from virta.journal.serving.tcp import JournalServer
 
         copies, timeout = options.pop("copies"), options.pop("copies_timeout")
-        awake, look = options.pop("awake"), options.pop("look_us_max") / 1e6
         if copies > 1 and not peers:
             raise JournalError(f"--copies {copies} needs a --peer to copy to", code="bad-peer")
-        node = Node(data_dir / "journal", **options)
+        node = CommitLoop(data_dir / "journal", **options)
         if peers:
             if not name:
                 raise JournalError("a daemon with peers needs a --name", code="bad-peer")
@@ -133,7 +125,7 @@ def serve(
             node.peers = Peers(
                 node.engine, directory, name, others, copies=copies, copies_timeout=timeout
             )
-        server = JournalServer(host=host, port=port, node=node, awake=awake, look=look)
+        server = JournalServer(host=host, port=port, node=node)
         stop = stop_on_signal()
         await server.start()
         # The objects of now stay for good, and few objects of requests are in reference cycles.

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from virta import files
 from virta.backoff import Backoff
 from virta.errors import JournalError
-from virta.journal.clients.client import AsyncClient
+from virta.journal.clients.aio import AsyncClient
 from virta.journal.clients.spool import PING_SOCKET, REJECTED, Spooled, SpoolFile, encode_record
 from virta.journal.protocol.codec import RequestParser
 from virta.journal.protocol.messages import RETRY_CODES, RefusedError, Reply, Request

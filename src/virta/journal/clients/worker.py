@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from virta.backoff import Backoff
 from virta.errors import JournalError
 from virta.journal.admin import DELAY_S_MAX
-from virta.journal.clients.client import AsyncClient
+from virta.journal.clients.aio import AsyncClient
 from virta.journal.jobs.domain import BACK_OFF_S_MAX
 from virta.journal.jobs.job import TRACEBACK_CHARS_MAX, back_off, domain_of
 from virta.journal.protocol import commands

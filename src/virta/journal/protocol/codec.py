@@ -15,9 +15,12 @@ Keys, errors and cursors are a size (one byte, two with bit 0) and that many byt
 (1, 2 or 4 bytes for bits 1-2 = 1, 2, 3; it counts the type byte), a type and its data.
 
 Invariants: what is decoded encodes to the same bytes if the sender chose the smallest widths, and a
-parser never holds more than one message's bytes plus one chunk, however large a size is announced.
-Which flags a function may carry is the engine's business: framing never depends on the function, so
-the stream stays in step even when a request is refused.
+parser never buffers more than one message's bytes plus one chunk, however large a size is announced.
+`rules` says which flags a function may carry: framing never depends on the function, so the stream stays in
+step even when a request is refused.
+
+The native codec (`native/journal.c`) may decline: it decodes up to the first message that is incomplete or
+malformed, and encodes only what fits. The plain codec here continues, so it alone defines waiting and errors.
 """
 
 from __future__ import annotations
@@ -25,8 +28,8 @@ from __future__ import annotations
 import struct
 from typing import Any, Generic, TypeVar
 
+from virta import native
 from virta.errors import JournalError
-from virta.journal.protocol import kernel
 from virta.journal.protocol.messages import (
     COUNT,
     KEY16,
@@ -55,12 +58,16 @@ from virta.journal.protocol.messages import (
 )
 from virta.journal.protocol.rules import check_numbers
 
+native_codec = native.load("virta.journal._native")
+if native_codec is not None:
+    native_codec.set_types(Request, Reply, Pair, Value, Details)
+
 
 class WireError(JournalError):
     """
-    Bytes that cannot be trusted; the connection has to end.
+    Malformed bytes; the connection has to end.
 
-    `identifier` is that of the request to refuse first, None when nothing may be answered.
+    `identifier` is that of the request to refuse before closing, None to close without a reply.
     """
 
     default_code = "bad-message"
@@ -89,16 +96,16 @@ assert _DETAILS.size == 56
 
 def encode_request(request: Request) -> bytes:
     """
-    The one canonical form: the smallest widths that hold the fields.
+    Return the one canonical form of a request: the smallest widths that fit the fields.
 
     Raises:
-        RefusedError: a key, value or number that no daemon takes.
+        RefusedError: a key, value or number that no daemon accepts.
     """
-    encoded = kernel.encode_request(request)
-    return _request(request) if encoded is None else encoded
+    encoded: bytes | None = None if native_codec is None else native_codec.encode_request(request)
+    return _encode_request(request) if encoded is None else encoded
 
 
-def _request(request: Request) -> bytes:
+def _encode_request(request: Request) -> bytes:
     if max(len(request.key), len(request.key2)) > KEY_BYTES_MAX:
         raise RefusedError("too-large", f"a key has at most {KEY_BYTES_MAX} bytes")
     if request.value is not None and len(request.value.data) > VALUE_DATA_BYTES_MAX:
@@ -133,13 +140,12 @@ def _request(request: Request) -> bytes:
 
 
 def encode_reply(reply: Reply) -> bytes:
-    """Frame a reply; an error carries no pairs, no count and no cursor, and so is never that of a range."""
-    # The native half writes no query into errors.
-    encoded = None if reply.error and reply.query else kernel.encode_reply(reply)
-    return _reply(reply) if encoded is None else encoded
+    """Return the bytes of a reply; an error has no pairs, count or cursor, and so never that of a range."""
+    encoded: bytes | None = None if native_codec is None else native_codec.encode_reply(reply)
+    return _encode_reply(reply) if encoded is None else encoded
 
 
-def _reply(reply: Reply) -> bytes:
+def _encode_reply(reply: Reply) -> bytes:
     flags = reply.flags
     error = reply.error.encode()
     parts = [b""]
@@ -172,7 +178,7 @@ def _reply(reply: Reply) -> bytes:
 
 
 def _encode_pairs(pairs: list[Pair], parts: list[bytes], *, wide: bool) -> int:
-    """Append the pairs; the flags that describe them."""
+    """Append the pairs to `parts`; return the flags that describe them."""
     if not pairs:
         return 0
     details = pairs[0].details is not None
@@ -226,11 +232,11 @@ Message = TypeVar("Message", Request, Reply)
 
 
 class _Short(Exception):  # noqa: N818  (control flow inside this module, never an error)
-    """The message goes on: `args[0]` is the position its bytes must reach to make progress."""
+    """The message is incomplete: `args[0]` is the position its bytes must reach to make progress."""
 
 
 class _Cursor:
-    """A position in the bytes at hand, raising _Short where they end."""
+    """A position in the received bytes; raises _Short where they end."""
 
     __slots__ = ("at", "buffer", "end", "identifier")
 
@@ -240,8 +246,8 @@ class _Cursor:
         self.end = len(buffer)
         self.identifier = identifier
 
-    def take(self, size: int) -> int:
-        """Step over `size` bytes; their position."""
+    def step(self, size: int) -> int:
+        """Move past `size` bytes; return their position."""
         at = self.at
         if at + size > self.end:
             raise _Short(at + size)
@@ -249,20 +255,20 @@ class _Cursor:
         return at
 
     def u16(self) -> int:
-        at = self.take(2)
+        at = self.step(2)
         return self.buffer[at] << 8 | self.buffer[at + 1]
 
     def u64(self) -> int:
-        number: int = _U64.unpack_from(self.buffer, self.take(8))[0]
+        number: int = _U64.unpack_from(self.buffer, self.step(8))[0]
         return number
 
     def sized(self, *, wide: bool) -> bytes:
-        size = self.u16() if wide else self.buffer[self.take(1)]
-        at = self.take(size)
+        size = self.u16() if wide else self.buffer[self.step(1)]
+        at = self.step(size)
         return bytes(self.buffer[at : at + size])
 
     def value(self, width: int) -> Value:
-        size_at = self.take(1 << (width - 1))
+        size_at = self.step(1 << (width - 1))
         size = int.from_bytes(self.buffer[size_at : self.at], "big")
         if size == 0:
             raise WireError("value size 0: it counts the type byte, so it is at least 1")
@@ -272,7 +278,7 @@ class _Cursor:
                 code="too-large",
                 identifier=self.identifier,
             )
-        at = self.take(size)
+        at = self.step(size)
         kind = self.buffer[at]
         if kind > Type.BOOLEAN:
             raise WireError(f"value type {kind}: the types are 0 to {int(Type.BOOLEAN)}")
@@ -281,18 +287,18 @@ class _Cursor:
         return Value(kind, bytes(self.buffer[at + 1 : at + size]))
 
     def details(self) -> Details:
-        return Details(*_DETAILS.unpack_from(self.buffer, self.take(_DETAILS.size)))
+        return Details(*_DETAILS.unpack_from(self.buffer, self.step(_DETAILS.size)))
 
 
 class _Parser(Generic[Message]):
     """
-    Bytes of one direction of one connection, cut into messages.
+    Splits the bytes of one direction of one connection into messages.
 
-    After a fault `error` is set, nothing more is read, and the messages before it were returned.
+    After malformed bytes `error` is set and nothing more is read; the messages before them were returned.
     """
 
     _magic: bytes
-    _open: Any = None  # what is known of a message that is decoded in steps
+    _unfinished: Any = None  # a message that is decoded in steps
 
     def __init__(self) -> None:
         self.error: WireError | None = None
@@ -302,10 +308,11 @@ class _Parser(Generic[Message]):
 
     @property
     def buffered(self) -> int:
+        """Return how many bytes of an incomplete message are kept."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> list[Message]:
-        """Take bytes as they came; the messages they complete, in order."""
+        """Return the messages that the received bytes complete, in order."""
         if self.error is not None:
             return []
         buffer = self._buffer
@@ -314,9 +321,9 @@ class _Parser(Generic[Message]):
             if len(buffer) < self._wanted:
                 return []
         messages: list[Message] = []
-        if self._open is None:
+        if self._unfinished is None and native_codec is not None:
             source = buffer or data
-            messages, at = self._decode_whole(source)
+            messages, at = self._decode_natively(source)
             if at == len(source):
                 buffer.clear()
                 self._wanted = 0
@@ -338,12 +345,12 @@ class _Parser(Generic[Message]):
         del buffer[: self._at]
         return messages
 
-    def _decode_whole(self, source: bytes | bytearray) -> tuple[list[Message], int]:
-        """The messages at the front that need no second look, and where they end."""
+    def _decode_natively(self, source: bytes | bytearray) -> tuple[list[Message], int]:
+        """Return the complete, well-formed messages at the front, and where they end."""
         raise NotImplementedError
 
     def _decode(self, at: int) -> Message:
-        """The message at `at`, leaving `_at` behind it."""
+        """Return the message at `at` and move `_at` past it."""
         raise NotImplementedError
 
     def _check_magic(self, at: int) -> None:
@@ -355,8 +362,10 @@ class _Parser(Generic[Message]):
 class RequestParser(_Parser[Request]):
     _magic = b"FJ"
 
-    def _decode_whole(self, source: bytes | bytearray) -> tuple[list[Request], int]:
-        return kernel.decode_requests(source)
+    def _decode_natively(self, source: bytes | bytearray) -> tuple[list[Request], int]:
+        assert native_codec is not None
+        decoded: tuple[list[Request], int] = native_codec.decode_requests(source)
+        return decoded
 
     def _decode(self, at: int) -> Request:
         buffer = self._buffer
@@ -392,21 +401,23 @@ class RequestParser(_Parser[Request]):
 
 
 class ReplyParser(_Parser[Reply]):
-    """Keeps the pairs of an unfinished reply, so that a long one is read once, not once per chunk."""
+    """Keeps the pairs of an incomplete reply, so a long one is decoded once, not again with every chunk."""
 
     _magic = b"JR"
 
     def __init__(self) -> None:
         super().__init__()
-        self._open: tuple[Reply, int, int] | None = None  # reply, its bits, pairs to come
-        self._open_bytes = 0
+        self._unfinished: tuple[Reply, int, int] | None = None  # reply, its bits, pairs to come
+        self._unfinished_bytes = 0
 
-    def _decode_whole(self, source: bytes | bytearray) -> tuple[list[Reply], int]:
-        return kernel.decode_replies(source)
+    def _decode_natively(self, source: bytes | bytearray) -> tuple[list[Reply], int]:
+        assert native_codec is not None
+        decoded: tuple[list[Reply], int] = native_codec.decode_replies(source)
+        return decoded
 
     def _decode(self, at: int) -> Reply:
-        reply, bits, missing = self._open or self._decode_head(at)
-        self._open = (reply, bits, missing)
+        reply, bits, missing = self._unfinished or self._decode_head(at)
+        self._unfinished = (reply, bits, missing)
         wide = bool(bits & KEY16)
         width = bits >> WIDTH_SHIFT & 3
         cursor = _Cursor(self._buffer, self._at, reply.identifier)
@@ -417,16 +428,16 @@ class ReplyParser(_Parser[Reply]):
             else:
                 reply.pairs.append(pair)
             missing -= 1
-            self._open = (reply, bits, missing)
-            self._open_bytes += cursor.at - self._at
+            self._unfinished = (reply, bits, missing)
+            self._unfinished_bytes += cursor.at - self._at
             self._at = cursor.at
-            if self._open_bytes > REPLY_DECODE_BYTES_MAX:
+            if self._unfinished_bytes > REPLY_DECODE_BYTES_MAX:
                 raise WireError(f"a reply of more than {REPLY_DECODE_BYTES_MAX} bytes")
         if bits & REPLY_CURSOR:
             reply.cursor = cursor.sized(wide=wide)
             self._at = cursor.at
-        self._open = None
-        self._open_bytes = 0
+        self._unfinished = None
+        self._unfinished_bytes = 0
         return reply
 
     def _decode_head(self, at: int) -> tuple[Reply, int, int]:

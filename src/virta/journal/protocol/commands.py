@@ -1,9 +1,8 @@
 """
-Commands as a user thinks of them: Python values and seconds in, Python values out.
+Commands as a user writes them: Python values and seconds in, Python values out.
 
-Each function builds the request and knows how to read the reply; the two clients only carry them, so
-they cannot differ. Times are Unix seconds, durations seconds; `str` keys are UTF-8, and what Python made of
-other bytes (`surrogateescape`) are those bytes again.
+Each function builds a request together with the decoder of its reply; clients only carry them, so all of them
+give the same results. Times are Unix seconds, durations seconds; `str` keys are UTF-8, with `surrogateescape`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import msgspec
 
 from virta.clock import now_us
-from virta.journal.protocol.kernel import native
 from virta.journal.protocol.messages import (
     COMMAND_KEY,
     DATA,
@@ -42,23 +40,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Key = str | bytes
-# Members of an enumeration are looked up by name every time; numbers are just there.
+# Plain numbers for the frequent ones: a member of an enumeration is looked up by name each time.
 PUSH, NEXT, DELETE = int(Function.PUSH), int(Function.NEXT), int(Function.DELETE)
 BUFFER = int(Type.BUFFER)
 Plain = None | bool | int | float | str | bytes | Value
 
 
-# What a command wants of an ordinary reply, for the native half (native/journal_told.h), which spares the rest.
-TOLD_REPLY, TOLD_TIMESTAMP, TOLD_DELETED, TOLD_NEXT = range(4)
-
-
 class Command(msgspec.Struct, Generic[T], frozen=True):
+    """A request and the decoder of its reply."""
+
     request: Request
     decode: Callable[[Reply], T]
     missing: Any = ...  # the result for a key that does not exist; ...: that is an error
-    told: int = TOLD_REPLY
 
     def result(self, reply: Reply) -> T:
+        """Return what the reply says; raise RefusedError for a refusal."""
         if reply.error:
             code, _, detail = reply.error.partition(": ")
             if code == "does-not-exist" and self.missing is not ...:
@@ -69,7 +65,7 @@ class Command(msgspec.Struct, Generic[T], frozen=True):
 
 
 class Lease(NamedTuple):
-    """A job that was handed out: acknowledge it by `key` before `deadline` (Unix seconds)."""
+    """A reserved job: acknowledge it by `key` before `deadline` (Unix seconds)."""
 
     key: bytes
     uri: bytes
@@ -79,17 +75,15 @@ class Lease(NamedTuple):
 
 
 class Next(NamedTuple):
-    """What NEXT had: jobs, or when to ask again (Unix seconds; None: nothing is waiting at all)."""
+    """Reserved jobs, or when to ask again (Unix seconds; None: no job is waiting)."""
 
     jobs: list[Lease]
     wake_up: float | None
 
 
-if native is not None:
-    native.set_told_types(Lease, Next)
-
-
 class Page(NamedTuple):
+    """Keys with their values, and the cursor of the next page (None: this is the last)."""
+
     items: list[tuple[bytes, Any]]
     cursor: bytes | None
 
@@ -108,7 +102,7 @@ def set_(
     listen: bool = False,
     timestamp: int = 0,
 ) -> Command[int]:
-    """Store a value; the timestamp (µs) of what is stored now, larger if something newer was there."""
+    """Store a value; return the timestamp (µs) of the stored version, later if that is a newer one."""
     flags = overwrite * OVERWRITE | persist * PERSIST | listen * LISTEN
     request = Request(
         Function.SET,
@@ -120,41 +114,43 @@ def set_(
         key=to_bytes(key),
         value=to_value(value),
     )
-    return Command(request, _timestamp, ..., TOLD_TIMESTAMP)
+    return Command(request, _timestamp)
 
 
 def get(
     key: Key, *, touch: float | bool = False, listen: bool = False, default: Any = None
 ) -> Command[Any]:
-    """The value of a key, `default` if there is none; `touch` extends its life by that many seconds."""
+    """Return the value of a key or `default`; `touch` extends its expiry by that many seconds."""
     flags = DATA | (TOUCH if touch is not False else 0) | listen * LISTEN
     ttl = None if isinstance(touch, bool) else _us(touch)
     request = Request(Function.GET, flags=flags, key=to_bytes(key), ttl=ttl)
     return Command(request, _only_value, default)
 
 
-class Found(NamedTuple):
+class DetailedValue(NamedTuple):
+    """A value, its details and its timestamp."""
+
     value: Value
     details: Details
     timestamp: int
 
 
-def look(key: Key, *, touch: bool = False) -> Command[Found | None]:
-    """A key's value and all that is known of it in one step; None if there is none."""
+def get_detailed(key: Key, *, touch: bool = False) -> Command[DetailedValue | None]:
+    """Return a key's value and details in one step; None if there is none."""
     request = Request(
         Function.GET, flags=DATA | DETAILS | (TOUCH if touch else 0), key=to_bytes(key)
     )
-    return Command(request, _found, None)
+    return Command(request, _detailed_value, None)
 
 
 def details(key: Key) -> Command[Details | None]:
-    """What is known of a key besides its data."""
+    """Return what the journal keeps of a key besides its data."""
     request = Request(Function.GET, flags=DETAILS, key=to_bytes(key))
     return Command(request, lambda reply: reply.pair.details if reply.pair else None, None)
 
 
 def scan(lower: Key = b"", upper: Key = b"", *, count: int = 1000) -> Command[Page]:
-    """Keys from `lower` up to, not including, `upper` (empty: no end)."""
+    """Return keys from `lower` up to, not including, `upper` (empty: no end)."""
     request = Request(
         Function.GET,
         flags=DATA,
@@ -167,7 +163,7 @@ def scan(lower: Key = b"", upper: Key = b"", *, count: int = 1000) -> Command[Pa
 
 
 def search(pattern: Key, *, count: int = 1000) -> Command[Page]:
-    """Keys that a regular expression (RE2) is found in."""
+    """Return the keys in which a regular expression (RE2) is found."""
     request = Request(
         Function.GET, flags=DATA, key=to_bytes(pattern), count=count, query=QUERY_REGEX
     )
@@ -175,13 +171,13 @@ def search(pattern: Key, *, count: int = 1000) -> Command[Page]:
 
 
 def more(cursor: bytes, *, count: int | None = None) -> Command[Page]:
-    """The page after one that had a cursor, as long as that unless `count` says otherwise."""
+    """Return the page after one with a cursor, with the same `count` unless given."""
     request = Request(Function.GET, flags=DATA, key=cursor, count=count, query=QUERY_CURSOR)
     return Command(request, _page)
 
 
 def delete(key: Key, *, complete: bool = False, timestamp: int = 0) -> Command[bool]:
-    """Remove a value, or end a job; True if there was one. `complete` leaves no tombstone."""
+    """Remove a value or a job; return whether there was one. `complete` leaves no tombstone."""
     request = Request(
         Function.DELETE, 0, OVERWRITE if complete else 0, timestamp, key=to_bytes(key)
     )
@@ -189,45 +185,50 @@ def delete(key: Key, *, complete: bool = False, timestamp: int = 0) -> Command[b
 
 
 def add(key: Key, amount: float) -> Command[Any]:
-    """Add to a number, which starts at 0; the sum."""
+    """Add to a number, which starts at 0; return the sum."""
     request = Request(Function.ADD, key=to_bytes(key), value=to_value(amount))
     return Command(request, _only_value)
 
 
 def invert(key: Key) -> Command[Any]:
-    """NOT: flip a boolean; its new value."""
+    """Invert a boolean (NOT); return its new value."""
     return Command(Request(Function.NOT, key=to_bytes(key)), _only_value)
 
 
 def truncate(key: Key, size: int) -> Command[int]:
+    """Cut a string or buffer to `size` bytes, or fill it up with zeros."""
     request = Request(Function.TRUNCATE, key=to_bytes(key), value=to_value(size))
     return Command(request, _timestamp)
 
 
 def lock(key: Key, *, seconds: float | None = None) -> Command[int]:
-    """Nobody else can change the value until unlocked, the time is over or this connection ends."""
+    """Keep others from changing a value until it is unlocked, `seconds` pass or this connection ends."""
     until = None if seconds is None else _later(seconds)
     return Command(Request(Function.LOCK, key=to_bytes(key), timeout=until), _timestamp)
 
 
 def unlock(key: Key) -> Command[int]:
+    """Release a lock of this connection."""
     return Command(Request(Function.UNLOCK, key=to_bytes(key)), _timestamp)
 
 
 def rename(key: Key, new: Key, *, overwrite: bool = False) -> Command[int]:
+    """Move a value to another key."""
     return Command(_two(Function.RENAME, key, new, OVERWRITE if overwrite else 0), _timestamp)
 
 
 def link(key: Key, additional: Key) -> Command[int]:
-    """Let another key lead to the same value."""
+    """Add another key of the same value."""
     return Command(_two(Function.LINK, key, additional), _timestamp)
 
 
 def unlink(key: Key) -> Command[bool]:
+    """Remove one key of a value; return whether that removed the value, as it was the last."""
     return Command(Request(Function.UNLINK, key=to_bytes(key)), _deleted)
 
 
 def ping() -> Command[int]:
+    """Return the daemon's time (µs)."""
     return Command(Request(Function.NOP), _timestamp)
 
 
@@ -246,7 +247,7 @@ def push(
     timestamp: int = 0,
 ) -> Command[int]:
     """
-    Ask for work on a uri, `delay` seconds from now or at `start`; asking again replaces what waits.
+    Add a job for a uri, due at `start` or `delay` seconds from now; it replaces a waiting job of that uri.
 
     The domain is the uri's host unless given. Small priorities (0 to 255) go first.
     """
@@ -263,12 +264,12 @@ def push(
         due,
         None,
         priority,
-        uri.encode("utf-8", "surrogateescape") if isinstance(uri, str) else to_bytes(uri),
+        to_bytes(uri),
         to_bytes(domain) if domain else b"",
         None if payload is None else to_value(payload),
         QUERY_RANGE,
     )
-    return Command(request, _timestamp, ..., TOLD_TIMESTAMP)
+    return Command(request, _timestamp)
 
 
 def next_(
@@ -280,37 +281,37 @@ def next_(
     remove: bool = False,
 ) -> Command[Next]:
     """
-    Up to `count` due jobs, to be done within `work_for` seconds (the domain's default if not given).
+    Reserve up to `count` due jobs for `work_for` seconds (by default the domain's deadline).
 
-    With `listen` a message follows when something becomes due earlier than announced; with `remove`
-    a job counts as done when it is handed out.
+    With `listen` a notification follows when a job becomes due earlier than announced; with `remove` a job counts
+    as done when it is reserved.
     """
     flags = DATA | DETAILS | listen * LISTEN | remove * OVERWRITE
     until = None if work_for is None else _later(work_for)
     request = Request(NEXT, 0, flags, 0, until, None, count, to_bytes(domain))
-    return Command(request, _next_reply, ..., TOLD_NEXT)
+    return Command(request, _next_reply)
 
 
 def done(key: Key) -> Command[bool]:
-    """The work is done; refused with `does-not-exist` if that attempt is over."""
+    """Acknowledge a job; refused with `does-not-exist` if that attempt is over."""
     request = Request(DELETE, 0, OVERWRITE, 0, None, None, None, to_bytes(key))
-    return Command(request, _deleted, ..., TOLD_DELETED)
+    return Command(request, _deleted)
 
 
 def extend(key: Key, seconds: float) -> Command[bool]:
-    """Heartbeat: that many more seconds from now."""
+    """Extend a job's deadline to `seconds` from now."""
     until = _later(seconds)
     request = Request(Function.GET, key=to_bytes(key), timeout=until)
     return Command(request, lambda reply: bool(reply.flags & WORKED_ON))
 
 
 def give_back(key: Key) -> Command[bool]:
-    """Let somebody else do it, at once."""
+    """Return a job to the queue, due at once."""
     return Command(Request(Function.GET, key=to_bytes(key), timeout=0), lambda _: True)
 
 
 def admin(do: str, **fields: Any) -> Command[dict[str, Any]]:
-    """A command of the journal's administration, see `virta.journal.admin`."""
+    """Run an administrative command, see `virta.journal.admin`."""
     value = Value(Type.STRING, msgspec.json.encode({"do": do, **fields}))
     request = Request(Function.SET, key=COMMAND_KEY, value=value)
     return Command(request, _json)
@@ -322,8 +323,8 @@ def fail(
     """
     Report a failed attempt: it is counted, and the job is tried again or becomes dead.
 
-    It is tried again after `delay` seconds, or the domain's back-off; never with `dead`. The end of `traceback`
-    is kept with the job.
+    The next attempt is after `delay` seconds or the domain's back-off; with `dead` there is none. The end of
+    `traceback` is stored with the job.
     """
     name = to_bytes(key).decode(errors="replace")
     fields: dict[str, Any] = {"traceback": traceback} if traceback else {}
@@ -336,13 +337,14 @@ def fail(
 
 
 def to_bytes(key: Key) -> bytes:
+    """Return a key as bytes."""
     if type(key) is bytes:
         return key
     return key.encode("utf-8", "surrogateescape") if isinstance(key, str) else _bytes(key, "a key")
 
 
 def to_value(plain: Plain) -> Value:
-    """The wire's type for a Python value; integers take 8 bytes."""
+    """Return a Python value with its wire type; integers take 8 bytes."""
     if type(plain) is bytes:
         return Value(1, plain)
     if isinstance(plain, Value):
@@ -364,7 +366,7 @@ def to_value(plain: Plain) -> Value:
 
 
 def _bytes(given: Any, what: str) -> bytes:
-    """Of anything like bytes; numbers and lists, which Python would make zeros and bytes of, are mistakes."""
+    """Return bytes-like objects as bytes; refuse numbers and lists, from which `bytes()` makes something else."""
     if isinstance(given, bytes | bytearray | memoryview):
         return bytes(given)
     right = "str or bytes" if what == "a key" else "None, bool, int, float, str, bytes or Value"
@@ -372,7 +374,7 @@ def _bytes(given: Any, what: str) -> bytes:
 
 
 def to_plain(value: Value) -> Any:
-    """A Python value; what does not fit its type stays bytes."""
+    """Return a Python value; data that does not fit its type stays bytes."""
     kind, data = value.type, value.data
     if kind == Type.VOID:
         return None
@@ -392,7 +394,7 @@ def _us(seconds: float | None) -> int | None:
 
 
 def own_time() -> int:
-    """Return this process's time (µs), from which durations are counted; the daemon's may differ."""
+    """Return this process's time (µs), which durations start from; the daemon's may differ."""
     return now_us()
 
 
@@ -427,12 +429,12 @@ def _only_value(reply: Reply) -> Any:
     return to_plain(reply.pair.value)
 
 
-def _found(reply: Reply) -> Found:
+def _detailed_value(reply: Reply) -> DetailedValue:
     pair = reply.pair
     assert pair is not None
     assert pair.value is not None
     assert pair.details is not None
-    return Found(pair.value, pair.details, reply.timestamp)
+    return DetailedValue(pair.value, pair.details, reply.timestamp)
 
 
 def _json(reply: Reply) -> dict[str, Any]:
@@ -448,11 +450,11 @@ def _page(reply: Reply) -> Page:
 
 
 def _next_reply(reply: Reply) -> Next:
-    """Pairs are jobs, each followed by a pair without key if it has a payload."""
+    """Decode jobs: a pair each, followed by a pair without key if it has a payload."""
     deadline = (reply.timeout or 0) / 1e6
     jobs: list[Lease] = []
     payload: Any = None
-    make = tuple.__new__  # a call of Python less per job
+    make = tuple.__new__  # saves a Python call per job
     for pair in reversed(reply.all_pairs()):
         key, value = pair.key, pair.value
         assert value is not None

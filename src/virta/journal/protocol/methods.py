@@ -1,13 +1,14 @@
-"""The journal's commands as methods, for whoever can carry one out and wait for it."""
+"""The journal's commands as methods, written once for the blocking and the awaited callers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+import functools
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
 
 from virta.journal.protocol import commands
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from virta.journal.protocol.commands import Command
 
@@ -15,43 +16,63 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _sync(
-    build: Callable[P, Command[T]],
-) -> Callable[Concatenate[Calls, P], T]:
-    def method(self: Calls, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.call(build(*args, **kwargs))
+class _Method(Generic[P, T]):
+    """What `_method` returns, for type checkers: the result itself, or an awaitable of it."""
 
-    method.__doc__ = build.__doc__
-    return method
-
-
-class Calls:
-    """The commands as methods that block; subclasses say how one is carried out."""
-
-    def call(self, command: Command[T]) -> T:
-        """Carry out one command; its result, or RefusedError."""
+    @overload
+    def __get__(self, caller: BlockingMethods, owner: type) -> Callable[P, T]: ...
+    @overload
+    def __get__(self, caller: AwaitedMethods, owner: type) -> Callable[P, Awaitable[T]]: ...
+    def __get__(self, caller: Any, owner: type) -> Any:
         raise NotImplementedError
 
-    set = _sync(commands.set_)
-    get = _sync(commands.get)
-    details = _sync(commands.details)
-    scan = _sync(commands.scan)
-    search = _sync(commands.search)
-    more = _sync(commands.more)
-    delete = _sync(commands.delete)
-    add = _sync(commands.add)
-    invert = _sync(commands.invert)
-    truncate = _sync(commands.truncate)
-    lock = _sync(commands.lock)
-    unlock = _sync(commands.unlock)
-    rename = _sync(commands.rename)
-    link = _sync(commands.link)
-    unlink = _sync(commands.unlink)
-    ping = _sync(commands.ping)
-    push = _sync(commands.push)
-    next = _sync(commands.next_)
-    done = _sync(commands.done)
-    extend = _sync(commands.extend)
-    give_back = _sync(commands.give_back)
-    fail = _sync(commands.fail)
-    admin = _sync(commands.admin)
+
+def _method(build: Callable[P, Command[T]]) -> _Method[P, T]:
+    @functools.wraps(build)
+    def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
+        return self.call(build(*args, **kwargs))
+
+    method.__name__ = build.__name__.rstrip("_")
+    return cast("_Method[P, T]", method)
+
+
+class _Methods:
+    set = _method(commands.set_)
+    get = _method(commands.get)
+    details = _method(commands.details)
+    scan = _method(commands.scan)
+    search = _method(commands.search)
+    more = _method(commands.more)
+    delete = _method(commands.delete)
+    add = _method(commands.add)
+    invert = _method(commands.invert)
+    truncate = _method(commands.truncate)
+    lock = _method(commands.lock)
+    unlock = _method(commands.unlock)
+    rename = _method(commands.rename)
+    link = _method(commands.link)
+    unlink = _method(commands.unlink)
+    ping = _method(commands.ping)
+    push = _method(commands.push)
+    next = _method(commands.next_)
+    done = _method(commands.done)
+    extend = _method(commands.extend)
+    give_back = _method(commands.give_back)
+    fail = _method(commands.fail)
+    admin = _method(commands.admin)
+
+
+class BlockingMethods(_Methods):
+    """Each command as a method that returns its result; a subclass carries the commands out."""
+
+    def call(self, command: Command[T]) -> T:
+        """Carry out one command; return its result or raise RefusedError."""
+        raise NotImplementedError
+
+
+class AwaitedMethods(_Methods):
+    """Each command as a method that returns an awaitable of its result."""
+
+    async def call(self, command: Command[T]) -> T:
+        """Carry out one command; return its result or raise RefusedError."""
+        raise NotImplementedError

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from virta import files
 from virta.errors import JournalError
-from virta.journal.clients.client import AsyncClient
+from virta.journal.clients.aio import AsyncClient
 from virta.journal.clients.forwarder import UNANSWERED_MAX, Forwarder
 from virta.journal.clients.spool import HEAD_BYTES, Spool, SpoolFile, encode_record
 from virta.journal.engine import PEER_PREFIX, PULL_PREFIX

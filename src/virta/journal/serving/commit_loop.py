@@ -1,9 +1,9 @@
 """
 A running journal without a transport: the engine, its log, and time that passes.
 
-Invariant: a reply to a change that must survive leaves only after the log has it on disk; everything
-that waits at that moment shares one append and one fsync. After a failed fsync nothing that must
-survive is accepted any more; after a full disk it is refused for a moment and then tried again.
+Invariant: the reply to a change that must survive leaves only after the log has it on disk; everything that
+waits at that time shares one append and one fsync (`virta.log.group_commit`). After a failed fsync nothing that
+must survive is accepted any more; after a full disk it is refused for RETRY_AFTER_WRITE_ERROR_S, then tried again.
 """
 
 from __future__ import annotations
@@ -24,47 +24,44 @@ from virta.journal.storage import records as images
 from virta.journal.storage.directory import Durability, Persistence
 from virta.journal.values.entries import MEMORY_BYTES_MAX
 from virta.journal.values.store import Store
+from virta.log.group_commit import INLINE_S_MAX, GroupCommit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from virta.journal.replication.peers import Peers, Ticket
 
     Respond = Callable[[Reply], None]
 
-    # Whom to tell, what, and whether other daemons must have it first.
-    Waiting = tuple[Respond, Reply, bool]
+    # The callback of a reply, the reply, and whether other daemons must have the change first.
+    PendingReply = tuple[Respond, Reply, bool]
 
 log = logging.getLogger("virta.journal")
 
-# Handing a commit to a thread costs two wake-ups: waiting for a disk that syncs in less than this is
-# cheaper, and what arrives meanwhile shares the next sync. A slower disk must not keep readers waiting.
-INLINE_COMMIT_S_MAX = 0.001
-# One hiccup is not a slow disk: two in a row are.
-HICCUP_S_MAX = 4 * INLINE_COMMIT_S_MAX
 RETRY_AFTER_WRITE_ERROR_S = 1.0
 ROTATION_PAUSE_S = 0.002
-STOP_LOOK_S = 0.001
 REASON_CHARS_MAX = 200
+# The longest wait of the timer, as clocks may be set, and the shortest.
 TICK_S_MAX = 1.0
 TICK_S_MIN = 0.0005
 _TICK_US_MAX = int(TICK_S_MAX * 1_000_000)
-# Members of an enumeration are looked up by name every time; numbers are just there.
-_GET, _NEXT = int(Function.GET), int(Function.NEXT)
+# Plain numbers: a member of an enumeration is looked up by name each time.
+_GET, _NEXT, _QUIT = int(Function.GET), int(Function.NEXT), int(Function.QUIT)
 _READING = frozenset({_GET, _NEXT, int(Function.NOP)})
-# Commands that are refused while the disk is, unless they are only about memory.
-_LASTING = frozenset(
+# Commands that are refused while the disk fails, unless they are only about memory.
+_DURABLE = frozenset(
     {Function.DELETE, Function.RENAME, Function.LINK, Function.UNLINK, Function.ADD}
     | {Function.NOT, Function.TRUNCATE}
 )
 
 
-class Node:
+class CommitLoop:
     """
     Embeddable: `start` it in a running event loop, give it requests, `stop` it.
 
-    Without a directory everything lives in memory and dies with the process.
+    Without a directory everything is in memory and lost with the process. Commits that take longer than
+    `inline_s_max` seconds on average are made in a thread.
     """
 
     def __init__(
@@ -75,6 +72,7 @@ class Node:
         durability: Durability = "fsync",
         memory_bytes_max: int = MEMORY_BYTES_MAX,
         jobs_max: int = JOBS_MAX,
+        inline_s_max: float = INLINE_S_MAX,
     ) -> None:
         self._persistence = (
             None if directory is None else Persistence(directory, durability=durability)
@@ -85,34 +83,40 @@ class Node:
         )
         if self._persistence is not None:
             self.engine.disk_bytes = self._persistence.disk_bytes
-        self.on_batch: list[Callable[[], None]] = []  # called when replies of a batch were given
-        self.failure: LogError | None = None
-        self._retry_at = 0.0
-        self._backlog: list[images.Record] = []
-        self.peers: Peers | None = None  # set by whoever wants copies, before `start`
-        self._waiting: list[Waiting] = []
-        self._ticket: Ticket | None = None  # of the last changes other daemons have to hear
-        self._scheduled = False
-        self._held = False  # whoever holds it calls the next batch himself
-        self._committing = False
-        self._overdue = False  # a batch was asked for meanwhile
-        self._commit_s = 0.0
-        self.commits = 0  # commits to the log, and their total time, for statistics
-        self.commit_seconds = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_us = 0  # the moment of the clock that the timer is for
-        self._rotation_task: asyncio.Task[None] | None = None
+        self.on_batch: list[Callable[[], None]] = []  # called after the replies of a batch
+        self.peers: Peers | None = None  # set before `start`, for copies on other daemons
+        self._inline_s_max = inline_s_max
+        self._group: GroupCommit[PendingReply, list[images.Record], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._backlog: list[images.Record] = []  # of the last append, if the disk was full
+        self._retry_at = 0.0
+        self._ticket: Ticket | None = None  # of the last changes for other daemons
+        self._due = False  # the requests carried out since the last batch need one
+        self._event: int | None = None  # when the engine has something to do by itself
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_us = 0  # the time, by the clock, that the timer is for
+        self._rotation: asyncio.Task[None] | None = None
         self._stopping = False
         self._closing = False  # nothing at all is carried out any more
-        self._uneasy = False  # something may be refused
+        self._refusing = False  # something may be refused,
         self._refusal = "disk"  # and why
 
-    # Life.
+    # Start and stop.
 
     async def start(self) -> None:
-        """Restore the state (blocking: nothing can be answered before) and let time pass."""
+        """Restore the state, which blocks, as nothing can be answered before; then let time pass."""
         self._loop = asyncio.get_running_loop()
+        self._group = GroupCommit(
+            self._append,
+            loop=self._loop,
+            collect=self._collect,
+            answer=self._answer,
+            on_committed=self._committed,
+            on_answered=self._answered,
+            is_fatal=lambda error: not isinstance(error, LogWriteError),
+            synced=self._persistence is not None and self._persistence.synced,
+            inline_s_max=self._inline_s_max,
+        )
         if self._persistence is not None:
             began = time.perf_counter()
             self._persistence.restore(self.engine)
@@ -123,37 +127,32 @@ class Node:
                 time.perf_counter() - began,
             )
         if self.peers is not None:
-            await self.peers.start(self._schedule)
-            self._schedule()
+            await self.peers.start(self._group.schedule)
+            self._group.schedule()
         self._arm(self.engine.next_event())
 
     async def stop(self) -> None:
-        """Answer what is waiting, take a snapshot, release the directory; once is enough."""
+        """Answer what is waiting, write a snapshot, release the directory; once is enough."""
         if self._stopping:
             return
-        self._stopping = self._uneasy = True
+        self._stopping = self._refusing = True
+        assert self._group is not None
         if self._timer is not None:
             self._timer.cancel()
-        await self._answered()
+        await self._group.drained()
         if self.peers is not None:
             await self.peers.stop()
-        if self._rotation_task is not None:
-            # Not cancelled: a thread of it would go on, and remove what the snapshot below rests on.
-            await asyncio.wait({self._rotation_task})
-        # What came while those ended is answered, too; then there is no turn of the loop before the end.
+        if self._rotation is not None:
+            # Not cancelled: its thread would go on, and remove files that the snapshot below needs.
+            await asyncio.wait({self._rotation})
+        # Requests that came during these waits are answered as well; then nothing is accepted.
         self._closing = True
-        await self._answered()
+        await self._group.close()
         if self._persistence is not None:
             if self.failure is None:
                 self._snapshot()
             self._persistence.close()
         self.engine.jobs.close()
-
-    async def _answered(self) -> None:
-        """Until nothing waits for the disk, nor to be written or told."""
-        while self._waiting or self._committing or (self._closing and self._scheduled):
-            self._schedule()
-            await asyncio.sleep(STOP_LOOK_S)
 
     def _snapshot(self) -> None:
         assert self._persistence is not None
@@ -163,13 +162,58 @@ class Node:
         except (LogError, OSError):
             log.exception("journal_snapshot_failed")  # the log has everything that was acknowledged
 
+    @property
+    def failure(self) -> LogError | None:
+        """Return the error after which nothing durable is accepted, None if there was none."""
+        return None if self._group is None else self._group.failure
+
+    @property
+    def commits(self) -> int:
+        """Return how many commits to the log succeeded."""
+        return 0 if self._group is None else self._group.commits
+
+    @property
+    def commit_seconds(self) -> float:
+        """Return how long they took together."""
+        return 0.0 if self._group is None else self._group.commit_seconds
+
     # Requests.
 
-    def handle(self, request: Request, session: Session, respond: Respond) -> None:
-        """Carry out a request now; `respond` is called when its effect is as lasting as it must be."""
+    def handle_all(
+        self, requests: list[Request], session: Session, respond: Respond, *, alone: bool = False
+    ) -> None:
+        """
+        Carry out requests in order; `respond` is called with each reply once its effect is durable enough.
+
+        They share a batch with other callers of this turn of the loop, unless the caller is `alone`.
+        """
+        try:
+            for request in requests:
+                self._handle(request, session, respond)
+        finally:
+            if self._due:
+                self._due = False
+                assert self._group is not None
+                if alone and self._group.pending and not self._group.busy:
+                    self._group.write()
+                else:
+                    self._group.schedule()
+
+    async def submit(self, request: Request, session: Session | None = None) -> Reply:
+        """Carry out one request; return its reply once its effect is durable enough."""
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+        def respond(reply: Reply) -> None:
+            if not future.done():
+                future.set_result(reply)
+
+        self.handle_all([request], session or Session(), respond)
+        return await future
+
+    def _handle(self, request: Request, session: Session, respond: Respond) -> None:
         function = request.function
-        if self._uneasy and (
-            self._closing or ((request.flags & PERSIST or function in _LASTING) and self._refuses())
+        if self._refusing and (
+            self._closing or ((request.flags & PERSIST or function in _DURABLE) and self._refuses())
         ):
             error = "shutting-down" if self._stopping else self._refusal
             respond(Reply(request.identifier, 0, self.engine.clock(), error=error))
@@ -178,16 +222,22 @@ class Node:
         peers = self.peers
         if function in _READING and not (function == _NEXT and request.flags & OVERWRITE):
             respond(reply)
-            hurry = peers is not None or not self._can_wait(request, reply)
-        else:
+            if peers is not None or not self._can_wait(request, reply):
+                self._due = True
+            return
+        self._due = True
+        # With peers every change waits, until it is in their spools.
+        if not reply.error and (peers is not None or self._must_wait(reply, function)):
             copied = peers is not None and self._wants_copies(request, reply, session)
-            if not reply.error and (copied or self._must_wait(reply, function)):
-                self._waiting.append((respond, reply, copied))
-            else:
-                respond(reply)
-            hurry = True
-        if hurry and not self._scheduled:
-            self._schedule()
+            assert self._group is not None
+            self._group.add((respond, reply, copied))
+        else:
+            respond(reply)
+
+    def _refuses(self) -> bool:
+        if self._stopping or self.failure is not None:
+            return True
+        return self._retry_at != 0 and time.monotonic() < self._retry_at
 
     def _wants_copies(self, request: Request, reply: Reply, session: Session) -> bool:
         return (
@@ -199,158 +249,106 @@ class Node:
         )
 
     def _can_wait(self, request: Request, reply: Reply) -> bool:
-        """Whether the next turn of the timer is early enough for what a request may have left to do."""
+        """Return whether the timer is early enough for what a request may have left to do."""
         if request.function == _GET:
             return request.timeout is None and not request.flags & TOUCH
         if request.function == _NEXT and reply.timeout is not None:
             return reply.timeout > self.engine.clock() + _TICK_US_MAX
         return False
 
-    async def submit(self, request: Request, session: Session | None = None) -> Reply:
-        """The same for callers that can await."""
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-
-        def respond(reply: Reply) -> None:
-            if not future.done():
-                future.set_result(reply)
-
-        self.handle(request, session or Session(), respond)
-        return await future
-
-    def _refuses(self) -> bool:
-        if self._stopping or self.failure is not None:
-            return True
-        return self._retry_at != 0 and time.monotonic() < self._retry_at
-
     def _must_wait(self, reply: Reply, function: int) -> bool:
+        """Return whether a reply has to wait for the log."""
         if self._persistence is None:
             return False
         if self.engine.jobs.wants_log or self.engine.store.wants_log:
             return True
-        # Said to be on disk because of a change that is on its way there just now.
-        lasting = bool(reply.flags & PERSIST) or function in _LASTING or function == Function.QUIT
-        return self._committing and lasting
+        # It may report a change as durable whose append is still in flight.
+        assert self._group is not None
+        durable = bool(reply.flags & PERSIST) or function in _DURABLE or function == _QUIT
+        return self._group.busy and durable
 
-    # Batches.
+    # A batch, in the order the group commit calls these.
 
-    def _schedule(self) -> None:
-        """Once per turn of the loop, so that all connections that were ready share a batch."""
-        if not self._scheduled:
-            assert self._loop is not None
-            self._scheduled = True
-            if not self._held:
-                self._loop.call_soon(self._batch)
-
-    def hold(self) -> None:
-        """What is asked until `release` is one batch, done there: a turn of the loop less."""
-        self._held = not self._scheduled
-
-    def release(self) -> None:
-        held, self._held = self._held, False
-        if held and self._scheduled:
-            self._batch()
-
-    def _batch(self) -> None:
-        self._scheduled = False
-        if self._committing:
-            self._overdue = True  # what waits goes with the next one, which follows at once
-            return
-        event = self.engine.tick()
+    def _collect(self, items: Sequence[PendingReply]) -> list[images.Record] | None:  # noqa: ARG002
+        """Return the records of everything that changed, also by time alone."""
+        self._event = self.engine.tick()
         if self.peers is not None and (outgoing := self.engine.gather()):
             try:
                 self._ticket = self.peers.spool(outgoing)
             except (OSError, JournalError) as error:
                 self.engine.outgoing = outgoing
-                self._settle(LogWriteError(f"a peer's spool: {error}"), event)
-                return
+                raise LogWriteError(f"a peer's spool: {error}") from error
         persistence = self._persistence
         if persistence is None or self.failure is not None:
             self.engine.store.drain()
             self.engine.jobs.drained()
-        else:
-            records = images.drain(self.engine, self.engine.clock())
-            records += persistence.id_records(self.engine.jobs.next_id)
-            if self._backlog:
-                records = self._backlog + records
-                self._backlog = []
-            if records:
-                self._commit(records, event)
-                return
-        # What has to survive, but is not known to be of that kind beforehand, is refused here.
-        self._settle(self.failure if self._waiting else None, event)
+            return None
+        records = images.drain(self.engine, self.engine.clock())
+        records += persistence.id_records(self.engine.jobs.next_id)
+        if self._backlog:
+            records, self._backlog = self._backlog + records, []
+        return records or None
 
-    def _commit(self, records: list[images.Record], event: int | None) -> None:
+    def _append(self, records: list[images.Record], lock_timeout: float) -> None:  # noqa: ARG002
+        """Commit; in the loop or in a thread. No other process has this log's lock."""
         assert self._persistence is not None
-        assert self._loop is not None
-        if self._commit_s > INLINE_COMMIT_S_MAX and self._persistence.synced:
-            self._committing = True
-            waiting, self._waiting = self._waiting, []
-            future = self._loop.run_in_executor(None, self._append, records)
-            future.add_done_callback(lambda done: self._committed(done.result(), waiting))
-        else:
-            self._settle(self._append(records), event)
-
-    def _append(self, records: list[images.Record]) -> LogError | None:
-        """In a thread or not; the error is for whoever waits."""
-        assert self._persistence is not None
-        began = time.perf_counter()
         try:
             self._persistence.commit(records)
-        except LogError as error:
-            if isinstance(error, LogWriteError):
-                self._backlog = records
-            return error
+        except LogWriteError:
+            self._backlog = records
+            raise
         except OSError as error:
-            return LogError(f"the journal's log: {error}")
-        took = time.perf_counter() - began
-        self.commits += 1
-        self.commit_seconds += took
-        self._commit_s = 0.8 * self._commit_s + 0.2 * min(took, HICCUP_S_MAX)
-        return None
+            raise LogError(f"the journal's log: {error}") from error
 
-    def _committed(self, error: LogError | None, waiting: list[Waiting]) -> None:
-        self._committing = False
-        later, self._waiting = self._waiting, waiting
-        if error is not None and not isinstance(error, LogWriteError):
-            self._waiting += later  # nothing will be written any more
-            later = []
-        self._settle(error, self.engine.next_event())
-        self._waiting = later
-        if later or self._overdue or self.engine.wants_log:
-            self._overdue = False
-            self._schedule()
+    def _committed(
+        self,
+        items: Sequence[PendingReply],
+        result: None,  # noqa: ARG002
+        error: LogError | None,
+    ) -> None:
+        if error is None:
+            if self._persistence is not None and self.failure is None:
+                self._persistence.settled()
+            return
+        if items or not self._refusing:
+            log.error("journal_commit_failed code=%s %s", error.code, error.message)
+        self._refusing = True
+        self._refusal = f"disk: {error.message[:REASON_CHARS_MAX]}"
+        if isinstance(error, LogWriteError):
+            self._retry_at = time.monotonic() + RETRY_AFTER_WRITE_ERROR_S
 
-    def _settle(self, error: LogError | None, event: int | None) -> None:
-        """Give the replies that waited for this batch, and see to what comes next."""
+    def _answer(self, item: PendingReply, error: LogError | None) -> None:
+        respond, reply, copied = item
         if error is not None:
-            self._failed(error)
-        elif self._persistence is not None and self.failure is None:
-            self._persistence.settled()
-        waiting, self._waiting = self._waiting, []
-        for respond, reply, copied in waiting:
-            if error is not None:
-                respond(Reply(reply.identifier, 0, self.engine.clock(), error=self._refusal))
-            elif copied and self.peers is not None:
-                self._await_copies(self._ticket or self.peers.backlog, respond, reply)
-            else:
-                respond(reply)
+            respond(Reply(reply.identifier, 0, self.engine.clock(), error=self._refusal))
+        elif copied and self.peers is not None:
+            self._await_copies(self._ticket or self.peers.backlog, respond, reply)
+        else:
+            respond(reply)
+
+    def _answered(self, error: LogError | None) -> None:  # noqa: ARG002
         for callback in self.on_batch:
             callback()
-        if self._timer is None or (event is not None and event < self._timer_us):
-            self._arm(event)
+        if self._timer is None or (self._event is not None and self._event < self._timer_us):
+            self._arm(self._event)
         if self._persistence is not None and self._persistence.grown:
             self._consider_rotation(self._persistence)
 
     def _await_copies(self, ticket: Ticket, respond: Respond, reply: Reply) -> None:
-        """Answer when enough daemons have it, or say that they do not."""
+        """Respond when enough daemons have the change, or that they do not."""
         assert self._loop is not None
         assert self.peers is not None
         wanted = self.peers.copies
         timeout = self.peers.copies_timeout
 
+        def respond_now(answer: Reply) -> None:
+            respond(answer)
+            for callback in self.on_batch:
+                callback()
+
         def arrived() -> None:
             timer.cancel()
-            self._answer(respond, reply)
+            respond_now(reply)
 
         def late() -> None:
             have = 1 + ticket.forget(arrived)
@@ -358,29 +356,15 @@ class Node:
                 f"{have} of {wanted} daemons have it after {timeout:g} s; the others will get it"
             )
             now = self.engine.clock()
-            self._answer(respond, Reply(reply.identifier, 0, now, error=f"no-copies: {detail}"))
+            respond_now(Reply(reply.identifier, 0, now, error=f"no-copies: {detail}"))
 
         timer = self._loop.call_later(timeout, late)
         ticket.when(wanted - 1, arrived)
 
-    def _answer(self, respond: Respond, reply: Reply) -> None:
-        respond(reply)
-        for callback in self.on_batch:
-            callback()
-
-    def _failed(self, error: LogError) -> None:
-        log.error("journal_commit_failed code=%s %s", error.code, error.message)
-        self._uneasy = True
-        self._refusal = f"disk: {error.message[:REASON_CHARS_MAX]}"
-        if isinstance(error, LogWriteError):
-            self._retry_at = time.monotonic() + RETRY_AFTER_WRITE_ERROR_S
-        else:
-            self.failure = error
-
-    # Time and housekeeping.
+    # Time and rotation.
 
     def _arm(self, event: int | None) -> None:
-        """Look again when something is due by itself, and now and then anyway: clocks are set."""
+        """Set the timer for `event`, and no later than TICK_S_MAX."""
         if self._stopping:
             return
         assert self._loop is not None
@@ -395,31 +379,40 @@ class Node:
 
     def _tick(self) -> None:
         self._timer = None  # the batch arms it again
-        self._schedule()
+        assert self._group is not None
+        self._group.schedule()
 
     def _consider_rotation(self, persistence: Persistence) -> None:
         if (
-            self._rotation_task is None
+            self._rotation is None
             and self.failure is None
             and not self._backlog
             and not self._stopping
             and persistence.wants_rotation(self.engine)
         ):
-            assert self._loop is not None
-            self._rotation_task = self._loop.create_task(self._rotate(persistence))
+            assert self._group is not None
+            self._group.when_idle(lambda: self._begin_rotation(persistence))
 
-    async def _rotate(self, persistence: Persistence) -> None:
+    def _begin_rotation(self, persistence: Persistence) -> None:
+        """Begin a generation while no append is in flight."""
+        assert self._loop is not None
         try:
-            while self._committing:  # noqa: ASYNC110  (microseconds, rarely)
-                await asyncio.sleep(ROTATION_PAUSE_S)
             persistence.rotate(self.engine)
+        except (LogError, OSError):
+            log.exception("journal_rotation_failed")
+            persistence.abandon_rotation()
+        else:
+            self._rotation = self._loop.create_task(self._finish_rotation(persistence))
+
+    async def _finish_rotation(self, persistence: Persistence) -> None:
+        try:
             while not persistence.rotation_step():
                 await asyncio.sleep(ROTATION_PAUSE_S)
                 if self._stopping:
-                    return  # a stop takes a snapshot of its own
+                    return  # a stop writes a snapshot of its own
             await asyncio.to_thread(persistence.finish_rotation)
         except (LogError, OSError):
             log.exception("journal_rotation_failed")
             persistence.abandon_rotation()
         finally:
-            self._rotation_task = None
+            self._rotation = None

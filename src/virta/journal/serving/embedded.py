@@ -4,14 +4,13 @@ A journal inside this process: the same commands without a daemon, on the same f
     with Journal(Path("virta-data/journal")) as journal:
         journal.push("http://example.com/page")
 
-One process owns a journal directory at a time, be it this or a daemon. Safe to share between threads.
-Invariant: as in the daemon, a call that must survive returns after fsync, and all commands of a
-`pipeline` share one.
+One process owns a journal directory at a time, be it this or a daemon. Threads may share a `Journal`, and then
+share appends, too. Invariant: as in the daemon, a call that must survive returns after fsync, and all commands of
+a `pipeline` share one.
 """
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from virta.clock import now_us
@@ -20,25 +19,27 @@ from virta.journal.engine import Engine
 from virta.journal.jobs.lifecycle import Jobs
 from virta.journal.jobs.table import JOBS_MAX
 from virta.journal.protocol.messages import RefusedError
-from virta.journal.protocol.methods import Calls
+from virta.journal.protocol.methods import BlockingMethods
 from virta.journal.sessions import Session
 from virta.journal.storage import records as images
 from virta.journal.storage.directory import Durability, Persistence
 from virta.journal.values.entries import MEMORY_BYTES_MAX
 from virta.journal.values.store import Store
+from virta.log.group_commit import ThreadGroupCommit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
     from types import TracebackType
 
     from virta.journal.protocol.commands import Command
+    from virta.journal.protocol.messages import Reply
 
 T = TypeVar("T")
 
 
-class Journal(Calls):
-    """Locks belong to the object: they keep nobody out who shares it."""
+class Journal(BlockingMethods):
+    """A journal directory, opened by this process. Locks belong to the object, not to its threads."""
 
     def __init__(
         self,
@@ -49,8 +50,6 @@ class Journal(Calls):
         memory_bytes_max: int = MEMORY_BYTES_MAX,
         jobs_max: int = JOBS_MAX,
     ) -> None:
-        self._mutex = threading.Lock()
-        self._failure: LogError | None = None
         self._closed = False
         self._session = Session()
         self._disk = Persistence(directory, durability=durability)
@@ -60,6 +59,13 @@ class Journal(Calls):
             Jobs(jobs_max=jobs_max),
         )
         self.engine.disk_bytes = self._disk.disk_bytes
+        # After any failure nothing is accepted any more: what is in memory is ahead of the disk.
+        self._commits: ThreadGroupCommit[None, list[images.Record], None] = ThreadGroupCommit(
+            lambda records, _: self._disk.commit(records),
+            collect=self._collect,
+            on_committed=self._committed,
+            is_fatal=lambda _: True,
+        )
         try:
             self._disk.restore(self.engine)
         except BaseException:
@@ -68,24 +74,13 @@ class Journal(Calls):
 
     def call(self, command: Command[T]) -> T:
         """Carry out one command."""
-        with self._mutex:
-            if self._closed or self._failure is not None:
-                self._refuse()
-            reply = self.engine.handle(command.request, self._session)
-            self._commit()
-        return command.result(reply)
+        return command.result(self._carry_out([command])[0])
 
     def pipeline(self, batch: Iterable[Command[Any]]) -> list[Any]:
-        """Carry out many with one fsync; their results in order, a refusal in its place."""
+        """Carry out many with one fsync; return their results in order, a refusal in its place."""
         todo = list(batch)
-        with self._mutex:
-            if self._closed or self._failure is not None:
-                self._refuse()
-            handle, session = self.engine.handle, self._session
-            replies = [handle(command.request, session) for command in todo]
-            self._commit()
         results: list[Any] = []
-        for command, reply in zip(todo, replies, strict=True):
+        for command, reply in zip(todo, self._carry_out(todo), strict=True):
             try:
                 results.append(command.result(reply))
             except RefusedError as refused:
@@ -93,13 +88,14 @@ class Journal(Calls):
         return results
 
     def close(self) -> None:
-        """Take a snapshot and release the directory; closing again does nothing."""
-        with self._mutex:
+        """Write a snapshot and release the directory; closing again does nothing."""
+        with self._commits.mutex:
             if self._closed:
                 return
             self._closed = True
+            self._commits.close()
             try:
-                if self._failure is None:
+                if self._commits.failure is None:
                     self._disk.snapshot(self.engine)
             finally:
                 self._disk.close()
@@ -116,34 +112,48 @@ class Journal(Calls):
     ) -> None:
         self.close()
 
+    def _carry_out(self, batch: list[Command[Any]]) -> list[Reply]:
+        commits = self._commits
+        with commits.mutex:
+            if self._closed or commits.failure is not None:
+                self._refuse()
+            handle, session = self.engine.handle, self._session
+            replies = [handle(command.request, session) for command in batch]
+            try:
+                commits.commit(None)
+            except LogError as error:
+                raise RefusedError("disk", error.message) from error
+        return replies
+
     def _refuse(self) -> NoReturn:
-        if self._failure is None or self._closed:
+        failure = self._commits.failure
+        if failure is None or self._closed:
             raise JournalError("the journal is closed: open it again", code="closed")
-        raise RefusedError("disk", self._failure.message) from self._failure
+        raise RefusedError("disk", failure.message) from failure
 
-    def _commit(self) -> None:
-        """
-        Everything that changed, also by time alone, in one append.
-
-        After any failure nothing is accepted any more: what is in memory is ahead of the disk.
-        """
+    def _collect(self, items: Sequence[None]) -> list[images.Record] | None:  # noqa: ARG002
+        """Return the records of everything that changed, also by time alone."""
         engine, disk = self.engine, self._disk
         now = engine.clock()
         engine.tick(now)
         next_id = engine.jobs.next_id
-        if next_id < disk.ids_enough:
-            if not (engine.jobs.wants_log or engine.store.unlogged):
-                return
-            records = images.drain(engine, now)
-        else:
-            records = images.drain(engine, now) + disk.id_records(next_id)
-        if not records:
+        if next_id >= disk.ids_enough:
+            return images.drain(engine, now) + disk.id_records(next_id)
+        if not (engine.jobs.wants_log or engine.store.unlogged):
+            return None
+        return images.drain(engine, now) or None
+
+    def _committed(
+        self,
+        items: Sequence[None],  # noqa: ARG002
+        result: None,  # noqa: ARG002
+        error: LogError | None,
+    ) -> None:
+        if error is not None:
             return
-        try:
-            disk.commit(records)
-            disk.settled()
-            if disk.grown and disk.wants_rotation(engine):
-                disk.snapshot(engine)
-        except LogError as error:
-            self._failure = error
-            raise RefusedError("disk", error.message) from error
+        self._disk.settled()
+        if self._disk.grown and self._disk.wants_rotation(self.engine):
+            try:
+                self._disk.snapshot(self.engine)
+            except LogError as failure:
+                self._commits.failure = failure

@@ -22,7 +22,7 @@ import msgspec
 from virta.clock import now_us
 from virta.journal.admin import CRON_PREFIX, DOMAIN_PREFIX, NESTED
 from virta.journal.protocol import commands, problems
-from virta.journal.protocol.commands import Command, Found, Next
+from virta.journal.protocol.commands import Command, DetailedValue, Next
 from virta.journal.protocol.messages import RefusedError, Type, Value
 from virta.journal.protocol.rules import check_numbers
 from virta.journal.serving import bodies
@@ -32,7 +32,7 @@ from virta.journal.sessions import Session
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from virta.journal.serving.commit_loop import Node
+    from virta.journal.serving.commit_loop import CommitLoop
 
 BODY_BYTES_MAX = 12 * 1024 * 1024  # the largest value as base64 in JSON
 WAIT_S_MAX = 60.0
@@ -75,7 +75,7 @@ class MethodError(RefusedError):
 
 
 class Handler:
-    def __init__(self, node: Node, prefix: str = "/journal") -> None:
+    def __init__(self, node: CommitLoop, prefix: str = "/journal") -> None:
         self._node = node
         self._prefix = prefix
         self._session = Session()
@@ -156,7 +156,7 @@ class Handler:
         return _json({"key": shown_name(key), "deleted": deleted})
 
     async def _get(self, key: bytes, *, raw: bool) -> Response:
-        value, details, timestamp = await self._look(key)
+        value, details, timestamp = await self._detailed(key)
         if raw:
             kind = "text/plain; charset=utf-8" if value.type == Type.STRING else None
             return Response(200, value.data, kind or "application/octet-stream")
@@ -324,7 +324,7 @@ class Handler:
             return await self._domain(method, unquote_to_bytes(name).lower(), body)
         key = CRON_PREFIX + unquote_to_bytes(name)
         if method == "GET":
-            return Response(200, (await self._look(key)).value.data)
+            return Response(200, (await self._detailed(key)).value.data)
         if method == "PUT":
             await self._call(commands.set_(key, Value(Type.STRING, body)))
             return Response(200, body)
@@ -351,8 +351,8 @@ class Handler:
         reply = await self._node.submit(command.request, session or self._session)
         return command.result(reply)
 
-    async def _look(self, key: bytes) -> Found:
-        found: Found | None = await self._call(commands.look(key))
+    async def _detailed(self, key: bytes) -> DetailedValue:
+        found: DetailedValue | None = await self._call(commands.get_detailed(key))
         if found is None:
             raise RefusedError("does-not-exist")
         return found

@@ -1,28 +1,20 @@
 """
-The journal on TCP: connections in, a Node behind.
+The journal on TCP: connections in front of a commit loop.
 
-Invariant: what one connection can make the daemon hold is bounded: one unfinished request, so many
-requests that wait for the disk, so many bytes of replies it does not read.
-
-Where the native half was built `lines` has the connections, all of them in one call; `Connection` is its
-plain twin on asyncio's transports.
+Invariant: what one connection can make the daemon keep in memory is bounded: one incomplete request, requests that
+wait for the disk (UNANSWERED_MAX), and replies that the client does not read (UNREAD_BYTES_MAX).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import os
-import socket
-from time import perf_counter
 from typing import TYPE_CHECKING, cast
 
-from virta.journal.clients.awake import AWAKE_S_MAX, Awake, possible
-from virta.journal.protocol import kernel
 from virta.journal.protocol.codec import RequestParser, encode_reply
-from virta.journal.protocol.messages import PORT, Function, Reply, Request
-from virta.journal.serving.commit_loop import Node
-from virta.journal.serving.connections import BACKLOG, Lines
+from virta.journal.protocol.messages import PORT, Function, Reply
+from virta.journal.serving.commit_loop import CommitLoop
 from virta.journal.sessions import Session
 
 if TYPE_CHECKING:
@@ -31,31 +23,34 @@ if TYPE_CHECKING:
 log = logging.getLogger("virta.journal")
 
 CONNECTIONS_MAX = 1_024
-# A client that is answered awake gives others a turn after this long.
-LINGER_S_MAX = 0.002
+BACKLOG = 1_024
 # Requests of one connection that wait for the disk; beyond that it is not read from.
 UNANSWERED_MAX = 4_096
-# Replies and notifications a connection does not take; beyond that it is cut.
+# Replies and notifications that a client does not read; beyond that its connection is closed.
 UNREAD_BYTES_MAX = 64 * 1024 * 1024
-# Above this the connection is not read from until it reads.
+# Above this the connection is not read from until the client reads.
 WRITE_HIGH_BYTES = 1024 * 1024
+# How long a stopping server waits for the last replies to leave.
+CLOSE_S_MAX = 1.0
+_QUIT = int(Function.QUIT)
 
 
-class Connection(asyncio.Protocol):
+class JournalConnection(asyncio.Protocol):
+    """One client: decodes its requests, has them carried out, and sends the replies of a batch together."""
+
     def __init__(self, server: JournalServer) -> None:
         self._server = server
         self._node = server.node
-        self._session = Session(self._notify)
+        self._session = Session(self._send)
         self._parser = RequestParser()
         self._transport: asyncio.Transport | None = None
         self._out: list[Reply] = []
         self._unanswered = 0
-        self._quitting = False
-        self._full = False  # the other side does not read
+        self._quitting = False  # reads no more; closes when everything is answered
+        self._congested = False  # the client does not read
         self._paused = False  # it is not read from
-        self._awake: Awake | None = None
-        self._socket: socket.socket | None = None  # the transport's, to look at without sleeping
-        self._idle_since = 0.0
+
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast("asyncio.Transport", transport)  # uvloop's are not instances of it
@@ -64,88 +59,41 @@ class Connection(asyncio.Protocol):
             return
         self._transport = stream
         stream.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
-        if self._server.awake:
-            self._socket = socket.socket(fileno=os.dup(stream.get_extra_info("socket").fileno()))
-            self._awake = Awake(self._socket)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._transport = None
-        if self._socket is not None:
-            self._socket.close()
-            self._awake = self._socket = None
         self._server.dismiss(self)
         self._node.engine.close(self._session)
 
     def data_received(self, data: bytes) -> None:
-        if self._awake is None:
-            self._take(data)
-            return
-        now = perf_counter()
-        self._awake.learn(now - self._idle_since)
-        self._take(data)
-        self._linger(self._awake, now + LINGER_S_MAX)
-        self._idle_since = perf_counter()
-
-    def _linger(self, awake: Awake, end: float) -> None:
-        """A lone client that asks again at once is answered at once, until others may have a turn."""
-        while (
-            self._server.alone
-            and awake.worthwhile()
-            and not (self._unanswered or self._paused or self._quitting)
-            and (began := perf_counter()) < end
-        ):
-            try:
-                data = awake.receive()
-            except OSError:
-                return  # the transport will be told as well
-            awake.learn(perf_counter() - began)
-            if not data:
-                return
-            self._take(data)
-
-    def _take(self, data: bytes) -> None:
         if self._quitting:
             return
         requests = self._parser.feed(data)
-        if self._server.alone:
-            self._node.hold()
-            try:
-                self._handle(requests)
-            finally:
-                self._node.release()
-        else:
-            self._handle(requests)
-        error = self._parser.error
-        if error is not None and not self._quitting:
-            self._quitting = True
-            if error.identifier is not None:
-                now = self._node.engine.clock()
-                text = f"{error.code}: {error.message}"
-                self._out.append(Reply(error.identifier, 0, now, error=text))
-            log.info("journal_bad_message %s", error.message)
+        for at, request in enumerate(requests):
+            if request.function == _QUIT:
+                self._quitting = True
+                del requests[at + 1 :]
+        self._unanswered += len(requests)
+        self._node.handle_all(requests, self._session, self._respond, alone=self._server.alone)
+        if self._parser.error is not None and not self._quitting:
+            self._refuse()
         if self._out or self._quitting:
             self.flush()
+        if self._unanswered > UNANSWERED_MAX:
+            self._regulate()
+
+    def pause_writing(self) -> None:
+        self._congested = True
         self._regulate()
 
-    def _handle(self, requests: list[Request]) -> None:
-        for request in requests:
-            self._unanswered += 1
-            self._node.handle(request, self._session, self._respond)
-            if request.function == Function.QUIT:
-                self._quitting = True
-                break
+    def resume_writing(self) -> None:
+        self._congested = False
+        self._regulate()
 
-    def _respond(self, reply: Reply) -> None:
-        self._unanswered -= 1
-        self._notify(reply)
-
-    def _notify(self, reply: Reply) -> None:
-        if not self._out:
-            self._server.touched.add(self)
-        self._out.append(reply)
+    # Replies.
 
     def flush(self) -> None:
-        """Send what has gathered; the last thing a quitting connection does is close."""
+        """Send the replies that have gathered; close after the last one of a connection that quits."""
         out, self._out = self._out, []
         transport = self._transport
         if transport is None:
@@ -154,28 +102,51 @@ class Connection(asyncio.Protocol):
             transport.write(
                 encode_reply(out[0]) if len(out) == 1 else b"".join(map(encode_reply, out))
             )
-            if self._full and transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
+            if self._congested and transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
                 log.warning("journal_connection_cut: it does not read its replies")
                 transport.abort()
                 return
         if self._quitting and not self._unanswered:
             transport.close()
+        elif self._paused:
+            self._regulate()
 
-    def pause_writing(self) -> None:
-        self._full = True
-        self._regulate()
+    def close(self) -> None:
+        """Send what was answered, then end."""
+        self._quitting = True
+        self.flush()
+        if self._transport is not None:
+            self._transport.close()
 
-    def resume_writing(self) -> None:
-        self._full = False
-        self._regulate()
+    def abort(self) -> None:
+        """End at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _respond(self, reply: Reply) -> None:
+        self._unanswered -= 1
+        self._send(reply)
+
+    def _send(self, message: Reply) -> None:
+        if not self._out:
+            self._server.unflushed.add(self)
+        self._out.append(message)
+
+    def _refuse(self) -> None:
+        """Answer malformed bytes if they have an identifier; nothing after them is read."""
+        error = self._parser.error
+        assert error is not None
+        self._quitting = True
+        if error.identifier is not None:
+            text = f"{error.code}: {error.message}"
+            self._out.append(Reply(error.identifier, 0, self._node.engine.clock(), error=text))
+        log.info("journal_bad_message %s", error.message)
 
     def _regulate(self) -> None:
-        """Read only as long as the other side reads and the disk keeps up."""
-        stop = self._full or self._unanswered > UNANSWERED_MAX
-        if stop == self._paused:
-            return
+        """Read only while the client reads and the disk keeps up."""
+        stop = self._congested or self._unanswered > UNANSWERED_MAX
         transport = self._transport
-        if transport is None or transport.is_closing():
+        if stop == self._paused or transport is None or transport.is_closing():
             return
         self._paused = stop
         if stop:
@@ -183,23 +154,12 @@ class Connection(asyncio.Protocol):
         else:
             transport.resume_reading()
 
-    def after_batch(self) -> None:
-        self.flush()
-        self._regulate()
-
-    def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
 
 class JournalServer:
     """
-    `await start()`, `await stop()`; `address` says where it listens (port 0 picks one).
+    Serves a journal on TCP: `await start()`, `await stop()`; `address` says where (port 0 picks one).
 
-    A lone client that asks again and again is looked for, for up to `look` seconds, before the loop sleeps;
-    with `awake` for up to 0.5 ms: for a loop that has little else to do, so never unless asked for. The node
-    may be given (it is then started and stopped here all the same), so that other doors, such as the HTTP
-    handler, can share it.
+    A node may be given, so that others, such as the HTTP handler, can share it; it is started and stopped here.
     """
 
     def __init__(
@@ -208,71 +168,51 @@ class JournalServer:
         *,
         host: str = "127.0.0.1",
         port: int = PORT,
-        node: Node | None = None,
+        node: CommitLoop | None = None,
         connections_max: int = CONNECTIONS_MAX,
-        awake: bool = False,
-        look: float = 0.0,
     ) -> None:
-        self.awake = awake and possible()
-        self.node = node or Node(directory)
-        self.touched: set[Connection] = set()
+        self.node = node or CommitLoop(directory)
+        self.unflushed: set[JournalConnection] = set()  # those with replies of this batch
         self.address = (host, port)
-        self._look = (AWAKE_S_MAX if awake else look) if possible() else 0.0
-        self._connections: set[Connection] = set()
+        self._connections: set[JournalConnection] = set()
         self._connections_max = connections_max
-        self._stopping = False  # a connection accepted meanwhile is not taken
+        self._all_closed = asyncio.Event()
+        self._stopping = False
         self._server: asyncio.Server | None = None
-        self._lines: Lines | None = None
 
     async def start(self) -> None:
+        """Restore the journal and listen."""
         await self.node.start()
+        self.node.on_batch.append(self._flush)
         try:
-            self.address = await (
-                self._listen() if kernel.Lines is None else self._listen_natively()
+            self._server = await asyncio.get_running_loop().create_server(
+                lambda: JournalConnection(self), *self.address, backlog=BACKLOG
             )
         except OSError:
             await self.node.stop()
             raise
+        self.address = self._server.sockets[0].getsockname()[:2]
         log.info("journal_listening host=%s port=%d", *self.address)
 
-    async def _listen_natively(self) -> tuple[str, int]:
-        self._lines = Lines(
-            self.node,
-            lines_max=self._connections_max,
-            unanswered_max=UNANSWERED_MAX,
-            write_high_bytes=WRITE_HIGH_BYTES,
-            unread_bytes_max=UNREAD_BYTES_MAX,
-            look_s_max=self._look,
-        )
-        return await self._lines.start(*self.address)
-
-    async def _listen(self) -> tuple[str, int]:
-        self.node.on_batch.append(self._after_batch)
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: Connection(self), *self.address, backlog=BACKLOG
-        )
-        host, port = self._server.sockets[0].getsockname()[:2]
-        return host, port
-
     async def stop(self) -> None:
-        """Take no more, answer what is waiting, keep a snapshot."""
+        """Accept no more, answer what is waiting, write a snapshot."""
         self._stopping = True
         if self._server is not None:
             self._server.close()
-        if self._lines is not None:
-            self._lines.refuse_more()
         await self.node.stop()
-        if self._lines is not None:
-            self._lines.stop()
         for connection in list(self._connections):
-            connection.flush()
+            connection.close()
+        if self._connections:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S_MAX):
+                    await self._all_closed.wait()
+        for connection in list(self._connections):
             connection.abort()
         if self._server is not None:
             await self._server.wait_closed()
 
     async def serve(self, stopped: asyncio.Event) -> None:
-        """From start to stop."""
+        """Serve from now until `stopped` is set."""
         await self.start()
         try:
             await stopped.wait()
@@ -282,14 +222,15 @@ class JournalServer:
     @property
     def connections(self) -> int:
         """Return how many connections are open."""
-        return len(self._connections) if self._lines is None else self._lines.count
+        return len(self._connections)
 
     @property
     def alone(self) -> bool:
-        """Whether nobody else could have anything to share a batch with."""
+        """Return whether there is one connection, so no other can share its batch."""
         return len(self._connections) == 1
 
-    def admit(self, connection: Connection) -> bool:
+    def admit(self, connection: JournalConnection) -> bool:
+        """Count a new connection; return False if it is one too many."""
         if self._stopping:
             return False
         if len(self._connections) >= self._connections_max:
@@ -298,11 +239,14 @@ class JournalServer:
         self._connections.add(connection)
         return True
 
-    def dismiss(self, connection: Connection) -> None:
+    def dismiss(self, connection: JournalConnection) -> None:
+        """Forget a connection that ended."""
         self._connections.discard(connection)
-        self.touched.discard(connection)
+        self.unflushed.discard(connection)
+        if self._stopping and not self._connections:
+            self._all_closed.set()
 
-    def _after_batch(self) -> None:
-        touched, self.touched = self.touched, set()
-        for connection in touched:
-            connection.after_batch()
+    def _flush(self) -> None:
+        unflushed, self.unflushed = self.unflushed, set()
+        for connection in unflushed:
+            connection.flush()

@@ -17,7 +17,7 @@ from virta.server.http.responses import NO_STORE
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from virta.journal.serving.commit_loop import Node
+    from virta.journal.serving.commit_loop import CommitLoop
     from virta.server.service import Service
 
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
@@ -37,7 +37,7 @@ register_url_convertor("anything", AnythingConvertor())
 class JournalApi:
     """Passes requests to the journal."""
 
-    def __init__(self, service: Service, node: Node) -> None:
+    def __init__(self, service: Service, node: CommitLoop) -> None:
         self._service = service
         self._handler = Handler(node)
 

@@ -1,4 +1,4 @@
-"""Two things at the same moment: a commit in its thread, a stop, a rotation, a peer that stands still."""
+"""Races: a commit in its thread against requests, a stop, a rotation, and a peer that stands still."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from virta.journal.protocol import messages as m
 from virta.journal.protocol.messages import Function, Request, Type, Value
 from virta.journal.replication import peers
 from virta.journal.replication.peers import Peer, Peers
-from virta.journal.serving import commit_loop as node
-from virta.journal.serving.commit_loop import Node
+from virta.journal.serving import commit_loop
+from virta.journal.serving.commit_loop import CommitLoop
 from virta.journal.serving.embedded import Journal
 from virta.journal.serving.http import Handler
 from virta.journal.sessions import Session
 from virta.journal.storage import directory as persistence
 from virta.journal.storage.directory import Persistence
+from virta.log.group_commit import INLINE_S_MAX
 
 GATE_S_MAX = 30
 TURNS = 50  # of the event loop: enough for everything that does not wait
@@ -36,20 +37,20 @@ def set_(key, persist=m.PERSIST):
 
 
 class Gate:
-    """What is called in a thread other than the test's stands still until the gate is opened."""
+    """Calls in a thread other than the test's wait until the gate is opened; then `error` is raised, if any."""
 
     def __init__(self, call, error=None):
         self.reached = threading.Event()
         self.open = threading.Event()
+        self.error = error
         self._call = call
-        self._error = error
 
     def __call__(self, *args):
         if threading.current_thread() is not threading.main_thread():
             self.reached.set()
             assert self.open.wait(GATE_S_MAX)
-            if self._error is not None:
-                raise self._error
+            if self.error is not None:
+                raise self.error
         return self._call(*args)
 
 
@@ -60,10 +61,9 @@ async def turns():
 
 @asynccontextmanager
 async def slow_node(directory, error=None):
-    """A node whose commits are made in a thread, and the gate they pass."""
-    running = Node(directory)
+    """A journal whose commits are made in a thread, and the gate they pass."""
+    running = CommitLoop(directory, inline_s_max=-1)
     await running.start()
-    running._commit_s = 10.0
     gate = running._persistence.commit = Gate(running._persistence.commit, error)
     try:
         yield running, gate
@@ -97,12 +97,11 @@ def test_a_failed_fsync_frees_no_lease(tmp_path):
     """An acknowledgement that was refused did not happen: after a restart the job is still worked on."""
 
     async def run():
-        async with slow_node(tmp_path, LogSyncError("EIO")) as (running, gate):
-            running._commit_s = 0.0
+        async with slow_node(tmp_path) as (running, gate):
+            gate.open.set()
             await running.submit(commands.push("http://h/1").request)
             (job,) = (await running.submit(Request(Function.NEXT))).pairs
-            running._commit_s = 10.0
-            gate.open.set()
+            gate.error = LogSyncError("EIO")
             refused = await running.submit(Request(Function.DELETE, key=job.key))
             await running.submit(set_(b"memory", persist=0))
             await turns()
@@ -115,7 +114,7 @@ def test_a_failed_fsync_frees_no_lease(tmp_path):
 
 def test_work_that_comes_during_a_commit_wakes_who_waits(tmp_path, monkeypatch):
     """A job pushed while a commit is under way is announced after it, not by the next tick."""
-    monkeypatch.setattr(node, "TICK_S_MAX", 3600)
+    monkeypatch.setattr(commit_loop, "TICK_S_MAX", 3600)
 
     async def run():
         async with slow_node(tmp_path) as (running, gate):
@@ -162,7 +161,7 @@ def test_a_stop_while_a_rotation_is_being_finished(tmp_path, monkeypatch):
     monkeypatch.setattr(Persistence, "finish_rotation", finish_rotation)
 
     async def run():
-        running = Node(tmp_path / "journal")
+        running = CommitLoop(tmp_path / "journal")
         await running.start()
         for i in range(6):
             await running.submit(set_(b"%d" % i))
@@ -193,9 +192,9 @@ async def standing_still():
         await server.wait_closed()
 
 
-def beside(directory, port, **options):
-    """A node whose only peer is at that port."""
-    running = Node(directory / "journal")
+def beside(directory, port, *, inline_s_max=INLINE_S_MAX, **options):
+    """A journal whose only peer is at that port."""
+    running = CommitLoop(directory / "journal", inline_s_max=inline_s_max)
     peer = Peer("b", "127.0.0.1", port)
     running.peers = Peers(running.engine, directory, "a", [peer], **options)
     return running
@@ -250,10 +249,9 @@ def test_what_comes_while_the_peers_stop_is_answered(tmp_path):
 
     async def run():
         async with standing_still() as port:
-            running = beside(tmp_path, port)
+            running = beside(tmp_path, port, inline_s_max=-1)
             await running.start()
             await running.submit(commands.push("http://h/1").request)
-            running._commit_s = 10.0
             gate = running._persistence.commit = Gate(running._persistence.commit)
             stop, asked = running.peers.stop, []
 

@@ -1,4 +1,4 @@
-"""The wire: worked messages byte for byte, any split of the stream, and bytes that lie."""
+"""The codec: worked messages byte for byte, any split of the stream, malformed bytes; both engines."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virta.journal.protocol import codec as wire
-from virta.journal.protocol import kernel
+from virta.journal.protocol import codec
 from virta.journal.protocol import messages as m
 
 VECTORS = [
@@ -57,31 +56,31 @@ def reply_of(vector):
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda v: v["name"])
-def test_worked_messages_both_ways(vector, either_wire):
+def test_worked_messages_both_ways(vector, engine):
     """Every worked message decodes to its fields and encodes to its bytes."""
     if vector["request"] is not None:
         raw = bytes.fromhex(vector["request_hex"])
         expected = request_of(vector["request"])
 
-        assert [expected] == wire.RequestParser().feed(raw)
-        assert raw == wire.encode_request(expected)
+        assert [expected] == codec.RequestParser().feed(raw)
+        assert raw == codec.encode_request(expected)
 
     raw = bytes.fromhex(vector["reply_hex"])
     expected_reply = reply_of(vector["reply"])
 
-    assert [expected_reply] == wire.ReplyParser().feed(raw)
-    assert raw == wire.encode_reply(expected_reply)
+    assert [expected_reply] == codec.ReplyParser().feed(raw)
+    assert raw == codec.encode_reply(expected_reply)
 
 
 def test_alias_of_persist_is_read_and_never_sent():
     """Bit 12 reads as persist; the canonical form uses bit 9."""
-    raw = wire.encode_request(m.Request(m.Function.SET, 1, key=b"k", value=m.Value(2, b"v")))
+    raw = codec.encode_request(m.Request(m.Function.SET, 1, key=b"k", value=m.Value(2, b"v")))
     aliased = raw[:8] + (int.from_bytes(raw[8:10], "big") | 1 << 12).to_bytes(2, "big") + raw[10:]
 
-    (request,) = wire.RequestParser().feed(aliased)
+    (request,) = codec.RequestParser().feed(aliased)
 
     assert request.flags == m.PERSIST
-    assert wire.encode_request(request)[8:10] == (0x0202).to_bytes(2, "big")
+    assert codec.encode_request(request)[8:10] == (0x0202).to_bytes(2, "big")
 
 
 u64 = st.integers(0, 2**64 - 1)
@@ -146,11 +145,11 @@ def feed_in_pieces(parser, raw, cuts):
 
 
 @given(st.lists(requests(), max_size=5), st.lists(st.integers(0, 10**6), max_size=12))
-def test_requests_survive_any_cut_of_the_stream(messages, cuts):
+def test_requests_survive_any_split_of_the_stream(engine, messages, cuts):
     """Encoding then feeding in arbitrary pieces gives the same requests and leaves nothing behind."""
-    parser = wire.RequestParser()
+    parser = codec.RequestParser()
 
-    got = feed_in_pieces(parser, b"".join(map(wire.encode_request, messages)), cuts)
+    got = feed_in_pieces(parser, b"".join(map(codec.encode_request, messages)), cuts)
 
     assert messages == got
     assert parser.buffered == 0
@@ -158,11 +157,11 @@ def test_requests_survive_any_cut_of_the_stream(messages, cuts):
 
 
 @given(st.lists(replies(), max_size=5), st.lists(st.integers(0, 10**6), max_size=12))
-def test_replies_survive_any_cut_of_the_stream(messages, cuts):
+def test_replies_survive_any_split_of_the_stream(engine, messages, cuts):
     """Encoding then feeding in arbitrary pieces gives the same replies and leaves nothing behind."""
-    parser = wire.ReplyParser()
+    parser = codec.ReplyParser()
 
-    got = feed_in_pieces(parser, b"".join(map(wire.encode_reply, messages)), cuts)
+    got = feed_in_pieces(parser, b"".join(map(codec.encode_reply, messages)), cuts)
 
     assert messages == got
     assert parser.buffered == 0
@@ -170,9 +169,9 @@ def test_replies_survive_any_cut_of_the_stream(messages, cuts):
 
 
 @given(st.lists(st.binary(max_size=200), max_size=5), st.sampled_from([b"", b"FJ\0\1", b"JR\0\1"]))
-def test_any_bytes_are_survived(chunks, prefix):
-    """Arbitrary bytes give messages or one fault, never an exception, and held bytes stay bounded."""
-    for parser in (wire.RequestParser(), wire.ReplyParser()):
+def test_any_bytes_are_survived(engine, chunks, prefix):
+    """Arbitrary bytes give messages or one error, never an exception, and buffered bytes stay bounded."""
+    for parser in (codec.RequestParser(), codec.ReplyParser()):
         total = 0
         for chunk in [prefix, *chunks]:
             total += len(chunk)
@@ -182,16 +181,16 @@ def test_any_bytes_are_survived(chunks, prefix):
 
 
 @given(requests(), st.integers(0, 10**6), st.integers(0, 255))
-def test_one_wrong_byte_is_survived(request, at, byte):
-    """A request with any byte replaced is read, refused or waited for; never a crash."""
-    raw = bytearray(wire.encode_request(request))
+def test_one_wrong_byte_is_survived(engine, sent, at, byte):
+    """A request with any byte replaced is decoded, refused or incomplete; never a crash."""
+    raw = bytearray(codec.encode_request(sent))
     raw[at % len(raw)] = byte
 
-    wire.RequestParser().feed(bytes(raw))
+    codec.RequestParser().feed(bytes(raw))
 
 
 def head(flags, *, version=1, magic=b"FJ"):
-    return wire._REQUEST_HEAD.pack(magic, version, 2, 7, flags, 0)
+    return codec._REQUEST_HEAD.pack(magic, version, 2, 7, flags, 0)
 
 
 @pytest.mark.parametrize(
@@ -208,10 +207,10 @@ def head(flags, *, version=1, magic=b"FJ"):
         (head(3 << 1) + b"\1k" + (m.VALUE_DATA_BYTES_MAX + 2).to_bytes(4), "too-large", 7),
     ],
 )
-def test_faults_end_the_stream_at_once(raw, code, identifier, either_wire):
-    """Wrong magic, version, lying sizes and 4 GB announced values fault before any byte is awaited."""
-    parser = wire.RequestParser()
-    good = wire.encode_request(m.Request(m.Function.NOP, 1))
+def test_malformed_bytes_end_the_stream_at_once(raw, code, identifier, engine):
+    """Wrong magic, version and sizes, also of 4 GB, are errors before any further byte is awaited."""
+    parser = codec.RequestParser()
+    good = codec.encode_request(m.Request(m.Function.NOP, 1))
 
     assert len(parser.feed(good + raw)) == 1
     assert parser.error is not None
@@ -220,37 +219,37 @@ def test_faults_end_the_stream_at_once(raw, code, identifier, either_wire):
     assert parser.buffered == 0
 
 
-class PlainRequests(wire.RequestParser):
-    def _decode_whole(self, source):
+class PlainRequests(codec.RequestParser):
+    def _decode_natively(self, source):
         return [], 0
 
 
-class PlainReplies(wire.ReplyParser):
-    def _decode_whole(self, source):
+class PlainReplies(codec.ReplyParser):
+    def _decode_natively(self, source):
         return [], 0
 
 
 def outcome(parser, raw, cuts):
-    """Everything one can see of a parser after it was fed."""
+    """Return everything a caller can see of a parser after it was fed."""
     got = feed_in_pieces(parser, raw, cuts)
     error = parser.error and (parser.error.message, parser.error.code, parser.error.identifier)
     return got, error, parser.buffered
 
 
-@pytest.mark.skipif(not kernel.NATIVE, reason="the native half of the wire is not built")
+@pytest.mark.skipif(codec.native_codec is None, reason="the native module is not built")
 @given(
     st.lists(requests(), max_size=4),
     st.lists(replies(), max_size=4),
     st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=3),
     st.lists(st.integers(0, 10**6), max_size=4),
 )
-def test_both_halves_of_the_wire_agree(asked, answered, damage, cuts):
-    """Native and plain decoding see the same in whole, cut and damaged streams; encoding is the same."""
-    assert [wire.encode_request(r) for r in asked] == [wire._request(r) for r in asked]
-    assert [wire.encode_reply(r) for r in answered] == [wire._reply(r) for r in answered]
+def test_both_engines_agree(asked, answered, damage, cuts):
+    """Native and plain decode the same in whole, split and damaged streams, and encode the same."""
+    assert [codec.encode_request(r) for r in asked] == [codec._encode_request(r) for r in asked]
+    assert [codec.encode_reply(r) for r in answered] == [codec._encode_reply(r) for r in answered]
     for raw, native, plain in (
-        (b"".join(map(wire._request, asked)), wire.RequestParser, PlainRequests),
-        (b"".join(map(wire._reply, answered)), wire.ReplyParser, PlainReplies),
+        (b"".join(map(codec._encode_request, asked)), codec.RequestParser, PlainRequests),
+        (b"".join(map(codec._encode_reply, answered)), codec.ReplyParser, PlainReplies),
     ):
         bad = bytearray(raw)
         for at, byte in damage if raw else []:
