@@ -50,7 +50,7 @@ static inline void put_bytes(Output *out, int column, const uint8_t *data, uint3
     out->ends[column][out->rows + 1] = (int32_t)out->bytes[column];
 }
 
-/* Count one batch's rows (copy = 0) or copy them (copy = 1). The counting pass finds every malformed record. */
+/* Count one batch's rows (copy = 0) or copy them (copy = 1). Counting finds every malformed record. */
 static enum status batch_pass(const uint8_t *p, const Header *h, const Selection *sel, Output *out, int copy)
 {
     const uint8_t *end = p + h->payload_len;
@@ -128,7 +128,10 @@ static void pass(const uint8_t *data, Py_ssize_t end, uint32_t salt, int through
             break;
         }
         if (batch_selected(&h, sel)) {
-            if (!copy && crc32c(0, payload, h.payload_len) != h.payload_crc) { c->status = ST_BAD_PAYLOAD; break; }
+            if (!copy && crc32c(0, payload, h.payload_len) != h.payload_crc) {
+                c->status = ST_BAD_PAYLOAD;
+                break;
+            }
             Output before = *out;
             c->status = batch_pass(payload, &h, sel, out, copy);
             if (c->status != ST_END) { *out = before; break; }
@@ -150,7 +153,8 @@ static int utf8_valid(const uint8_t *p, int64_t n)
         if (b < 0x80) continue;
         int more = b >= 0xC2 && b <= 0xDF ? 1 : (b & 0xF0) == 0xE0 ? 2 : b >= 0xF0 && b <= 0xF4 ? 3 : 0;
         if (!more || end - p < more) return 0;
-        uint8_t low = b == 0xE0 ? 0xA0 : b == 0xF0 ? 0x90 : 0x80, high = b == 0xED ? 0x9F : b == 0xF4 ? 0x8F : 0xBF;
+        uint8_t low = b == 0xE0 ? 0xA0 : b == 0xF0 ? 0x90 : 0x80;
+        uint8_t high = b == 0xED ? 0x9F : b == 0xF4 ? 0x8F : 0xBF;
         if (p[0] < low || p[0] > high) return 0;
         for (int i = 1; i < more; i++) if ((p[i] & 0xC0) != 0x80) return 0;
         p += more;
@@ -216,9 +220,9 @@ static int selection_topics(PyObject *topics, Selection *sel)
     return 0;
 }
 
-/* decode(buf, pos, end, salt, prev, next, start, stop, time_from, time_to, topics, want, text, through_repairs,
- *        rows_max, bytes_max) -> (rows, columns, not_text, pos, prev, next, status, detail)
- * `want` and `text` are masks of columns; `not_text` is the mask of `text` columns that are not valid UTF-8. */
+/* decode(buf, pos, end, salt, prev, next, start, stop, time_from, time_to, topics, want, text,
+ *        through_repairs, rows_max, bytes_max) -> (rows, columns, not_text, pos, prev, next, status, detail)
+ * `want` and `text` are masks of columns; `not_text` is the mask of `text` columns with invalid UTF-8. */
 static PyObject *arrow_decode(PyObject *self, PyObject *args)
 {
     (void)self;
@@ -231,7 +235,8 @@ static PyObject *arrow_decode(PyObject *self, PyObject *args)
     int want, text, through_repairs, not_text = 0;
     Selection sel;
     if (!PyArg_ParseTuple(args, "y*nnILKKKKKOiipLL", &buf, &pos, &end, &salt, &prev, &next, &start, &stop,
-                          &time_from, &time_to, &topics, &want, &text, &through_repairs, &rows_max, &bytes_max))
+                          &time_from, &time_to, &topics, &want, &text, &through_repairs, &rows_max,
+                          &bytes_max))
         return NULL;
     sel.start = start; sel.stop = stop; sel.time_from = time_from; sel.time_to = time_to;
     if (selection_topics(topics, &sel) < 0) goto done;
@@ -259,7 +264,8 @@ static PyObject *arrow_decode(PyObject *self, PyObject *args)
         goto done;
     }
     result = Py_BuildValue("(LOinLKiK)", (long long)rows, columns, not_text, first.pos, (long long)first.prev,
-                           (unsigned long long)first.next, (int)first.status, (unsigned long long)first.detail);
+                           (unsigned long long)first.next, (int)first.status,
+                           (unsigned long long)first.detail);
 done:
     Py_XDECREF(columns);
     PyBuffer_Release(&buf);
@@ -326,7 +332,9 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_arrow", NULL, -1, methods, NULL, NULL, NULL, NULL};
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "_arrow", NULL, -1, methods, NULL, NULL, NULL, NULL,
+};
 
 PyMODINIT_FUNC PyInit__arrow(void)
 {

@@ -29,7 +29,8 @@ struct IndexObject {
 };
 
 // match_module.cpp
-uint32_t add_filter(IndexObject* self, const char* digest, const char* program, size_t length, PyObject* conditions);
+uint32_t add_filter(IndexObject* self, const char* digest, const char* program, size_t length,
+                    PyObject* conditions);
 bool number_opaques(IndexObject* self, PyObject* conditions, std::vector<uint32_t>& numbers);
 void report_patterns(IndexObject* self);
 
@@ -44,24 +45,25 @@ PyObject* index_save(IndexObject* self, PyObject* const* args, Py_ssize_t count)
 PyObject* index_open(IndexObject* self, PyObject* const* args, Py_ssize_t count);
 PyObject* module_code(PyObject* module, PyObject* none);
 
-// Indexes this thread holds the lock of. Python code that runs under a lock (a finalizer, at worst) may call the
-// same index again; that is an error, not a deadlock.
-inline std::vector<const Index*>& held() {
+// Indexes whose lock this thread has. Python code that runs under a lock (a finalizer, at worst) may call
+// the same index again; that is an error, not a deadlock.
+inline std::vector<const Index*>& locked_indexes() {
     thread_local std::vector<const Index*> indexes;
     return indexes;
 }
 
 inline bool reentered(const IndexObject* self) {
-    const auto& indexes = held();
+    const auto& indexes = locked_indexes();
     if (std::find(indexes.begin(), indexes.end(), self->index) == indexes.end()) return false;
-    PyErr_SetString(PyExc_RuntimeError, "a matcher was called from inside its own work, by a finalizer or a callback");
+    PyErr_SetString(PyExc_RuntimeError,
+                    "a matcher was called from inside its own work, by a finalizer or a callback");
     return true;
 }
 
 class WriteGuard {
   public:
     explicit WriteGuard(Index& index) : index_(index) {
-        held().push_back(&index);
+        locked_indexes().push_back(&index);
         if (index_.lock.try_write()) return;
         Py_BEGIN_ALLOW_THREADS;
         index_.lock.write();
@@ -69,7 +71,7 @@ class WriteGuard {
     }
     ~WriteGuard() {
         index_.lock.end_write();
-        held().pop_back();
+        locked_indexes().pop_back();
     }
 
   private:
@@ -79,7 +81,7 @@ class WriteGuard {
 class ReadGuard {
   public:
     ReadGuard(Index& index, PythonHooks& hooks) : index_(index) {
-        held().push_back(&index);
+        locked_indexes().push_back(&index);
         if (index.lock.try_read()) return;
         const bool had = !hooks.away;
         if (had) hooks.away = PyEval_SaveThread();
@@ -88,7 +90,7 @@ class ReadGuard {
     }
     ~ReadGuard() {
         index_.lock.end_read();
-        held().pop_back();
+        locked_indexes().pop_back();
     }
 
   private:
@@ -153,7 +155,8 @@ class Call {
                 return !context->failed;
             }
         }
-        // Too large, not JSON, lone surrogates, numbers beyond doubles, members twice: Python knows what to make of it.
+        // Too large, not JSON, lone surrogates, numbers beyond doubles, duplicate members: Python
+        // decides.
         const bool taken = hooks.take();
         PyObject* object = hooks.object();
         Py_XINCREF(object);

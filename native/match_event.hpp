@@ -55,7 +55,7 @@ struct Slot {
     bool searched = false;  // for patterns
 };
 
-// What the core asks of whoever feeds it: the few things it cannot do alone.
+// Callbacks for what the core cannot do itself.
 // All return false after a failure that ends the call.
 class Hooks {
   public:

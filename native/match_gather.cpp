@@ -42,7 +42,8 @@ void Index::gather(Context& context) {
             if (slot.type == kString) {
                 want(context, id, kString, slot.text, slot.length);
             } else if (slot.type == kNumber) {
-                const uint64_t hash = atom_hash(id, kNumber, reinterpret_cast<const char*>(&slot.key), 8, paths.seed);
+                const uint64_t hash =
+                    atom_hash(id, kNumber, reinterpret_cast<const char*>(&slot.key), 8, paths.seed);
                 atoms_.prefetch(hash);
                 context.wanted.push_back({hash, slot.key, nullptr, id, 8, kNumber});
             } else if (slot.type <= kTrue) {
@@ -62,7 +63,8 @@ void Index::gather(Context& context) {
                 if (length <= slot.length) want(context, id, kPrefix, slot.text, length);
         if (node.needs & kNeedSuffix)
             for (const auto& [length, users] : node.extra->suffixes.counts)
-                if (length <= slot.length) want(context, id, kSuffix, slot.text + slot.length - length, length);
+                if (length <= slot.length)
+                    want(context, id, kSuffix, slot.text + slot.length - length, length);
         if (node.needs & kNeedRegexp && node.extra->regexps_access) {
             context.searches.push_back({search_hash(context, id), id, 0});
             if (context.searched_by_text) context.searched_by_text->prefetch(context.searches.back().hash);
@@ -90,7 +92,8 @@ void Index::search_all(Context& context) {
     // As everywhere: ask for memory first, use it later.
     if (context.searched)
         for (const Context::Search& one : context.searches)
-            if (const uint32_t id = context.searched_by_text->peek(one.hash)) __builtin_prefetch(&(*context.searched)[id]);
+            if (const uint32_t id = context.searched_by_text->peek(one.hash))
+                __builtin_prefetch(&(*context.searched)[id]);
     make_room(context);
     for (Context::Search& one : context.searches) {
         one.id = find_search(context, one.node, one.hash);

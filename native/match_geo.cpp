@@ -145,7 +145,8 @@ void Shape::prepare_polygon(const double* numbers, uint32_t count) {
         points.push_back(edge);
         // No point of an edge is farther from an end than half its length, so no latitude is either.
         const double half = degrees(std::acos(std::max(-1.0, std::min(1.0, dot(start, end))))) / 2;
-        south = std::min(south, std::min(lat0, lat1) - half), north = std::max(north, std::max(lat0, lat1) + half);
+        south = std::min(south, std::min(lat0, lat1) - half);
+        north = std::max(north, std::max(lat0, lat1) + half);
         along += edge.lon_by;
         weight += edge.lon_by * (start.z + end.z);
         west = std::min(west, along), east = std::max(east, along);
@@ -189,7 +190,8 @@ bool Shape::in_polygon(const Point& point) const {
     int turns = 0;
     for (const Edge& edge : points) {
         if (edge.empty) {
-            if (std::fabs(at.x - edge.start.x) <= kEdgeSineMax && std::fabs(at.y - edge.start.y) <= kEdgeSineMax &&
+            if (std::fabs(at.x - edge.start.x) <= kEdgeSineMax &&
+                std::fabs(at.y - edge.start.y) <= kEdgeSineMax &&
                 std::fabs(at.z - edge.start.z) <= kEdgeSineMax)
                 return true;
             continue;
@@ -200,7 +202,7 @@ bool Shape::in_polygon(const Point& point) const {
             return true;
         if (edge.polar != 0) side = edge.polar;
         const double here = wrapped(edge.lon_from - point.lon);
-        // Exactly the value that is `here` for the next edge, so each vertex is on the same side for both edges.
+        // Exactly `here` of the next edge, so each vertex is on the same side for both edges.
         double there = wrapped(edge.lon_to - point.lon);
         there += 360 * std::floor((here + edge.lon_by - there) / 360 + 0.5);
         if (here <= 0 && 0 < there)
@@ -217,7 +219,8 @@ bool cells_of(const Bounds& bounds, Cells& cells) {
     const double west = bounds.west - kBoundsSlack, east = bounds.east + kBoundsSlack;
     const double size = std::max(north - south, east - west);
     // A program may hold a box upside down, which no filter is.
-    if (!bounds.usable || !(south <= north && west <= east) || !(size > 0 && size < 180) || std::fabs(south) > kLatMax || std::fabs(north) > kLatMax ||
+    if (!bounds.usable || !(south <= north && west <= east) || !(size > 0 && size < 180) ||
+        std::fabs(south) > kLatMax || std::fabs(north) > kLatMax ||
         !std::isfinite(west))
         return false;
     cells.level = std::min<uint32_t>(kGridLevelMax, static_cast<uint32_t>(std::floor(std::log2(360 / size))));

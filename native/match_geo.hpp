@@ -1,4 +1,4 @@
-// Shapes on the globe: is a point inside, and in which cells of the grid must one look for it.
+// Shapes on the globe: whether a point is inside, and which cells of the grid they cover.
 //
 // The arithmetic is that of virta.filters.geo, operation for operation; read the formulas there. Far from a
 // circle's edge the angle between two unit vectors decides alone: three multiplications.
@@ -46,12 +46,12 @@ struct Edge {
     bool empty = false;  // both ends are one point
 };
 
-struct Bounds {  // in degrees; east may pass 180. Not usable: look for the shape everywhere
+struct Bounds {  // in degrees; east may pass 180. Not usable: the shape may be anywhere
     double south = 0, north = 0, west = 0, east = 0;
     bool usable = false;
 };
 
-// A box in single precision, a little too large rather than too small: refuses most points from one cache line.
+// A box in single precision, rounded outwards: refuses most points from one cache line.
 struct RoughBox {
     float lat = 0, lon = 0, lat_half = HUGE_VALF, lon_half = HUGE_VALF;
     RoughBox() = default;

@@ -70,7 +70,8 @@ inline uint64_t hash_bytes(const char* p, size_t n, uint64_t salt, uint64_t seed
         a = low;
         b = high;
     } else if (n > 0) {
-        a = static_cast<unsigned char>(p[0]) | static_cast<uint64_t>(static_cast<unsigned char>(p[n >> 1])) << 8 |
+        a = static_cast<unsigned char>(p[0]) |
+            static_cast<uint64_t>(static_cast<unsigned char>(p[n >> 1])) << 8 |
             static_cast<uint64_t>(static_cast<unsigned char>(p[n - 1])) << 16;
     }
     return hash_mix(hash_mix(a ^ 0xe7037ed1a0b428dbull, b ^ state), length ^ 0x8ebc6af09c88c6e3ull);
@@ -83,7 +84,7 @@ class Table {
         if (shard.mask) __builtin_prefetch(&shard.slots[static_cast<uint32_t>(hash) & shard.mask]);
     }
 
-    // The id that find() is likely to look at, for prefetching what it stands for; 0 when there is surely none.
+    // The id that find() probably compares first, to prefetch its object; 0 if there is none.
     uint32_t peek(uint64_t hash) const {
         const Shard& shard = shards_[hash >> 58];
         return shard.mask ? shard.slots[static_cast<uint32_t>(hash) & shard.mask].id : 0;

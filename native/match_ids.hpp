@@ -14,7 +14,8 @@ struct Digest {
 class Ids {
   public:
     uint32_t find(const char* digest) const {
-        return table_.find(key(digest), [&](uint32_t at) { return memcmp(pool_[at].bytes, digest, 32) == 0; });
+        return table_.find(key(digest),
+                           [&](uint32_t at) { return memcmp(pool_[at].bytes, digest, 32) == 0; });
     }
     void prefetch(const char* digest) const { table_.prefetch(key(digest)); }
     Digest& operator[](uint32_t filter) { return pool_[filter]; }
@@ -41,7 +42,7 @@ class Ids {
     size_t bytes() const { return pool_.bytes() + table_.bytes(); }
 
   private:
-    // The digest is uniform already, but not secret: whoever writes filters could aim.
+    // The digest is uniform already, but not secret: the author of a filter could choose it.
     uint64_t key(const char* digest) const { return hash_word(read_word(digest), 11, seed_); }
 
     uint64_t seed_ = new_seed();

@@ -1,8 +1,8 @@
 // Filter sets as a whole: many programs from one buffer, many events from one buffer, and images.
 //
-// An image (see match_memory.hpp) begins with this head; the index, its ids and all they point to follow. `mark` is
-// the identity of the code that wrote it, as another build may lay out memory differently, and of the filter set;
-// `check` is a hash of all else, since what is mapped is believed to the last pointer.
+// An image (see match_memory.hpp) begins with this head; the index, its ids and all they point to follow.
+// `mark` identifies the code that wrote it, as another build may lay out memory differently, and the filter
+// set; `check` is a hash of all else, since a mapped image is used without further checks.
 
 #include <fcntl.h>
 #ifdef __linux__
@@ -32,7 +32,7 @@ constexpr char kMagic[8] = {'V', 'I', 'R', 'T', 'A', 'I', 'M', '2'};
 constexpr size_t kMarkBytes = 32;
 constexpr size_t kBlock = 1u << 18;  // hashed at a time: stays in the cache
 
-// Strings of the old ABI of libstdc++ point to an empty one inside the library, which is elsewhere in each process.
+// Strings of libstdc++'s old ABI point to an empty one in the library, whose address differs per process.
 #if defined(__GLIBCXX__) && !_GLIBCXX_USE_CXX11_ABI
 constexpr bool kImages = false;
 #else
@@ -50,7 +50,8 @@ struct Head {
 // The check of an image in memory, its own word taken for 0.
 uint64_t check_of(const char* base, size_t size) {
     uint64_t check = 0;
-    for (size_t at = 0; at < size; at += kBlock) check = hash_bytes(base + at, std::min(kBlock, size - at), 0, check);
+    for (size_t at = 0; at < size; at += kBlock)
+        check = hash_bytes(base + at, std::min(kBlock, size - at), 0, check);
     return check;
 }
 
@@ -166,7 +167,8 @@ PyObject* index_add_flat(IndexObject* self, PyObject* const* args, Py_ssize_t co
     if (!digests.get(args[0]) || !ends.get(args[1]) || !programs.get(args[2])) return nullptr;
     const size_t filters = digests.size() / 32;
     const auto* at = reinterpret_cast<const int64_t*>(ends.data());
-    if (digests.size() % 32 || ends.size() != (filters + 1) * 8 || !are_ends(at, filters + 1, programs.size())) {
+    if (digests.size() % 32 || ends.size() != (filters + 1) * 8 ||
+        !are_ends(at, filters + 1, programs.size())) {
         PyErr_SetString(PyExc_ValueError, "digests, ends and programs do not fit together");
         return nullptr;
     }
@@ -182,14 +184,15 @@ PyObject* index_add_flat(IndexObject* self, PyObject* const* args, Py_ssize_t co
             if (found && PyTuple_Check(found)) opaques = found;
         }
         const char* program = programs.data() + at[i];
-        ok = ok && add_filter(self, digests.data() + i * 32, program, static_cast<size_t>(at[i + 1] - at[i]), opaques);
+        ok = ok && add_filter(self, digests.data() + i * 32, program,
+                              static_cast<size_t>(at[i + 1] - at[i]), opaques);
     }
     Py_XDECREF(none);
     return ok ? Py_NewRef(Py_None) : nullptr;
 }
 
-// match_flat(ends, texts, skip): ends are int32. int32 rows and uint32 filters of all hits, as bytes; an event that
-// raises one of `skip` has none.
+// match_flat(ends, texts, skip): ends are int32. int32 rows and uint32 filters of all hits, as bytes; an
+// event that raises one of `skip` has none.
 PyObject* index_match_flat(IndexObject* self, PyObject* const* args, Py_ssize_t count) {
     if (reentered(self)) return nullptr;
     Buffer ends, texts;
@@ -231,8 +234,10 @@ PyObject* index_match_flat(IndexObject* self, PyObject* const* args, Py_ssize_t 
     }
     call.hooks.take();
     if (!ok) return nullptr;
-    return Py_BuildValue("y#y#", reinterpret_cast<const char*>(rows.data()), static_cast<Py_ssize_t>(rows.size() * 4),
-                         reinterpret_cast<const char*>(filters.data()), static_cast<Py_ssize_t>(filters.size() * 4));
+    return Py_BuildValue("y#y#", reinterpret_cast<const char*>(rows.data()),
+                         static_cast<Py_ssize_t>(rows.size() * 4),
+                         reinterpret_cast<const char*>(filters.data()),
+                         static_cast<Py_ssize_t>(filters.size() * 4));
 }
 
 // begin_image(number): what is added from now on goes into an arena; False when there is no place for it.
@@ -240,7 +245,8 @@ PyObject* index_begin_image(IndexObject* self, PyObject* object) {
     const unsigned long number = PyLong_AsUnsignedLong(object);
     if (PyErr_Occurred() || !is_empty(self)) return nullptr;
     const uintptr_t base = kWindow + number % kArenas * kArenaBytesMax;
-    auto arena = std::make_unique<Arena>(reinterpret_cast<char*>(base), sizeof(Head) + 64 - sizeof(Head) % 64);
+    auto arena = std::make_unique<Arena>(reinterpret_cast<char*>(base),
+                                         sizeof(Head) + 64 - sizeof(Head) % 64);
     void* at = kImages ? map_at(base, kArenaBytesMax, MAP_ANONYMOUS | MAP_NORESERVE, -1) : nullptr;
     if (!at) Py_RETURN_FALSE;
     self->arena = arena.release();
@@ -285,8 +291,8 @@ PyObject* index_save(IndexObject* self, PyObject* const* args, Py_ssize_t count)
     return ok ? Py_NewRef(Py_None) : PyErr_SetFromErrno(PyExc_OSError);
 }
 
-// open(fd, mark, opaques): become the image in a file. None when it is not one, whole and with this mark; False when
-// its place in memory is taken.
+// open(fd, mark, opaques): map the image in a file. None if it is not an intact one with this mark; False if
+// its address range is in use.
 PyObject* index_open(IndexObject* self, PyObject* const* args, Py_ssize_t count) {
     const char* mark;
     if (count != 3 || !PyTuple_Check(args[2])) {
@@ -308,8 +314,7 @@ PyObject* index_open(IndexObject* self, PyObject* const* args, Py_ssize_t count)
     Py_RETURN_TRUE;
 }
 
-// code(): the bytes of this module as they are loaded, which the file it came from may no longer have; b"" where
-// the system does not tell.
+// code(): the bytes of this module as loaded, which its file may no longer have; b"" where unknown.
 PyObject* module_code(PyObject*, PyObject*) {
     std::string code;
 #ifdef __linux__

@@ -82,7 +82,9 @@ struct Ends {
 struct Bound {
     uint64_t key;
     Test test;
-    bool operator<(const Bound& other) const { return key != other.key ? key < other.key : test < other.test; }
+    bool operator<(const Bound& other) const {
+        return key != other.key ? key < other.key : test < other.test;
+    }
 };
 
 // Intervals that agree in all but `shift` low bits and lie on both sides of the middle. shift 0: points.
@@ -182,7 +184,7 @@ class Index {
     bool restless() const { return suspects_waiting_.load(std::memory_order_relaxed); }
 
     Stats stats() const;
-    void report_all_patterns();  // as changes: whoever opens an image knows none of them
+    void report_all_patterns();  // as changes, after an image was opened
     bool is_fresh() const {  // nothing of it lies on the heap
         return !contexts_.capacity() && !suspects_.capacity() && !pattern_changes.capacity() &&
                !opaque_dropped.capacity();
@@ -196,7 +198,7 @@ class Index {
         std::string pattern;  // flags, NUL, pattern
     };
     std::vector<PatternChange> pattern_changes;
-    std::vector<uint32_t> opaque_dropped;  // numbers of opaque conditions nobody uses any more
+    std::vector<uint32_t> opaque_dropped;  // numbers of opaque conditions no longer used
 
   private:
     friend class ProgramReader;

@@ -1,8 +1,9 @@
 // Memory of an index: the heap, or an arena at an address of its own while an image is made.
 //
-// An image is the arena as a file. Whoever maps it at the same address has the index, pointers and all, and shares
-// its pages with every process that does; what it changes it has for itself. So memory in the window of arenas is
-// never given to free(): an arena goes as a whole, and while it grows it uses again what it got back.
+// An image is the arena as a file. A process that maps it at the same address has the index with its
+// pointers, and shares its pages with all others; changes are private (copy on write). So memory in the
+// window of arenas is never passed to free(): an arena is unmapped as a whole, and reuses released memory
+// while it grows.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,8 @@
 
 namespace virta {
 
-constexpr uintptr_t kWindow = 0x210000000000;  // far from where Linux puts programs, heaps, libraries and stacks
+// Far from where Linux puts programs, heaps, libraries and stacks.
+constexpr uintptr_t kWindow = 0x210000000000;
 constexpr size_t kArenaBytesMax = 8ull << 30;
 constexpr uint32_t kArenas = 1024;
 

@@ -65,13 +65,16 @@ void virta::report_patterns(IndexObject* self) {
         if (change.what == Index::PatternChange::kAdded) {
             const auto size = static_cast<Py_ssize_t>(change.pattern.size());
             PyObject* text = PyUnicode_DecodeUTF8(change.pattern.data(), size, "surrogatepass");
-            if (!text) {  // no pattern of ours, but a program may hold anything
+            if (!text) {  // not written by us, but a program may contain anything
                 PyErr_Clear();
                 text = PyUnicode_DecodeUTF8(change.pattern.data(), size, "replace");
             }
-            if (text) answer = PyObject_CallFunction(self->callbacks.patterns, "IIN", change.node, change.number, text);
+            if (text)
+                answer =
+                    PyObject_CallFunction(self->callbacks.patterns, "IIN", change.node, change.number, text);
         } else {
-            const long number = change.what == Index::PatternChange::kRemoved ? static_cast<long>(change.number) : -1;
+            const bool removed = change.what == Index::PatternChange::kRemoved;
+            const long number = removed ? static_cast<long>(change.number) : -1;
             answer = PyObject_CallFunction(self->callbacks.patterns, "IlO", change.node, number, Py_None);
         }
         if (!answer) PyErr_WriteUnraisable(self->callbacks.patterns);
@@ -227,7 +230,8 @@ PyObject* index_match(IndexObject* self, PyObject* object) {
         ReadGuard guard(*self->index, call.hooks);
         self->index->begin(*call.context);
         ok = PyBytes_Check(object)
-                 ? call.match_json(PyBytes_AS_STRING(object), static_cast<size_t>(PyBytes_GET_SIZE(object)), 0)
+                 ? call.match_json(PyBytes_AS_STRING(object),
+                                   static_cast<size_t>(PyBytes_GET_SIZE(object)), 0)
                  : call.match_object(object);
     }
     return ok ? id_list(self, call.context->found.data(), call.context->found_count) : nullptr;
@@ -260,7 +264,8 @@ bool match_events(IndexObject* self, Call& call, const std::vector<Event>& event
     }
     call.hooks.take();
     if (!ok && !PyErr_Occurred())
-        PyErr_SetString(PyExc_OverflowError, "more than 4294967295 matches in one call: match fewer events at once");
+        PyErr_SetString(PyExc_OverflowError,
+                        "more than 4294967295 matches in one call: match fewer events at once");
     return ok;
 }
 
@@ -280,7 +285,8 @@ PyObject* answer(IndexObject* self, bool numbers, const std::vector<uint32_t>& f
                  const std::vector<uint32_t>& offsets) {
     if (numbers)
         return Py_BuildValue("y#y#", reinterpret_cast<const char*>(found.data()),
-                             static_cast<Py_ssize_t>(found.size() * 4), reinterpret_cast<const char*>(offsets.data()),
+                             static_cast<Py_ssize_t>(found.size() * 4),
+                             reinterpret_cast<const char*>(offsets.data()),
                              static_cast<Py_ssize_t>(offsets.size() * 4));
     PyObject* lists = PyList_New(static_cast<Py_ssize_t>(offsets.size() - 1));
     for (size_t i = 0; lists && i + 1 < offsets.size(); i++) {
@@ -315,21 +321,23 @@ PyObject* index_match_many(IndexObject* self, PyObject* const* args, Py_ssize_t 
         for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list); i++) {
             PyObject* item = PySequence_Fast_GET_ITEM(list, i);
             if (PyBytes_Check(item)) {
-                events.push_back({PyBytes_AS_STRING(item), static_cast<size_t>(PyBytes_GET_SIZE(item)), nullptr});
+                events.push_back({PyBytes_AS_STRING(item), static_cast<size_t>(PyBytes_GET_SIZE(item)),
+                                  nullptr});
             } else {
                 events.push_back({nullptr, 0, item});
                 native = false;
             }
         }
     }
-    // A caller may change its list meanwhile: hold what was in it.
+    // A caller may change its list meanwhile: keep references to its items.
     for (const Event& event : events) Py_XINCREF(event.object);
     PyObject* kept = list && native ? PySequence_Tuple(list) : nullptr;
     PyObject* result = nullptr;
     if (!list || !native || kept) {
         std::vector<uint32_t> found, offsets{0};
         Call call(self);
-        if (match_events(self, call, events, native, found, offsets)) result = answer(self, numbers, found, offsets);
+        if (match_events(self, call, events, native, found, offsets))
+            result = answer(self, numbers, found, offsets);
     }
     for (const Event& event : events) Py_XDECREF(event.object);
     Py_XDECREF(kept);
@@ -345,8 +353,9 @@ PyObject* index_stats(IndexObject* self, PyObject*) {
     return Py_BuildValue(
         "{s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n}", "filters", s.filters, "conjunctions",
         s.conjunctions, "atoms", s.atoms, "conditions", s.conditions, "paths", s.paths, "buckets", s.buckets,
-        "unindexed", s.always, "regexps", s.regexps, "redistributed", s.redistributed, "bytes_terms", s.bytes_terms,
-        "bytes_places", s.bytes_places, "bytes_records", s.bytes_records, "bytes_paths", s.bytes_paths, "bytes_ids",
+        "unindexed", s.always, "regexps", s.regexps, "redistributed", s.redistributed, "bytes_terms",
+        s.bytes_terms, "bytes_places", s.bytes_places, "bytes_records", s.bytes_records,
+        "bytes_paths", s.bytes_paths, "bytes_ids",
         self->ids->bytes() + self->texts->capacity() * sizeof(PyObject*));
 }
 
@@ -357,8 +366,9 @@ Py_ssize_t index_length(PyObject* object) { return reinterpret_cast<IndexObject*
 int index_init(IndexObject* self, PyObject* args, PyObject* keywords) {
     static const char* names[] = {"search", "patterns", "point", "holds", "parse", nullptr};
     Callbacks given;
-    if (self->index || !PyArg_ParseTupleAndKeywords(args, keywords, "OOOOO", const_cast<char**>(names), &given.search,
-                                                    &given.patterns, &given.point, &given.holds, &given.parse)) {
+    if (self->index ||
+        !PyArg_ParseTupleAndKeywords(args, keywords, "OOOOO", const_cast<char**>(names), &given.search,
+                                     &given.patterns, &given.point, &given.holds, &given.parse)) {
         if (self->index) PyErr_SetString(PyExc_RuntimeError, "an index is made once");
         return -1;
     }
@@ -475,7 +485,8 @@ PyType_Slot index_slots[] = {
     {0, nullptr},
 };
 
-PyType_Spec index_spec = {"virta.match._core.Index", sizeof(IndexObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+PyType_Spec index_spec = {"virta.match._core.Index", sizeof(IndexObject), 0,
+                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
                           index_slots};
 
 int module_exec(PyObject* module) {
@@ -491,7 +502,8 @@ PyModuleDef_Slot module_slots[] = {{Py_mod_exec, as_slot(module_exec)}, {0, null
 PyMethodDef module_methods[] = {{"code", module_code, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module_definition = {
-    PyModuleDef_HEAD_INIT, "_core", "The native index of virta.match.", 0, module_methods, module_slots, nullptr,
+    PyModuleDef_HEAD_INIT, "_core", "The native index of virta.match.", 0, module_methods, module_slots,
+    nullptr,
     nullptr, nullptr};
 
 }  // namespace

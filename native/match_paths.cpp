@@ -146,7 +146,7 @@ uint32_t Paths::step(Path& path, uint32_t parent, const String& name, int64_t in
         if (index >= 0)
             nodes[parent].more().indexes.emplace_back(static_cast<uint32_t>(index), child);
         else if (index == kTwin)
-            nodes[parent].twin = child;
+            nodes[parent].exact_node = child;
         else if (nodes[parent].flat)
             nodes[parent].dotted++;
         else
@@ -169,7 +169,7 @@ void Paths::drop_edges(Path& path) {
             list.erase(std::find(list.begin(), list.end(),
                                  std::make_pair(static_cast<uint32_t>(edge.index), edge.child)));
         } else if (edge.index == kTwin) {
-            parent.twin = 0;
+            parent.exact_node = 0;
         } else if (parent.flat) {
             parent.dotted--;
         } else {

@@ -7,7 +7,7 @@
 //
 // A dotted name of n parts has an edge for each way a document may spell a piece of it. Members that no
 // edge mentions are skipped with all they hold. Where a flat path goes on in exact steps (inside a `match`),
-// it does so from the flat node's twin, which stands for the same value in exact space.
+// it does so from the flat node's exact node, which has the same value in exact space.
 // Paths are counted; the last user of an edge removes it.
 #pragma once
 
@@ -54,7 +54,8 @@ struct Levels {  // sizes of dyadic intervals, or cells, in use: a bit of the ma
     uint64_t mask = 0;
     bool points = false;
     uint32_t counts[65] = {};
-    uint32_t hashes[256] = {};  // places in use by the low bits of their hash: most that are not there need no lookup
+    // Places in use by the low bits of their hash: saves the lookup of most missing ones.
+    uint32_t hashes[256] = {};
     void add(uint32_t level, uint64_t hash) {
         if (counts[level]++ == 0) level == 64 ? points = true : mask |= 1ull << level;
         hashes[hash & 255]++;
@@ -94,7 +95,7 @@ struct Node {
     uint32_t kinds[9] = {};  // atoms of exists (0) and of each type
     uint32_t kinds_live = 0;
     uint32_t path = 0;     // the path that ends here
-    uint32_t twin = 0;     // of a flat node: where exact steps go on
+    uint32_t exact_node = 0;     // of a flat node: where exact steps go on
     bool flat = false;
     Own<Extra> extra;
 

@@ -26,7 +26,8 @@ uint64_t range_hash(uint32_t node, bool text, uint32_t shift, uint64_t prefix, u
 }
 
 uint64_t cell_key(uint32_t level, uint32_t column, int32_t row) {
-    return static_cast<uint64_t>(level) << 58 | static_cast<uint64_t>(column) << 32 | static_cast<uint32_t>(row);
+    return static_cast<uint64_t>(level) << 58 | static_cast<uint64_t>(column) << 32 |
+           static_cast<uint32_t>(row);
 }
 
 }  // namespace
@@ -68,10 +69,12 @@ double Index::likelihood(Literal literal) const {
             if (!extra || extra->low >= extra->high) return half ? 0.5 : 0.2;
             const double low = std::max(unordered(condition.low), unordered(extra->low));
             const double high = std::min(unordered(condition.high), unordered(extra->high));
-            return std::min(1.0, 0.02 + std::max(0.0, (high - low) / (unordered(extra->high) - unordered(extra->low))));
+            const double range = unordered(extra->high) - unordered(extra->low);
+            return std::min(1.0, 0.02 + std::max(0.0, (high - low) / range));
         }
         if (condition.kind == kTextRange) return 0.4;
-        if (condition.kind == kPattern || condition.kind == kAffix) return likelihood(condition.payload->words[0]);
+        if (condition.kind == kPattern || condition.kind == kAffix)
+            return likelihood(condition.payload->words[0]);
         if (condition.kind == kPoint) return condition.payload->shape.bounds.usable ? 0.01 : 0.6;
         if (condition.kind != kIn) return kNoAccess;
         double sum = 0;
@@ -93,7 +96,7 @@ double Index::likelihood(Literal literal) const {
         prior = 1.0 / (50 + 8 * std::min<uint32_t>(atom.length, 32));
     else if (atom.kind >= kKind)
         prior = atom.kind == kKind ? 0.9 : 0.7;
-    // What finds nothing is not looked up, so that nobody counted it.
+    // An atom that finds nothing is not looked up, so it has no count.
     const bool counted = atom.bucket || atom.kind < kPrefix || atom.kind >= kKind;
     const double seen = counted ? samples_.load(std::memory_order_relaxed) - atom.born : 0;
     return (kPriorWeight * prior + atom.hits) / (kPriorWeight + seen);
@@ -121,7 +124,8 @@ uint32_t Index::choose(std::vector<Literal>& literals) {
         double rank = truth <= 1 ? truth : 1;
         if (literal & kComplex) {
             const uint8_t kind = conditions_.pool[literal & kTermMask].kind;
-            rank += kind == kRange || kind == kIn || kind == kNegativeZero || kind == kAffix ? 0 : kind == kOpaque ? 8 : 2;
+            const bool cheap = kind == kRange || kind == kIn || kind == kNegativeZero || kind == kAffix;
+            rank += cheap ? 0 : kind == kOpaque ? 8 : 2;
         }
         order.emplace_back(rank, literal);
     }
@@ -285,7 +289,8 @@ void Index::change_bucket(uint32_t& bucket, uint32_t record, bool present) {
     }
 }
 
-void Index::change_range(uint32_t node, bool text, uint64_t low, uint64_t high, uint32_t record, bool present) {
+void Index::change_range(uint32_t node, bool text, uint64_t low, uint64_t high, uint32_t record,
+                         bool present) {
     if (low > high) return;  // open ends of neighbouring doubles: nothing lies between
     const uint32_t shift = shift_of(low, high);
     const uint64_t prefix = shift == 64 ? 0 : low >> shift;
@@ -337,7 +342,8 @@ void Index::change_cells(uint32_t condition, uint32_t record, bool present) {
     }
     for (uint32_t i = 0; i < cells.columns * cells.rows; i++) {
         const uint32_t column = (cells.west + i % cells.columns) & ((1u << cells.level) - 1);
-        const uint64_t key = cell_key(cells.level, column, cells.south + static_cast<int32_t>(i / cells.columns));
+        const uint64_t key =
+            cell_key(cells.level, column, cells.south + static_cast<int32_t>(i / cells.columns));
         const uint64_t hash = hash_word(key, node, paths.seed);
         uint32_t id = cells_by_place_.find(
             hash, [&](uint32_t at) { return cells_[at].key == key && cells_[at].node == node; });
@@ -375,7 +381,7 @@ void Index::redistribute(uint32_t steps_max) {
         const uint32_t* list = words_[filter.records];
         records.insert(records.end(), list + 1, list + 1 + list[0]);
     };
-    if (bucket && !atoms_.pool[atom].settled) {
+    if (bucket && !atoms_.pool[atom].redistributed) {
         for (const Test& test : buckets_[bucket].tests) add(test.literal & kLast, test.target);
         for (const RangeTest& test : buckets_[bucket].ranges) add(test.node & kLast, test.target);
     }
@@ -387,7 +393,7 @@ void Index::redistribute(uint32_t steps_max) {
     }
     redistributed_ += moved;
     if (records.empty()) {
-        if (bucket) atoms_.pool[atom].settled = true;
+        if (bucket) atoms_.pool[atom].redistributed = true;
         return;
     }
     std::lock_guard<std::mutex> guard(contexts_mutex_);

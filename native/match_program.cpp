@@ -13,13 +13,13 @@
 //    5 in          u32 count, scalars          13 negative zero -
 //    6 range       u8 flags, f64 low, f64 high 14 text regexp  text, u32 opaque
 //    7 text range  u8 flags, text low, high    15 opaque       u32 opaque
-//    8 prefix      text                        16 tree         u32 count, items: literal | 17 and 18 or, u32 operands
+//    8 prefix      text                        16 tree         u32 count, items: literal | 17 and, 18 or
 //
 // Flags of ranges: 1 has low, 2 has high, 4 low is open, 8 high is open. Opaque conditions are numbered
 // within the program and translated by the list that comes with it. Little-endian, nothing is aligned.
 //
-// In a large index each lookup of a term waits for memory. So the atoms and ranges of conjunctions are put off:
-// all are hashed and asked for first, then looked up.
+// In a large index each lookup of a term waits for memory. So the atoms and ranges of conjunctions are put
+// off: all are hashed and asked for first, then looked up.
 
 #include "match_index.hpp"
 
@@ -179,7 +179,8 @@ class ProgramReader {
                 return atom(node, kKind, "", 0);
             case kOpType: {
                 const uint8_t type = number<uint8_t>();
-                return ok_ && type >= kNull && type <= kObject ? atom(node, static_cast<uint8_t>(kKind + type), "", 0) : 0;
+                if (!ok_ || type < kNull || type > kObject) return 0;
+                return atom(node, static_cast<uint8_t>(kKind + type), "", 0);
             }
             case kOpEquals:
                 return scalar(node, 0);
@@ -298,7 +299,8 @@ class ProgramReader {
         const char* from = at_;
         const uint8_t kind = number<uint8_t>();
         const uint32_t count = number<uint32_t>();
-        if (!ok_ || static_cast<size_t>(end_ - at_) / 8 < count || kind < kCircle || kind > kPolygon) return 0;
+        if (!ok_ || static_cast<size_t>(end_ - at_) / 8 < count || kind < kCircle || kind > kPolygon)
+            return 0;
         std::vector<double> numbers(count);
         for (double& value : numbers) value = number<double>();
         Complex condition;
@@ -309,7 +311,8 @@ class ProgramReader {
         condition.payload->shape.kind = static_cast<ShapeKind>(kind);
         if (!condition.payload->shape.prepare(numbers.data(), count)) return 0;
         const RoughBox box(condition.payload->shape.bounds);
-        static_assert(sizeof box == sizeof condition.low + sizeof condition.high, "the box takes the place of the bounds");
+        static_assert(sizeof box == sizeof condition.low + sizeof condition.high,
+                      "the box takes the place of the bounds");
         memcpy(&condition.low, &box.lat, sizeof condition.low);
         memcpy(&condition.high, &box.lat_half, sizeof condition.high);
         return made(std::move(condition));
@@ -451,16 +454,16 @@ uint32_t Index::add(const char* program, size_t length, const uint32_t* opaques,
 }
 
 void Index::remove(uint32_t filter) {
-    const Filter gone = filters_[filter];
+    const Filter dropped = filters_[filter];
     filters_[filter] = {};
-    if (!gone.several) {
-        if (gone.records) drop_record(gone.records);
+    if (!dropped.several) {
+        if (dropped.records) drop_record(dropped.records);
         return;
     }
-    const uint32_t count = words_[gone.records][0];
-    for (uint32_t i = 0; i < count; i++) drop_record(words_[gone.records][1 + i]);
-    words_.give(gone.records, 1 + count);
-    several_.give(gone.several);
+    const uint32_t count = words_[dropped.records][0];
+    for (uint32_t i = 0; i < count; i++) drop_record(words_[dropped.records][1 + i]);
+    words_.give(dropped.records, 1 + count);
+    several_.give(dropped.several);
 }
 
 Stats Index::stats() const {

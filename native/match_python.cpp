@@ -47,7 +47,8 @@ bool PythonHooks::point(uint32_t node, bool& found, double& lat, double& lon) {
     if (json_) {
         size_t length = 0;
         char* text = yyjson_val_write(static_cast<const yyjson_val*>(ref), 0, &length);
-        value = text ? PyObject_CallFunction(callbacks_.parse, "y#n", text, static_cast<Py_ssize_t>(length), position_)
+        value = text ? PyObject_CallFunction(callbacks_.parse, "y#n", text, static_cast<Py_ssize_t>(length),
+                                             position_)
                      : PyErr_NoMemory();
         free(text);
     } else {

@@ -133,7 +133,10 @@ class PythonHooks : public Hooks {
     }
     // The event as a Python object; null, with an exception, when it is none. Needs the GIL.
     PyObject* object() {
-        if (!object_) object_ = PyObject_CallFunction(callbacks_.parse, "y#n", json_, static_cast<Py_ssize_t>(length_), position_);
+        if (!object_) {
+            const auto length = static_cast<Py_ssize_t>(length_);
+            object_ = PyObject_CallFunction(callbacks_.parse, "y#n", json_, length, position_);
+        }
         return object_;
     }
 

@@ -20,7 +20,7 @@ void Index::begin(Context& context) {
     if (context.seen.size() < several_.limit()) context.seen.resize(several_.limit() * 3 / 2 + 16);
     if (context.known.size() < conditions_.pool.limit())
         context.known.resize(conditions_.pool.limit() * 3 / 2 + 16);
-    // No filter is found twice, so there is always room for the next.
+    // No filter is found twice, so there is always space for the next.
     if (context.found.size() < filters_.limit()) context.found.resize(filters_.limit() * 3 / 2 + 16);
 }
 
@@ -140,10 +140,12 @@ void Index::want_ranges(Context& context, uint32_t node) const {
         want_interval(context, node, true, string_key(slot.text, slot.length), extra.texts);
 }
 
-void Index::want_interval(Context& context, uint32_t node, bool text, uint64_t key, const Levels& levels) const {
+void Index::want_interval(Context& context, uint32_t node, bool text, uint64_t key,
+                          const Levels& levels) const {
     auto want = [&](uint32_t shift) {
         const uint64_t prefix = shift == 64 ? 0 : key >> shift;
-        const uint64_t hash = hash_word(prefix, static_cast<uint64_t>(node) << 9 | text << 8 | shift, paths.seed);
+        const uint64_t hash =
+            hash_word(prefix, static_cast<uint64_t>(node) << 9 | text << 8 | shift, paths.seed);
         if (!levels.hashes[hash & 255]) return;
         ranges_by_place_.prefetch(hash);
         context.places.push_back({hash, prefix, key, node, shift, 0, text});
@@ -185,12 +187,14 @@ void Index::run_range(Context& context, const Context::Place& at) {
     // All intervals here hold the middle: left of it only their low ends matter, right of it the high ones.
     if (at.shift == 0 || key >> (at.shift - 1) & 1) {
         const Vec<uint64_t>& keys = place.done_highs.keys;
-        const auto first = static_cast<size_t>(std::lower_bound(keys.begin(), keys.end(), key) - keys.begin());
+        const auto found = std::lower_bound(keys.begin(), keys.end(), key);
+        const auto first = static_cast<size_t>(found - keys.begin());
         emit_all(context, place.done_highs.words.begin() + first, keys.size() - first, place.several);
         for (uint32_t i = place.highs.size(); i-- && place.highs[i].key >= key;) hit(place.highs[i]);
     } else {
         const Vec<uint64_t>& keys = place.done_lows.keys;
-        const auto count = static_cast<size_t>(std::upper_bound(keys.begin(), keys.end(), key) - keys.begin());
+        const auto found = std::upper_bound(keys.begin(), keys.end(), key);
+        const auto count = static_cast<size_t>(found - keys.begin());
         emit_all(context, place.done_lows.words.begin(), count, place.several);
         for (const Bound& bound : place.lows) {
             if (bound.key > key) break;
@@ -243,7 +247,8 @@ void Index::run_cells(Context& context, uint32_t node) {
 void Index::run_shapes(Context& context, const Vec<ShapeTest>& tests, const PointAt& at) {
     for (const ShapeTest& test : tests) {
         if (test.box.excludes(at.point)) continue;
-        if (conditions_.pool[test.condition].payload->shape.contains(at.point) && verify(context, test.record, 0))
+        if (conditions_.pool[test.condition].payload->shape.contains(at.point) &&
+            verify(context, test.record, 0))
             emit(context, words_[test.record][0]);
     }
 }
@@ -255,7 +260,7 @@ void Index::sample(Context& context) {
     for (uint32_t id : context.atoms) {
         Atom& atom = atoms_.pool[id];
         const uint32_t hits = __atomic_add_fetch(&atom.hits, 1, __ATOMIC_RELAXED);
-        if (!atom.bucket || atom.settled || hits < kSuspectHits) continue;
+        if (!atom.bucket || atom.redistributed || hits < kSuspectHits) continue;
         const Bucket& bucket = buckets_[atom.bucket];
         if (bucket.tests.size() + bucket.ranges.size() < kSuspectSize) continue;
         const double rate = static_cast<double>(hits) / (samples - atom.born + 1);
@@ -277,7 +282,8 @@ void Index::give_context(std::unique_ptr<Context> context) {
     context->hooks = nullptr;
     std::lock_guard<std::mutex> guard(contexts_mutex_);
     for (uint32_t id : context->suspects)
-        if (suspects_.size() < kSuspectsMax && std::find(suspects_.begin(), suspects_.end(), id) == suspects_.end())
+        if (suspects_.size() < kSuspectsMax &&
+            std::find(suspects_.begin(), suspects_.end(), id) == suspects_.end())
             suspects_.push_back(id);
     if (!suspects_.empty()) suspects_waiting_ = true;
     context->suspects.clear();

@@ -1,4 +1,4 @@
-// Storage that never moves what it holds: pools of chunks, records of words, short sorted vectors.
+// Storage that never moves its content: pools of chunks, records of words, short sorted vectors.
 //
 // Ids start at 1, so that 0 can mean "none" everywhere. Freed places are handed out again.
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace virta {
 
-// Objects by id, in chunks of 2^kBits: growing copies no object and stalls nobody. Small chunks keep small
+// Objects by id, in chunks of 2^kBits: growing copies no object. Small chunks keep small
 // indexes small, of which there may be thousands; large ones keep the list of chunks in the cache.
 template <class T, uint32_t kBits = 7>
 class Pool {
@@ -120,22 +120,22 @@ class Vec {
     Vec& operator=(Vec&& other) noexcept {
         std::swap(data_, other.data_);
         std::swap(size_, other.size_);
-        std::swap(room_, other.room_);
+        std::swap(capacity_, other.capacity_);
         return *this;
     }
-    ~Vec() { give_memory(data_, room_ * sizeof(T)); }
+    ~Vec() { give_memory(data_, capacity_ * sizeof(T)); }
 
     T* begin() const { return data_; }
     T* end() const { return data_ + size_; }
     T& operator[](uint32_t at) const { return data_[at]; }
     uint32_t size() const { return size_; }
-    size_t bytes() const { return room_ * sizeof(T); }
+    size_t bytes() const { return capacity_ * sizeof(T); }
 
     void insert(uint32_t at, const T& item) {
-        if (size_ == room_) {
-            const uint32_t room = room_ < 4 ? room_ + 1 + room_ / 2 : room_ + room_ / 4 + 1;
-            data_ = static_cast<T*>(grow_memory(data_, room_ * sizeof(T), room * sizeof(T)));
-            room_ = room;
+        if (size_ == capacity_) {
+            const uint32_t capacity = capacity_ + 1 + capacity_ / (capacity_ < 4 ? 2 : 4);
+            data_ = static_cast<T*>(grow_memory(data_, capacity_ * sizeof(T), capacity * sizeof(T)));
+            capacity_ = capacity;
         }
         memmove(data_ + at + 1, data_ + at, (size_ - at) * sizeof(T));
         data_[at] = item;
@@ -146,9 +146,9 @@ class Vec {
         memmove(data_ + at, data_ + at + 1, (size_ - at - 1) * sizeof(T));
         size_--;
         if (size_ == 0) {
-            give_memory(data_, room_ * sizeof(T));
+            give_memory(data_, capacity_ * sizeof(T));
             data_ = nullptr;
-            room_ = 0;
+            capacity_ = 0;
         }
     }
 
@@ -169,7 +169,7 @@ class Vec {
 
   private:
     T* data_ = nullptr;
-    uint32_t size_ = 0, room_ = 0;
+    uint32_t size_ = 0, capacity_ = 0;
 };
 
 }  // namespace virta

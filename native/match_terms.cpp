@@ -4,7 +4,7 @@
 
 namespace virta {
 
-// The caller holds the path once; the term keeps it, or gives it back when it is known already.
+// The caller has one reference to the path; the term keeps it, or releases it if it is known already.
 Literal Index::atom_literal(uint64_t hash, uint32_t node, uint8_t kind, const char* data, uint32_t length) {
     uint32_t id = atoms_.find(hash, node, kind, data, length);
     if (id) {
@@ -15,7 +15,7 @@ Literal Index::atom_literal(uint64_t hash, uint32_t node, uint8_t kind, const ch
     }
     Atom& atom = atoms_.pool[id];
     atom.users++;
-    // Whoever makes a conjunction of it is likely to enter it there.
+    // A conjunction made of it is probably indexed there.
     if (atom.bucket) __builtin_prefetch(&buckets_[atom.bucket]);
     return id;
 }
@@ -49,26 +49,26 @@ void Index::atom_made(uint32_t id) {
 void Index::atom_gone(uint32_t id) {
     Atom& atom = atoms_.pool[id];
     Node& node = paths.nodes[atom.node];
-    auto settle = [&](bool still, uint32_t need) {
+    auto update_need = [&](bool still, uint32_t need) {
         if (!still) node.needs &= ~need;
     };
     if (atom.kind < kElement) {
-        settle(--node.equals, kNeedEqual);
+        update_need(--node.equals, kNeedEqual);
     } else if (atom.kind < kPrefix) {
-        settle(--node.elements, kNeedElement);
+        update_need(--node.elements, kNeedElement);
     } else if (atom.kind == kRegexp) {
         Extra& extra = *node.extra;
         extra.regexps[atom.number] = 0;
         extra.regexps_live--;
         patterns_--;
         pattern_changes.push_back({PatternChange::kRemoved, atom.node, atom.number, {}});
-        settle(extra.regexps_live, kNeedRegexp);
-        // Numbers are not used twice, lest a remembered search speak of another pattern: tidy up at times.
+        update_need(extra.regexps_live, kNeedRegexp);
+        // Numbers are not reused: a cached search would refer to another pattern. Clean up from time to time.
         if (extra.regexps.size() > 2ull * extra.regexps_live + 1024 || !extra.regexps_live)
             renumber_patterns(atom.node);
     } else if (atom.kind >= kKind) {
         node.kinds[atom.kind - kKind] = 0;
-        settle(--node.kinds_live, kNeedKind);
+        update_need(--node.kinds_live, kNeedKind);
     }
 }
 
@@ -100,7 +100,7 @@ void Index::report_all_patterns() {
     }
 }
 
-// As atom_literal. What the payload's words refer to is held by the caller and kept or given back alike.
+// As atom_literal. The caller's references in the payload's words are kept or released alike.
 Literal Index::complex_literal(uint64_t hash, Complex&& condition) {
     uint32_t id = conditions_.find(hash, condition);
     if (id) {
@@ -128,10 +128,10 @@ void Index::release(Literal literal) {
     if (!(literal & kComplex)) return release_atom(id);
     Complex& condition = conditions_.pool[id];
     if (--condition.users) return;
-    const Complex gone = conditions_.drop(id);
-    if (gone.kind == kOpaque) opaque_dropped.push_back(static_cast<uint32_t>(gone.low));
-    if (gone.payload) release_words(*gone.payload);
-    if (gone.node) paths.release(gone.node);
+    const Complex dropped = conditions_.drop(id);
+    if (dropped.kind == kOpaque) opaque_dropped.push_back(static_cast<uint32_t>(dropped.low));
+    if (dropped.payload) release_words(*dropped.payload);
+    if (dropped.node) paths.release(dropped.node);
 }
 
 void Index::release_words(const Payload& payload) {

@@ -40,7 +40,7 @@ struct Atom {
     uint32_t length = 0;
     uint32_t number = 0;  // of a pattern, on its node
     uint8_t kind = 0;
-    bool settled = false;  // its bucket was redistributed already
+    bool redistributed = false;  // its bucket was
     union {
         char here[8];
         char* away;
@@ -149,7 +149,8 @@ class Conditions {
   public:
     static uint64_t hash_of(const Complex& c, uint64_t seed) {
         const uint64_t hash = hash_mix(hash_word(c.low, c.node, seed), hash_word(c.high, c.kind, seed));
-        return c.payload ? hash ^ hash_bytes(c.payload->key.data(), c.payload->key.size(), c.kind, seed) : hash;
+        if (!c.payload) return hash;
+        return hash ^ hash_bytes(c.payload->key.data(), c.payload->key.size(), c.kind, seed);
     }
     void prefetch(uint64_t hash) const { table_.prefetch(hash); }
     void prefetch_condition(uint64_t hash) const {
@@ -174,9 +175,9 @@ class Conditions {
     Complex drop(uint32_t id) {
         if (pool[id].payload) payload_bytes_ -= payload_size(*pool[id].payload);
         table_.erase(pool[id].hash, id);
-        Complex gone = std::move(pool[id]);
+        Complex dropped = std::move(pool[id]);
         pool.give(id);
-        return gone;
+        return dropped;
     }
     size_t bytes() const { return pool.bytes() + table_.bytes() + payload_bytes_; }
     Pool<Complex, 8> pool;
@@ -190,7 +191,7 @@ class Conditions {
     size_t payload_bytes_ = 0;
 };
 
-// Operators of kTree's postfix program, told from literals by kComplex with an id no condition has.
+// Operators of kTree's postfix program, distinguished from literals by kComplex with an id no condition has.
 constexpr uint32_t kTreeAnd = kComplex | (kTermMask - 1), kTreeOr = kComplex | (kTermMask - 2);
 
 }  // namespace virta

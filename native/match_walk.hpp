@@ -8,7 +8,7 @@
 
 namespace virta {
 
-constexpr uint32_t kEmptyNamesMax = 1000;  // {"": {"": …}}: the one way a walk can go deeper than a path
+constexpr uint32_t kEmptyNamesMax = 1000;  // {"": {"": …}}: the only walk that goes deeper than a path
 
 template <class Source>
 class Walk {
@@ -18,19 +18,20 @@ class Walk {
     Walk(const Index& index, Context& context, Source& source)
         : paths_(index.paths), context_(context), source_(source) {}
 
-    // False: nested too deep. context.clash tells that a member came twice, or two gave one dotted path;
+    // False: nested too deep. context.clash is set if a member came twice, or two gave one dotted path;
     // the later has won, which is right for sources whose members are unique and in order.
     bool run(Ref root) {
         const Value value = source_.read(root);
         if (paths_.nodes[kExactRoot].path) record(kExactRoot, value);
         exact(root, value.type, kExactRoot);
-        if (value.type == kObject && (paths_.nodes[kFlatRoot].dotted || paths_.empty_name)) flat(root, kFlatRoot, 0);
+        if (value.type == kObject && (paths_.nodes[kFlatRoot].dotted || paths_.empty_name))
+            flat(root, kFlatRoot, 0);
         const size_t reached = context_.touched.size();
         for (size_t i = 0; i < reached; i++) {
             const Node& node = paths_.nodes[context_.touched[i]];
-            if (!node.flat || !node.twin) continue;
+            if (!node.flat || !node.exact_node) continue;
             const Slot& slot = context_.slots[context_.touched[i]];
-            exact(Source::ref(slot.ref), slot.type, node.twin);
+            exact(Source::ref(slot.ref), slot.type, node.exact_node);
         }
         for (uint32_t node : context_.touched) {
             const uint32_t needs = paths_.nodes[node].needs;

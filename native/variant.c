@@ -1,7 +1,7 @@
-/* JSON values as Spark's VARIANT binary: the twin of virta/spark/source/variant.py, which has the layout.
+/* JSON values as Spark's VARIANT binary; virta/spark/source/variant.py has the layout.
  *
- * Children are written first, then moved up to make room for their header, whose widths depend on them.
- * What this cannot write (text with lone surrogates, values over the limit) raises, and the plain twin decides. */
+ * Children are written first, then moved up to leave space for their header, whose widths depend on them.
+ * Text with lone surrogates and values over the limit raise, and the plain engine handles them. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
@@ -12,23 +12,26 @@
 #define SHORT_TEXT_BYTES_MAX 63
 
 enum basic { PRIMITIVE, SHORT_TEXT, OBJECT, ARRAY };
-enum kind { K_NULL = 0, K_TRUE = 1, K_FALSE = 2, K_INT1 = 3, K_INT2 = 4, K_INT4 = 5, K_INT8 = 6, K_DOUBLE = 7, K_TEXT = 16 };
+enum kind {
+    K_NULL = 0, K_TRUE = 1, K_FALSE = 2, K_INT1 = 3, K_INT2 = 4,
+    K_INT4 = 5, K_INT8 = 6, K_DOUBLE = 7, K_TEXT = 16,
+};
 
-typedef struct { uint8_t *data; size_t size, room; PyObject *keys; } Out;
+typedef struct { uint8_t *data; size_t size, capacity; PyObject *keys; } Out;
 typedef struct { PyObject *key; uint32_t id, offset; PyObject *value; } Member;
 
 static int reserve(Out *out, size_t more)
 {
-    if (out->size + more <= out->room) return 0;
+    if (out->size + more <= out->capacity) return 0;
     if (out->size + more > VARIANT_BYTES_MAX) {
         PyErr_SetString(PyExc_OverflowError, "the variant is over its limit");
         return -1;
     }
-    size_t room = (out->size + more) * 2;
-    uint8_t *data = PyMem_Realloc(out->data, room);
+    size_t space = (out->size + more) * 2;
+    uint8_t *data = PyMem_Realloc(out->data, space);
     if (!data) { PyErr_NoMemory(); return -1; }
     out->data = data;
-    out->room = room;
+    out->capacity = space;
     return 0;
 }
 
@@ -87,12 +90,12 @@ static int put_integer(Out *out, PyObject *value)
 
 static int put_value(Out *out, PyObject *value);
 
-/* Move what was written from `start` up by `room` bytes and return where the header goes. */
-static uint8_t *make_room(Out *out, size_t start, size_t room)
+/* Move what was written from `start` up by `space` bytes and return where the header goes. */
+static uint8_t *insert_space(Out *out, size_t start, size_t space)
 {
-    if (reserve(out, room) < 0) return NULL;
-    memmove(out->data + start + room, out->data + start, out->size - start);
-    out->size += room;
+    if (reserve(out, space) < 0) return NULL;
+    memmove(out->data + start + space, out->data + start, out->size - start);
+    out->size += space;
     return out->data + start;
 }
 
@@ -109,7 +112,7 @@ static int put_array(Out *out, PyObject *list)
     }
     offsets[count] = (uint32_t)(out->size - start);
     int width = width_of(offsets[count]), large = count > 0xFF, count_width = large ? 4 : 1;
-    uint8_t *p = make_room(out, start, 1 + (size_t)count_width + (size_t)(count + 1) * (size_t)width);
+    uint8_t *p = insert_space(out, start, 1 + (size_t)count_width + (size_t)(count + 1) * (size_t)width);
     if (!p) goto done;
     *p++ = (uint8_t)(large << 4 | (width - 1) << 2 | ARRAY);
     put_number(p, (uint64_t)count, count_width);
@@ -148,7 +151,10 @@ static int put_object(Out *out, PyObject *dict)
     int rc = -1;
     if (!members) { PyErr_NoMemory(); return -1; }
     while (PyDict_Next(dict, &at, &key, &value)) {
-        if (!PyUnicode_Check(key)) { PyErr_SetString(PyExc_TypeError, "an object's keys are text"); goto done; }
+        if (!PyUnicode_Check(key)) {
+            PyErr_SetString(PyExc_TypeError, "an object's keys are text");
+            goto done;
+        }
         members[i++] = (Member){key, 0, 0, value};
     }
     qsort(members, (size_t)count, sizeof(Member), by_key);
@@ -163,8 +169,10 @@ static int put_object(Out *out, PyObject *dict)
         if (put_value(out, members[i].value) < 0) goto done;
     }
     size_t data = out->size - start;
-    int width = width_of(data), id_width = width_of(id_max), large = count > 0xFF, count_width = large ? 4 : 1;
-    uint8_t *p = make_room(out, start, 1 + (size_t)count_width + (size_t)count * (size_t)id_width + (size_t)(count + 1) * (size_t)width);
+    int width = width_of(data), id_width = width_of(id_max), large = count > 0xFF;
+    size_t count_width = large ? 4 : 1;
+    size_t header = 1 + count_width + (size_t)count * (size_t)id_width + (size_t)(count + 1) * (size_t)width;
+    uint8_t *p = insert_space(out, start, header);
     if (!p) goto done;
     *p++ = (uint8_t)(large << 6 | (id_width - 1) << 4 | (width - 1) << 2 | OBJECT);
     put_number(p, (uint64_t)count, count_width);
@@ -252,6 +260,8 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_variant", NULL, -1, methods, NULL, NULL, NULL, NULL};
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "_variant", NULL, -1, methods, NULL, NULL, NULL, NULL,
+};
 
 PyMODINIT_FUNC PyInit__variant(void) { return PyModule_Create(&module); }
