@@ -252,6 +252,7 @@ class AsyncResumingIterator(Generic[T, S, P]):
             raise
         finally:
             self._opening = None
+            del opening  # its error refers to this frame, which would keep the subscription alive
         if self._closed.is_set():  # closed while it was opening
             await self._disconnect(source)
         else:

@@ -26,6 +26,7 @@ from virta.client.calls import (
 )
 from virta.client.http import (
     IDLE_S,
+    READ_BYTES,
     Response,
     ResponseReader,
     check_size,
@@ -38,7 +39,6 @@ from virta.errors import ClientError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-READ_BYTES = 65536
 T = TypeVar("T")
 
 
@@ -78,9 +78,9 @@ class BlockingConnection:
 
     def read_all(self) -> bytes:
         """Return the rest of the body. Raises as `ask`."""
-        body = self.read()
-        while piece := self.read():
-            body += piece
+        body, self._early = self._early, b""
+        while not self._reader.complete:
+            body += self._receive()
             check_size(len(body))
         return body
 

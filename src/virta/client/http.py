@@ -21,6 +21,8 @@ ANSWER_BYTES_MAX = 256 * 1024 * 1024
 # How long a connection is kept for the next request: far below the server's own idle timeout (180 s), so the
 # server rarely closes one while it is being reused.
 IDLE_S = 20.0
+# Bytes that are read from a connection at once.
+READ_BYTES = 65536
 
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: .*)?", re.DOTALL)
 _HEX = re.compile(rb"[0-9A-Fa-f]{1,15}")
