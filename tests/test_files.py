@@ -8,6 +8,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from array import array
 from contextlib import contextmanager
 from pathlib import Path
@@ -344,7 +345,7 @@ MAKERS = {"mkdir", "makedirs", "write_text", "write_bytes", "touch", "mkstemp", 
 
 
 def makes_files(call):
-    """Tell whether a call makes a file or a directory by itself, past `virta.files`."""
+    """Return whether a call makes a file or a directory by itself, past `virta.files`."""
     name = getattr(call.func, "attr", getattr(call.func, "id", ""))
     if name in MAKERS and getattr(getattr(call.func, "value", None), "id", "") != "files":
         return not (name == "touch" and len(call.args) != 0)
@@ -366,3 +367,123 @@ def test_files_are_made_in_one_place(path):
         return
     calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
     assert [f"{path}:{call.lineno}" for call in calls if makes_files(call)] == []
+
+
+# Durable writes and locks.
+
+
+def test_write_all_continues_after_a_short_write(tmp_path, monkeypatch):
+    """`pwrite` may write less than it is given; `write_all` writes the rest."""
+    path = tmp_path / "f"
+    fd = files.open_file(path, os.O_RDWR | os.O_CREAT)
+    whole = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, pos: whole(fd, bytes(data)[:3], pos))
+    try:
+        for data in (b"0123456789", bytearray(b"abcdefg"), b""):
+            files.write_all(fd, data, 5)
+            assert path.read_bytes()[5 : 5 + len(data)] == data
+    finally:
+        os.close(fd)
+
+
+def test_write_whole_replaces_a_file(tmp_path):
+    """The new content replaces the old, with the mode of the rule, and nothing else stays behind."""
+    path = tmp_path / "f"
+    with umask(0o000):
+        for data in (b"old", b"new and longer", b""):
+            files.write_whole(path, data)
+            assert path.read_bytes() == data
+
+    assert [entry.name for entry in tmp_path.iterdir()] == ["f"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_write_whole_that_fails_keeps_the_old_content(tmp_path, monkeypatch):
+    """A failed fsync leaves the old file, and no temporary one."""
+    path = tmp_path / "f"
+    files.write_whole(path, b"old")
+
+    def fail(fd):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        files.write_whole(path, b"new")
+
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["f"]
+
+
+def test_a_directory_is_synced(tmp_path, monkeypatch):
+    """`sync_directory` syncs the directory itself; a missing one is an error."""
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    files.sync_directory(tmp_path)
+
+    assert synced == [str(tmp_path)]
+    with pytest.raises(FileNotFoundError):
+        files.sync_directory(tmp_path / "absent")
+
+
+HOLDER = """
+import sys
+import time
+from virta import files
+fd = files.lock_file(sys.argv[1])
+print("locked", flush=True)
+sys.stdin.read(1)
+"""
+
+
+@contextmanager
+def locked_elsewhere(path):
+    """Another process that has locked a file."""
+    arguments = [sys.executable, "-c", HOLDER, str(path)]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"locked\n"
+        yield holder
+        holder.kill()
+
+
+def test_a_lock_excludes_other_processes(tmp_path):
+    """While another process has it, locking fails; when that process dies, it succeeds."""
+    path = tmp_path / "lock"
+    with locked_elsewhere(path) as holder:
+        with pytest.raises(BlockingIOError):
+            files.lock_file(path)
+        holder.kill()
+        holder.wait()
+        files.unlock_file(files.lock_file(path))
+
+
+def test_a_lock_that_is_waited_for(tmp_path):
+    """With `wait` the lock is obtained when the other process ends."""
+    path = tmp_path / "lock"
+    with locked_elsewhere(path) as holder:
+        holder.stdin.write(b"x")
+        holder.stdin.close()
+        files.unlock_file(files.lock_file(path, wait=True))
+
+
+def test_an_unlocked_file_can_be_locked_though_a_child_has_it_open(tmp_path):
+    """Unlocking releases the lock, not only this process's descriptor."""
+    path = tmp_path / "lock"
+    fd = files.lock_file(path)
+    copy = os.dup(fd)  # as a forked child would have it
+    try:
+        files.unlock_file(fd)
+        files.unlock_file(files.lock_file(path))
+    finally:
+        os.close(copy)
+
+
+def test_locking_until_a_deadline(tmp_path):
+    """False at the deadline if another process still has the lock, else True."""
+    path = tmp_path / "lock"
+    with locked_elsewhere(path) as holder:
+        fd = files.open_lock(path)
+        assert not files.lock_until(fd, 0.0)
+        holder.kill()
+        holder.wait()
+        assert files.lock_until(fd, time.monotonic() + 30)
+        files.unlock_file(fd)

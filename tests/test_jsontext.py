@@ -68,7 +68,7 @@ def test_the_last_of_equal_members_counts():
 
 
 def test_lone_surrogates_are_read():
-    """Half a UTF-16 pair may be escaped."""
+    """A lone surrogate may be escaped."""
     assert decode(rb'"\ud800"') == "\ud800"
 
 
@@ -80,7 +80,7 @@ def test_lone_surrogates_are_read():
     ],
 )
 def test_anything_else_is_refused(text):
-    """What is no JSON in UTF-8 raises ValueError, and is not taken for too deep."""
+    """What is no JSON in UTF-8 raises ValueError, and not JsonDepthError."""
     with pytest.raises(ValueError, match=r".") as refused:
         decode(text)
 

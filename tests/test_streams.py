@@ -63,17 +63,17 @@ def test_index_agrees_with_comparing_each_pair(pairs, published, data):
     for segments, who in kept:
         assert index.add(segments, who)
         assert not index.add(segments, who)
-    gone = data.draw(st.sets(st.sampled_from(sorted(kept)))) if kept else set()
-    for segments, who in gone:
+    removed = data.draw(st.sets(st.sampled_from(sorted(kept)))) if kept else set()
+    for segments, who in removed:
         assert index.remove(segments, who)
         assert not index.remove(segments, who)
     wanted = parse_stream_id(published)
 
     found = index.route(wanted)
 
-    expected = [who for segments, who in kept - gone if streams_match(segments, wanted)]
+    expected = [who for segments, who in kept - removed if streams_match(segments, wanted)]
     assert sorted(found) == sorted(expected)
-    assert len(index) == len(kept - gone)
+    assert len(index) == len(kept - removed)
 
 
 def test_an_emptied_index_holds_nothing():
@@ -88,7 +88,7 @@ def test_an_emptied_index_holds_nothing():
 
 
 def test_the_seeds_example():
-    """Two subscribers, eight messages: who hears what, as the seed's document tells it."""
+    """Two subscribers, eight messages: which receive what, as in Subtub's document."""
     index: StreamIndex[str] = StreamIndex()
     for text in ("first:second", "second:first"):
         index.add(parse_stream_id(text), "A")
@@ -96,12 +96,12 @@ def test_the_seeds_example():
     published = ["first:", "first:second", "first:second:", "first:second:third", "first:third"]
     published += ["second:", "second:first", "second:third"]
 
-    heard = {"A": [], "B": []}
+    received = {"A": [], "B": []}
     for number, text in enumerate(published, 1):
         for who in index.route(parse_stream_id(text)):
-            heard[who].append(number)
+            received[who].append(number)
 
-    assert heard == {"A": [1, 2, 3, 4, 6, 7], "B": [1, 2, 3, 4, 5]}
+    assert received == {"A": [1, 2, 3, 4, 6, 7], "B": [1, 2, 3, 4, 5]}
 
 
 def test_a_very_deep_id_does_not_recurse():

@@ -1,7 +1,7 @@
 """
 Wall-clock time as Virta stores it: integer microseconds since 1970, UTC.
 
-A class that reads the time takes a `Clock` as an argument, so tests can set it.
+A class that reads the time has a `Clock` as an argument, so tests can set it.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ One tree of coded errors.
     ├── JournalError                the journal refused a request
     ├── StreamIdError               not a stream id
     ├── ConfigError                 a setting that cannot be used
-    ├── HubError                    the hub cannot take this event or subscription
+    ├── HubError                    the hub cannot accept this event or subscription
     ├── RequestError                an HTTP request that is refused, with its status
     └── ClientError                 the server refused or could not be reached
 
@@ -103,7 +103,7 @@ class LogCorruptionError(LogError):
     Bytes that are not what was written.
 
     `segment` is the file's path, `byte_from`/`byte_to` the damaged range in it, `offset_from`/`offset_to`
-    the offsets it held as far as that is known (`offset_to` is None when nothing valid follows),
+    its offsets as far as they are known (`offset_to` is None when nothing valid follows),
     `reason` one of short, bad-header, bad-payload, bad-record, chain, zero, missing.
     """
 

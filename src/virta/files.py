@@ -1,8 +1,8 @@
 """
 Files and directories: their modes, durable writes, and locks.
 
-Modes are the same whatever the umask is: a new directory is 0700 and a new file 0600. They hold data and secrets, and a lock file that
-another user can open is a lock that another user can take. A directory with the set-group-ID bit is shared
+Modes are the same whatever the umask is: a new directory is 0700 and a new file 0600. They contain data and
+secrets, and a lock file that another user can open can be locked by that user. A directory with the set-group-ID bit is shared
 (`chmod 2770 DIR`): what Virta creates in it gets the directory's read and write bits instead, so all
 processes on one log agree. Only a file that is locked as a whole (`open_lock`) has no rights for users who
 may read the directory but not write in it: `flock` works on a file that is open for reading, too. Files and
@@ -29,7 +29,7 @@ PRIVATE_DIRECTORY: Final = 0o700
 PRIVATE_FILE: Final = 0o600
 # A file may be removed between finding and opening it; after this many tries the cause is something else.
 CREATE_TRIES_MAX: Final = 100
-# Pauses of `lock_until` between attempts: doubling from a system call's time to what nobody notices.
+# Pauses of `lock_until` between attempts: doubling from the time of a system call to one that is not noticed.
 LOCK_PAUSE_S_MIN: Final = 0.00002
 LOCK_PAUSE_S_MAX: Final = 0.001
 

@@ -1,8 +1,8 @@
 """
 JSON texts: one lenient reader, one limit of nesting, and what happens to lone surrogates.
 
-JSON allows more than the fast decoder reads: numbers beyond a double, integers of any length, escapes of half a
-UTF-16 pair. `decode` reads all of that. NaN and Infinity are no JSON. Of members with equal names the last counts.
+JSON allows more than the fast decoder reads: numbers beyond a double, integers of any length, escapes of lone
+surrogates. `decode` reads all of that. NaN and Infinity are no JSON. Of members with equal names the last counts.
 
 A text nests at most `DEPTH_MAX` levels: `[[1]]` nests two. The limits of the Python interpreter differ between
 versions and depend on the call stack, so `check_depth` counts brackets before a decoder sees the text. It costs
@@ -67,7 +67,7 @@ def decode(text: bytes | bytearray | str) -> Any:
 
 def check_depth(text: bytes | bytearray, limit: int = DEPTH_MAX) -> None:
     """Raise JsonDepthError if a JSON text nests more than `limit` levels."""
-    # A level takes two bytes, unless the text is cut off.
+    # Each level needs an opening bracket.
     if len(text) > limit and text.count(b"[") + text.count(b"{") > limit and _nests(text, limit):
         raise JsonDepthError
 
@@ -94,7 +94,7 @@ def replace_lone_surrogates(raw: bytes) -> bytes:
     """
     Return a JSON text in which each escaped lone surrogate is a question mark, as in Java's UTF-8.
 
-    UTF-8 cannot encode half of a UTF-16 pair, so most readers refuse a text that spells one.
+    UTF-8 cannot encode a lone surrogate, so most readers refuse a text that has one.
     """
     return _ESCAPES.sub(lambda found: b"?" if found[1] else found[0], raw)
 

@@ -1,15 +1,15 @@
 """
-Stream ids and prefix routing: Subtub's way of naming who hears a message.
+Stream ids and prefix routing, as in Subtub.
 
-An id is a path of segments split at `:`. Empty segments at the end mean nothing and are dropped;
-empty ones at the start and inside count. Two ids match when one path is a prefix of the other, so a
-message to `a:` reaches everyone below it and a subscriber of `a:` hears everything below it:
+An id is a path of segments split at `:`. Empty segments at the end are dropped; empty ones at the start and
+inside count. Two ids match when one path is a prefix of the other, so a message to `a:` reaches all subscribers
+below it, and a subscriber of `a:` receives all messages below it:
 
     published   a:b          subscribed   a:      a:b     a:b:c    a:c
-                             hears it     yes     yes     yes      no
+                             receives     yes     yes     yes      no
 
-Invariant of `StreamIndex`: `route(id)` returns a subscriber once for each of its subscriptions that
-match, and nobody else. Nothing here knows about sockets or queues.
+Invariant of `StreamIndex`: `route(id)` returns a subscriber once for each of its subscriptions that match, and
+no others. No I/O.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ def parse_stream_id(text: str) -> Segments:
 
 
 def canonical_stream_id(segments: Segments) -> str:
-    """Join segments the way receivers see them; a one-segment id loses its colon."""
+    """Return the id as receivers get it; one with a single segment has no colon."""
     return SEPARATOR.join(segments)
 
 
 def streams_match(left: Segments, right: Segments) -> bool:
-    """Tell whether one path is a prefix of the other (equal included)."""
+    """Return whether one path is a prefix of the other, or equal to it."""
     shorter = min(len(left), len(right))
     return left[:shorter] == right[:shorter]
 
 
 class _Node(Generic[S]):
-    """One segment of the tree: who subscribed exactly here, and what lies below."""
+    """One segment of the tree: its subscribers, and the segments below."""
 
     __slots__ = ("children", "subscribers")
 
@@ -81,7 +81,7 @@ class StreamIndex(Generic[S]):
         return self._count
 
     def add(self, segments: Segments, subscriber: S) -> bool:
-        """Subscribe; False when this subscriber already has this very id."""
+        """Add a subscription; return False if this subscriber already has this id."""
         assert segments, "an id has at least one segment"
         node = self._root
         for segment in segments:
@@ -96,7 +96,7 @@ class StreamIndex(Generic[S]):
         return True
 
     def remove(self, segments: Segments, subscriber: S) -> bool:
-        """Unsubscribe and prune what nobody uses any more; False when there was nothing."""
+        """Remove a subscription and nodes that became empty; return False if there was none."""
         path: list[tuple[_Node[S], str]] = []
         node = self._root
         for segment in segments:
@@ -117,7 +117,7 @@ class StreamIndex(Generic[S]):
         return True
 
     def route(self, segments: Segments) -> list[S]:
-        """List the subscribers of a published id, once per matching subscription."""
+        """Return the subscribers of a published id, once per matching subscription."""
         found: list[S] = []
         node = self._root
         for segment in segments:
@@ -132,7 +132,7 @@ class StreamIndex(Generic[S]):
 
 
 def _descendants(node: _Node[S]) -> Iterator[_Node[S]]:
-    """Every node below this one, in order; no recursion, since ids may be deep."""
+    """Yield every node below this one, in order; without recursion, since ids may be deep."""
     stack = list(reversed(node.children.values()))
     while stack:
         current = stack.pop()

@@ -1,4 +1,4 @@
-"""What the clients do when a server is stuck, cut off or closed in the worst moment."""
+"""What the clients do when a server is stuck, cut off or closed at an unlucky time."""
 
 from __future__ import annotations
 
@@ -35,34 +35,34 @@ def accepted(listener):
 
 @contextlib.contextmanager
 def reading(events):
-    """A thread that hears all of a subscription; `ended` is set when there is no more."""
+    """A thread that reads all of a subscription; `ended` is set at its end."""
     ended = threading.Event()
-    heard = []
+    received = []
 
     def read():
         try:
-            heard.extend(events)
+            received.extend(events)
         except ClientError as error:
-            heard.append(error)
+            received.append(error)
         ended.set()
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
-    yield ended, heard
+    yield ended, received
     thread.join(WAIT_S)
 
 
 @pytest.mark.parametrize("reconnect", [True, False])
 def test_closing_a_subscription_that_waits_for_its_server(reconnect):
-    """A thread that waits for an answer hears of it at once, and that is no error."""
+    """A thread that waits for an answer is woken at once, without an error."""
     with listening() as (listener, url), virta.Client(url) as client:
         events = client.subscribe("c", reconnect=reconnect)
-        with reading(events) as (ended, heard), accepted(listener) as peer:
+        with reading(events) as (ended, received), accepted(listener) as peer:
             assert peer.recv(65536).startswith(b"GET /channels/c")
             events.close()
 
             assert ended.wait(WAIT_S)
-        assert heard == []
+        assert received == []
 
 
 def test_closing_a_subscription_that_has_no_length():
@@ -70,14 +70,14 @@ def test_closing_a_subscription_that_has_no_length():
     with listening() as (listener, url), virta.Client(url) as client:
         begun = threading.Event()
         events = client.subscribe("c", on_gap=lambda _: begun.set())
-        with reading(events) as (ended, heard), accepted(listener) as peer:
+        with reading(events) as (ended, received), accepted(listener) as peer:
             peer.recv(65536)
             peer.sendall(CLOSE_DELIMITED)
             assert begun.wait(WAIT_S)
             events.close()
 
             assert ended.wait(WAIT_S)
-        assert heard == []
+        assert received == []
 
 
 def test_closing_a_subscription_as_it_connects(monkeypatch):
@@ -91,9 +91,9 @@ def test_closing_a_subscription_as_it_connects(monkeypatch):
             return connect(timeout)
 
         monkeypatch.setattr(client._pool, "connect", close_first)
-        with reading(events) as (ended, heard), accepted(listener):
+        with reading(events) as (ended, received), accepted(listener):
             assert ended.wait(WAIT_S)
-        assert heard == []
+        assert received == []
 
 
 def test_a_request_is_sent_once():
@@ -120,7 +120,7 @@ def test_a_request_is_sent_once():
 
 
 def test_a_kept_connection_that_was_closed_is_made_anew():
-    """The server may close what nobody uses: the next request is not lost for it."""
+    """The server may close an idle connection: the next request uses a new one."""
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
     with listening() as (listener, url), virta.Client(url) as client:
 
@@ -182,8 +182,8 @@ def test_asyncio_does_not_wait_for_a_stuck_server_to_close():
 
 
 @pytest.mark.parametrize("head", [b"hello\r\n\r\n", b"\r\n\r\n", b"HTTP/1.1 ok\r\n\r\n"])
-def test_asyncio_hears_something_else_than_http(head):
-    """Whoever answers anything else is no server, and its connection is closed."""
+def test_asyncio_gets_something_else_than_http(head):
+    """An answer that is not HTTP is an error, and its connection is closed."""
 
     async def run():
         with listening() as (listener, url):

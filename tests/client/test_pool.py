@@ -286,7 +286,7 @@ client.request("GET", "/parent")
 
 
 def test_a_forked_child_has_connections_of_its_own():
-    """Answers to the child must not reach the parent, nor the other way round."""
+    """Answers to the child must not reach the parent, nor the reverse."""
     with listening() as (listener, url):
         peers = []
         serving(listener, peers)

@@ -10,8 +10,8 @@ import pytest
 import virta
 from odd_records import FILTERS, ODD
 from virta.errors import EventError
-from virta.event import Event, document_of, filter_view, record_event
-from virta.event.document import read_event
+from virta.event import Event, decode_batch, document_of, filter_view, record_event
+from virta.event.document import read_event, read_published
 from virta.filters import parse
 from virta.hub.delivery import from_record
 from virta.match import Matcher
@@ -101,3 +101,90 @@ def test_what_is_no_event_matches_nothing_in_spark():
     from virta.spark.matching.filter_set import document_of as spark_document
 
     assert {spark_document(value) for value, is_event in ODD if not is_event} == {b""}
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (b'{"source":"s","id":"1"}', ("s", "1", b'{"source":"s","id":"1"}', None)),
+        (b'{"source":"s","id":7}', ("s", "7", b'{"source":"s","id":"7"}', None)),
+        (b'{"source":"s","id":1e999}', ("s", "1e999", b'{"source":"s","id":"1e999"}', None)),
+        (b'{"source":"s",\n"id":"1"}', ("s", "1", b'{"source":"s","id":"1"}', None)),
+        (
+            b'{"source":"s","id":"1","partitionkey":"k"}',
+            ("s", "1", b'{"source":"s","id":"1","partitionkey":"k"}', "k"),
+        ),
+        (
+            b'{"source":"s","id":"1","partitionkey":5}',
+            ("s", "1", b'{"source":"s","id":"1","partitionkey":5}', None),
+        ),
+        (
+            b'{"source":"s","id":"\\ud800","data":"\\udfff"}',
+            ("s", "?", b'{"source":"s","id":"?","data":"?"}', None),
+        ),
+    ],
+)
+def test_what_publishers_may_send(raw, expected):
+    """Ids that are numbers, line ends and lone surrogates are accepted, and stored as every reader accepts them."""
+    event = read_published(raw)
+
+    assert (event.source, event.id, event.value, event.partition_key) == expected
+    assert read_event(event.value) is not None
+
+
+@pytest.mark.parametrize(
+    ("raw", "code"),
+    [
+        (b"", "invalid-json-body"),
+        (b"[]", "invalid-json-body"),
+        (b"5", "invalid-json-body"),
+        (b'{"source":"s","id":"1","n":NaN}', "invalid-json-body"),
+        (b'{"source":"s","id":"1","data":%b%b}' % (b"[" * 900, b"]" * 900), "invalid-json-body"),
+        (b'{"id":"1"}', "missing-event-source"),
+        (b'{"source":5,"id":"1"}', "missing-event-source"),
+        (b'{"source":"s"}', "missing-event-id"),
+        (b'{"source":"s","id":null}', "missing-event-id"),
+        (b'{"source":"s","id":true}', "missing-event-id"),
+        (b'{"source":"\\ud800"}', "missing-event-id"),
+    ],
+)
+def test_what_publishers_may_not_send(raw, code):
+    """Each refusal has its code."""
+    with pytest.raises(EventError) as refused:
+        read_published(raw)
+
+    assert refused.value.code == code
+
+
+@pytest.mark.parametrize("depth", [10, 899, 900, 901, 3000])
+def test_the_limit_of_nesting_is_the_same_everywhere(depth):
+    """Strict and lenient parsing, records and both engines of the matcher agree about an event's depth."""
+    inner = b"[" * (depth - 1) + b"]" * (depth - 1)
+    raw = b'{"specversion":"1.0","type":"t","source":"/s","id":"1","data":%b}' % inner
+
+    def accepted(parse, *arguments):
+        try:
+            return parse(*arguments) is not None
+        except EventError:
+            return False
+
+    outcomes = {
+        "strict": accepted(Event.from_json, raw),
+        "lenient": accepted(lambda: Event.from_json(raw, lenient=True)),
+        "batch": accepted(decode_batch, b"[%b]" % raw),
+        "binary": accepted(
+            Event.from_binary,
+            {"ce-specversion": "1.0", "ce-type": "t", "ce-source": "/s", "ce-id": "1"},
+            inner,
+        ),
+        "published": accepted(read_published, raw),
+        "record": accepted(read_event, raw),
+        "plain": accepted(Matcher(engine="plain").match, raw),
+        "auto": accepted(Matcher().match, raw),
+    }
+
+    if depth <= 900:
+        assert set(outcomes.values()) == {True}
+    else:
+        outcomes.pop("binary")  # text without a content type that is no JSON is a string
+        assert set(outcomes.values()) == {False}

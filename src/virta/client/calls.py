@@ -22,7 +22,7 @@ from virta.event import BATCH_TYPE, STRUCTURED_TYPE, Event
 PORT_DEFAULT = 8232
 URL_DEFAULT = f"http://127.0.0.1:{PORT_DEFAULT}"
 TIMEOUT_S = 30.0
-# A query is given as it stands in a URL; what no URL can hold (blanks, umlauts, `#`) is escaped.
+# A query is given as it stands in a URL; characters that no URL can contain (blanks, umlauts, `#`) are escaped.
 QUERY_SAFE = "%!\"$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 # Statuses of a server, or of a proxy before it, after which a later attempt may succeed.
 TEMPORARY = frozenset({408, 425, 429, 502, 503, 504})
@@ -299,7 +299,7 @@ def unreachable(address: Address, error: Exception) -> ClientError:
 
 
 def is_final(error: ClientError) -> bool:
-    """Return whether a later attempt would fail in the same way."""
+    """Return whether a later attempt would fail, too."""
     if isinstance(error.__cause__, ssl.SSLCertVerificationError):
         return True
     return error.status is not None and error.status not in TEMPORARY

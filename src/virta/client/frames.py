@@ -60,7 +60,7 @@ class FrameReader:
             ClientError: a frame is larger than any event can be.
         """
         data = self._carriage_return + data
-        # At the very end it may be the first half of a line end.
+        # At the end it may be the first byte of a line end.
         self._carriage_return = b"\r" if data.endswith(b"\r") else b""
         self._buffer += data.removesuffix(b"\r").replace(b"\r\n", b"\n")
         *whole, self._buffer = self._buffer.split(b"\n\n")

@@ -45,7 +45,7 @@ def request_bytes(
     Return a whole request.
 
     Raises:
-        ValueError: a header holds a line end, which would end it early.
+        ValueError: a header contains a line end, which would end it early.
     """
     lines = [f"{method} {address.prefix}{path} HTTP/1.1", f"Host: {address.authority}"]
     lines += [f"{name}: {value}" for name, value in (address.headers | (headers or {})).items()]
@@ -74,7 +74,7 @@ class ResponseReader:
     """
     Read one response.
 
-    `status` is 0 until the head is complete; `complete` is set at the end of the body, and `keep` then says
+    `status` is 0 until the head is complete; `complete` is set at the end of the body, and `keep` is then
     whether the connection can be used for another request.
     """
 

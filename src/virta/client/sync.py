@@ -99,7 +99,7 @@ class Client:
             start: "earliest", "latest", an offset, a position or a datetime; without it only new events.
             last_event_id: continue after this: the `id` of what was received.
             reconnect: come back after a cut; without it iteration ends there.
-            on_gap: called with what the server says when something could not be resumed.
+            on_gap: called with the server's report when events could not be resumed.
         """
 
         def path(start: Start | None) -> str:

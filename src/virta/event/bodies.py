@@ -8,7 +8,7 @@ How the content type of a binary message decides what its body is (HTTP binding 
 | any other | bytes |
 | none | the JSON value when the body is one, else a string when it is UTF-8, else bytes |
 
-The binding says nothing about a body without a content type. Publishers that leave it out, as the official
+The binding does not define a body without a content type. Publishers that leave it out, as the official
 SDKs do by default, send JSON, and their own readers decide as the last row does. An empty body is no data.
 """
 
@@ -27,7 +27,7 @@ _TYPES_MAX: Final = 256
 
 
 class BodyKind(Enum):
-    """What a content type says about a body."""
+    """What a content type declares about a body."""
 
     JSON = "json"
     TEXT = "text"
@@ -37,7 +37,7 @@ class BodyKind(Enum):
 
 @lru_cache(maxsize=_TYPES_MAX)
 def body_kind(content_type: str | None) -> BodyKind:
-    """Return what a content type says about the body; None and "" are no content type."""
+    """Return what a content type declares about a body; None and "" are no content type."""
     if not content_type:
         return BodyKind.UNKNOWN
     if is_json_type(content_type):

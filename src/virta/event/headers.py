@@ -51,7 +51,7 @@ def header_pairs(headers: Headers) -> Iterable[tuple[str, str]]:
             if isinstance(name, bytes):
                 yield name.decode("ascii").lower(), value.decode().strip(" \t")
             else:
-                value.encode()  # refuses surrogates, which no JSON text may hold
+                value.encode()  # raises for surrogates, which UTF-8 cannot encode
                 yield name.lower(), value.strip(" \t")
         except UnicodeError as error:
             raise EventError(
@@ -60,7 +60,7 @@ def header_pairs(headers: Headers) -> Iterable[tuple[str, str]]:
 
 
 def unescape(attribute: str, value: str) -> str:
-    """§3.1.3.2: first double-quoted strings, then exactly one round of percent-decoding."""
+    """Decode a header value (§3.1.3.2): first double-quoted strings, then one round of percent-decoding."""
     if '"' in value:
         value = _QUOTED.sub(lambda match: re.sub(r"\\(.)", r"\1", match[1]), value)
     if "%" not in value:
@@ -76,5 +76,5 @@ def unescape(attribute: str, value: str) -> str:
 
 
 def header_value(value: Any) -> str:
-    """An attribute's canonical text, percent-encoded as §3.1.3.2 asks."""
+    """Return an attribute's canonical text, percent-encoded (§3.1.3.2)."""
     return quote(canonical_text(value), safe=_SAFE)

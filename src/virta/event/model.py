@@ -6,8 +6,8 @@ CloudEvents 1.0.2: the value, and its JSON (structured), batch and HTTP-header (
 Invariants:
 - An Event made in code or parsed strictly obeys the specification; anything else raises EventError
   whose `code` is stable, whose `attribute` names the culprit and whose `index` its place in a batch.
-- A parsed event keeps its bytes in `raw`, and `to_json` gives them back: what came in goes out
-  unchanged (number spellings, member order, white space).
+- A parsed event keeps its bytes in `raw`, and `to_json` returns them unchanged (number spellings, member
+  order, white space).
 - `data` has one of three runtime kinds: a JSON value (JSON content types, or none declared), `str`
   (other content types), `bytes` (Binary: `data_base64`); UNSET when there is no data at all, which
   is not the same as an explicit null.
@@ -81,7 +81,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """
     One CloudEvent. Equal when attributes and data are equal, however they were spelled.
 
-    `time` takes a text of RFC 3339 or an aware datetime; an extension may also be a datetime or
+    `time` may be a text of RFC 3339 or an aware datetime; an extension may also be a datetime or
     bytes and is stored as its canonical text.
     """
 
@@ -100,7 +100,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def __post_init__(self) -> None:
         if self.raw is not None:
-            return  # the parser has checked as much as it was asked to
+            return  # the parser has checked it
         force = msgspec.structs.force_setattr
         force(self, "time", plain_value("time", self.time))
         plain = {name: plain_value(name, value) for name, value in self.extensions.items()}
@@ -170,15 +170,15 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return _from_members(members, _encode(encoded), lenient=lenient)
 
     def to_json(self) -> bytes:
-        """The structured JSON form: the very bytes it was parsed from, if it was parsed."""
+        """Return the structured JSON form: the bytes it was parsed from, if it was parsed."""
         return _encode(self.to_dict()) if self.raw is None else self.raw
 
     def to_line(self) -> bytes:
-        """`to_json` on one line, for NDJSON and SSE: white space between tokens goes, no more."""
+        """Return `to_json` on one line, for NDJSON and SSE: without white space between tokens."""
         return one_line(self.to_json())
 
     def to_binary(self) -> tuple[list[tuple[str, str]], bytes]:
-        """The binary HTTP form: headers in the order specversion, id, source, type, …, and the body."""
+        """Return the binary HTTP form: headers in the order specversion, id, source, type, …, and the body."""
         for name in self.extensions:
             check_name(name)  # a lenient event may have names that would break a header
         headers = [
@@ -201,7 +201,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return headers, body
 
     def attributes(self) -> dict[str, Any]:
-        """Every context attribute that is set, required ones first, extensions last."""
+        """Return every context attribute that is set, required ones first, extensions last."""
         found: dict[str, Any] = {}
         for name in (*REQUIRED, *OPTIONAL):
             value = getattr(self, name)
@@ -211,7 +211,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON object as Python values: what filters are evaluated on."""
+        """Return the JSON object as Python values: what filters are evaluated on."""
         members = self.attributes()
         if isinstance(self.data, bytes):
             members["data_base64"] = b64encode(self.data).decode()
@@ -220,7 +220,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return members
 
     def replace(self, **changes: Any) -> Event:
-        """A copy with some fields changed, checked again; its JSON is written anew."""
+        """Return a copy with some fields changed, checked again; its JSON is written again."""
         return msgspec.structs.replace(self, **changes, raw=None)
 
     @property
@@ -229,12 +229,12 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def moment(self) -> datetime | None:
-        """`time` as an aware datetime; digits past the microsecond are cut."""
+        """Return `time` as an aware datetime; digits past the microsecond are cut."""
         return None if self.time is None else parse_time(self.time)
 
     @property
     def partition_key(self) -> str:
-        """The `partitionkey` extension, or "": the key of the event's record in the log."""
+        """Return the `partitionkey` extension, or "": the key of the event's record in the log."""
         return str(self.extensions.get("partitionkey", ""))
 
     def __eq__(self, other: object) -> bool:
@@ -278,12 +278,12 @@ def decode_batch(raw: bytes, *, lenient: bool = False) -> list[Event]:
 
 
 def encode_batch(events: Sequence[Event]) -> bytes:
-    """The batch form; parsed events are copied in byte for byte."""
+    """Return the batch form; parsed events keep their bytes."""
     return b"[" + b",".join([event.to_json() for event in events]) + b"]"
 
 
 def from_http(headers: Headers, body: bytes, *, lenient: bool = False) -> list[Event]:
-    """Parse a message in any of the three content modes, told apart by its Content-Type (§3)."""
+    """Parse a message in any of the three content modes, which its Content-Type selects (§3)."""
     pairs = list(header_pairs(headers))
     content_type = next((value for name, value in pairs if name == "content-type"), "")
     essence = content_type.partition(";")[0].strip().lower()
@@ -313,7 +313,7 @@ def _parse(raw: bytes, decode: Any, depth_max: int = DEPTH_MAX) -> Any:
 
 
 def _from_members(members: dict[str, Any], raw: bytes, *, lenient: bool) -> Event:
-    data = _take_data(members, lenient=lenient)
+    data = _pop_data(members, lenient=lenient)
     present = members
     if None in members.values():  # §2.2: null is the same as not there
         present = {name: value for name, value in members.items() if value is not None}
@@ -331,8 +331,8 @@ def _from_members(members: dict[str, Any], raw: bytes, *, lenient: bool) -> Even
     return Event(**fields, extensions=MappingProxyType(present), data=data, raw=raw)
 
 
-def _take_data(members: dict[str, Any], *, lenient: bool) -> Any:
-    """Take the data out of the members; leniently, a `data_base64` that is none stays a member."""
+def _pop_data(members: dict[str, Any], *, lenient: bool) -> Any:
+    """Remove the data from the members and return it; leniently, an invalid `data_base64` stays a member."""
     data = members.pop("data", UNSET)
     encoded = members.pop("data_base64", None)
     if encoded is None:
@@ -358,7 +358,7 @@ def _from_base64(encoded: Any) -> bytes:
 
 
 def _read_body(body: bytes, content_type: str | None, decode: Any) -> tuple[Any, Any]:
-    """The runtime value of a body, and what the JSON form holds for it."""
+    """Return the runtime value of a body, and its value in the JSON form."""
     kind = body_kind(content_type)
     if kind is BodyKind.JSON:
         return _parse(body, decode, DEPTH_MAX - 1), msgspec.Raw(body)

@@ -1,7 +1,7 @@
 """
-What the CloudEvents core demands of attributes: names, types, characters, URIs, limits.
+The CloudEvents core's rules for attributes (names, types, characters, URIs), and the limits of events.
 
-Every rule raises EventError with a stable code; nothing here knows a form (JSON, HTTP) of an event.
+Every rule raises EventError with a stable code. The forms of an event (JSON, HTTP) are in other modules.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 # The limits of events, for the server, the library and Spark.
-# The largest record value the log takes: an event that parses can be stored.
+# The largest record value of the log: an event that parses can be stored.
 EVENT_BYTES_MAX: Final = 10 * 1024 * 1024
 BATCH_BYTES_MAX: Final = 64 * 1024 * 1024
 # As objects, 100,000 small events take 70 MB and two thirds of a second to parse; five times as many take
@@ -62,7 +62,7 @@ _URI = re.compile(
     rf"[A-Za-z][A-Za-z0-9+.\-]*:(?:{_AUTHORITY}|{_ROOTED}|(?:{_PCHAR}+(?:/{_PCHAR}*)*)?){_TAIL}"
 )
 _RELATIVE = re.compile(rf"(?:{_AUTHORITY}|{_ROOTED}|(?:(?!:){_PCHAR})+(?:/{_PCHAR}*)*|){_TAIL}")
-_TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # noqa: S105  (a token of RFC 7230, nobody's secret)
+_TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # noqa: S105  (a token of RFC 7230)
 _MEDIA_TYPE = re.compile(
     rf'{_TOKEN}/{_TOKEN}(?:[ \t]*;[ \t]*{_TOKEN}=(?:{_TOKEN}|"(?:[ !#-\[\]-~]|\\[ -~])*"))*[ \t]*;?[ \t]*'
 )
@@ -70,7 +70,7 @@ _MEDIA_TYPE = re.compile(
 
 @lru_cache(maxsize=256)
 def is_json_type(content_type: str | None) -> bool:
-    """Whether a content type declares JSON (`*/json`, `*/*+json`); none at all does (§3.1.1)."""
+    """Return whether a content type declares JSON (`*/json`, `*/*+json`); None does (§3.1.1)."""
     if content_type is None:
         return True
     _, _, subtype = content_type.partition(";")[0].strip().lower().partition("/")
@@ -78,7 +78,7 @@ def is_json_type(content_type: str | None) -> bool:
 
 
 def check_attributes(members: Mapping[str, Any]) -> None:
-    """The attribute rules of the core, on a complete set of attributes."""
+    """Check a complete set of attributes. Raises EventError."""
     for name in REQUIRED:
         if name not in members:
             raise missing_error(name, None)
@@ -98,7 +98,7 @@ def check_attributes(members: Mapping[str, Any]) -> None:
 
 
 def _check_meanings(members: Mapping[str, Any]) -> None:
-    """The attributes whose text has a form of its own."""
+    """Check the attributes whose text has a form of its own."""
     if members["specversion"] != SPECVERSION:
         raise EventError(
             f"specversion {show(members['specversion'])} is not supported: use {SPECVERSION!r}",
@@ -178,7 +178,7 @@ def check_data(data: Any, content_type: str | None) -> None:
 
 
 def plain_value(name: str, value: Any) -> Any:
-    """An extension's value as one of the JSON types that carry it (§2.2)."""
+    """Return an extension's value as one of the JSON types that carry it (§2.2)."""
     if isinstance(value, datetime):
         return format_time(value, name)
     return b64encode(value).decode() if isinstance(value, bytes) else value

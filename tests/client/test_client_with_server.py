@@ -25,7 +25,7 @@ def client(server):
         yield made
 
 
-def take(events, count):
+def first_ids(events, count):
     return [next(events).event.id for _ in range(count)]
 
 
@@ -45,14 +45,14 @@ def test_start_and_resume(client):
     """A later subscription continues behind the last event of an earlier one."""
     client.publish("c2", *[event(str(n)) for n in range(5)])
     with client.subscribe("c2", start="earliest") as events:
-        assert take(events, 3) == ["0", "1", "2"]
+        assert first_ids(events, 3) == ["0", "1", "2"]
 
     with client.subscribe("c2", last_event_id=events.last_event_id, reconnect=False) as more:
-        assert take(more, 2) == ["3", "4"]
+        assert first_ids(more, 2) == ["3", "4"]
 
 
 def test_offsets_and_duplicates(client, server):
-    """A publication tells where its event is, and that it was a repeat; so does what is received."""
+    """A publication returns its event's offset and whether it was a repeat; so does what is received."""
     batch = client.publish("where", event("a"), event("b"), event("c"))
     single = client.publish("where", event("d"))
     again = client.publish("where", event("b"))
@@ -64,9 +64,9 @@ def test_offsets_and_duplicates(client, server):
         found = [next(events) for _ in range(4)]
     assert [one.offset for one in found] == list(range(batch.offset, batch.offset + 4))
     with client.subscribe("where", start=found[1].id) as events:
-        assert take(events, 2) == ["c", "d"]
+        assert first_ids(events, 2) == ["c", "d"]
     with client.subscribe("where", start=found[1].offset) as events:
-        assert take(events, 2) == ["b", "c"]
+        assert first_ids(events, 2) == ["b", "c"]
 
     async def scenario():
         async with virta.AsyncClient(f"http://127.0.0.1:{server.port}") as other:
@@ -110,13 +110,13 @@ async def until(holds):
 
 
 def test_a_closed_subscription_keeps_no_connection(client):
-    """Also when nobody reads any more: it is closed then, not when somebody collects what is left."""
+    """Also when it is not read any more: `close` closes it, not the garbage collector."""
     client.publish("c3", event("1"))
     connections = client._pool
     opened, stream = [], connections.stream
     connections.stream = lambda *arguments: opened.append(stream(*arguments)) or opened[-1]
     events = client.subscribe("c3", start="earliest")
-    assert take(events, 1) == ["1"]
+    assert first_ids(events, 1) == ["1"]
 
     events.close()
 
@@ -142,14 +142,14 @@ def test_refusals_are_errors(client, server):
 def test_streams_and_filters(client):
     """Streams and registered filters through the client."""
     streams = client.subscribe_streams("a:b", max_queued=10)
-    heard = []
-    reading = threading.Thread(target=lambda: heard.append(next(streams)))
+    received_all = []
+    reading = threading.Thread(target=lambda: received_all.append(next(streams)))
     reading.start()
-    while not heard:
+    while not received_all:
         client.publish_streams(("a:", "hello"))
         reading.join(0.05)
     streams.close()
-    assert heard == [("a", "hello")]
+    assert received_all == [("a", "hello")]
 
     id_ = client.filters.register("i", "cl", {"equals": {"a": 1}})["id"]
     assert client.filters.exists("i", "cl")
@@ -159,7 +159,7 @@ def test_streams_and_filters(client):
     assert client.filters.validate("a=1", dialect="query-string")["valid"]
     client.publish("i/cl", event("f1", {"a": 1}), event("f2", {"a": 2}))
     with client.filters.events(id_, start="earliest") as events:
-        assert take(events, 1) == ["f1"]
+        assert first_ids(events, 1) == ["f1"]
     client.filters.remove(id_)
     assert client.filters.ids("i", "cl") == []
 
@@ -168,14 +168,14 @@ def test_reconnect_and_resume_over_kills(start):
     """A subscriber whose server is killed and started again misses nothing and sees nothing twice."""
     flags = ["--durability", "group", "--server-port", lasting_port()]
     server = start(*flags)
-    heard = []
+    received_all = []
     done = threading.Event()
     client = virta.Client(f"http://127.0.0.1:{server.port}")
     events = client.subscribe("k", "odd=true")
 
     def listen():
         for received in events:
-            heard.append(received.event.id)
+            received_all.append(received.event.id)
             if received.event.id == "149":
                 break
         done.set()
@@ -197,11 +197,11 @@ def test_reconnect_and_resume_over_kills(start):
     client.close()
     server.stop()
 
-    assert heard == [str(n) for n in range(1, 150, 2)]
+    assert received_all == [str(n) for n in range(1, 150, 2)]
 
 
 def test_asyncio_client(server):
-    """The same from asyncio, with its own way to read streams."""
+    """The same from asyncio, with its own WebSocket reader."""
 
     async def scenario():
         async with virta.AsyncClient(f"http://127.0.0.1:{server.port}") as client:
@@ -348,7 +348,7 @@ def test_queries_and_names_are_escaped(client):
     """What no URL can hold may stand in a query or a name all the same."""
     client.publish("umlauts", event("a", {"name": "J\u00f6rg M\u00fcller #1"}), event("b", {}))
     with client.subscribe("umlauts", "name=J\u00f6rg M\u00fcller #1", start="earliest") as events:
-        assert take(events, 1) == ["a"]
+        assert first_ids(events, 1) == ["a"]
 
     id_ = client.filters.register("my index", "\u00fc#?", {"exists": "name"})["id"]
     assert client.filters.ids("my index", "\u00fc#?") == [id_]
@@ -394,8 +394,8 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x;x=1\r\n%b\r\
 
 
 @pytest.mark.parametrize("stream", [PLAIN, CHUNKED])
-def test_subscriptions_outlive_a_proxys_bad_moment(stream):
-    """A 503 while the server restarts is waited out; bodies may be delimited in any way."""
+def test_subscriptions_survive_a_503_of_a_proxy(stream):
+    """A 503 while the server restarts is waited out; bodies may be delimited in all forms of HTTP."""
     with virta.Client(Proxy(UNWELL, stream).url).subscribe("c") as events:
         assert next(events).id == "%2Fs+1"
 
@@ -433,9 +433,9 @@ def test_asyncio_filters_have_all_methods(server):
 
 
 def test_streams_are_subscribed_again_after_a_restart(start):
-    """A cut does not end a subscription to streams; what is sent once it stands again is heard."""
+    """A cut does not end a subscription to streams; messages sent after it is back are received."""
 
-    async def hear(client, messages, text):
+    async def receive(client, messages, text):
         while True:
             waiting = asyncio.ensure_future(anext(messages))
             while not waiting.done():
@@ -449,11 +449,11 @@ def test_streams_are_subscribed_again_after_a_restart(start):
         server = start(*flags)
         client = virta.AsyncClient(f"http://127.0.0.1:{server.port}")
         messages = client.subscribe_streams("a:")
-        await hear(client, messages, "first")
+        await receive(client, messages, "first")
         await asyncio.to_thread(server.stop)
         again = await asyncio.to_thread(start, *flags)
         assert again.port, again.said
-        await hear(client, messages, "second")
+        await receive(client, messages, "second")
         await messages.aclose()
         await client.close()
 
@@ -471,7 +471,7 @@ ODD_EVENTS = [
 
 
 def test_whatever_the_server_takes_its_clients_can_read(server, client):
-    """An event that is odd ends nobody's subscription, and every one can be resumed from."""
+    """An odd event does not end a subscription, and each can be resumed from."""
     client.publish("odd", *ODD_EVENTS)
     huge = b'{"source":"/s","id":"huge","data":{"n":1e999}}'
     kind = {"Content-Type": "application/cloudevents+json"}
@@ -479,13 +479,13 @@ def test_whatever_the_server_takes_its_clients_can_read(server, client):
     count = len(ODD_EVENTS) + 1
 
     with client.subscribe("odd", start="earliest") as events:
-        heard = [next(events) for _ in range(count)]
-    with client.subscribe("odd", last_event_id=heard[-2].id) as events:
-        assert take(events, 1) == ["huge"]
+        received_all = [next(events) for _ in range(count)]
+    with client.subscribe("odd", last_event_id=received_all[-2].id) as events:
+        assert first_ids(events, 1) == ["huge"]
     out = command(server, "subscribe", "odd", "--from", "earliest", "--count", str(count))
 
-    assert [one.event.id for one in heard] == [e["id"] for e in ODD_EVENTS] + ["huge"]
-    assert heard[-1].event.data == {"n": float("inf")}
+    assert [one.event.id for one in received_all] == [e["id"] for e in ODD_EVENTS] + ["huge"]
+    assert received_all[-1].event.data == {"n": float("inf")}
     assert out.stdout.splitlines()[-1].encode() == huge
 
 
