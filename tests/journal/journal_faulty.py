@@ -213,7 +213,9 @@ class Faulty:
         for side in self.sides:
             engine = self.engines[side]
             engine.tick()
-            messages = [encode_request(request) for request in engine.gather()]
+            messages = [
+                encode_request(request) for request in engine.replication.take(engine.clock())
+            ]
             told += len(messages)
             for other in self.sides:
                 if other != side:
@@ -245,7 +247,7 @@ class Faulty:
 
     def pull(self, source, target):
         session = Session()
-        while page := self.engines[source].copies.export(session, 0, again=False):
+        while page := self.engines[source].export.page(session, 0, again=False):
             messages = [encode_request(request) for request in RequestParser().feed(page)]
             self.spools[source, target] += messages
 

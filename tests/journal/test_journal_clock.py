@@ -324,10 +324,10 @@ def test_copies_take_over_what_a_set_clock_moved(tmp_path):
     run(commands.push("x://a", domain="d", start=T0 / 1e6 + 10))
     run(commands.push("x://b", domain="w"))
     run(commands.next_("w"))
-    before = run.engine.gather()
+    before = run.engine.replication.take(run.clock.now)
     run.step(-3 * 86_400)
     run.passes(0)
-    assert {request.key for request in run.engine.gather()} == {b"virta:job"}
+    assert {request.key for request in run.engine.replication.take(run.clock.now)} == {b"virta:job"}
     peer = Session()
     peer.peer = "b"
     for request in before:
@@ -338,11 +338,10 @@ def test_copies_take_over_what_a_set_clock_moved(tmp_path):
     # A daemon with peers copies, and is not the one that hands out, from before it restores.
     node = CommitLoop(tmp_path)
     Peers(node.engine, tmp_path, "a", [Peer("b", "127.0.0.1", 1)])
-    assert (node.engine.replicate, node.engine.jobs.copied, node.engine.primary) == (
-        True,
-        True,
-        False,
-    )
+    engine = node.engine
+    assert engine.replication.active
+    assert engine.jobs.replication is engine.store.replication is engine.replication
+    assert not engine.primary
     node._persistence.close()
 
 

@@ -88,7 +88,7 @@ def test_any_request_gets_a_reply(steps):
     """Any sequence of any requests from a client and a peer: replies that encode, images that encode."""
     clock = Clock(T0)
     engine = Engine(clock)
-    engine.replicate = True
+    engine.start_copying()
     sessions = [Session(lambda _: None), Session(lambda _: None)]
     sessions[1].peer = "p"
     for request, peer, pause in steps:
@@ -100,7 +100,7 @@ def test_any_request_gets_a_reply(steps):
         clock.now += pause
         engine.tick()
         images.drain(engine, clock.now)
-    for outgoing in engine.outgoing:
+    for outgoing in engine.replication.take(clock.now):
         encode_request(outgoing)
     for session in sessions:
         engine.close(session)

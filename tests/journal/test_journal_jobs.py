@@ -413,7 +413,7 @@ def test_a_merged_state_is_found_in_its_domain():
     """A later state of the only job of a domain takes its place where workers of that domain look."""
     jobs = Jobs()
     jobs.push(b"x", b"d", 5, 5)
-    known = list(images.job_image(jobs.entries(b"x")[0]))
+    known = list(images.job_fields(jobs.entries(b"x")[0]))
     known[13] = 7  # its revision
 
     jobs.merge(b"x", -1, 0, [images.job_of(jobs, b"x", known)], 6)

@@ -94,14 +94,14 @@ class Admin:
         if key.startswith(RESERVED):
             raise RefusedError("bad-settings", "keys under virta: are only set and deleted")
 
-    def check(self, request: Request, *, told: bool) -> None:
+    def check(self, request: Request, *, copied: bool) -> None:
         """Refuse a setting that could not be obeyed; what the journal keeps itself only daemons may set."""
         key, value = request.key, request.value
         assert value is not None
         if request.timeout is not None:
             raise RefusedError("bad-flags", "settings do not expire")
         if key.startswith(DOMAIN_PREFIX) and len(key) > len(DOMAIN_PREFIX):
-            if key != key.lower() and not told:
+            if key != key.lower() and not copied:
                 raise RefusedError("bad-settings", f"{key[:60]!r}: domains are in lower case")
             problem = _decoded(value, DomainSettings).problem()
             if problem:
@@ -115,7 +115,7 @@ class Admin:
                 host_of(cron.uri.encode())
             if key not in self._crons and len(self._crons) >= CRONS_MAX:
                 raise RefusedError("too-large", f"there are {CRONS_MAX} recurring jobs already")
-        elif not (told and key.startswith(RAN_PREFIX)):
+        elif not (copied and key.startswith(RAN_PREFIX)):
             raise RefusedError(
                 "bad-settings", f"{key[:60]!r} is not virta:domain:… or virta:cron:…"
             )
@@ -229,8 +229,8 @@ class Admin:
         engine = self._engine
         if engine.store.set(key, Value(Type.VOID, b""), moment, now, persist=True):
             entry = engine.store.stored(key)
-            if engine.replicate and entry is not None:
-                engine.tell_value(entry)
+            if entry is not None:
+                engine.replication.value_changed(entry)
 
     def _forget(self, key: bytes) -> None:
         """What `_remember` kept, and what any daemon may have remembered since."""
@@ -238,8 +238,7 @@ class Admin:
         entry = engine.store.stored(key)
         if entry is not None and not entry.tombstone:
             engine.store.delete(key, entry.timestamp + 1, engine.clock())
-            if engine.replicate:
-                engine.tell_gone(key)
+            engine.replication.key_removed(key)
 
     def next_event(self) -> int | None:
         return self._due[0][0] if self._due else None
@@ -318,7 +317,7 @@ class Admin:
 
     def _do_export(self, command: Command, session: Session, now: int) -> bytes:
         """Everything there is as requests, page by page, for another daemon; offset 0 starts over."""
-        return self._engine.copies.export(session, now, again=command.offset == 0)
+        return self._engine.export.page(session, now, again=command.offset == 0)
 
     def _do_fail(self, command: Command, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
         self._engine.jobs.tick(now)

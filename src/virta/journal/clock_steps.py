@@ -1,5 +1,5 @@
 """
-What the journal does when the system's clock is set, while it runs or between two runs.
+What happens when the system's clock is set, while the journal runs or between two runs.
 
 Times on the wire and on disk are Unix times. Some of them were counted from the clock ("60 s from now"), and
 those keep what was left of them when the clock is set by `step` µs:
@@ -45,15 +45,19 @@ def steady_clock() -> int:
 
 
 class StepWatch:
-    """Compares the clock with one that cannot be set."""
+    """Compare the clock with one that cannot be set."""
 
     def __init__(self, clock: Callable[[], int], steady: Callable[[], int]) -> None:
         self._clock = clock
         self._steady = steady
         self._ahead = clock() - steady()
 
-    def step(self) -> int:
-        """Return by how much (µs) the clock was set since the last call, or 0."""
+    def step(self, now: int) -> int:
+        """Return by how much (µs) the clock, which says `now`, was set since the last call, or 0."""
+        ahead = now - self._steady()
+        if abs(ahead - self._ahead) < CLOCK_STEP_US_MIN:
+            self._ahead = ahead
+            return 0
         before = self._steady()
         now = self._clock()
         after = self._steady()
@@ -70,7 +74,7 @@ def shift(engine: Engine, step: int, now: int) -> None:
     engine.jobs.shift(step, now)
     engine.store.shift(step)
     engine.admin.expect_all(now)
-    engine.listeners.announced_nothing()
+    engine.listeners.forget_announcements()
 
 
 def went_back(engine: Engine, last: int, now: int) -> int:

@@ -1,5 +1,5 @@
 """
-Connections as the engine sees them, and who listens to what.
+Connections as the engine sees them, and their registrations for notifications.
 
 Invariant: a session is in the listener table of exactly the keys and domains it lists itself, so
 that closing it leaves nothing behind.
@@ -28,7 +28,7 @@ LISTEN_KEYS_MAX = 10_000
 
 
 class Session:
-    """One connection: `notify` sends it a server-initiated message."""
+    """One connection: `notify` sends it a message of the daemon's own."""
 
     def __init__(self, notify: Callable[[Reply], None] | None = None) -> None:
         self.notify = notify
@@ -41,11 +41,11 @@ class Session:
 class Listeners:
     def __init__(self) -> None:
         self._keys: dict[bytes, set[Session]] = {}
-        # Per domain, who waits for work and until when it was told to wait (None: for ever).
+        # Per domain the sessions that wait for work, and the time announced to each (None: none).
         self.awaited: dict[bytes, dict[Session, int | None]] = {}
 
     def listen(self, session: Session, keys: Iterable[bytes]) -> None:
-        """Only as many as `check` was asked for."""
+        """Register keys that `check` has accepted."""
         if session.notify is None:
             return
         for key in keys:
@@ -53,17 +53,17 @@ class Listeners:
             self._keys.setdefault(key, set()).add(session)
 
     def check(self, session: Session, keys: Iterable[bytes]) -> None:
-        """Refuse what would be too much, before anything is done."""
+        """Refuse keys beyond the limit of a connection."""
         more = sum(key not in session.keys for key in keys)
         if len(session.keys) + more > LISTEN_KEYS_MAX:
             raise RefusedError("too-large", f"a connection listens to {LISTEN_KEYS_MAX} keys")
 
-    def heard(self, key: bytes) -> bool:
-        """Whether anybody listens to it."""
+    def has(self, key: bytes) -> bool:
+        """Whether a key has listeners."""
         return key in self._keys
 
     def await_work(self, session: Session, domain: bytes, announced: int | None) -> None:
-        """One message when something becomes due earlier than announced."""
+        """Notify once when something becomes due earlier than announced."""
         if session.notify is None:
             return
         if domain not in session.domains and len(session.domains) >= LISTEN_KEYS_MAX:
@@ -71,15 +71,15 @@ class Listeners:
         session.domains.add(domain)
         self.awaited.setdefault(domain, {})[session] = announced
 
-    def announced_nothing(self) -> None:
-        """Forget announced times after the clock was set; waiting clients are woken anyway."""
+    def forget_announcements(self) -> None:
+        """Forget announced times after the clock was set, so that waiting clients are notified anyway."""
         for waiting in self.awaited.values():
             waiting.update(dict.fromkeys(waiting))
 
     def changed(
         self, keys: Iterable[bytes], origin: Session | None, timestamp: int, kind: int | None
     ) -> None:
-        """Tell everybody but the originator; `kind` is the new type, None when it is gone."""
+        """Notify all listeners but the originator; `kind` is the new type, None: the key was removed."""
         if not self._keys:
             return
         for key in keys:
@@ -88,7 +88,7 @@ class Listeners:
                     session.notify(_notification(key, timestamp, kind))
 
     def work_due(self, jobs: Jobs, now: int) -> None:
-        """Wake those whose domain has something to do."""
+        """Notify those whose domain has a due job."""
         for domain in list(self.awaited):
             if not jobs.has_due(domain, now):
                 continue
@@ -114,10 +114,9 @@ class Listeners:
 
 
 def _notification(key: bytes, timestamp: int, kind: int | None) -> Reply:
-    gone = kind is None
     return Reply(
         0,
-        NOTIFICATION | (DELETED if gone else 0),
+        NOTIFICATION | (DELETED if kind is None else 0),
         timestamp,
         pair=Pair(key, Value(Type.VOID if kind is None else kind, b"")),
     )

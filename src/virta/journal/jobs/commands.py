@@ -25,7 +25,6 @@ from virta.journal.protocol.messages import (
     Type,
     Value,
 )
-from virta.journal.replication.messages import COPIED_PAYLOAD_BYTES_MAX
 
 if TYPE_CHECKING:
     from virta.journal.engine import Engine
@@ -40,11 +39,16 @@ class JobCommands:
         self._engine = engine
         self._jobs = engine.jobs
 
-    def push(self, request: Request, session: Session, now: int) -> Reply:
+    def push(self, request: Request, session: Session, now: int) -> Reply:  # noqa: ARG002
+        return self.push_request(request, now)
+
+    def push_request(self, request: Request, now: int, *, tied: bool = False) -> Reply:
+        """Push a job; with `tied` for another daemon, see `Jobs.push`."""
         persist = bool(request.flags & PERSIST)
         payload = request.value
-        if self._engine.replicate and payload and len(payload.data) > COPIED_PAYLOAD_BYTES_MAX:
-            raise RefusedError("too-large", f"copied payloads: {COPIED_PAYLOAD_BYTES_MAX} bytes")
+        limit = self._engine.replication.payload_bytes_max
+        if payload and len(payload.data) > limit:
+            raise RefusedError("too-large", f"copied payloads: {limit} bytes")
         if request.timeout is None:
             request.timeout = now
         applied = self._jobs.push(
@@ -56,7 +60,7 @@ class JobCommands:
             start=request.timeout,
             payload=payload,
             persist=persist,
-            tied=session.peer is not None,
+            tied=tied,
         )
         timestamp = request.timestamp if applied else self._jobs.last_command(request.key)
         return Reply(request.identifier, PERSIST if persist else 0, timestamp)

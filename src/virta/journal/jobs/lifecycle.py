@@ -93,7 +93,7 @@ class Jobs(JobTable):
         self._schedule(job, now)
         if not tied:
             self.totals[PUSHED] += 1
-            self._replicate(job)
+            self.replication.job_changed(job)
         return True
 
     # For workers.
@@ -210,7 +210,7 @@ class Jobs(JobTable):
         self._unschedule(job, job.domain.name)
         job.start = min(job.start, now)
         self._schedule(job, now)
-        self._replicate(job, now)
+        self.replication.job_changed(job, now)
         if job.persist:
             self._changed(job.uri)
 
@@ -233,7 +233,7 @@ class Jobs(JobTable):
         job.start = min(job.start, now)
         self._register_id(job)
         self._schedule(job, now)
-        self._replicate(job, now)
+        self.replication.job_changed(job, now)
         if job.persist or job.logged:
             self._changed(job.uri)
 
@@ -241,7 +241,7 @@ class Jobs(JobTable):
         """Remove a job from the dead letters for good."""
         self._drop_dead(job)
         self._finish_up_to(job.uri, job.timestamp, now)
-        self._replicate(job)
+        self.replication.job_changed(job)
 
     # Copies.
 
@@ -271,8 +271,8 @@ class Jobs(JobTable):
             newest.replaced = covered
         if known.finished > before or news or learnt or any(j.persist or j.logged for j in lost):
             self._changed(uri)
-        if known.finished > max(before, finished) and self.copied:
-            self._unsent[uri] = None  # no other daemon may have concluded that it is over
+        if known.finished > max(before, finished):
+            self.replication.uri_changed(uri)  # no other daemon may have concluded that it is over
         for state in states:
             self.scheduler.sweep(state.domain)  # it may not have been needed
 
@@ -314,7 +314,7 @@ class Jobs(JobTable):
                 self._unschedule(job, job.domain.name)
                 job.start = max(job.start + step, 0)
                 self._schedule(job, now)
-                self._replicate(job, now)
+                self.replication.job_changed(job, now)
                 if job.persist or job.logged:
                     self._changed(job.uri)
         self.finished.shift(step)
@@ -374,14 +374,14 @@ class Jobs(JobTable):
             self.finished.remember(job.uri, max(job.replaced), now)
             job.replaced = None
             self._changed(job.uri)
-        self._replicate(job, now)
+        self.replication.job_changed(job, now)
 
     def _set_deadline(self, job: Job, until: int, now: int) -> None:
         job.worked_until = until
         job.domain.move(job, WORKING)
         if job.slot and self.leases is not None:
             self.leases.put(job)
-        self._replicate(job, now)
+        self.replication.job_changed(job, now)
 
     def _end_attempt(
         self,
@@ -402,7 +402,7 @@ class Jobs(JobTable):
             self._finish(job, now)  # the newer command covers it
             return
         moment = now if when is None else when
-        self._replicate(job, moment)
+        self.replication.job_changed(job, moment)
         self._reset_start(job, moment)
         # It keeps the id of this attempt: among equals it comes after those that were not tried since.
         job.id, job.spent = job.lease, True
@@ -426,7 +426,7 @@ class Jobs(JobTable):
         self._reset_start(job, now)
         job.id, job.spent = job.lease, False
         self._wait_again(job, now)
-        self._replicate(job, now)
+        self.replication.job_changed(job, now)
         if job.logged:  # a snapshot may have it as worked on
             self._changed(job.uri)
 
@@ -454,7 +454,7 @@ class Jobs(JobTable):
         if newest is not None and newest.state == HELD:
             newest.domain.move(newest, GONE)
             self._schedule(newest, now)
-        self._replicate(job)
+        self.replication.job_changed(job)
         if job.persist or job.logged:
             self._changed(uri)
         if older is not None:

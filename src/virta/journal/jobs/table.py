@@ -28,6 +28,7 @@ from virta.journal.jobs.job import (
     parse_key,
 )
 from virta.journal.jobs.scheduler import Scheduler
+from virta.journal.replication.interface import Replication
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,7 +56,7 @@ class JobTable:
         self.scheduler = Scheduler()
         self.finished = Finished()
         self.leases: LeaseTable | None = None  # None: without a disk
-        self.copied = False  # changes have to be sent to other daemons
+        self.replication = Replication()
         # Deadlines use the clock of the daemon that assigns jobs; one whose clock is ahead must not end them.
         self.lapsing = True
         # There are changes to log, and the reply to the last one has to wait for that.
@@ -65,7 +66,6 @@ class JobTable:
         self._older = 0  # jobs that are somebody's `older`
         self._by_id: dict[int, Job] = {}
         self._unlogged: dict[bytes, None] = {}  # uris with changes to log
-        self._unsent: dict[bytes, None] = {}  # uris with changes to send to other daemons
 
     def __len__(self) -> int:
         return len(self._jobs) + self._older
@@ -224,11 +224,9 @@ class JobTable:
         if self.leases is not None:
             self.leases.drained()
 
-    def take_unsent(self) -> list[tuple[bytes, bool]]:
-        """Return once the uris that other daemons have to get, and whether each is to be logged."""
-        uris = [(uri, uri in self._unlogged) for uri in self._unsent]
-        self._unsent.clear()
-        return uris
+    def is_unlogged(self, uri: bytes) -> bool:
+        """Whether the log has yet to get a change of a uri."""
+        return uri in self._unlogged
 
     def use_range(self, number: int) -> None:
         """Assign ids from a range of our own, so that keys mean the same job on every daemon."""
@@ -362,7 +360,7 @@ class JobTable:
         if self._by_id.setdefault(job.id, job) is not job:
             job.id = self._new_id()
             self._by_id[job.id] = job
-            self._replicate(job, job.revision + 1)
+            self.replication.job_changed(job, job.revision + 1)
 
     def _insert_copy(self, job: Job, now: int) -> None:
         """Add a state from another daemon."""
@@ -393,7 +391,7 @@ class JobTable:
         job.id = self._new_id()
         self._by_id[job.id] = job
         self._schedule(job, now)
-        self._replicate(job, job.revision + 1)
+        self.replication.job_changed(job, job.revision + 1)
         if job.persist:
             self._changed(job.uri)
 
@@ -417,15 +415,6 @@ class JobTable:
             place.move(job, DELAYED)
             self.scheduler.arm(place, job.start)
 
-    # Reporting changes.
-
     def _changed(self, uri: bytes) -> None:
         self._unlogged[uri] = None
         self.wants_log = True
-
-    def _replicate(self, job: Job, when: int | None = None) -> None:
-        """Send a job's state to other daemons, as a later one than before if `when` is given."""
-        if self.copied:
-            if when is not None:
-                job.revision = max(job.revision + 1, when)
-            self._unsent[job.uri] = None

@@ -1,12 +1,12 @@
 """
-Who listens to the keys of jobs hears of pushes and of the end, as with any value.
+Notifications about the keys of jobs: pushes and ends, as with any value.
 
-A job is a value (its uri) under two keys. Its uri changes with each newer command and is gone when the
-job is done, cancelled or dead; its sort key is gone, too, when the job is handed out or moved, as it has
-another one then. Heartbeats change nothing, as with marks of values.
+A job is a value (its uri) under two keys. The uri changes with each newer command and is removed when
+the job is done, cancelled or dead; the sort key is also removed when the job is reserved or moved, as it
+has another one then. Heartbeats change nothing, as with marks of values.
 
-Invariant: `_seen` has every key that is listened to, with the command it led to when its listeners were
-last told. While there is none, jobs that move cost nothing.
+Invariant: `_seen` has every key with listeners, and the command it led to in their last notification.
+Without listeners, moving jobs cost nothing.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ class JobWatch:
         self.moved: dict[bytes, None] = {}  # uris of which something may have changed
 
     def listen(self, session: Session, keys: list[bytes]) -> None:
-        """Tell a connection of what others do to these; refused whole if those are too many."""
+        """Notify a connection of changes by others; refuse all keys if they are too many."""
         self._listeners.check(session, keys)
         if session.notify is not None:
             self._listeners.listen(session, keys)
             self._add(keys)
 
     def forget(self, session: Session) -> None:
-        """The connection is gone."""
+        """Forget a connection that was closed."""
         keys = session.keys.copy()
         self._listeners.forget(session)
-        self._drop(key for key in keys if not self._listeners.heard(key))
+        self._drop(key for key in keys if not self._listeners.has(key))
 
     def _add(self, keys: list[bytes]) -> None:
-        """Whether they are keys of jobs or may become some."""
+        """Watch keys, whether they are keys of jobs now or become some later."""
         for key in keys:
             if key in self._seen:
                 continue
@@ -62,8 +62,8 @@ class JobWatch:
         if job.uri in self._by_uri:
             self.moved[job.uri] = None
 
-    def tell(self, origin: Session | None, now: int) -> None:
-        """Tell of what changed since the last call; the one who did it knows."""
+    def notify(self, origin: Session | None, now: int) -> None:
+        """Send what changed since the last call to all listeners except the origin."""
         moved, self.moved = self.moved, {}
         for uri in moved:
             for key in self._by_uri.get(uri, ()):
@@ -75,7 +75,7 @@ class JobWatch:
                     self._listeners.changed([key], origin, now if job is None else command, kind)
 
     def _drop(self, keys: Iterable[bytes]) -> None:
-        """Nobody listens to these any more."""
+        """Stop watching keys without listeners."""
         for key in keys:
             uri, _ = self._seen.pop(key, (b"", 0))
             listened = self._by_uri.get(uri)

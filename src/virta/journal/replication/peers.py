@@ -26,10 +26,11 @@ from virta.errors import JournalError
 from virta.journal.clients.aio import AsyncClient
 from virta.journal.clients.forwarder import UNANSWERED_MAX, Forwarder
 from virta.journal.clients.spool import HEAD_BYTES, Spool, SpoolFile, encode_record
-from virta.journal.engine import PEER_PREFIX, PULL_PREFIX
+from virta.journal.engine import PEER_PREFIX
 from virta.journal.protocol import commands
 from virta.journal.protocol.codec import RequestParser, encode_request
 from virta.journal.protocol.messages import PERSIST, Function, Request
+from virta.journal.replication.apply import PULL_PREFIX
 from virta.journal.sessions import Session
 
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ class Peers:
         `applied` is called whenever something was pulled, so that it is kept before more is.
         """
         self._applied = applied
-        self._engine.pull = self._pull_again
+        self._engine.peer_requests.pull = self._pull_again
         for peer in self._peers:
             directory = self._directory / f"peer-{peer.name}"
             link = Link(directory, peer, self._name, tracked=self.copies > 1)

@@ -272,11 +272,13 @@ class CommitLoop:
     def _collect(self, items: Sequence[PendingReply]) -> list[images.Record] | None:  # noqa: ARG002
         """Return the records of everything that changed, also by time alone."""
         self._event = self.engine.tick()
-        if self.peers is not None and (outgoing := self.engine.gather()):
+        if self.peers is not None and (
+            outgoing := self.engine.replication.take(self.engine.clock())
+        ):
             try:
                 self._ticket = self.peers.spool(outgoing)
             except (OSError, JournalError) as error:
-                self.engine.outgoing = outgoing
+                self.engine.replication.put_back(outgoing)
                 raise LogWriteError(f"a peer's spool: {error}") from error
         persistence = self._persistence
         if persistence is None or self.failure is not None:

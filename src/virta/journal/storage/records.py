@@ -28,7 +28,7 @@ import msgspec
 
 from virta.journal.jobs.job import DEAD, GONE, Job
 from virta.journal.protocol.messages import Value
-from virta.journal.values.entry import Entry
+from virta.journal.values.entry import ValueEntry
 from virta.log.limits import KEY_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _decode = msgspec.msgpack.Decoder().decode
 _OVER = 2  # a tombstone that still says what it was
 
 
-def value_image(entry: Entry, value: Value) -> tuple[Any, ...]:
+def value_fields(entry: ValueEntry, value: Value) -> tuple[Any, ...]:
     return (
         entry.keys,
         value.type,
@@ -60,7 +60,7 @@ def value_image(entry: Entry, value: Value) -> tuple[Any, ...]:
     )
 
 
-def job_image(job: Job) -> tuple[Any, ...]:
+def job_fields(job: Job) -> tuple[Any, ...]:
     payload = job.payload
     image = (
         job.domain.name,
@@ -90,7 +90,7 @@ def drain(engine: Engine, now: int) -> list[Record]:
     gone, whole, marked = engine.store.drain()
     records += [("gone", _short(key), _encode((key,))) for key in gone]
     for entry in whole:
-        image = value_image(entry, engine.store.value(entry))
+        image = value_fields(entry, engine.store.value(entry))
         records.append(("value", _short(entry.keys[0]), _encode(image)))
     for entry in marked:
         key = entry.keys[0]
@@ -102,7 +102,7 @@ def drain(engine: Engine, now: int) -> list[Record]:
 def _drained_jobs(engine: Engine, now: int) -> list[Record]:
     jobs = engine.jobs
     records = [
-        ("job", _short(uri), _encode((uri, finished, now, [job_image(job) for job in kept])))
+        ("job", _short(uri), _encode((uri, finished, now, [job_fields(job) for job in kept])))
         for uri, finished, kept in jobs.changes()
     ]
     jobs.drained()
@@ -137,7 +137,7 @@ def apply(engine: Engine, topic: str, image: bytes, now: int) -> None:
 def restore_value(engine: Engine, image: list[Any], now: int) -> None:
     keys, kind, data, timestamp, created, modified, accessed, expires, ttl = image[:9]
     worked, tombstone, marked_at, links, alias = image[9:]
-    entry = Entry(keys[0], timestamp)
+    entry = ValueEntry(keys[0], timestamp)
     entry.keys = keys
     if links:
         entry.links = dict(zip(keys[1:], links, strict=True))

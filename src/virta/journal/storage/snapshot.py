@@ -100,14 +100,14 @@ def _steps(engine: Engine) -> Iterator[bytes]:
         kept = [j for j in jobs[at : at + STEP_ENTRIES] if j.persist and j.state != GONE]
         for job in kept:
             job.logged = True  # from now on the disk has to hear of its end
-        yield _encode(["jobs", [(job.uri, images.job_image(job)) for job in kept]])
+        yield _encode(["jobs", [(job.uri, images.job_fields(job)) for job in kept]])
     chosen: list[Any] = []
     size = 0
     for entry in engine.store.entries():
         if not entry.persist or not entry.keys:
             continue
         entry.logged = True
-        chosen.append(images.value_image(entry, engine.store.value(entry)))
+        chosen.append(images.value_fields(entry, engine.store.value(entry)))
         size += entry.size
         if len(chosen) == STEP_ENTRIES or size > STEP_BYTES:
             yield _encode(["values", chosen])

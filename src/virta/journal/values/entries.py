@@ -17,7 +17,8 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from virta.journal.protocol.messages import RefusedError, Value
-from virta.journal.values.entry import Entry, Spill
+from virta.journal.replication.interface import Replication
+from virta.journal.values.entry import Spill, ValueEntry
 from virta.journal.values.sorted_keys import SortedKeys
 
 if TYPE_CHECKING:
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
 MEMORY_BYTES_MAX = 1024 * 1024 * 1024
 # What CPython spends on an entry, its keys' places in dict and index, besides the bytes themselves.
 ENTRY_OVERHEAD_BYTES = 512
-# Of a value whose time is over so much is kept: another of the very same moment may arrive.
+# Bytes kept of an expired value: another SET of the same timestamp may arrive.
 OVER_BYTES_MAX = 256
 
 
-class Shelf:
+class EntryTable:
     def __init__(
         self, spill: Spill | None = None, *, memory_bytes_max: int = MEMORY_BYTES_MAX
     ) -> None:
@@ -38,21 +39,17 @@ class Shelf:
         self.memory_bytes_max = memory_bytes_max
         self.spilled = 0
         self._spill = spill
-        self._entries: dict[bytes, Entry] = {}
+        self._entries: dict[bytes, ValueEntry] = {}
         self._keys = SortedKeys()
-        self.expiries: list[tuple[int, Entry]] = []  # a heap, and always the same list
-        self._tombstones: deque[tuple[int, Entry]] = deque()
+        self.expiries: list[tuple[int, ValueEntry]] = []
+        self._tombstones: deque[tuple[int, ValueEntry]] = deque()
         # Persistent entries whose data is in memory, least recently used first.
-        self._resident: OrderedDict[Entry, None] = OrderedDict()
+        self._resident: OrderedDict[ValueEntry, None] = OrderedDict()
         self.wants_log = False  # an acknowledgement of the last changes has to wait for the log
-        self._dirty: dict[Entry, None] = {}
-        self._marked: dict[Entry, None] = {}
+        self._dirty: dict[ValueEntry, None] = {}
+        self._marked: dict[ValueEntry, None] = {}
         self._gone: dict[bytes, None] = {}
-        # For other daemons, which cannot know by themselves: values that go on under another key,
-        # and linked keys that went with their value.
-        self.copied = False
-        self.moved: list[Entry] = []
-        self.expired_links: list[tuple[bytes, int]] = []
+        self.replication = Replication()
         self._pending: dict[bytes, dict[bytes, None]] = {}  # by the key that has no value yet
         self.unannounced: list[bytes] = []  # keys expired since the last tick, for listeners
 
@@ -61,8 +58,8 @@ class Shelf:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def live(self, key: bytes, now: int) -> Entry | None:
-        """The entry a key leads to, unless it is gone or its time is over."""
+    def live(self, key: bytes, now: int) -> ValueEntry | None:
+        """Return the live entry of a key, None if there is none or it has expired."""
         entry = self._entries.get(key)
         if entry is None or entry.tombstone:
             return None
@@ -71,28 +68,28 @@ class Shelf:
             return None
         return entry
 
-    def stored(self, key: bytes) -> Entry | None:
-        """Whatever is known of a key: a live entry, a tombstone, or nothing."""
+    def stored(self, key: bytes) -> ValueEntry | None:
+        """Return the entry of a key, live or a tombstone, or None."""
         return self._entries.get(key)
 
     @property
-    def by_key(self) -> dict[bytes, Entry]:
-        """To look into, not to change."""
+    def by_key(self) -> dict[bytes, ValueEntry]:
+        """All entries by key, not to be changed."""
         return self._entries
 
     def scan(self, lower: bytes, upper: bytes | None, *, after: bool = False) -> Iterator[bytes]:
         return self._keys.scan(lower, upper, after=after)
 
     def before(self, key: bytes) -> bytes:
-        """The last key before this one; empty if there is none."""
+        """Return the last key before this one, empty if there is none."""
         return self._keys.before(key)
 
-    def entries(self) -> list[Entry]:
-        """Every entry once, tombstones too."""
+    def entries(self) -> list[ValueEntry]:
+        """Return every entry once, including tombstones."""
         return list(dict.fromkeys(self._entries.values()))
 
-    def value(self, entry: Entry) -> Value:
-        """Type and data, fetched from the spill when memory had no room."""
+    def value(self, entry: ValueEntry) -> Value:
+        """Return type and data, read from the spill if they are not in memory."""
         data = entry.data
         if data is None:
             assert self._spill is not None
@@ -101,14 +98,18 @@ class Shelf:
             self._resident.move_to_end(entry)
         return Value(entry.type, data)
 
-    # Persistence.
+    def next_expiry(self) -> int | None:
+        """Return the first time in the expiry heap, which may be outdated."""
+        return self.expiries[0][0] if self.expiries else None
+
+    # Log and snapshot.
 
     @property
     def unlogged(self) -> bool:
         """Whether `drain` has anything to do."""
         return bool(self._dirty or self._gone or self._marked) or self.wants_log
 
-    def drain(self) -> tuple[list[bytes], list[Entry], list[Entry]]:
+    def drain(self) -> tuple[list[bytes], list[ValueEntry], list[ValueEntry]]:
         """
         What the log must learn, once: keys to forget, entries to keep whole, entries of which only
         mark and expiry changed. The keys to forget come first in the log.
@@ -116,7 +117,7 @@ class Shelf:
         self.wants_log = False
         if not (self._dirty or self._gone or self._marked):
             return [], [], []
-        whole: list[Entry] = []
+        whole: list[ValueEntry] = []
         for entry in self._dirty:
             if not entry.keys:
                 continue
@@ -133,8 +134,8 @@ class Shelf:
         self._gone.clear()
         return gone, whole, marked
 
-    def restore(self, entry: Entry, value: Value, now: int) -> None:
-        """Take an entry from the log or a snapshot, whatever its keys led to before."""
+    def restore(self, entry: ValueEntry, value: Value, now: int) -> None:
+        """Add an entry from the log or a snapshot, in place of what its keys led to before."""
         for key in entry.keys:
             self._detach(key)
             self._entries[key] = entry
@@ -158,44 +159,46 @@ class Shelf:
     def restore_gone(self, key: bytes) -> None:
         self._detach(key)
 
-    def restore_mark(self, entry: Entry, worked_until: int, marked_at: int, expires: int) -> None:
+    def restore_mark(
+        self, entry: ValueEntry, worked_until: int, marked_at: int, expires: int
+    ) -> None:
         entry.worked_until = worked_until
         entry.marked_at = marked_at
         self._set_expiry(entry, expires)
 
     def restored(self) -> None:
-        """The log knows everything up to here."""
+        """Finish restoring: the log has everything up to here."""
         self._tombstones = deque(sorted(self._tombstones, key=itemgetter(0)))
         self._dirty.clear()
         self._marked.clear()
         self._gone.clear()
         self.wants_log = False
 
-    # Inner workings.
+    # Helpers.
 
     def _overhead(self, key: bytes) -> int:
         return len(key) + ENTRY_OVERHEAD_BYTES
 
-    def _changed(self, entry: Entry) -> None:
+    def _changed(self, entry: ValueEntry) -> None:
         self._dirty[entry] = None
         self.wants_log |= entry.persist or entry.logged
 
-    def _create(self, key: bytes, timestamp: int) -> Entry:
+    def _create(self, key: bytes, timestamp: int) -> ValueEntry:
         self._detach(key)
-        entry = Entry(key, timestamp)
+        entry = ValueEntry(key, timestamp)
         self._entries[key] = entry
         self._keys.add(key)
         self.memory_bytes += self._overhead(key)
         self._adopt(entry)
         return entry
 
-    def _adopt(self, entry: Entry) -> None:
-        """A value has a key of its own: those that were linked to it and waited lead to it now."""
+    def _adopt(self, entry: ValueEntry) -> None:
+        """Attach the keys that were linked to a value before it arrived."""
         for linked in self._pending.get(entry.keys[0], {}).copy():
             self._attach(entry, linked, self._entries[linked].timestamp)
 
-    def _attach(self, entry: Entry, key: bytes, moment: int) -> None:
-        """One more key for a live entry."""
+    def _attach(self, entry: ValueEntry, key: bytes, moment: int) -> None:
+        """Add a key to a live entry."""
         self._detach(key)
         entry.keys.append(key)
         entry.links = {**entry.links, key: moment}
@@ -205,7 +208,7 @@ class Shelf:
         self._changed(entry)
 
     def _detach(self, key: bytes) -> None:
-        """Take a key off whatever it leads to; an entry without keys is forgotten."""
+        """Remove a key from its entry; an entry without keys is forgotten."""
         entry = self._entries.pop(key, None)
         if entry is None:
             return
@@ -234,9 +237,9 @@ class Shelf:
     def _bury(
         self, key: bytes, timestamp: int, now: int, *, persist: bool, alias: bytes | None = None
     ) -> None:
-        """Leave a tombstone, so that an older change cannot bring the key back."""
+        """Replace a key by a tombstone, so that an older change cannot bring it back."""
         self._detach(key)
-        entry = Entry(key, timestamp)
+        entry = ValueEntry(key, timestamp)
         if alias is not None:
             entry.alias = alias
             self._pending.setdefault(alias, {})[key] = None
@@ -248,17 +251,17 @@ class Shelf:
         self._tombstones.append((now, entry))
         self._changed(entry)
 
-    def _expire(self, entry: Entry, now: int) -> None:
+    def _expire(self, entry: ValueEntry, now: int) -> None:
         """
-        A DELETE with the value's own timestamp; the log need not hear of it, the clock tells.
+        Delete with the value's own timestamp; no record is needed, as the clock decides.
 
-        What it was is kept as far as another SET of the same moment has to win against it, or the
-        order in which the two arrive would decide.
+        The tombstone keeps the beginning of the value, to compare another SET of the same timestamp
+        with; otherwise the order of their arrival would decide.
         """
         root, value = entry.keys[0], self.value(entry)
         moments = {key: max(entry.timestamp, at) for key, at in entry.links.items()}
-        if self.copied:
-            self.expired_links += moments.items()
+        for key, timestamp in moments.items():
+            self.replication.link_expired(key, timestamp)
         for key in list(entry.keys):
             moment = moments.get(key, entry.timestamp)
             self._bury(key, moment, now, persist=entry.persist)
@@ -270,7 +273,7 @@ class Shelf:
         tombstone.marked_at, tombstone.worked_until = entry.marked_at, entry.worked_until
         self._set_data(tombstone, Value(value.type, value.data[:OVER_BYTES_MAX]))
 
-    def _set_data(self, entry: Entry, value: Value) -> None:
+    def _set_data(self, entry: ValueEntry, value: Value) -> None:
         if entry.data is None:
             assert self._spill is not None
             self._spill.drop(entry.handle)
@@ -287,28 +290,28 @@ class Shelf:
         else:
             self._resident.pop(entry, None)
 
-    def _set_expiry(self, entry: Entry, expires: int) -> None:
-        """Queue it once: an expiry that moves away is looked at again when the old one comes."""
+    def _set_expiry(self, entry: ValueEntry, expires: int) -> None:
+        """Queue an expiry once: one that moves away is queued again when the old time comes."""
         entry.expires = expires
         if expires and (not entry.queued or expires < entry.queued):
             entry.queued = expires
             heapq.heappush(self.expiries, (expires, entry))
 
-    def _room_for(self, entry: Entry | None, key: bytes, value: Value) -> None:
+    def _reserve_memory(self, entry: ValueEntry | None, key: bytes, value: Value) -> None:
         more = len(value.data)
         if entry is None:
             more += self._overhead(key)
         elif entry.data is not None:
             more -= entry.size
-        self._make_room(more)
+        self._make_space(more)
 
-    def _make_room(self, more: int) -> None:
-        """Values in memory only are never dropped, so there may be no room to make."""
+    def _make_space(self, more: int) -> None:
+        """Refuse what does not fit: values that are only in memory are never dropped."""
         if more > 0 and not self._evict(more):
             raise RefusedError("out-of-memory", f"the limit is {self.memory_bytes_max} bytes")
 
     def _evict(self, more: int) -> bool:
-        """Spill what was not used for longest until `more` bytes fit; False if they cannot."""
+        """Spill the least recently used values until `more` bytes fit; return False if they cannot."""
         while self.memory_bytes + more > self.memory_bytes_max:
             if self._spill is None or not self._resident:
                 return False

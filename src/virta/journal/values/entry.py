@@ -1,5 +1,5 @@
 """
-What the store holds: a value under its keys, or the tombstone of one key.
+An entry of the store: a value under its keys, or the tombstone of one key.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from virta.journal.protocol.messages import Details
 
 
 class Spill(Protocol):
-    """Where the data of values goes that memory has no room for."""
+    """Storage for the data of values that do not fit in memory."""
 
     def put(self, data: bytes) -> int: ...
 
@@ -22,7 +22,7 @@ class Spill(Protocol):
 _NO_LINKS: dict[bytes, int] = {}  # shared by all values with one key, never changed
 
 
-class Entry:
+class ValueEntry:
     """One value under one or more keys, or the tombstone of one key."""
 
     __slots__ = (
@@ -53,7 +53,7 @@ class Entry:
     def __init__(self, key: bytes, timestamp: int) -> None:
         self.keys = [key]  # the first is the value's own, the others were linked to it
         self.links: dict[bytes, int] = _NO_LINKS  # when each of the others was
-        self.alias: bytes | None = None  # a tombstone only as long as that key has no value
+        self.alias: bytes | None = None  # a tombstone until that key has a value
         self.type = 0
         self.data: bytes | None = b""  # None: spilled, `handle` says where
         self.handle = 0
@@ -65,21 +65,21 @@ class Entry:
         self.expires = 0
         self.ttl = 0
         self.worked_until = 0
-        self.marked_at = 0  # when that was said
+        self.marked_at = 0  # when the mark was made
         self.persist = False
         self.tombstone = False
-        self.over = False  # a tombstone with the first bytes of a value whose time is over
-        self.logged = False  # an image of it is in the log
-        self.queued = 0  # when the expiry heap will look at it, 0: never
+        self.over = False  # a tombstone with the first bytes of a value that expired
+        self.logged = False  # a record of it is in the log
+        self.queued = 0  # its time in the expiry heap, 0: not in it
         # In memory only: a lock never outlives its connection.
         self.lock_owner: object = None
         self.lock_until = 0
 
-    def moment(self, key: bytes) -> int:
-        """The timestamp of what a key is: linked, or the value or tombstone itself."""
+    def timestamp_of(self, key: bytes) -> int:
+        """Return when a key was linked, or else the timestamp of the value or tombstone."""
         return self.links.get(key, self.timestamp)
 
-    def __lt__(self, other: Entry) -> bool:  # entries of equal expiry in the heap: any order
+    def __lt__(self, other: ValueEntry) -> bool:  # entries of equal expiry in the heap: any order
         return False
 
     def locked(self, now: int) -> bool:

@@ -1,9 +1,9 @@
 """
 GET in all its forms: one key, a range, a regular expression, a cursor.
 
-Invariant: reading and marking is one step; a reply never exceeds PAIRS_MAX pairs or, but for a single
-pair, REPLY_BYTES_MAX bytes, and passes over no more than SCAN_KEYS_MAX keys. What is left out can be
-asked for with the cursor of the reply.
+Invariant: reading and marking is one step; a reply never exceeds PAIRS_MAX pairs or, except for a single
+pair, REPLY_BYTES_MAX bytes, and skips no more than SCAN_KEYS_MAX keys. The cursor of the reply asks for
+the rest.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from virta.journal.values.queries import SCAN_KEYS_MAX, Query, parse_cursor
 if TYPE_CHECKING:
     from virta.journal.engine import Engine
     from virta.journal.sessions import Session
-    from virta.journal.values.entry import Entry
+    from virta.journal.values.entry import ValueEntry
 
 PAIR_OVERHEAD_BYTES = 64  # sizes, type and details
 
 
-class Reading:
+class ValueReader:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._store = engine.store
@@ -55,31 +55,22 @@ class Reading:
         entry = self._store.live(request.key, now)
         if entry is not None:
             return self._get_one(entry, request, session, now)
-        if session.peer is not None:
-            return self._mark_early(request)  # of jobs daemons speak otherwise
         self._jobs.tick(now)
         job = self._jobs.find(request.key)
         if job is None:
             raise RefusedError("does-not-exist")
         return self._get_job(job, request, session, now)
 
-    def _mark_early(self, request: Request) -> Reply:
-        """Another daemon's mark of a value that is on its way, or gone again."""
-        stored = self._store.stored(request.key)
-        version = request.ttl or 0
-        # At the version's own moment a tombstone is that of another value, unless this one was over.
-        if stored is None or (stored.timestamp, bool(stored.expires)) < (version, True):
-            raise RefusedError("not-yet", "the value has not arrived")
-        if stored.over and stored.timestamp == version:
-            self._store.mark_told(stored, request.timeout or 0, request.timestamp)
-        return Reply(request.identifier, 0, stored.timestamp)
-
-    def _get_one(self, entry: Entry, request: Request, session: Session, now: int) -> Reply:
+    def _get_one(self, entry: ValueEntry, request: Request, session: Session, now: int) -> Reply:
         if request.flags & WORKED_ON and entry.worked_until > now:
             raise RefusedError("worked-on", timestamp=entry.timestamp)
         if request.flags & LISTEN:
             self._engine.watch.listen(session, [request.key])
-        self._mark_and_touch(entry, request, session, now)
+        self._mark_and_touch(entry, request, now)
+        return self.value_reply(entry, request, now)
+
+    def value_reply(self, entry: ValueEntry, request: Request, now: int) -> Reply:
+        """Return the reply to a GET of one key."""
         pair = self._pair(b"", entry, request.flags, now)
         flags = (PERSIST if entry.persist else 0) | (request.flags & DATA)
         flags |= WORKED_ON if entry.worked_until > now else 0
@@ -87,7 +78,7 @@ class Reading:
         return Reply(request.identifier, flags, entry.timestamp, entry.expires or None, pair=pair)
 
     def _get_job(self, job: Job, request: Request, session: Session, now: int) -> Reply:
-        """A job is the value `uri` under its two keys; a timeout extends, gives back or claims it."""
+        """A job is the value `uri` under its two keys; a timeout extends, gives back or reserves it."""
         if request.flags & WORKED_ON and job.lease:
             raise RefusedError("worked-on", timestamp=job.timestamp)
         if request.flags & LISTEN:
@@ -107,22 +98,22 @@ class Reading:
         query = self._query(request)
         flags = request.flags = request.flags | query.flags
         limit = min(query.count or PAIRS_MAX, PAIRS_MAX)
-        found: list[tuple[bytes, Entry | Job]] = []
-        size = looked = 0
+        found: list[tuple[bytes, ValueEntry | Job]] = []
+        size = skipped = 0
         last = query.last
         before: bytes | None = None  # a key may be that of a value and a uri
         cursor: bytes | None = None
         self._jobs.tick(now)
         sources = (self._store, self._job_keys.in_order(*query.span()))
         for key, wanted in query.keys(*sources):
-            if looked == SCAN_KEYS_MAX:
+            if skipped == SCAN_KEYS_MAX:
                 cursor = query.cursor(last, key, *sources)
                 break
             entry = self._readable(key, flags, now) if wanted and key != before else None
             before = key
             if entry is None:
                 last = key
-                looked += 1
+                skipped += 1
                 continue
             cost = len(key) + PAIR_OVERHEAD_BYTES
             if flags & DATA:
@@ -139,7 +130,7 @@ class Reading:
             if isinstance(entry, Job):
                 self._mark_job(entry, request, now)
             else:
-                self._mark_and_touch(entry, request, session, now)
+                self._mark_and_touch(entry, request, now)
         marked = request.timeout is not None and request.timeout > now and found
         return Reply(
             request.identifier,
@@ -150,9 +141,8 @@ class Reading:
             cursor=cursor,
         )
 
-    def _readable(self, key: bytes, flags: int, now: int) -> Entry | Job | None:
-        """What is to be in the reply; never a value whose time is over, without burying it here, as
-        the keys are being walked."""
+    def _readable(self, key: bytes, flags: int, now: int) -> ValueEntry | Job | None:
+        """Return what belongs in the reply. Expired values are skipped, not deleted: the keys are being read."""
         entry = self._store.stored(key)
         if entry is None or entry.tombstone or (entry.expires and entry.expires <= now):
             job = self._jobs.find(key)
@@ -162,7 +152,7 @@ class Reading:
         return entry
 
     def _mark_job(self, job: Job, request: Request, now: int) -> None:
-        """Claim, extend or give back; one that waits behind another is only looked at."""
+        """Reserve, extend or give back a job; one that waits behind another is only read."""
         if request.timeout is not None and job.state != HELD:
             self._jobs.mark(job, request.timeout, now)
 
@@ -178,24 +168,15 @@ class Reading:
         )
         return Query(request.query, bound, lower, request.count or 0, flags, after=False)
 
-    def _mark_and_touch(self, entry: Entry, request: Request, session: Session, now: int) -> None:
+    def _mark_and_touch(self, entry: ValueEntry, request: Request, now: int) -> None:
         entry.accessed = now
         if request.timeout is not None:
-            if session.peer is not None:
-                version, known = request.ttl or 0, entry.moment(request.key)
-                own = request.key == entry.keys[0]
-                # A key that was linked at the version's own moment will be that value's.
-                if (known, own) < (version, True):
-                    raise RefusedError("not-yet", "that version has not arrived")
-                if known == version:
-                    self._store.mark_told(entry, request.timeout, request.timestamp)
-                return
             self._store.mark(entry, request.timeout, now)
         if request.flags & TOUCH:
             self._store.touch(entry, entry.ttl if request.ttl is None else request.ttl, now)
-        self._engine.tell_read(entry, request)
+        self._engine.replication.value_read(entry, request)
 
-    def _pair(self, key: bytes, entry: Entry | Job, flags: int, now: int) -> Pair:
+    def _pair(self, key: bytes, entry: ValueEntry | Job, flags: int, now: int) -> Pair:
         if isinstance(entry, Job):
             text = Value(Type.STRING, entry.uri if flags & DATA else b"")
             return Pair(key, text, entry.details(entry.uri) if flags & DETAILS else None)
