@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -104,11 +103,12 @@ def _batches(source: BinaryIO) -> Iterator[list[tuple[int, bytes]]]:
 
 
 def _event(text: str | bytes, place: str, type_: str, source: str) -> Any:
+    from virta import jsontext
     from virta.errors import EventError
     from virta.event import Event
 
     try:
-        value = json.loads(text)
+        value = jsontext.decode(text)
     except ValueError as error:
         raise click.UsageError(f"{place} is not JSON: {error}") from None
     if isinstance(value, dict) and "specversion" in value:

@@ -25,7 +25,7 @@ from virta.client.calls import (
 from virta.client.http import (
     IDLE_S,
     READ_BYTES,
-    Response,
+    CompleteResponse,
     ResponseReader,
     check_size,
     is_readable,
@@ -224,7 +224,7 @@ class AsyncPool:
             response = await self._exchange(method, data, repeat=is_repeatable(method, path))
         return check(response.status, response.body), response.headers
 
-    async def _exchange(self, method: str, data: bytes, *, repeat: bool) -> Response:
+    async def _exchange(self, method: str, data: bytes, *, repeat: bool) -> CompleteResponse:
         async with self._slots:
             while True:
                 kept = self._kept()
@@ -243,7 +243,7 @@ class AsyncPool:
                     raise
                 else:
                     self._give_back(connection)
-                    return Response(reader.status, reader.headers, body)
+                    return CompleteResponse(reader.status, reader.headers, body)
 
     async def stream(
         self, path: str, headers: dict[str, str]

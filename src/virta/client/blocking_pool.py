@@ -27,7 +27,7 @@ from virta.client.calls import (
 from virta.client.http import (
     IDLE_S,
     READ_BYTES,
-    Response,
+    CompleteResponse,
     ResponseReader,
     check_size,
     is_readable,
@@ -165,7 +165,7 @@ class BlockingPool:
             raise unreachable(self._address, error) from error
         return check(response.status, response.body), response.headers
 
-    def _exchange(self, method: str, data: bytes, *, repeat: bool) -> Response:
+    def _exchange(self, method: str, data: bytes, *, repeat: bool) -> CompleteResponse:
         while True:
             kept = self._kept()
             connection = kept or self._connect()
@@ -179,7 +179,7 @@ class BlockingPool:
                     raise
             else:
                 self._give_back(connection)
-                return Response(reader.status, reader.headers, body)
+                return CompleteResponse(reader.status, reader.headers, body)
 
     def stream(
         self, path: str, headers: dict[str, str], opened: Callable[[BlockingConnection], None]

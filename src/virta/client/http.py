@@ -30,7 +30,7 @@ _HEX = re.compile(rb"[0-9A-Fa-f]{1,15}")
 _BODILESS = frozenset({204, 304})
 
 
-class Response(NamedTuple):
+class CompleteResponse(NamedTuple):
     """A complete response; names of headers are in lower case."""
 
     status: int

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from virta.clock import time_text
+from virta.clock import now_us, time_text
 from virta.errors import LogError, LogLimitError, LogLockTimeoutError, RequestError
 from virta.server.http.response_queue import insert_headers
 
@@ -198,7 +198,7 @@ class Responder:
         now = time.monotonic()
         if now >= self._clock_until:
             self._clock_until = now + CLOCK_S
-            self._clock = time_text(time.time_ns() // 1000).encode()
+            self._clock = time_text(now_us()).encode()
         return self._clock
 
 
