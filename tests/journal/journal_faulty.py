@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from journal_support import Clock
 
-from virta.journal.engine import Engine
+from virta.journal.engine import JournalEngine
 from virta.journal.jobs.job import STATE_NAMES
 from virta.journal.protocol import commands
 from virta.journal.protocol import messages as m
@@ -176,7 +176,7 @@ class Faulty:
         self.keys = [b"h:000:00000000000000000000:0000000000000000"]
 
     def engine(self, side):
-        engine = Engine(lambda: self.clock.now + self.ahead[side])
+        engine = JournalEngine(lambda: self.clock.now + self.ahead[side])
         engine.jobs.use_range(side + 1)
         return engine
 

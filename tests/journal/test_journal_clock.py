@@ -17,7 +17,7 @@ from journal_support import Clock, Daemon, daemon_thread
 from virta.clock import now_us
 from virta.journal import Client, Spool, Worker
 from virta.journal.clients.spool import STAMP, scan
-from virta.journal.engine import Engine
+from virta.journal.engine import JournalEngine
 from virta.journal.jobs.job import DELAYED, READY, WORKING
 from virta.journal.protocol import commands
 from virta.journal.protocol.codec import RequestParser
@@ -193,7 +193,7 @@ class Stepped:
 
     def __init__(self):
         self.clock, self.steady = Clock(T0), Clock(0)
-        self.engine = Engine(self.clock, steady=self.steady)
+        self.engine = JournalEngine(self.clock, steady=self.steady)
         self.session = Session()
 
     def passes(self, seconds):

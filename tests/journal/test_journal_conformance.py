@@ -21,7 +21,7 @@ import pytest
 from journal_support import REPLY_WAIT_S, Clock, connected, daemon
 from test_journal_daemon import play
 
-from virta.journal.engine import Engine
+from virta.journal.engine import JournalEngine
 from virta.journal.protocol import codec
 from virta.journal.protocol import messages as m
 from virta.journal.sessions import Session
@@ -139,7 +139,7 @@ class Alone:
     def __init__(self, clock, directory):
         assert directory is None
         self.clock = clock
-        self.engine = Engine(clock)
+        self.engine = JournalEngine(clock)
         self.connections = {}
 
     async def __aenter__(self):

@@ -43,13 +43,13 @@ FILL = """
 import gc, sys, time
 from pathlib import Path
 from virta.clock import now_us
-from virta.journal.engine import Engine
+from virta.journal.engine import JournalEngine
 from virta.journal.protocol.messages import Value
 from virta.journal.storage.directory import Persistence
 
 gc.disable()
 disk = Persistence(Path(sys.argv[1]), durability="none")
-engine = Engine(now_us)
+engine = JournalEngine(now_us)
 disk.restore(engine)
 payload = Value(1, b"x" * 100)
 for i in range(1_000_000):
@@ -62,12 +62,12 @@ disk.close()
 RESTART = """
 import json, resource, sys, time
 from pathlib import Path
-from virta.journal.engine import Engine
+from virta.journal.engine import JournalEngine
 from virta.journal.storage.directory import Persistence
 
 wall, cpu = time.perf_counter(), time.process_time()
 disk = Persistence(Path(sys.argv[1]))
-engine = Engine(now_us)
+engine = JournalEngine(now_us)
 disk.restore(engine)
 taken = engine.jobs.reserve(b"host3", engine.clock())
 print(json.dumps({

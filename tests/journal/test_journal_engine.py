@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from journal_support import Clock
 
-from virta.journal.engine import Engine
-from virta.journal.jobs.recurring import Schedule
+from virta.journal.engine import JournalEngine
+from virta.journal.jobs.recurring import CronSchedule
 from virta.journal.protocol import commands
 from virta.journal.protocol import messages as m
 from virta.journal.protocol.codec import RequestParser, encode_reply, encode_request
@@ -87,7 +87,7 @@ def any_request(draw):
 def test_any_request_gets_a_reply(steps):
     """Any sequence of any requests from a client and a peer: replies that encode, images that encode."""
     clock = Clock(T0)
-    engine = Engine(clock)
+    engine = JournalEngine(clock)
     engine.start_copying()
     sessions = [Session(lambda _: None), Session(lambda _: None)]
     sessions[1].peer = "p"
@@ -111,7 +111,7 @@ class Console:
 
     def __init__(self):
         self.clock = Clock(T0)
-        self.engine = Engine(self.clock)
+        self.engine = JournalEngine(self.clock)
         self.session = Session()
 
     def __call__(self, do, **fields):
@@ -205,7 +205,7 @@ def test_times_missed_while_down(catch_up, expected, tmp_path):
 
     def restarted():
         disk = Persistence(tmp_path, durability="none")
-        engine = Engine(clock)
+        engine = JournalEngine(clock)
         disk.restore(engine)
         return disk, engine
 
@@ -228,7 +228,7 @@ def test_times_missed_while_down(catch_up, expected, tmp_path):
 def test_a_daemon_that_becomes_primary_makes_up():
     """The time that passed between two primaries is not lost, and one that ran is not repeated."""
     clock = Clock(100 * HOUR + 5)
-    engine = Engine(clock)
+    engine = JournalEngine(clock)
     engine.primary = False
     recurring(engine, "once")
     clock.now = 101 * HOUR + 1
@@ -244,7 +244,7 @@ def test_a_daemon_that_becomes_primary_makes_up():
 def test_a_recurring_job_keeps_its_turn():
     """One that waits is not put behind what came after it each time it is due again."""
     clock = Clock(100 * HOUR + 5)
-    engine = Engine(clock)
+    engine = JournalEngine(clock)
     recurring(engine, "none", "@every 1h")
     clock.now = 101 * HOUR + 1
     engine.tick()
@@ -259,7 +259,7 @@ def test_a_recurring_job_keeps_its_turn():
 def test_a_clock_that_is_set():
     """Ahead: one push, not one per time passed. Back: it goes on by the new time and repeats nothing."""
     clock = Clock(100 * HOUR + 5)
-    engine = Engine(clock)
+    engine = JournalEngine(clock)
     recurring(engine, "none", "@every 1h")
     engine.tick()
     done = []
@@ -282,7 +282,7 @@ def test_a_clock_that_is_set():
 )
 def test_the_latest_time(text, time, expected):
     """The last moment that is not later; 0 if there was none since 1970."""
-    assert Schedule(text).latest(time) == expected
+    assert CronSchedule(text).latest(time) == expected
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_schedules(text, after, expected):
     def us(moment):
         return int(datetime.fromisoformat(moment).replace(tzinfo=UTC).timestamp()) * 1_000_000
 
-    assert us(expected) == Schedule(text).after(us(after))
+    assert us(expected) == CronSchedule(text).after(us(after))
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_schedules(text, after, expected):
 def test_bad_schedules(text):
     """What is no schedule, or never comes true, is refused."""
     with pytest.raises(RefusedError, match="bad-settings"):
-        Schedule(text)
+        CronSchedule(text)
 
 
 def test_listening_is_bounded():

@@ -9,7 +9,7 @@ from journal_faulty import URIS, admin, copies_of
 from journal_support import Clock, Wire, connected, mesh, until
 
 from virta.errors import JournalError
-from virta.journal.engine import Engine
+from virta.journal.engine import JournalEngine
 from virta.journal.jobs.job import STATE_NAMES
 from virta.journal.protocol import messages as m
 from virta.journal.protocol.messages import Function, Request, Type, Value
@@ -214,4 +214,4 @@ def test_wrong_copies(peers, options, problem, tmp_path):
     """Copies that can never be made, and daemons that cannot be told apart, are refused at once."""
     others = [Peer(name, "h", 1) for name in peers]
     with pytest.raises(JournalError, match=problem):
-        Peers(Engine(Clock()), tmp_path, "a", others, **options)
+        Peers(JournalEngine(Clock()), tmp_path, "a", others, **options)

@@ -15,7 +15,7 @@ from journal_support import Clock, Daemon, connected, daemon, nop
 
 from virta.errors import JournalError, LogSyncError, LogWriteError
 from virta.journal.clients.client import Client
-from virta.journal.engine import Engine
+from virta.journal.engine import JournalEngine
 from virta.journal.jobs.job import STATE_NAMES
 from virta.journal.protocol import messages as m
 from virta.journal.protocol.messages import Function, Request, Type, Value
@@ -125,7 +125,7 @@ def test_restart_equals_the_state_that_was_committed(seed, tmp_path):
 
     def opened():
         disk = Persistence(tmp_path, durability="none")
-        engine = Engine(clock, Store(disk.spill, memory_bytes_max=8_000))
+        engine = JournalEngine(clock, Store(disk.spill, memory_bytes_max=8_000))
         disk.restore(engine)
         return disk, engine
 
@@ -161,7 +161,7 @@ def test_an_entry_only_a_snapshot_knows_is_forgotten(tmp_path):
     """What a snapshot wrote before the log did is taken back when it becomes a matter of memory."""
     clock = Clock(100)
     disk = Persistence(tmp_path, durability="none")
-    engine = Engine(clock)
+    engine = JournalEngine(clock)
     disk.restore(engine)
     disk.rotate(engine)
     engine.store.set(b"k", Value(Type.STRING, b"kept"), 1, 100, persist=True)
@@ -174,7 +174,7 @@ def test_an_entry_only_a_snapshot_knows_is_forgotten(tmp_path):
     disk.commit(images.drain(engine, 100))
     disk.close()
     disk = Persistence(tmp_path, durability="none")
-    engine = Engine(clock)
+    engine = JournalEngine(clock)
     disk.restore(engine)
     disk.close()
 
@@ -209,7 +209,7 @@ def test_an_attempt_that_was_forgotten_acknowledges_nothing(tmp_path):
     for _ in range(3):
         (tmp_path / "leases").unlink(missing_ok=True)
         disk = Persistence(tmp_path, durability="none")
-        engine = Engine(clock)
+        engine = JournalEngine(clock)
         disk.restore(engine)
         engine.jobs.push(b"x", b"d", 1, clock.now, persist=True)
         committed(disk, engine)
@@ -224,7 +224,7 @@ def test_an_attempt_that_was_forgotten_acknowledges_nothing(tmp_path):
 def crashed(directory, clock):
     """What a process that was killed leaves behind, opened by the next one."""
     disk = Persistence(directory, durability="none")
-    engine = Engine(clock)
+    engine = JournalEngine(clock)
     disk.restore(engine)
     return disk, engine
 
@@ -353,7 +353,7 @@ def test_one_owner(tmp_path):
 def test_damaged_snapshot_is_refused(tmp_path):
     """A flipped byte in a snapshot stops the start with file and position, never a wrong state."""
     disk = Persistence(tmp_path)
-    engine = Engine(Clock(5))
+    engine = JournalEngine(Clock(5))
     disk.restore(engine)
     engine.store.set(b"k", Value(Type.STRING, b"v" * 100), 1, 5, persist=True)
     disk.snapshot(engine)
@@ -365,21 +365,21 @@ def test_damaged_snapshot_is_refused(tmp_path):
 
     disk = Persistence(tmp_path)
     with pytest.raises(JournalError, match="damaged at byte"):
-        disk.restore(Engine(Clock(5)))
+        disk.restore(JournalEngine(Clock(5)))
     disk.close()
 
 
 def test_missing_generation_is_refused(tmp_path):
     """A log that is missing in between stops the start."""
     disk = Persistence(tmp_path)
-    disk.restore(Engine(Clock(5)))
+    disk.restore(JournalEngine(Clock(5)))
     disk.close()
     (path,) = tmp_path.glob("*.log")
     path.rename(tmp_path / f"{3:020d}.log")
 
     disk = Persistence(tmp_path)
     with pytest.raises(JournalError, match="missing"):
-        disk.restore(Engine(Clock(5)))
+        disk.restore(JournalEngine(Clock(5)))
     disk.close()
 
 

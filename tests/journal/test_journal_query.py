@@ -7,7 +7,7 @@ import random
 import pytest
 from journal_support import Clock
 
-from virta.journal.engine import Engine
+from virta.journal.engine import JournalEngine
 from virta.journal.jobs import key_index as jobkeys
 from virta.journal.protocol import messages as m
 from virta.journal.protocol.messages import Function, Request, Type, Value
@@ -17,7 +17,7 @@ from virta.journal.values.sorted_keys import SortedKeys
 
 
 def filled(keys):
-    engine = Engine(Clock(10))
+    engine = JournalEngine(Clock(10))
     for key in keys:
         engine.store.set(key, Value(Type.STRING, b"v"), 1, 10)
     return engine

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from journal_support import Clock, connected, daemon, nop, until
 
-from virta.journal.engine import Engine
+from virta.journal.engine import JournalEngine
 from virta.journal.protocol import commands
 from virta.journal.protocol import messages as m
 from virta.journal.protocol.messages import Function, RefusedError, Request, Type, Value
@@ -76,7 +76,7 @@ def test_listening_to_a_job():
 
 def test_too_many_keys_to_listen_to_change_nothing():
     """A GET that marks, or a SET, is refused whole when the connection would listen to too many keys."""
-    engine = Engine(Clock(T0))
+    engine = JournalEngine(Clock(T0))
     session = Session(lambda _: None)
     session.keys = {b"%d" % i for i in range(LISTEN_KEYS_MAX)}
     engine.handle(commands.set_("k", 1).request, Session())
@@ -91,7 +91,7 @@ def test_too_many_keys_to_listen_to_change_nothing():
 
 def test_a_cursor_knows_what_was_asked():
     """Touch goes on from page to page without being asked for again."""
-    engine = Engine(Clock(T0))
+    engine = JournalEngine(Clock(T0))
     session = Session()
     for key in ("a", "b"):
         engine.handle(commands.set_(key, 1, expires=T0 / 1e6 + 1, ttl=60).request, session)
@@ -104,7 +104,7 @@ def test_a_cursor_knows_what_was_asked():
 
 def test_a_push_needs_a_uri():
     """Without one it is refused, even if the domain is given."""
-    reply = Engine(Clock(T0)).handle(push(b"", key2=b"d"), Session())
+    reply = JournalEngine(Clock(T0)).handle(push(b"", key2=b"d"), Session())
 
     assert reply.error == "key-missing"
 
@@ -112,7 +112,7 @@ def test_a_push_needs_a_uri():
 def test_an_attempt_is_over_at_its_deadline():
     """A DELETE at the deadline itself acknowledges nothing, whether or not anybody has looked since."""
     clock = Clock(T0)
-    engine, session = Engine(clock), Session()
+    engine, session = JournalEngine(clock), Session()
     engine.handle(push(), session)
     key = engine.handle(Request(Function.NEXT, timeout=T0 + 5), session).pairs[0].key
     clock.now = T0 + 5

@@ -25,7 +25,7 @@ from virta.journal.jobs.job import (
     host_of,
     reason_text,
 )
-from virta.journal.jobs.recurring import Cron, Schedule
+from virta.journal.jobs.recurring import Cron, CronSchedule
 from virta.journal.jobs.table import LIST_MAX, TOTAL_NAMES
 from virta.journal.protocol.messages import (
     COMMAND_KEY,
@@ -43,7 +43,7 @@ from virta.journal.protocol.messages import (
 from virta.journal.protocol.rules import CLOCK_SKEW_US_MAX
 
 if TYPE_CHECKING:
-    from virta.journal.engine import Engine
+    from virta.journal.engine import JournalEngine
     from virta.journal.sessions import Session
 
 RESERVED = b"virta:"
@@ -60,7 +60,7 @@ NESTED = "the JSON is nested too deeply: 900 levels are always readable"
 Setting = TypeVar("Setting", DomainSettings, Cron)
 
 
-class Command(msgspec.Struct, forbid_unknown_fields=True):
+class AdminCommand(msgspec.Struct, forbid_unknown_fields=True):
     """One administrative command; which fields count depends on `do`."""
 
     do: str
@@ -78,9 +78,9 @@ class Command(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Admin:
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: JournalEngine) -> None:
         self._engine = engine
-        self._crons: dict[bytes, tuple[Cron, Schedule, int]] = {}
+        self._crons: dict[bytes, tuple[Cron, CronSchedule, int]] = {}
         self._due: list[tuple[int, bytes]] = []
         self._ticked = 0
         self._was_primary = False
@@ -108,7 +108,7 @@ class Admin:
                 raise RefusedError("bad-settings", problem)
         elif key.startswith(CRON_PREFIX) and len(key) > len(CRON_PREFIX):
             cron = _decoded(value, Cron)
-            Schedule(cron.schedule)
+            CronSchedule(cron.schedule)
             if not 0 <= cron.priority <= 255:
                 raise RefusedError("bad-priority", f"{cron.priority} is not from 0 to 255")
             if not cron.domain:
@@ -127,10 +127,10 @@ class Admin:
             self._engine.jobs.configure(name, _decoded(value, DomainSettings))
         elif key.startswith(CRON_PREFIX):
             cron = _decoded(value, Cron)
-            schedule = Schedule(cron.schedule)
+            schedule = CronSchedule(cron.schedule)
             self._expect(key, cron, schedule, now)
 
-    def _expect(self, key: bytes, cron: Cron, schedule: Schedule, now: int) -> None:
+    def _expect(self, key: bytes, cron: Cron, schedule: CronSchedule, now: int) -> None:
         due = schedule.after(now)
         self._crons[key] = (cron, schedule, due)
         heapq.heappush(self._due, (due, key))
@@ -181,7 +181,7 @@ class Admin:
             if cron.catch_up == "once":
                 self._catch_up(key, cron, schedule, now)
 
-    def _catch_up(self, key: bytes, cron: Cron, schedule: Schedule, now: int) -> None:
+    def _catch_up(self, key: bytes, cron: Cron, schedule: CronSchedule, now: int) -> None:
         """One push for all the times that passed while no daemon was there, dated by the last one."""
         ran = RAN_PREFIX + key[len(CRON_PREFIX) :]
         store = self._engine.store
@@ -248,7 +248,7 @@ class Admin:
     def run(self, request: Request, session: Session, now: int) -> Reply:
         assert request.value is not None
         try:
-            command = msgspec.json.decode(request.value.data, type=Command)
+            command = msgspec.json.decode(request.value.data, type=AdminCommand)
         except msgspec.DecodeError as error:
             raise RefusedError("bad-settings", str(error)[:200]) from error
         except RecursionError as error:
@@ -269,7 +269,7 @@ class Admin:
         value = Value(Type.STRING, msgspec.json.encode(answer))
         return Reply(request.identifier, flags, now, pair=Pair(b"", value))
 
-    def _do_stats(self, command: Command, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
+    def _do_stats(self, command: AdminCommand, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
         jobs, store = self._engine.jobs, self._engine.store
         jobs.tick(now)
         places = list(jobs.domains.values())
@@ -291,7 +291,7 @@ class Admin:
             "primary": self._engine.primary,
         }
 
-    def _do_list(self, command: Command, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
+    def _do_list(self, command: AdminCommand, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
         if command.state and command.state not in STATE_NAMES[: DEAD + 1]:
             raise RefusedError(
                 "bad-settings", f"state {command.state!r} is not one of {STATE_NAMES[:5]}"
@@ -305,7 +305,7 @@ class Admin:
         )
         return {"jobs": [_job_view(job) for job in jobs]}
 
-    def _do_show(self, command: Command, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
+    def _do_show(self, command: AdminCommand, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
         self._engine.jobs.tick(now)
         name = (command.key or command.uri).encode()
         if not name:
@@ -315,11 +315,11 @@ class Admin:
             raise RefusedError("does-not-exist")
         return _job_view(job)
 
-    def _do_export(self, command: Command, session: Session, now: int) -> bytes:
+    def _do_export(self, command: AdminCommand, session: Session, now: int) -> bytes:
         """Everything there is as requests, page by page, for another daemon; offset 0 starts over."""
         return self._engine.export.page(session, now, again=command.offset == 0)
 
-    def _do_fail(self, command: Command, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
+    def _do_fail(self, command: AdminCommand, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
         self._engine.jobs.tick(now)
         job = self._engine.jobs.find_text(command.key)
         if job is None:
@@ -329,7 +329,7 @@ class Admin:
         self._engine.jobs.fail(job, reason, now, delay=delay, dead=command.dead)
         return _job_view(job)
 
-    def _do_kick(self, command: Command, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
+    def _do_kick(self, command: AdminCommand, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
         jobs = self._engine.jobs
         if not command.uri and not command.domain:
             raise RefusedError("key-missing", "the uri of a job or a domain")
@@ -341,19 +341,19 @@ class Admin:
         jobs.kick_job(job, now)
         return {"kicked": 1}
 
-    def _do_requeue(self, command: Command, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
+    def _do_requeue(self, command: AdminCommand, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
         chosen = self._dead(command)
         for job in chosen:
             self._engine.jobs.requeue(job, now)
         return {"requeued": len(chosen)}
 
-    def _do_drop(self, command: Command, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
+    def _do_drop(self, command: AdminCommand, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
         chosen = self._dead(command)
         for job in chosen:
             self._engine.jobs.drop(job, now)
         return {"dropped": len(chosen)}
 
-    def _dead(self, command: Command) -> list[Job]:
+    def _dead(self, command: AdminCommand) -> list[Job]:
         if command.uri:
             job = self._engine.jobs.dead(command.uri.encode())
             if job is None:
@@ -363,7 +363,7 @@ class Admin:
             domain=command.domain.encode(), state="dead", limit=max(command.limit, 0)
         )
 
-    def _do_configure(self, command: Command, session: Session, now: int) -> dict[str, Any]:
+    def _do_configure(self, command: AdminCommand, session: Session, now: int) -> dict[str, Any]:
         """Change some settings of a domain, keep the others; all of them as they are now."""
         if not command.domain:
             raise RefusedError("key-missing", "the domain")

@@ -27,7 +27,7 @@ from virta.journal.protocol.rules import CLOCK_SKEW_US_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from virta.journal.engine import Engine
+    from virta.journal.engine import JournalEngine
 
 log = logging.getLogger("virta.journal")
 
@@ -68,7 +68,7 @@ class StepWatch:
         return step if abs(step) >= CLOCK_STEP_US_MIN else 0
 
 
-def shift(engine: Engine, step: int, now: int) -> None:
+def shift(engine: JournalEngine, step: int, now: int) -> None:
     """Move everything that was counted from the clock, which was set by `step` µs and says `now`."""
     log.warning("journal_clock_set seconds=%.3f", step / 1e6)
     engine.jobs.shift(step, now)
@@ -77,7 +77,7 @@ def shift(engine: Engine, step: int, now: int) -> None:
     engine.listeners.forget_announcements()
 
 
-def went_back(engine: Engine, last: int, now: int) -> int:
+def went_back(engine: JournalEngine, last: int, now: int) -> int:
     """
     Return by how much the clock went back since the last run (µs, not above 0).
 

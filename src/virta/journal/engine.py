@@ -55,7 +55,7 @@ PEER_PREFIX = b"peer:"
 _LATEST_WINS = frozenset({Function.SET, Function.DELETE, Function.RENAME, Function.PUSH})
 
 
-class Engine:
+class JournalEngine:
     def __init__(
         self,
         clock: Callable[[], int],

@@ -27,7 +27,7 @@ from virta.journal.protocol.messages import (
 )
 
 if TYPE_CHECKING:
-    from virta.journal.engine import Engine
+    from virta.journal.engine import JournalEngine
     from virta.journal.sessions import Session
 
 NEXT_JOBS_MAX = 1_000
@@ -35,7 +35,7 @@ STRING = int(Type.STRING)
 
 
 class JobCommands:
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: JournalEngine) -> None:
         self._engine = engine
         self._jobs = engine.jobs
 

@@ -55,7 +55,7 @@ class Cron(Struct, frozen=True, forbid_unknown_fields=True):
     catch_up: Literal["none", "once"] = "none"
 
 
-class Schedule:
+class CronSchedule:
     """
     `after(time)` is the first moment later than `time`, `latest(time)` the last one not later; in µs.
 

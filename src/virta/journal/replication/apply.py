@@ -23,14 +23,14 @@ from virta.journal.replication.messages import JOB_KEY, decode_job, decode_mark
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from virta.journal.engine import Engine
+    from virta.journal.engine import JournalEngine
     from virta.journal.sessions import Session
 
 PULL_PREFIX = b"pull:"
 
 
 class PeerRequests:
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: JournalEngine) -> None:
         self._engine = engine
         self._store = engine.store
         self.pull: Callable[[str], None] = lambda _: None  # fetch everything from a peer

@@ -13,7 +13,7 @@ from virta.journal.replication import messages
 from virta.journal.replication.interface import Replication
 
 if TYPE_CHECKING:
-    from virta.journal.engine import Engine
+    from virta.journal.engine import JournalEngine
     from virta.journal.jobs.job import Job
     from virta.journal.protocol.messages import Request
     from virta.journal.values.entry import ValueEntry
@@ -23,7 +23,7 @@ class Copies(Replication):
     active = True
     payload_bytes_max = messages.PAYLOAD_BYTES_MAX
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: JournalEngine) -> None:
         self._engine = engine
         self._outgoing: list[Request] = []
         self._moved: list[ValueEntry] = []

@@ -44,7 +44,7 @@ from virta.journal.values.entries import OVER_BYTES_MAX
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from virta.journal.engine import Engine
+    from virta.journal.engine import JournalEngine
     from virta.journal.jobs.job import Job
     from virta.journal.jobs.lifecycle import Jobs
     from virta.journal.sessions import Session
@@ -163,7 +163,7 @@ def delete_message(key: bytes, timestamp: int) -> Request:
 class Export:
     """Everything a daemon knows, one page per call and connection."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: JournalEngine) -> None:
         self._engine = engine
         self._exports: WeakKeyDictionary[Session, Iterator[Request]] = WeakKeyDictionary()
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from virta.journal.engine import Engine
+    from virta.journal.engine import JournalEngine
 
 log = logging.getLogger("virta.journal.peers")
 
@@ -186,7 +186,7 @@ class Peers:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: JournalEngine,
         directory: Path,
         name: str,
         peers: list[Peer],

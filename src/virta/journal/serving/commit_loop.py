@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from virta.clock import now_us
 from virta.errors import JournalError, LogError, LogWriteError
-from virta.journal.engine import Engine
+from virta.journal.engine import JournalEngine
 from virta.journal.jobs.lifecycle import Jobs
 from virta.journal.jobs.table import JOBS_MAX
 from virta.journal.protocol.messages import OVERWRITE, PERSIST, TOUCH, Function, Reply, Request
@@ -78,7 +78,7 @@ class CommitLoop:
             None if directory is None else Persistence(directory, durability=durability)
         )
         spill = None if self._persistence is None else self._persistence.spill
-        self.engine = Engine(
+        self.engine = JournalEngine(
             clock, Store(spill, memory_bytes_max=memory_bytes_max), Jobs(jobs_max=jobs_max)
         )
         if self._persistence is not None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from virta.clock import now_us
 from virta.errors import JournalError, LogError
-from virta.journal.engine import Engine
+from virta.journal.engine import JournalEngine
 from virta.journal.jobs.lifecycle import Jobs
 from virta.journal.jobs.table import JOBS_MAX
 from virta.journal.protocol.messages import RefusedError
@@ -53,7 +53,7 @@ class Journal(BlockingMethods):
         self._closed = False
         self._session = Session()
         self._disk = Persistence(directory, durability=durability)
-        self.engine = Engine(
+        self.engine = JournalEngine(
             clock,
             Store(self._disk.spill, memory_bytes_max=memory_bytes_max),
             Jobs(jobs_max=jobs_max),

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-    from virta.journal.engine import Engine
+    from virta.journal.engine import JournalEngine
     from virta.log import Log
 
 Durability = Literal["none", "interval", "group", "fsync"]
@@ -69,7 +69,7 @@ class Persistence:
 
     # Start.
 
-    def restore(self, engine: Engine) -> None:
+    def restore(self, engine: JournalEngine) -> None:
         """Bring an empty engine to the state that was acknowledged, then open the log for more."""
         now = engine.clock()
         collecting = gc.isenabled()
@@ -89,7 +89,7 @@ class Persistence:
                 gc.freeze()  # they stay for long: collections need not look at them again
         self._claim_ids(engine.jobs.next_id)
 
-    def _restore(self, engine: Engine, now: int) -> None:
+    def _restore(self, engine: JournalEngine, now: int) -> None:
         for leftover in self.directory.glob("*.tmp"):
             leftover.unlink()
         snapshots = sorted(self.directory.glob("*.snap"))
@@ -139,7 +139,7 @@ class Persistence:
         self._log = opened
         self._generation = generation
 
-    def _replay(self, engine: Engine, now: int) -> None:
+    def _replay(self, engine: JournalEngine, now: int) -> None:
         assert self._log is not None
         for record in self._log.read():
             images.apply(engine, str(record.topic), record.value, now)
@@ -202,14 +202,14 @@ class Persistence:
         """Whether rotation may be worth a thought."""
         return self._records > ROTATE_RECORDS_MIN or self._bytes > ROTATE_BYTES_MIN
 
-    def wants_rotation(self, engine: Engine) -> bool:
+    def wants_rotation(self, engine: JournalEngine) -> bool:
         live = len(engine.jobs) + len(engine.store)
         return self._rotation is None and (
             self._records > max(ROTATE_RECORDS_MIN, live // 2)
             or self._bytes > max(ROTATE_BYTES_MIN, self._snapshot_bytes)
         )
 
-    def rotate(self, engine: Engine) -> None:
+    def rotate(self, engine: JournalEngine) -> None:
         """Begin a generation; `rotation_step` does the rest. Nothing may be waiting for `commit`."""
         assert self._rotation is None
         self._open(self._generation + 1)
@@ -246,7 +246,7 @@ class Persistence:
         self._remove_before(self._generation)
         self._rotation = None
 
-    def snapshot(self, engine: Engine) -> None:
+    def snapshot(self, engine: JournalEngine) -> None:
         """Rotate in one go: at a graceful stop, so that marks are kept and the next start is quick."""
         self.abandon_rotation()
         self.rotate(engine)

@@ -32,7 +32,7 @@ from virta.journal.values.entry import ValueEntry
 from virta.log.limits import KEY_BYTES_MAX
 
 if TYPE_CHECKING:
-    from virta.journal.engine import Engine
+    from virta.journal.engine import JournalEngine
     from virta.journal.jobs.lifecycle import Jobs
 
 Record = tuple[str, bytes, bytes]
@@ -82,7 +82,7 @@ def job_fields(job: Job) -> tuple[Any, ...]:
     return (*image, job.replaced) if job.replaced else image
 
 
-def drain(engine: Engine, now: int) -> list[Record]:
+def drain(engine: JournalEngine, now: int) -> list[Record]:
     """Every image the log has to learn, in the order it must learn them."""
     records = _drained_jobs(engine, now) if engine.jobs.wants_log else []
     if not engine.store.unlogged:
@@ -99,7 +99,7 @@ def drain(engine: Engine, now: int) -> list[Record]:
     return records
 
 
-def _drained_jobs(engine: Engine, now: int) -> list[Record]:
+def _drained_jobs(engine: JournalEngine, now: int) -> list[Record]:
     jobs = engine.jobs
     records = [
         ("job", _short(uri), _encode((uri, finished, now, [job_fields(job) for job in kept])))
@@ -113,7 +113,7 @@ def ids_record(first_free: int) -> Record:
     return ("ids", b"", _encode((first_free,)))
 
 
-def apply(engine: Engine, topic: str, image: bytes, now: int) -> None:
+def apply(engine: JournalEngine, topic: str, image: bytes, now: int) -> None:
     """Take one record of the log into the state."""
     fields = _decode(image)
     if topic == "job":
@@ -134,7 +134,7 @@ def apply(engine: Engine, topic: str, image: bytes, now: int) -> None:
         engine.jobs.saw_id(fields[0] - 1)
 
 
-def restore_value(engine: Engine, image: list[Any], now: int) -> None:
+def restore_value(engine: JournalEngine, image: list[Any], now: int) -> None:
     keys, kind, data, timestamp, created, modified, accessed, expires, ttl = image[:9]
     worked, tombstone, marked_at, links, alias = image[9:]
     entry = ValueEntry(keys[0], timestamp)
@@ -155,7 +155,7 @@ def restore_value(engine: Engine, image: list[Any], now: int) -> None:
     engine.store.restore(entry, Value(kind, data), now)
 
 
-def restore_job(engine: Engine, uri: bytes, image: list[Any], now: int) -> None:
+def restore_job(engine: JournalEngine, uri: bytes, image: list[Any], now: int) -> None:
     engine.jobs.restore(job_of(engine.jobs, uri, image), now, dead=image[10])
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
     from pathlib import Path
 
-    from virta.journal.engine import Engine
+    from virta.journal.engine import JournalEngine
 
 MAGIC = b"VJS1"
 # About 3 ms of encoding between two steps.
@@ -39,7 +39,7 @@ _CHUNK = struct.Struct(">II")
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def write_snapshot(engine: Engine, path: Path) -> Generator[None, None, None]:
+def write_snapshot(engine: JournalEngine, path: Path) -> Generator[None, None, None]:
     """
     Write all steps; between any two the journal may go on working.
 
@@ -60,7 +60,7 @@ def publish(temporary: Path, final: Path) -> None:
     files.sync_directory(final.parent)
 
 
-def load_snapshot(engine: Engine, path: Path, now: int) -> None:
+def load_snapshot(engine: JournalEngine, path: Path, now: int) -> None:
     """
     Take a snapshot into an empty engine.
 
@@ -91,7 +91,7 @@ def load_snapshot(engine: Engine, path: Path, now: int) -> None:
                     engine.jobs.finished.remember(uri, timestamp, finished_at)
 
 
-def _steps(engine: Engine) -> Iterator[bytes]:
+def _steps(engine: JournalEngine) -> Iterator[bytes]:
     finishes = engine.jobs.finished.all()
     for at in range(0, len(finishes), STEP_ENTRIES):
         yield _encode(["finished", finishes[at : at + STEP_ENTRIES]])

@@ -39,7 +39,7 @@ _CURSOR_PREFIX = b"c1:"
 _ANCHORED = re.compile(rb"\^([A-Za-z0-9_:/%@#&=,;~ -]*)(.?)", re.DOTALL)
 
 
-class Pattern(Protocol):
+class KeyPattern(Protocol):
     def search(self, text: bytes) -> object | None: ...
 
 
@@ -136,11 +136,11 @@ def parse_cursor(cursor: bytes) -> Query:
     return query
 
 
-_cache: dict[bytes, Pattern] = {}
+_cache: dict[bytes, KeyPattern] = {}
 _CACHE_PATTERNS_MAX = 64
 
 
-def compiled(pattern: bytes) -> Pattern:
+def compiled(pattern: bytes) -> KeyPattern:
     """
     RE2 only: its time is linear in the key, whatever the pattern.
 
@@ -160,7 +160,7 @@ def compiled(pattern: bytes) -> Pattern:
     options.max_mem = REGEX_MEMORY_BYTES_MAX
     options.log_errors = False
     try:
-        result: Pattern = re2.compile(pattern, options)
+        result: KeyPattern = re2.compile(pattern, options)
     except re2.error as error:
         text = error.args[0] if error.args else b""
         detail = text.decode(errors="replace") if isinstance(text, bytes) else str(text)

@@ -35,7 +35,7 @@ from virta.journal.protocol.messages import (
 from virta.journal.values.queries import SCAN_KEYS_MAX, Query, parse_cursor
 
 if TYPE_CHECKING:
-    from virta.journal.engine import Engine
+    from virta.journal.engine import JournalEngine
     from virta.journal.sessions import Session
     from virta.journal.values.entry import ValueEntry
 
@@ -43,7 +43,7 @@ PAIR_OVERHEAD_BYTES = 64  # sizes, type and details
 
 
 class ValueReader:
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: JournalEngine) -> None:
         self._engine = engine
         self._store = engine.store
         self._jobs = engine.jobs
