@@ -123,7 +123,8 @@ def read_published(raw: bytes) -> RecordEvent:
         EventError: invalid-json-body, missing-event-source or missing-event-id.
     """
     try:
-        check_depth(raw)
+        if len(raw) > DEPTH_MAX:
+            check_depth(raw)
         head = decode_head(raw)
     except UNREADABLE as error:
         # Lone surrogates and numbers beyond a double are JSON, too.
@@ -136,7 +137,9 @@ def read_published(raw: bytes) -> RecordEvent:
         raise EventError("source is missing", code="missing-event-source", attribute="source")
     key = head.partitionkey if type(head.partitionkey) is str else None
     if type(head.id) is str:
-        return RecordEvent(head.source, head.id, one_line(raw), key)
+        if b"\n" in raw or b"\r" in raw:
+            raw = one_line(raw)
+        return RecordEvent(head.source, head.id, raw, key)
     found = _with_number(raw, head.source) if type(head.id) in {int, float} else None
     if found is None:
         raise EventError("id is missing", code="missing-event-id", attribute="id")

@@ -148,7 +148,7 @@ def read_structured(channel: str, body: bytes, index: int | None = None) -> Deli
         RequestError: what is wrong with it.
     """
     try:
-        if index is None:
+        if index is None and not body.isascii():
             _check_utf8(body)
         event = read_published(body)
     except EventError as error:
@@ -156,7 +156,8 @@ def read_structured(channel: str, body: bytes, index: int | None = None) -> Deli
     draft = Delivery(channel, event.source, event.id, event.value)
     if event.partition_key is not None:
         draft.key = _key(event.partition_key)
-    _check_size(draft)
+    if len(event.value) > EVENT_BYTES_MAX or len(event.source) + len(event.id) > SHORT_CHARS:
+        _check_size(draft)
     return draft
 
 

@@ -267,13 +267,13 @@ def test_which_heads_are_cached():
 
     usual = head(b"ce-id: 1", b"CE-source: s", b"Content-Type: application/json")
     other = usual.replace(b": 1", b": a longer one, \xc3\xbc")
-    assert cache.get(usual) is None
+    assert cache[usual] is None
     learn(usual)
     for made in (usual, other):
         start, kind = len(made) + 4, b"application/json"
         id_ = made.split(b"ce-id: ")[1].split(b"\r\n")[0]
         attributes = [(b"ce-id", id_), (b"ce-source", b"s")]
-        assert cache.get(made) == (start + 7, start, "c", kind, kind, attributes)
+        assert cache[made] == (start + 7, start, "c", kind, kind, attributes)
     for made in (
         usual.replace(b"ce-id: 1", b"ce-id"),
         usual.replace(b"ce-id: 1", b"ce-id:1"),
@@ -284,7 +284,7 @@ def test_which_heads_are_cached():
         usual.replace(b"Length: 7", b"Length: 8"),
         usual.replace(b"/c ", b"/d "),
     ):
-        assert cache.get(made) is None
+        assert cache[made] is None
     for odd in (
         b"ce-datacontenttype: application/json",
         b"ce-x: folded\r\n line",
@@ -295,10 +295,11 @@ def test_which_heads_are_cached():
     ):
         strange = head(b"ce-id: 1", b"ce-source: s", odd)
         learn(strange)
-        assert cache.get(strange) is None
+        assert cache[strange] is None
+    assert cache == {}  # binary events only
     for number in range(HEADS_MAX):
         learn(head(b"ce-id: 1", b"X: %d" % number))
-    assert len(cache) == 1
+    assert cache[usual] is None  # the cache was full, and starts again
 
 
 def test_tokens_are_checked_on_the_fast_path(start, tmp_path):

@@ -269,7 +269,10 @@ class HttpConnection(asyncio.Protocol):
         deadline = self._arrival_deadline
         if deadline == NEVER:
             deadline = self.service.timers.now + self.service.idle_s
-        self.service.timers.set(self, deadline)
+        if deadline < self.deadline or self.slot == UNSET:
+            self.service.timers.set(self, deadline)
+        else:
+            self.deadline = deadline
 
     def forget_arrival(self) -> None:
         """End the limits of a request that is complete or refused."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from virta.errors import LogError, RequestError
 from virta.hub.event_batch import EventBatch
-from virta.server.event_input import read_events
+from virta.server.event_input import STRUCTURED, read_events, read_structured
 from virta.server.http import responses
 from virta.server.http.head_cache import END_OF_HEAD, HeadCache, KnownHead
 from virta.server.http.response_queue import PendingResponse
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 # The first piece of a larger publication is not kept: the parser reads it as it arrives.
 PIECE_BYTES_MAX = 64 * 1024
-# Parsing a smaller body takes less than a millisecond, the unit in which the time is reported.
-TIMED_BODY_BYTES = 16 * 1024
+# Parsing a smaller request takes less than a millisecond, the unit in which the time is reported.
+TIMED_BYTES = 16 * 1024
 # Publications up to these limits are written together: more would make a turn of the loop long, and they
 # are accepted or refused together.
 RUN_EVENTS_MAX = 8192
@@ -72,7 +72,7 @@ class FastInput:
         publisher = self._publisher
         at = data.find(END_OF_HEAD)
         head = data[:at] if at > 0 else b""
-        known = publisher.heads.get(head)
+        known: KnownHead | None = publisher.heads[head]
         if known is None:
             self.unknown_head = head
         elif self.pending is None and not connection.responses:
@@ -173,8 +173,14 @@ class FastPublisher:
         began = perf_counter()
         for input_, known, data, since in arrived:
             read_ms = _elapsed_ms(since, began) if since else 0
-            part, parse_ms = self._read(input_, known, data, read_ms)
-            if part is None:
+            parse_ms = 0
+            try:
+                if known.mode is STRUCTURED and known.size < TIMED_BYTES:
+                    part: Part = [read_structured(known.channel, data[known.start :])]
+                else:
+                    part, parse_ms = self._read(known, data)
+            except Exception as error:  # noqa: BLE001
+                self._refuse(input_, error, read_ms)
                 continue
             size += known.size
             if waiting and (
@@ -202,30 +208,20 @@ class FastPublisher:
             publisher.add(parts, _Answers(service, waiting))
         publisher.write()
 
-    def _read(
-        self, input_: FastInput, known: KnownHead, data: bytes, read_ms: int
-    ) -> tuple[Part | None, int]:
-        """Return the events of a body and the milliseconds that parsing took; None if it is refused."""
-        began = perf_counter() if known.size - known.start > TIMED_BODY_BYTES else 0.0
-        try:
-            events = read_events(
-                known.channel,
-                known.attributes,
-                known.content_type,
-                known.mode,
-                data,
-                known.start,
-                percent=self._service.percent_decode,
-            )
-        except RequestError as error:
-            input_.refuse(error, responses.timings(read_ms))
-            return None, 0
-        except Exception:
+    def _read(self, known: KnownHead, data: bytes) -> tuple[Part, int]:
+        """Return the events of a body and the milliseconds that parsing took."""
+        began = perf_counter()
+        percent = self._service.percent_decode
+        _, start, channel, content_type, mode, attributes = known
+        part = read_events(channel, attributes, content_type, mode, data, start, percent=percent)
+        return part, int((perf_counter() - began) * 1000)
+
+    def _refuse(self, input_: FastInput, error: Exception, read_ms: int) -> None:
+        if not isinstance(error, RequestError):
             # Unexpected; the other publications of this turn are not affected.
-            self._service.logger.exception("request_failed")
-            input_.refuse(RequestError(500, "internal-failure"))
-            return None, 0
-        return events, int((perf_counter() - began) * 1000) if began else 0
+            self._service.logger.error("request_failed", exc_info=error)
+            error = RequestError(500, "internal-failure")
+        input_.refuse(error, responses.timings(read_ms))
 
 
 def _elapsed_ms(since: float, now: float) -> int:
@@ -258,8 +254,11 @@ class _Answers:
             tail = tails.get(times)
             if tail is None:
                 tail = tails[times] = responder.accepted_tail(*times, encode_ms)
-            offset, repeat = service.publisher.place(part)
-            place = responses.offset_headers(offset, repeat=repeat)
+            offset = part.offset if isinstance(part, EventBatch) else part[0].offset if part else -1
+            if offset >= 0:  # almost all
+                place = b"\r\nVirta-Offset: %d" % offset
+            else:
+                place = responses.offset_headers(*service.publisher.place(part))
             response = b"%b%08x%b%b" % (head, number & 0xFFFFFFFF, place, tail)
             if input_.pending is UNQUEUED and not service.draining:
                 input_.pending = None

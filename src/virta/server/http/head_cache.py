@@ -43,27 +43,18 @@ class KnownHead(NamedTuple):
     attributes: Headers  # of a binary event
 
 
-class HeadCache:
-    """Heads of publications that passed all checks."""
+class HeadCache(dict[bytes, "KnownHead | None"]):
+    """Heads of publications that passed all checks; `cache[head]` is None if it has to be parsed."""
 
     def __init__(self, head_bytes_max: int) -> None:
+        super().__init__()
         self._bytes_max = min(head_bytes_max, HEAD_BYTES_MAX)
-        self._exact: dict[bytes, KnownHead] = {}
         # Heads of binary events without the values of their attributes.
         self._outlines: dict[tuple[bytes, ...], KnownHead] = {}
 
-    def __len__(self) -> int:
-        return len(self._exact) + len(self._outlines)
-
-    def get(self, head: bytes) -> KnownHead | None:
-        """Return the meaning of a head, or None if it has to be parsed."""
-        known = self._exact.get(head)
-        if known is None and self._outlines and head:
-            known = self._get_binary(head)
-        return known
-
-    def _get_binary(self, head: bytes) -> KnownHead | None:
-        if len(head) > self._bytes_max:
+    def __missing__(self, head: bytes) -> KnownHead | None:
+        """Return the meaning of the head of a binary event."""
+        if not self._outlines or not head or len(head) > self._bytes_max:
             return None
         outline, values = _outline(head)
         known = self._outlines.get(outline)
@@ -86,9 +77,9 @@ class HeadCache:
         start = len(head) + len(END_OF_HEAD)
         known = KnownHead(start + body_bytes, start, channel, content_type, mode, [])
         if mode in MODES:
-            if len(self._exact) >= HEADS_MAX:
-                self._exact.clear()
-            self._exact[head] = known
+            if len(self) >= HEADS_MAX:
+                self.clear()
+            self[head] = known
         elif not NO_OUTLINE.search(head):
             outline, values = _outline(head)
             if len(values) == len(ANY_ATTRIBUTE.findall(head)):

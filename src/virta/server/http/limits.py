@@ -91,10 +91,9 @@ class ArrivalSizes:
         self._message_ended = True
 
     def is_line_too_long(self, url: bytes) -> bool:
-        limit = self._line_max
-        if url.startswith(SUBSCRIBE):
-            limit = max(limit, SUBSCRIBE_LINE_BYTES_MAX)
-        return len(url) > limit
+        if len(url) <= self._line_max:
+            return False
+        return not url.startswith(SUBSCRIBE) or len(url) > SUBSCRIBE_LINE_BYTES_MAX
 
     def is_head_too_large(self, headers: Headers) -> bool:
         """Check a complete head."""

@@ -205,8 +205,7 @@ class HttpRequest(PendingResponse):
         """Return the 202 of a publication."""
         encode_ms = int((perf_counter() - self._started) * 1000)
         service = self.connection.service
-        offset, repeat = service.publisher.place(self._part)
-        place = responses.offset_headers(offset, repeat=repeat)
+        place = responses.offset_headers(*service.publisher.place(self._part))
         return service.responder.accepted(self._read_ms, self._parse_ms, encode_ms, place)
 
     def consume(self, stream: SseConsumer) -> None:
@@ -247,7 +246,7 @@ class ChannelRequest(HttpRequest):
             self._content_type, self._mode = content_mode(self.head)
             self.check_length(empty=may_be_empty(self._content_type, self._mode))
             length = self.head.get(b"content-length")
-            if raw_head and length and self._keep and not self.head.keys() & NOT_CACHED:
+            if raw_head and length and self._keep and NOT_CACHED.isdisjoint(self.head):
                 self.connection.server.heads.add(
                     raw_head, self._path.channel, self._content_type, self._mode, _length(length)
                 )

@@ -105,7 +105,7 @@ def timings(read_ms: int, parse_ms: int = -1) -> bytes:
     return lines if parse_ms < 0 else b"%bThorium-JSON-Parse-Time: %d ms\r\n" % (lines, parse_ms)
 
 
-def offset_headers(offset: int | None, *, repeat: bool) -> bytes:
+def offset_headers(offset: int | None, repeat: bool) -> bytes:  # noqa: FBT001
     """Return the headers with the offset of a publication, each preceded by a line end."""
     line = b"" if offset is None else b"\r\nVirta-Offset: %d" % offset
     return line + b"\r\nVirta-Duplicate: true" if repeat else line
