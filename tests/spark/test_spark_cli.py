@@ -69,7 +69,7 @@ class Live:
             connection.close()
 
     def consume(self, path):
-        """The ids that a consumer hears; complete after `heard`."""
+        """Return the ids that a consumer receives; complete after `heard`."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
         connection.request("GET", path)
         answer = connection.getresponse()

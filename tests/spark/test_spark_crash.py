@@ -183,7 +183,7 @@ def test_workers_killed_at_random(spark, tmp_path):
     try:
         for number in range(WORKER_ROUNDS):
             events += fill(source, 5 * WORKER_BATCH, seed=seed + 1 + number, first=len(events))
-            # Planning takes longer than many micro-batches, so the moment is one after rows arrived.
+            # Planning takes longer than many micro-batches, so kill after rows arrived.
             copying.reach(next_offset(target) + rng.randrange(1, 2 * WORKER_BATCH))
             threading.Event().wait(rng.uniform(0, 0.3))
             copying.kill(ROLES[number % len(ROLES)])
@@ -294,7 +294,7 @@ class Cluster:
         self.directory = directory
         self.processes = []
         self.start("master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-        # Whoever comes before the master listens tries again ten or twenty seconds later.
+        # A worker that starts before the master listens tries again ten or twenty seconds later.
         wait_for(self.find_master, "the master", self.processes[0])
         for number in range(workers):
             self.start(
@@ -393,7 +393,7 @@ def test_cluster_with_killed_executors(spark, tmp_path):
 
 
 def test_the_name_of_the_packed_python_ends_with_its_last_user(tmp_path):
-    """It is there while any driver lives, made anew if a killed one left it, and gone after an orderly end."""
+    """It exists while any driver lives, is replaced if a killed one left it, and is removed by the last."""
     link = tmp_path / "environment"
     link.symlink_to(tmp_path / "of-one-that-was-killed")
     script = (

@@ -94,16 +94,16 @@ def test_history_outlives_retention(spark, filled):
     assert min(r.offset for r in found.select("offset").collect()) == first
 
 
-def test_what_moves_to_the_lake_between_two_looks(spark, filled, monkeypatch):
-    """A compaction, and retention after it, in the moment between the looks at lake and log hide no record."""
+def test_records_that_move_to_the_lake_while_it_is_listed(spark, filled, monkeypatch):
+    """A compaction, and retention after it, between listing lake and log hide no record."""
     log, lake_path = filled
     everything = plain(read_log(log))
-    looks = []
+    listings = []
 
     def then_moved(look):
         def looked(*args):
-            looks.append(look)
-            if len(looks) == 2:
+            listings.append(look)
+            if len(listings) == 2:
                 compact(log, lake_path, spark=spark)
                 with virta.open(log) as opened:
                     opened.retain(max_bytes=1)
@@ -116,7 +116,7 @@ def test_what_moves_to_the_lake_between_two_looks(spark, filled, monkeypatch):
     found = read_all(log, lake_path, spark=spark)
 
     assert rows(found) == everything
-    assert len(looks) > 2
+    assert len(listings) > 2
 
 
 def test_the_lake_has_typed_attributes_by_day_and_topic(spark, filled):

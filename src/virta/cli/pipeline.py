@@ -151,8 +151,8 @@ def status(file: str, *, as_json: bool) -> None:
 
 @pipeline.command()
 @click.argument("log", type=click.Path(exists=True, file_okay=False))
-@click.option("--from", "start", help="First moment (ISO 8601) or offset.")
-@click.option("--to", "end", help="Last moment or offset, not included.")
+@click.option("--from", "start", help="First time (ISO 8601) or offset.")
+@click.option("--to", "end", help="Last time or offset, not included.")
 @click.option("--topics", help="Only these topics, separated by commas.")
 @click.option("--filter", "filters", multiple=True, help="A filter; several: one must hold.")
 @click.option("--dialect", default="query-string", show_default=True, help="The filters' language.")
@@ -319,14 +319,14 @@ def parsed(texts: tuple[str, ...], dialect: str) -> list[Filter]:
 
 def reading_options(options: dict[str, Any]) -> dict[str, str]:
     reading = {"events": "true"}
-    for name, offset, moment in (("start", "start", "startTime"), ("end", "end", "endTime")):
+    for name, offset, instant in (("start", "start", "startTime"), ("end", "end", "endTime")):
         value = options[name]
         if value is None:
             continue
         if not is_moment(value):
             flag = {"start": "--from", "end": "--to"}[name]
-            fail(f"{flag} {value!r}: expected an offset or a moment, 2026-01-31T12:00:00Z")
-        reading[offset if value.isdecimal() else moment] = value
+            fail(f"{flag} {value!r}: expected an offset or a time, 2026-01-31T12:00:00Z")
+        reading[offset if value.isdecimal() else instant] = value
     if options["topics"]:
         reading["topics"] = options["topics"]
     return reading

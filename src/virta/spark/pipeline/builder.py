@@ -17,13 +17,14 @@ from virta.spark.matching.match import where
 from virta.spark.pipeline.checks import interval_seconds
 from virta.spark.pipeline.errors import located
 from virta.spark.pipeline.outputs import makes_events, too_large
+from virta.spark.schemas import RECORD
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from virta.spark.pipeline.model import Pipeline, Source
 
-RECORD_NAMES = ("topic", "offset", "timestamp", "key", "value")
+RECORD_NAMES = tuple(RECORD.names)
 APPENDED = "timestamp"  # the time that every record has
 
 

@@ -111,7 +111,7 @@ def is_alive(pid: int | None, since: int | None) -> bool:
 def read_status(pipeline: Pipeline, supervised: dict[str, Any] | None = None) -> dict[str, Any]:
     """
     Return the state of a pipeline: `never run`, `running`, `finished`, `stopped`, `failed`, or `lost` when its
-    process is gone without a word; under a living server also `starting`, `waiting`, `stopping`.
+    process ended without a final report; under a running server also `starting`, `waiting`, `stopping`.
 
     `supervised` is the supervisor's own knowledge, else its file is read.
     """
@@ -126,7 +126,7 @@ def read_status(pipeline: Pipeline, supervised: dict[str, Any] | None = None) ->
         status["state"] = combined_state(status, supervised)
         status["pid"] = supervised["pid"]
     queries = list(status["queries"].values())
-    # Every query reads the same input: what was read is told by the first.
+    # Every query reads the same input: the first one counts it.
     first = queries[0] if queries else {}
     return {
         "pipeline": pipeline.name,

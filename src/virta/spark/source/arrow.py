@@ -19,7 +19,7 @@ native = load("virta.spark._arrow")
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-RECORD_COLUMNS = ("topic", "offset", "timestamp", "key", "value")
+RECORD_COLUMNS = plain.RECORD_FIELDS
 TEXT_COLUMNS = frozenset(("topic", "key", "value"))
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 

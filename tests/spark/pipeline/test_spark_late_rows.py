@@ -171,7 +171,7 @@ def test_rows_after_an_idle_time(spark, tmp_path):
     text = text.replace('name = "dropped"', 'name = "dropped"\ntrigger = "50 milliseconds"')
     pipeline = loads(text, directory=str(tmp_path))
     fill(tmp_path / "log", BATCH, seed=3, first=100)
-    told, filled = [], []
+    reports, filled = [], []
 
     def stopping():
         if not filled:
@@ -179,15 +179,15 @@ def test_rows_after_an_idle_time(spark, tmp_path):
             if is_idle_before(spark, 2):
                 filled.extend(fill(tmp_path / "log", BATCH, seed=4))  # long ago
             return False
-        return told[-1]["queries"]["channel-0"]["offset"] == 2 * BATCH
+        return reports[-1]["queries"]["channel-0"]["offset"] == 2 * BATCH
 
     spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "300")
     try:
-        status = run(spark, pipeline, on_progress=told.append, stopping=stopping)
+        status = run(spark, pipeline, on_progress=reports.append, stopping=stopping)
     finally:
         spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
     fill(tmp_path / "log", BATCH, seed=5)
-    with pytest.MonkeyPatch.context() as patch:  # killed before it has looked at what it dropped
+    with pytest.MonkeyPatch.context() as patch:  # killed before it has processed what it dropped
         patch.setattr(DroppedRows, "catch_up", lambda _: 0)
         now = replace(pipeline, trigger="available-now")
         run(spark, now)

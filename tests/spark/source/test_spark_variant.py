@@ -1,4 +1,4 @@
-"""The VARIANT encoder: the native one equals its plain twin, and Spark's Python reads what they write."""
+"""The VARIANT encoder: the native engine equals the plain one, and Spark's Python reads both."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def encode_variant(value):
 
 @settings(max_examples=300, deadline=None)
 @given(VALUES)
-def test_the_twins_write_the_same_bytes(value):
+def test_both_engines_write_the_same_bytes(value):
     """Byte for byte, for any JSON value."""
     if variant.encode_native is None:
         pytest.skip("the native encoder is not built")

@@ -215,7 +215,7 @@ def test_an_index_older_than_its_segment_is_not_used(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "moment"),
+    ("text", "micros"),
     [
         ("1960-01-01", 0),
         ("0001-01-01T00:00:00+14:00", 0),
@@ -224,8 +224,8 @@ def test_an_index_older_than_its_segment_is_not_used(tmp_path):
         ("77", 77),
     ],
 )
-def test_moments_are_exact(text, moment):
+def test_times_are_exact(text, micros):
     """Bounds on time are microseconds, and before 1970 is before everything."""
     options = pytest.importorskip("virta.spark.source.options")
 
-    assert options.read_options({"path": "x", "startTime": text}).time_from == moment
+    assert options.read_options({"path": "x", "startTime": text}).time_from == micros

@@ -134,8 +134,8 @@ def test_the_largest_values_are_no_obstacle(spark, tmp_path):
     """Junk of 10 MiB, and an event that grows beyond it, are dead letters with the reason; the rest goes on."""
     (event,) = fill(str(tmp_path / "log"), 1)
     text = {**event, "id": "big", "data": {"n": 7, "text": ""}}
-    room = VALUE_BYTES_MAX - len(json.dumps(text))
-    text["data"]["text"] = "y" * room
+    free = VALUE_BYTES_MAX - len(json.dumps(text))
+    text["data"]["text"] = "y" * free
     append(tmp_path / "log", b"x" * VALUE_BYTES_MAX, json.dumps(text).encode())
     pipeline = Pipeline(
         name="grow",
@@ -159,7 +159,7 @@ def test_the_largest_values_are_no_obstacle(spark, tmp_path):
 
 
 def test_a_pipeline_runs_again_without_repeats(spark, tmp_path):
-    """Filters of two dialects, two sinks; a second run adds only what is new; the bounded twin gives the same."""
+    """Filters of two dialects, two sinks; a second run adds only what is new; the bounded query gives the same."""
     log = tmp_path / "log"
     events = fill(str(log), 400)
     pipeline = loads(COPY, directory=str(tmp_path))
@@ -215,15 +215,15 @@ def test_a_pipeline_does_not_read_what_it_writes(spark, tmp_path):
 
 
 def test_the_end_of_the_jvm_is_one_sentence_or_a_stop(tmp_path, monkeypatch):
-    """A JVM that is gone fails the run in one sentence; after an order to stop the run has stopped."""
+    """A JVM that has ended fails the run with one sentence; if the run was asked to stop, it has stopped."""
     pipeline = Pipeline(
         name="p", source=Source(log="l"), sinks=(Sink(kind="console"),), directory=str(tmp_path)
     )
 
-    def gone(_):
+    def no_answer(_):
         raise Py4JNetworkError("no answer")
 
-    monkeypatch.setattr(PipelineRun, "_start", gone)
+    monkeypatch.setattr(PipelineRun, "_start", no_answer)
 
     with pytest.raises(RunError, match="Spark's JVM has ended"):
         run(None, pipeline)
@@ -231,8 +231,8 @@ def test_the_end_of_the_jvm_is_one_sentence_or_a_stop(tmp_path, monkeypatch):
     assert run(None, pipeline, stopping=lambda: True)["state"] == "stopped"
 
 
-def test_a_run_and_a_replay_look_before_spark_starts(tmp_path):
-    """A missing log and a moment that is none are told at once."""
+def test_run_and_replay_check_the_log_before_spark_starts(tmp_path):
+    """A missing log and an invalid time are reported at once."""
     (tmp_path / "p.toml").write_text(AGGREGATE)
     with virta.open(tmp_path / "there"):
         pass
@@ -243,14 +243,14 @@ def test_a_run_and_a_replay_look_before_spark_starts(tmp_path):
     assert (started.exit_code, started.output.startswith("no log at ")) == (1, True)
     assert (replay.exit_code, replay.output) == (
         2,
-        "--from 'May': expected an offset or a moment, 2026-01-31T12:00:00Z\n",
+        "--from 'May': expected an offset or a time, 2026-01-31T12:00:00Z\n",
     )
 
 
 SIGNALS = """
 import os, signal, sys, threading
 from click.testing import CliRunner
-from virta.cli import pipeline as room
+from virta.cli import pipeline as module
 
 def interrupted(wanted, spark, stopping, *, as_json):
     os.kill(os.getpid(), signal.SIGTERM)
@@ -262,14 +262,14 @@ class Condition(threading.Condition):
         super().notify_all()
 
 threading.Condition = Condition
-room.run_claimed = interrupted
-done = CliRunner().invoke(room.pipeline, ["run", sys.argv[1]])
+module.run_claimed = interrupted
+done = CliRunner().invoke(module.pipeline, ["run", sys.argv[1]])
 print(done.output)
 """
 
 
-def test_a_signal_in_the_moment_of_another(tmp_path):
-    """A second signal that comes while the first is being heard does not make the run wait for itself."""
+def test_a_signal_during_the_handler_of_another(tmp_path):
+    """A second signal during the handler of the first does not deadlock the run."""
     with virta.open(tmp_path / "log"):
         pass
     (tmp_path / "p.toml").write_text(COPY)
@@ -304,7 +304,7 @@ def test_commands_check_list_and_status(tmp_path):
 
 def test_explain_finds_the_python_part():
     """Of 200 lines of stack the sentence that a person needs is kept."""
-    text = "Py4JJavaError: x\n  at y\nvirta.errors.LogGapError: offsets 1 to 2 are gone\n\tat z"
+    text = "Py4JJavaError: x\n  at y\nvirta.errors.LogGapError: offsets 1 to 2 were removed\n\tat z"
 
-    assert explain(RuntimeError(text)) == "LogGapError: offsets 1 to 2 are gone"
+    assert explain(RuntimeError(text)) == "LogGapError: offsets 1 to 2 were removed"
     assert explain(RuntimeError("plain")) == "plain"

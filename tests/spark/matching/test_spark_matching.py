@@ -33,7 +33,7 @@ from virta.spark.matching.filter_set import (
 
 pytestmark = pytest.mark.slow
 
-VECTORS = Path(__file__).parents[1] / "vectors"
+VECTORS = Path(__file__).parents[2] / "vectors"
 KONCORDE_STEP = 30  # every 30th vector: 240 of them, crossed with each other
 EVENT_COLUMNS = ["id", "source", "type", "subject", "data", "value"]
 
@@ -302,13 +302,13 @@ def test_a_large_set_becomes_an_image(tmp_path, monkeypatch):
 
     packed = path.read_bytes()
     path.unlink()
-    held = opened_set(str(path), lambda: packed).hits(texts)
-    assert held.tolist() == [True, False, True]
+    hits = opened_set(str(path), lambda: packed).hits(texts)
+    assert hits.tolist() == [True, False, True]
     assert len(list((tmp_path / "machine").glob("*/filters-*.index"))) == 1
 
 
 def test_many_filters_need_the_native_matcher():
-    """A worker without it says what is missing instead of grinding to a halt."""
+    """A worker without it says what is missing instead of running for hours."""
     with pytest.raises(MatchError, match="need the native matcher"):
         plain_matcher(b"", 1_000_000)
 
