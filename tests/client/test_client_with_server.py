@@ -17,6 +17,7 @@ from virta.client.resume import POSITION
 from virta.errors import ClientError
 from virta.event import Event
 from virta.hub.delivery import STREAMS
+from waiting import until
 
 
 @pytest.fixture
@@ -101,12 +102,6 @@ def test_events_during_a_restart_are_delivered(start):
     received, message = asyncio.run(scenario(server))
     assert received.event.id == "1"
     assert message == ("a:b", "1")
-
-
-async def until(holds):
-    async with asyncio.timeout(20):
-        while not holds():  # noqa: ASYNC110 - the condition is the client's, and has no event
-            await asyncio.sleep(0.001)
 
 
 def test_a_closed_subscription_keeps_no_connection(client):

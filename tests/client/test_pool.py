@@ -14,6 +14,7 @@ from test_disconnects import WAIT_S, accepted, listening
 import virta
 from virta.client import async_pool, blocking_pool
 from virta.errors import ClientError
+from waiting import turns, until
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
@@ -62,13 +63,6 @@ async def request_of(reader):
         if line.startswith(b"content-length:"):
             await reader.readexactly(int(line.partition(b":")[2]))
     return head
-
-
-async def until(holds):
-    """Let the loop run until a condition holds."""
-    async with asyncio.timeout(WAIT_S):
-        while not holds():  # noqa: ASYNC110 - the condition is the client's, and has no event
-            await asyncio.sleep(0.001)
 
 
 async def answering(reader, writer):
@@ -435,7 +429,7 @@ def test_closing_wakes_a_task_that_reads(state, monkeypatch):
                 writer.write(STREAM + frame(1))
                 await reading
                 reading = asyncio.create_task(anext(events))
-                await asyncio.sleep(0)
+                await turns()
             if state == "waiting":
                 waits = []
                 wait_s = events._state.wait_s
@@ -459,7 +453,7 @@ def test_only_one_task_reads():
             events = client.subscribe("c")
             for answer in (STREAM + frame(1), b""):
                 reading = asyncio.create_task(anext(events))
-                await asyncio.sleep(0)
+                await turns()
                 with pytest.raises(RuntimeError, match="another task"):
                     await anext(events)
                 if answer:

@@ -29,6 +29,7 @@ from virta.hub.resume.replay import Replayer, Start
 from virta.hub.subscription import ChannelSubscription
 from virta.log.group_commit import INLINE_S_MAX
 from virta.log.record import Name, Record
+from waiting import turns
 
 
 class Ear:
@@ -222,7 +223,7 @@ def test_a_repeat_of_an_event_that_was_not_written(tmp_path):
         assert await asyncio.to_thread(asked.wait, 60)
         later = [asyncio.create_task(house.publish("c", "1")) for _ in range(2)]
         later.append(asyncio.create_task(house.publish("c", "2", "1", "1")))
-        await asyncio.sleep(0)
+        await turns()
         go.set()
         answers = await asyncio.gather(first, *later)
         stored = [json.loads(r.value)["id"] for r in house.log.read()]
@@ -458,9 +459,9 @@ def test_several_wait_for_the_publisher(tmp_path):
 
         house.log.append_many = slowly
         publishing = asyncio.create_task(house.publish("c", "1"))
-        await asyncio.sleep(0)
+        await turns()
         waiting = [asyncio.create_task(house.publisher.finished()) for _ in range(3)]
-        await asyncio.sleep(0)
+        await turns()
         waiting[0].cancel()
         await asyncio.wait(waiting[:1])
         go.set()

@@ -27,6 +27,7 @@ import pytest
 from server_harness import BATCH, DEADLINE_S, STRUCTURED, event, read
 
 from virta.server.settings import BY_NAME
+from waiting import wait_until
 
 CHILD = Path(__file__).parent / "leak_child.py"
 # How often each kind comes and goes. Fewer objects more of one type than GROWTH_MAX are no growth: caches of the
@@ -401,15 +402,14 @@ def several(server, kind, times):
 def stable_objects(server):
     """Return the server's objects once their number no longer changes."""
     server.answer(server.head("GET /readyz HTTP/1.1", "Connection: close"))
-    before = server.ask()["objects"]
-    deadline = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline:
-        time.sleep(PAUSE_S)
-        now = server.ask()["objects"]
-        if sum(now.values()) == sum(before.values()):
-            return now
-        before = now
-    raise AssertionError("the number of objects moves all the time")
+    counts = [server.ask()["objects"]]
+
+    def unchanged():
+        counts.append(server.ask()["objects"])
+        return sum(counts[-1].values()) == sum(counts[-2].values())
+
+    wait_until(unchanged, "a number of objects that stays the same", pause=PAUSE_S)
+    return counts[-1]
 
 
 def prepare(server):
@@ -421,13 +421,20 @@ def prepare(server):
 
 
 def wait_until_flat(server, before):
-    deadline = time.monotonic() + DEADLINE_S
-    while more := server.growth(before):
-        short_post(server)  # ids that are too old are forgotten when something is published
-        if time.monotonic() > deadline:
-            first = max(more, key=lambda name: ("virta" in name, more[name]))
-            raise AssertionError(f"{more}\n{first}: {server.ask(first)['referrers']}")
-        time.sleep(PAUSE_S)
+    more = {}
+
+    def flat():
+        nonlocal more
+        if more:
+            short_post(server)  # ids that are too old are forgotten when something is published
+        more = server.growth(before)
+        return not more
+
+    try:
+        wait_until(flat, pause=PAUSE_S)
+    except AssertionError:
+        first = max(more, key=lambda name: ("virta" in name, more[name]))
+        raise AssertionError(f"{more}\n{first}: {server.ask(first)['referrers']}") from None
 
 
 def check_flat(server, kind):
@@ -514,11 +521,8 @@ def test_nothing_is_left_of_webhooks(counting):
         id_ = json.loads(made.partition(b"\r\n\r\n")[2])["id"]
         happened = json.dumps(event(os.urandom(8).hex())).encode()
         server.answer(server.post("/channels/hooked", happened), until=b"}")
-        deadline = time.monotonic() + DEADLINE_S
         show = server.head(f"GET /subscriptions/{id_} HTTP/1.1", "Connection: close")
-        while b'"delivered":1' not in server.answer(show):
-            assert time.monotonic() < deadline
-            time.sleep(PAUSE_S)
+        wait_until(lambda: b'"delivered":1' in server.answer(show), pause=PAUSE_S)
         server.answer(server.head(f"DELETE /subscriptions/{id_} HTTP/1.1", "Connection: close"))
 
     try:

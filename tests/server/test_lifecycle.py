@@ -18,6 +18,7 @@ from server_harness import DEADLINE_S, Consumer, event, ids, shut
 
 import virta
 from virta.errors import ClientError
+from waiting import until
 
 TOKEN = "correct-horse-battery"
 
@@ -260,8 +261,7 @@ def test_a_consumer_that_reads_nothing_for_too_long_is_disconnected(start):
         for n in range(10):
             await asyncio.to_thread(server.publish, "s", event(str(n), "x" * 900_000))
         wanted = "virta_slow_disconnects_total 1.0"
-        while wanted not in server.request("GET", "/metrics").body.decode():  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+        await until(lambda: wanted in server.request("GET", "/metrics").body.decode())
         await stalled.close()
 
     flags = ["--slow-consumer-ms-max", 200, "--slow-consumer-bytes-max", 100_000_000]

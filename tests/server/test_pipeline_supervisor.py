@@ -27,6 +27,7 @@ from virta.spark.pipeline.status import (
     write_status,
     write_supervised,
 )
+from waiting import wait_until
 
 CHILD = Path(__file__).with_name("pipeline_child.py")
 DEADLINE = 120.0
@@ -54,11 +55,7 @@ conf = { "spark.driver.memory" = "700m" }
 
 
 def wait_for(condition, what):
-    end = time.monotonic() + DEADLINE
-    while not (found := condition()):
-        assert time.monotonic() < end, f"waited {DEADLINE:.0f} s for {what}"
-        threading.Event().wait(0.01)
-    return found
+    return wait_until(condition, what, seconds=DEADLINE)
 
 
 def alive(pid):

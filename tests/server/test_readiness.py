@@ -7,12 +7,13 @@ import fcntl
 import json
 import os
 import resource
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
 from server_harness import DEADLINE_S, STRUCTURED, Consumer, event, ids
+
+from waiting import wait_until
 
 NO_JOURNAL = ("--journal-port", "none")
 
@@ -35,11 +36,12 @@ def publish(server, id_, data=None):
 
 def until_ready(server, status):
     """Return the body of `/readyz` once it has this status."""
-    deadline = time.monotonic() + DEADLINE_S
-    while (answer := server.request("GET", "/readyz")).status != status:
-        assert time.monotonic() < deadline, answer
-        time.sleep(0.05)
-    return answer
+
+    def asked():
+        answer = server.request("GET", "/readyz")
+        return answer if answer.status == status else None
+
+    return wait_until(asked, f"/readyz with {status}")
 
 
 def history(server, count):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from virta.server.api.openapi import openapi
+from virta.server.api.description.openapi import openapi
 from virta.server.settings import SETTINGS
 
 ROOT = Path(__file__).parents[3]

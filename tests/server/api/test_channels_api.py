@@ -10,7 +10,7 @@ from server_harness import Consumer, Server, event
 
 import virta
 from virta.server.api import channels as channels_api
-from virta.server.api.openapi import openapi
+from virta.server.api.description.openapi import openapi
 
 FLAGS = ("--journal-port", "none", "--durability", "none")
 

@@ -20,8 +20,8 @@ from virta.journal.protocol.messages import RETRY_CODES
 from virta.journal.protocol.problems import link
 from virta.journal.serving.http import STATUS
 from virta.server.api.app import build_app
-from virta.server.api.asyncapi import asyncapi
-from virta.server.api.openapi import openapi
+from virta.server.api.description.asyncapi import asyncapi
+from virta.server.api.description.openapi import openapi
 from virta.server.config_loader import load
 from virta.server.http.requests import HttpRequest
 from virta.server.service import Service

@@ -16,6 +16,7 @@ from websockets.protocol import State
 
 from virta.errors import LogError
 from virta.server.consumers.websocket import WebSocket
+from waiting import until
 
 VECTORS = Path(__file__).parents[2] / "vectors"
 # Enough to fill the socket buffers of both ends, a narrow one among them, so that what follows waits in the queue.
@@ -386,8 +387,7 @@ def test_a_socket_that_takes_nothing_for_too_long_is_dropped(start):
         options = {"ping_interval": None, "max_queue": 1, "close_timeout": 0, "sock": narrow}
         async with connect(url, subprotocols=["cloudevents.json"], **options):
             wanted = "virta_slow_disconnects_total 1.0"
-            while wanted not in server.request("GET", "/metrics").body.decode():  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+            await until(lambda: wanted in server.request("GET", "/metrics").body.decode())
 
     flags = ["--slow-consumer-ms-max", 200, "--slow-consumer-bytes-max", 100_000_000]
     with start("--durability", "none", *flags) as server:

@@ -8,7 +8,6 @@ import json
 import resource
 import socket
 import subprocess
-import time
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
@@ -16,6 +15,8 @@ import pytest
 from server_harness import BATCH, DEADLINE_S, STRUCTURED, event, read
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
+
+from waiting import turns, wait_until
 
 JSON = "application/json"
 MEBIBYTE = 1024 * 1024
@@ -134,10 +135,7 @@ def test_tiny_chunks_take_no_more_than_their_bytes(start):
     with closing(socket.create_connection(("127.0.0.1", server.port), DEADLINE_S)) as made:
         made.sendall(head(server, "POST", "/channels/c", *lines))
         made.sendall(b"2\r\n  \r\n" * (size // 2))
-        deadline = time.monotonic() + DEADLINE_S
-        while unfinished(server) < size:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: unfinished(server) >= size)
         assert resident(server) - before < 8 * size
         body = EVENT.encode()
         made.sendall(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
@@ -153,16 +151,16 @@ def test_pending_and_socket_messages_count_too(start):
     )
     assert b" 202 " in talk(server, post + pad.encode(), b"}")
     with ExitStack() as stack:
-        unfinished = []
+        uploads = []
         for _ in range(30):
             made = stack.enter_context(
                 closing(socket.create_connection(("127.0.0.1", server.port), DEADLINE_S))
             )
             made.sendall(post + pad.encode()[:-10])
-            unfinished.append(made)
-        assert read(unfinished[0]).startswith(b"HTTP/1.1 503 ")
-        unfinished[-1].sendall(pad.encode()[-10:])
-        assert read(unfinished[-1], b"\r\n").startswith(b"HTTP/1.1 202 ")
+            uploads.append(made)
+        assert read(uploads[0]).startswith(b"HTTP/1.1 503 ")
+        uploads[-1].sendall(pad.encode()[-10:])
+        assert read(uploads[-1], b"\r\n").startswith(b"HTTP/1.1 202 ")
         code = asyncio.run(_long_message(server))
         assert code == 1013
     assert unfinished(server) == 0
@@ -177,31 +175,28 @@ def test_only_the_oldest_unfinished_body_is_refused(start):
     assert b" 202 " in talk(server, post + pad, b"}")
     piece = post + pad[:-10]
     with ExitStack() as stack:
-        unfinished = []
+        uploads = []
 
         def hold():
             made = stack.enter_context(
                 closing(socket.create_connection(("127.0.0.1", server.port), DEADLINE_S))
             )
             made.sendall(piece)
-            unfinished.append(made)
+            uploads.append(made)
 
         def wait_for(size):
-            deadline = time.monotonic() + DEADLINE_S
-            while unfinished(server) < size:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            wait_until(lambda: unfinished(server) >= size)
 
         for number in range(1, MEBIBYTE // len(piece) + 1):
             hold()
             wait_for(number * len(piece))
-        unfinished[0].sendall(pad[-10:-9])  # which makes it no younger
+        uploads[0].sendall(pad[-10:-9])  # which makes it no younger
         wait_for(number * len(piece) + 1)
         hold()
-        response = read(unfinished[0])
+        response = read(uploads[0])
         assert response.startswith(b"HTTP/1.1 503 "), response
         assert response.count(b"Retry-After: ") == 1
-        for made in unfinished[1:]:
+        for made in uploads[1:]:
             made.sendall(pad[-10:])
             assert read(made, b"\r\n").startswith(b"HTTP/1.1 202 ")
     assert unfinished(server) == 0
@@ -236,7 +231,7 @@ async def _long_message(server):
         async def fragments():
             while True:
                 yield "x" * 65_536
-                await asyncio.sleep(0)
+                await turns()
 
         sending = asyncio.ensure_future(made.send(fragments()))
         with pytest.raises(ConnectionClosed) as closed:

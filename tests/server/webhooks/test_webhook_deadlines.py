@@ -9,12 +9,13 @@ import random
 import signal
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from server_harness import DEADLINE_S, Consumer, event
 from test_webhooks import ALLOW, hooks, subscribe
+
+from waiting import wait_until
 
 __all__ = ["hooks"]  # a fixture
 
@@ -114,13 +115,6 @@ async def dead_letters(port, count):
     found = [made.json["data"] for made in await consumer.frames(count)]
     await consumer.close()
     return found
-
-
-def waiting(predicate):
-    deadline = time.monotonic() + DEADLINE_S
-    while not predicate():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_an_answer_has_one_deadline(start, hooks, drips):
@@ -259,7 +253,7 @@ def test_a_long_answer_is_cut(start, hooks):
             def status():
                 return server.request("GET", f"/subscriptions/{id_}").json["status"]
 
-            waiting(lambda: status()["delivered"] == 2)
+            wait_until(lambda: status()["delivered"] == 2)
         listening.shutdown(socket.SHUT_RDWR)
         thread.join()
 

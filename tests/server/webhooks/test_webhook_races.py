@@ -20,6 +20,7 @@ from virta.server.webhooks.client import Verdict, WebhookClient
 from virta.server.webhooks.consent import Consent, new_callback_key
 from virta.server.webhooks.delivery import Webhook
 from virta.server.webhooks.subscriptions import Webhooks
+from waiting import turns
 
 __all__ = ["hooks", "server"]  # fixtures
 
@@ -80,8 +81,7 @@ def test_consent_at_the_deadline_counts(service):
     async def scenario():
         hook = Webhook(service, "one", DESCRIPTION, 0, Consent(expires=time.time() - 1))
         waiting = asyncio.ensure_future(hook._wait_for_consent())
-        await asyncio.sleep(0)  # it waits, and its time is up
-        await asyncio.sleep(0)  # the clock has said so; it has not heard yet
+        await turns(2)  # it waits, its time is up, and the timeout is not yet delivered
         hook.grant(None)
         await waiting
         return hook.state
@@ -129,13 +129,13 @@ def test_a_replacement_that_cannot_be_kept_leaves_the_old_one(service, monkeypat
 
     async def scenario():
         old = running(service)
-        await asyncio.sleep(0)
+        await turns()
         service.registry.refuses = True
         with pytest.raises(LogError):
             await service.webhooks.replace("one", DESCRIPTION | {"source": "s"}, None)
         service.registry.refuses = False
         assert service.webhooks.hooks == {"one": old}
-        await asyncio.sleep(0)
+        await turns()
         assert not old.task.done()
         await service.webhooks.stop()
 
@@ -147,7 +147,7 @@ def test_a_full_disk_does_not_keep_the_rest_from_stopping(service):
 
     async def scenario():
         tasks = [running(service, id_=id_).task for id_ in ("one", "two")]
-        await asyncio.sleep(0)
+        await turns()
         service.registry.refuses = True
         await service.webhooks.stop()
         return [task.done() for task in tasks]

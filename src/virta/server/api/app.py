@@ -22,12 +22,12 @@ from virta.errors import RequestError
 from virta.filters.tree import conditions
 from virta.journal.protocol import problems
 from virta.journal.serving.http import STATUS as JOURNAL_STATUS
-from virta.server.api.asyncapi import asyncapi
 from virta.server.api.channels import ChannelsApi
+from virta.server.api.description.asyncapi import asyncapi
+from virta.server.api.description.openapi import openapi
 from virta.server.api.filters import FiltersApi
 from virta.server.api.handler import ApiHandler
 from virta.server.api.journal import JournalApi
-from virta.server.api.openapi import openapi
 from virta.server.api.pipelines import PipelinesApi
 from virta.server.api.subscriptions import SubscriptionsApi
 from virta.server.consumers.handshake import check_subscribe

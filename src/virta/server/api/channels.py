@@ -12,8 +12,8 @@ from virta.clock import time_text
 from virta.errors import RequestError
 from virta.hub.delivery import META, is_reserved
 from virta.log.limits import TOPICS_MAX
+from virta.server.api.description.schemas import ChannelPage, ChannelSummary
 from virta.server.api.handler import ApiHandler, errors_as_refusals
-from virta.server.api.schemas import ChannelPage, ChannelSummary
 from virta.server.http.routes import name_fault
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from starlette.routing import Route
 
 from virta.errors import RequestError
 from virta.filters import DIALECTS, parse
+from virta.server.api.description.schemas import FilterIds, FilterValidation
 from virta.server.api.handler import ApiHandler, errors_as_refusals, not_found, read_json
-from virta.server.api.schemas import FilterIds, FilterValidation
 
 if TYPE_CHECKING:
     from starlette.requests import Request

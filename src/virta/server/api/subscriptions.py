@@ -18,8 +18,8 @@ from starlette.routing import Route
 from virta.errors import HubError, RequestError
 from virta.hub.delivery import META
 from virta.hub.resume.positions import EventId, ResumePosition
+from virta.server.api.description.schemas import SubscriptionBody, SubscriptionConfirmation
 from virta.server.api.handler import ApiHandler, errors_as_refusals, not_found, read_json
-from virta.server.api.schemas import SubscriptionBody, SubscriptionConfirmation
 from virta.server.event_input import check_channel
 from virta.server.http.routes import name_fault, parse_start
 from virta.server.webhooks.client import read_sink, without_user

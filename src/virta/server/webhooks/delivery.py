@@ -22,7 +22,7 @@ from virta.errors import LogError
 from virta.filters import Filter, parse
 from virta.hub.delivery import DEAD_LETTERS, Delivery
 from virta.hub.resume.history import HistoryReader, select_events
-from virta.server.api.schemas import SubscriptionStatus
+from virta.server.api.description.schemas import SubscriptionStatus
 from virta.server.webhooks.client import SinkAnswer, Verdict, WebhookClient, without_user
 from virta.server.webhooks.consent import Consent, to_record
 

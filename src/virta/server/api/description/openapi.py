@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from virta import __version__
-from virta.server.api.operations import COMMON, JSON, OPERATIONS
+from virta.server.api.description.operations import COMMON, JSON, OPERATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from virta.server.api.operations import Answer, Operation, Parameter
+    from virta.server.api.description.operations import Answer, Operation, Parameter
 
 Schema = dict[str, Any]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from virta import __version__
-from virta.server.api.openapi import Components
-from virta.server.api.schemas import EventBody, MessageBody
+from virta.server.api.description.openapi import Components
+from virta.server.api.description.schemas import EventBody, MessageBody
 
 if TYPE_CHECKING:
-    from virta.server.api.openapi import Schema
+    from virta.server.api.description.openapi import Schema
 
 EVENT = (
     "With `$positions=1`, a WebSocket's events have the attribute `virtaposition` and the `id` of "

@@ -15,8 +15,8 @@ from virta.journal.jobs.domain import DomainSettings as Settings
 from virta.journal.jobs.job import STATE_NAMES
 from virta.journal.jobs.recurring import Cron
 from virta.journal.serving.bodies import JobBody, Name, NextBody, PushBody, SetBody
-from virta.server.api import schemas
 from virta.server.api.channels import PAGE_MAX
+from virta.server.api.description import schemas
 from virta.server.pipeline_supervisor import ORDERS
 
 if TYPE_CHECKING:
