@@ -1,7 +1,7 @@
 // The index with what belongs to it in Python, and one call of a matching method.
 //
-// The GIL protects everything in IndexObject but `index`, which has its own lock. Nobody waits for that lock
-// with the GIL in hand, so a thread that holds the lock may always ask for the GIL.
+// The GIL protects everything in IndexObject but `index`, which has its own lock. No thread waits for that
+// lock while it has the GIL, so a thread that has the lock may always take the GIL.
 #pragma once
 
 #include "match_python.hpp"

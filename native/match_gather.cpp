@@ -89,12 +89,12 @@ uint64_t Index::search_hash(const Context& context, uint32_t node) const {
 
 // The patterns found in strings, remembered for the next event with the same one.
 void Index::search_all(Context& context) {
-    // As everywhere: ask for memory first, use it later.
+    // Prefetch first, use later.
     if (context.searched)
         for (const Context::Search& one : context.searches)
             if (const uint32_t id = context.searched_by_text->peek(one.hash))
                 __builtin_prefetch(&(*context.searched)[id]);
-    make_room(context);
+    reserve_searches(context);
     for (Context::Search& one : context.searches) {
         one.id = find_search(context, one.node, one.hash);
         __builtin_prefetch((*context.searched)[one.id].numbers.data());
@@ -104,12 +104,12 @@ void Index::search_all(Context& context) {
 }
 
 void Index::search(Context& context, uint32_t node) {
-    make_room(context);
+    reserve_searches(context);
     apply_search(context, node, find_search(context, node, search_hash(context, node)));
 }
 
-// Forget all rather than keep account of what was used last: a full memory is rare.
-void Index::make_room(Context& context) {
+// Clear everything when full: cheaper than tracking what was used last, and rare.
+void Index::reserve_searches(Context& context) {
     if (context.searched && context.searched->live() + context.searches.size() < kRegexpCacheMax) return;
     context.searched = std::make_unique<Pool<Context::Searched>>();
     context.searched_by_text = std::make_unique<Table>();

@@ -4,7 +4,7 @@
 // literal, the one least likely to be true; an event visits the places of what is true in it, and verifies
 // the rest of what it finds there.
 //
-//   record of a conjunction (words):  [filter] [accesses | others << 16] [access literals…] [other literals…]
+//   record of a conjunction (words):  [filter] [accesses | others << 16] [access literals] [other literals]
 //   bucket of an atom:   done    filters with nothing left to verify
 //                        tests   (next literal, target)       8 bytes: mostly one bit test
 //                        ranges  (path, target, low, high)    the next literal is a range
@@ -120,7 +120,7 @@ struct Context {
     std::vector<uint32_t> active;   // those of them that find something
     std::vector<uint32_t> seen;     // epoch in which a filter of several conjunctions was found
     std::vector<uint32_t> known;    // epoch * 2 + result of a costly condition
-    std::vector<uint32_t> found;    // filters of this event: the first found_count; room for all there are
+    std::vector<uint32_t> found;    // filters of this event: the first found_count; space for every filter
     uint32_t found_count = 0;
     struct Place {                  // a range node to look up
         uint64_t hash, prefix, key;
@@ -133,8 +133,8 @@ struct Context {
         uint32_t node, id;
     };
     std::vector<Search> searches;
-    std::vector<Test> waiting;      // for a condition whose memory was asked for
-    std::vector<uint32_t> records;  // to verify, likewise
+    std::vector<Test> waiting;      // for a condition that was prefetched
+    std::vector<uint32_t> records;  // to verify, prefetched too
     std::vector<PointAt> points;
     struct Wanted {  // an atom to look up
         uint64_t hash, number;
@@ -175,7 +175,7 @@ class Index {
     void redistribute(uint32_t steps_max);
 
     // Readers: call under lock.read(), with the event in the context's slots.
-    void begin(Context& context);             // make room for all the index knows
+    void begin(Context& context);             // size the context for this index
     void match(Context& context);             // fills context.found; check context.failed
     static void clear(Context& context);      // forget the event
 
@@ -241,7 +241,7 @@ class Index {
     uint32_t find_search(Context& context, uint32_t node, uint64_t hash);
     void apply_search(Context& context, uint32_t node, uint32_t id);
     void search(Context& context, uint32_t node);
-    static void make_room(Context& context);
+    static void reserve_searches(Context& context);
     void run_bucket(Context& context, const Bucket& bucket);
     void run_ranges(Context& context);
     void want_interval(Context& context, uint32_t node, bool text, uint64_t key, const Levels& levels) const;

@@ -56,7 +56,7 @@ class Arena {
         Hole* next;
     };
     static constexpr size_t kSmall = 1024, kStep = 16;
-    // By steps, and from kSmall on by powers of two: what is freed fits what is asked for next.
+    // By steps, and from kSmall on by powers of two: freed blocks fit later requests.
     static size_t rounded(size_t bytes) {
         if (bytes <= kSmall) return bytes ? (bytes + kStep - 1) / kStep * kStep : kStep;
         return size_t{1} << (64 - __builtin_clzll(bytes - 1));

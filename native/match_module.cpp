@@ -32,7 +32,7 @@ PyObject* id_list(IndexObject* self, const uint32_t* filters, size_t count) {
     if (!list) return nullptr;
     const auto& texts = *self->texts;
     for (size_t i = 0; i < count; i++) {
-        // Each id is a cache miss for its reference count: ask for the memory early.
+        // Each id is a cache miss for its reference count: prefetch early.
         if (i + 8 < count && filters[i + 8] < texts.size()) __builtin_prefetch(texts[filters[i + 8]], 1);
         PyObject* text = id_text(self, filters[i]);
         if (!text) {

@@ -19,7 +19,7 @@
 // within the program and translated by the list that comes with it. Little-endian, nothing is aligned.
 //
 // In a large index each lookup of a term waits for memory. So the atoms and ranges of conjunctions are put
-// off: all are hashed and asked for first, then looked up.
+// off: all are hashed and prefetched first, then looked up.
 
 #include "match_index.hpp"
 
@@ -396,7 +396,7 @@ class ProgramReader {
                 payload->words.push_back(operands);
                 depth -= operands - 1;
             } else if ((byte & 127) == kOpTree) {
-                ok_ = false;  // trees do not nest: postfix says it all
+                ok_ = false;  // trees do not nest: postfix needs no nesting
             } else {
                 defer_ = false;
                 const Literal one = literal(byte);

@@ -32,7 +32,7 @@ void Index::match(Context& context) {
     }
     gather(context);
     if (context.failed) return;
-    // Three passes, so that the memory of one bucket arrives while another is asked for. Searches on the way
+    // Three passes, so that one bucket arrives while the next is prefetched. Searches on the way
     // may add atoms, but none that finds anything.
     for (uint32_t node : context.touched)
         if (paths.nodes[node].needs & (kNeedRange | kNeedTextRange)) want_ranges(context, node);

@@ -119,7 +119,7 @@ enum ConditionKind : uint8_t {
     kPoint,         // payload: shape; low, high: its rough box
     kJunkPoint,     // nothing
     kNegativeZero,  // nothing
-    kPattern,       // payload: atom; values are searched when first asked for
+    kPattern,       // payload: atom; values are searched on first use
     kAffix,         // payload, low: atom of a prefix or suffix; looked up only where it finds something
     kTextRegexp,    // payload: pattern, opaque
     kOpaque,        // low: number given by the feeder

@@ -116,7 +116,7 @@ class Walk {
         if (needs & kNeedPoint && (slot.type == kArray || slot.type == kObject)) plain_point(node, slot);
     }
 
-    // {"lat": number, "lon": number} and [number, number]; the other spellings are asked for when needed.
+    // {"lat": number, "lon": number} and [number, number]; Python reads the other spellings when needed.
     void plain_point(uint32_t node, const Slot& slot) {
         double lat = 0, lon = 0;
         uint32_t found = 0, count = 0;

@@ -216,7 +216,7 @@ def test_quiet_stops_at_the_first_match(file):
 
 
 def test_explain(file):
-    """--explain says for every filter what decided."""
+    """--explain gives for every filter the deciding conditions."""
     filters = file("filters", "x=1", "x=>5&y=2")
 
     (answer,) = answers(run("match", "--filters", filters, "--explain", stdin=EVENTS[0]))
@@ -243,7 +243,7 @@ def test_line_buffered(file):
 
 
 def test_vectors_through_the_command(file):
-    """Thorium's valid vectors in one run: the command says of every pair what the filters say."""
+    """Thorium's valid vectors in one run: the command's answers equal the filters'."""
     vectors = [
         json.loads(line) for line in (VECTORS / "thorium-vectors.jsonl").read_text().splitlines()
     ]
@@ -278,7 +278,7 @@ def test_validate():
 
 
 def test_validate_gives_keyword_and_path(file):
-    """An invalid filter's answer has all that the error knows."""
+    """An invalid filter's answer has every field of the error."""
     filters = file("filters", '{"all":[{"exact":{"type":5}}]}')
 
     result = run("filter", "validate", "--dialect", "cloudevents", "--filters", filters)

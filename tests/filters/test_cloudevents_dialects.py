@@ -79,7 +79,7 @@ def holds(source, event=EVENT):
     ],
 )
 def test_dialects(source, expected):
-    """Each dialect holds as the specification says, from an object or its JSON text."""
+    """Each dialect follows the specification, from an object or its JSON text."""
     assert holds(source) is expected
     assert holds(json.dumps(source)) is expected
 
@@ -147,7 +147,7 @@ def test_comparisons_become_conditions():
 
 
 def test_ids_tell_texts_apart():
-    """Texts that no CESQL literal says still have their own ids."""
+    """Texts that no CESQL literal can express still have ids of their own."""
     ids = {parse({"prefix": {"id": "5" + "\\" * n}}, "cloudevents").id for n in range(5)}
 
     assert len(ids) == 5

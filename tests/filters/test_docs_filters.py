@@ -1,4 +1,4 @@
-"""docs/filters.md tells the truth: its examples run, its limits are the code's."""
+"""The examples in docs/filters.md run, and its limits equal the code's."""
 
 from __future__ import annotations
 

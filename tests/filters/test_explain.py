@@ -48,10 +48,10 @@ def test_negations_say_should_not():
     filter_ = parse({"not": {"regexp": {"name": "^bo"}}}, "koncorde")
 
     assert filter_.explain({"name": "bob"}).reasons == [
-        'name should not hold, as text, /^bo/: it is "bob"'
+        'name should not match, as text, /^bo/: it is "bob"'
     ]
     assert str(filter_.explain({})).endswith(
-        "+ name should not hold, as text, /^bo/: it is missing"
+        "+ name should not match, as text, /^bo/: it is missing"
     )
 
 

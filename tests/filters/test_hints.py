@@ -192,7 +192,7 @@ def test_doubts(query, words):
 @pytest.mark.parametrize("dialect", ["query-string", "cesql", "koncorde", "cloudevents"])
 @pytest.mark.parametrize("depth", range(1, 12))
 def test_nested_not_around_a_number_is_refused(dialect, depth):
-    """However many `not`s surround it, a number is no filter in any dialect, and the error says so."""
+    """However many `not`s surround it, a number is a filter in no dialect, with a clear error."""
     source = 5
     for _ in range(depth):
         source = {"not": source}

@@ -66,7 +66,7 @@ def test_only_objects_are_filters(source):
 
 
 def test_text_that_is_no_json():
-    """Broken text is told from a broken filter."""
+    """Broken text and a broken filter have different errors."""
     assert refused('{"equals":').code == "json_invalid"
     assert refused(b"\xff\xfe{").code == "json_invalid"
     assert refused('{"equals": {"a": NaN}}').code == "json_invalid"
@@ -134,7 +134,7 @@ def test_filters_are_not_changed_and_do_not_change():
     ],
 )
 def test_behaviour(source, doc, matches):
-    """The same document gets the same answer, however often it is asked."""
+    """The same document gets the same answer, however often it is matched."""
     filter_ = parse(source)
 
     assert [filter_.matches(doc) for _ in range(3)] == [matches] * 3

@@ -1,4 +1,4 @@
-"""Thorium's query strings: its vectors, its 400 codes, and a model that knows no tree."""
+"""Thorium's query strings: its vectors, its 400 codes, and a model without trees."""
 
 from __future__ import annotations
 
@@ -317,7 +317,7 @@ def test_filters_agree_with_the_model(conjunctions, documents):
 @settings(max_examples=300, deadline=None)
 @given(st.text(max_size=40) | st.text(alphabet='x/~.0=&;[!<>%2f+"\\u ', max_size=40))
 def test_any_text_is_answered_or_refused(query):
-    """No text raises anything but FilterError, and what parses can be asked and named."""
+    """No text raises anything but FilterError, and what parses has an id and an answer."""
     with contextlib.suppress(FilterError):
         filter_ = parse(query)
         filter_.matches(data(x=[1]))

@@ -58,7 +58,7 @@ def test_text_of(value, text):
 
 
 def test_bad_patterns_carry_the_engine_s_words():
-    """RE2 says what is wrong."""
+    """RE2's message is part of the error."""
     with pytest.raises(FilterError, match="missing \\)") as caught:
         compiled(Regexp("(a"))
     assert caught.value.code == "regexp_invalid"

@@ -311,7 +311,7 @@ class Long:
 
 
 def test_opaque_conditions_see_the_whole_object():
-    """An expression of a dialect is asked with the root."""
+    """An opaque expression is evaluated on the root."""
     condition = Condition((), "opaque", Long())
 
     assert holds(condition, {"a": 1, "b": 2, "c": 3, "d": 4})

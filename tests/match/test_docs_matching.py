@@ -1,4 +1,4 @@
-"""docs/matching.md tells the truth: its examples run, and give what their comments say."""
+"""The examples in docs/matching.md run and give the results in their comments."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def expected(filters, event):
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
 def test_index_equals_evaluator(engine, seed):
-    """For every filter and event, the index finds the filter exactly when the evaluator says so."""
+    """For every filter and event, the index finds the filter exactly when the evaluator does."""
     randoms = Randoms(seed)
     filters = [randoms.filter() for _ in range(FILTERS)]
     events = [randoms.event() for _ in range(EVENTS)]
@@ -56,7 +56,7 @@ def test_json_equals_objects(engine, seed):
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
-def test_removed_filters_are_gone(engine, seed):
+def test_removed_filters_do_not_match(engine, seed):
     """After any mix of additions and removals the index holds exactly what is left."""
     randoms = Randoms(2000 + seed)
     filters = {f.id: f for f in (randoms.filter() for _ in range(FILTERS))}

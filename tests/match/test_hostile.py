@@ -75,7 +75,7 @@ def test_duplicates_below_a_dotted_name(engine):
     "text", ['{"a":' * 10_000 + "1" + "}" * 10_000, "[" * 100_000 + "]" * 100_000]
 )
 def test_deep_json(engine, text):
-    """Ten thousand levels: an answer, or an error that says so."""
+    """Ten thousand levels: an answer or a clear error."""
     matcher = Matcher(engine=engine)
     matcher.add(parse({"equals": {"a.a.a": 1}}, "koncorde"))
 
@@ -204,7 +204,7 @@ def test_long_lists_and_long_paths(engine):
 
 
 def test_events_of_many_members(engine):
-    """A hundred thousand members and elements that nobody asks for cost little."""
+    """A hundred thousand members and elements that no filter mentions cost little."""
     matcher = Matcher(engine=engine)
     id_ = matcher.add(parse({"exists": 'tags["t9"]'}, "koncorde"))
     event = {f"f{i}": {"x": [i]} for i in range(100_000)} | {

@@ -259,7 +259,7 @@ def start(path, *limit):
 
 
 def test_processes_at_once_and_processes_short_of_memory(tmp_path):
-    """Whoever comes first makes the one image; where no address space is left for it the answers are the same."""
+    """The first process makes the image; without free address space the answers are the same."""
     both = [start(tmp_path / "set") for _ in range(2)]
     assert [one.communicate()[0].split() for one in both] == [["1", "True"]] * 2
     assert sorted(one.suffix for one in tmp_path.iterdir()) == [".index", ".lock"]

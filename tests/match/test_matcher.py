@@ -51,7 +51,7 @@ def test_ids_are_the_filters_own(engine):
 
 @pytest.mark.parametrize("id_", ["", "zz", "00" * 32, "AB" * 32, "00 " * 32])
 def test_removing_the_unknown_is_no_error(engine, id_):
-    """remove() of an id that is not there says so and does nothing."""
+    """remove() of an unknown id returns False and changes nothing."""
     assert Matcher(engine=engine).remove(id_) is False
 
 
@@ -115,7 +115,7 @@ def test_everything_and_nothing(engine):
     [b"", b"{", b"nul", b'{"a": NaN}', b"[Infinity]", b'{"a": 1}x', b"\xff", b"\xef\xbb\xbf{}"],
 )
 def test_bad_json_is_refused(engine, data):
-    """What is no JSON is an EventError that says which event and shows it."""
+    """Invalid JSON is an EventError that names the event and quotes it."""
     matcher = Matcher(engine=engine)
     matcher.add(koncorde(ORDER))
 
@@ -127,7 +127,7 @@ def test_bad_json_is_refused(engine, data):
 
 
 def test_events_too_large_are_refused(engine):
-    """More than 64 MiB is no event: the error says so, alone and in a batch."""
+    """An event over 64 MiB is refused with a clear error, alone and in a batch."""
     matcher = Matcher(engine=engine)
     matcher.add(parse({"equals": {"a": 1}}, "koncorde"))
     allowed = b'{"a": 1}' + b" " * (TEXT_BYTES_MAX - 8)
@@ -140,13 +140,13 @@ def test_events_too_large_are_refused(engine):
 
 @pytest.mark.parametrize("call", [{"output": "lists"}, {"output": "uint8"}])
 def test_unknown_output_is_refused(engine, call):
-    """An output nobody knows is an error, not a guess."""
+    """An unknown output is an error."""
     with pytest.raises(ValueError, match="expected ids or uint32"):
         Matcher(engine=engine).match_many([], **call)
 
 
 def test_unknown_engine_is_refused():
-    """So is an engine nobody knows."""
+    """An unknown engine is an error."""
     with pytest.raises(ValueError, match="expected one of auto, native, plain"):
         Matcher(engine="fast")
     assert make_engine("auto").name in ("native", "plain")
@@ -159,7 +159,7 @@ def test_validate_refuses_what_is_no_filter():
 
 
 def test_statistics_count(engine):
-    """stats() tells how many filters, conjunctions, paths and bytes there are."""
+    """stats() returns how many filters, conjunctions, paths and bytes there are."""
     matcher = Matcher(engine=engine)
     matcher.add(koncorde({"or": [ORDER, CHEAP]}))
     matcher.add(koncorde({"not": ORDER}))

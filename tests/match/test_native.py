@@ -86,7 +86,7 @@ def test_threads_that_search_for_patterns_at_once(monkeypatch):
     old = [parse({"regexp": {"t": f"^k.*{i}z"}}, "koncorde") for i in range(40)]
     new = [parse({"regexp": {"t": f"^k.*{i}y"}}, "koncorde") for i in range(40)]
     matcher.add_many(old)
-    assert matcher.match({"t": "k-17z"}) != []  # the old ones are in a set now, which has room
+    assert matcher.match({"t": "k-17z"}) != []  # the old ones are in a set now, which has space
     matcher.add_many(new)
     building, go = threading.Event(), threading.Event()
 
@@ -249,10 +249,10 @@ def test_an_index_goes_away_with_its_last_user():
 
     holder = Holder()
     holder.index = make_index(holds=holder.holds)
-    gone = weakref.ref(holder)
+    reference = weakref.ref(holder)
     del holder
     gc.collect()
-    assert gone() is None
+    assert reference() is None
 
 
 def make_index(**callbacks):

@@ -73,7 +73,7 @@ def ring(rng, pole, count):
 
 @pytest.mark.parametrize("pole", [1, -1])
 def test_rings_round_a_pole(pole):
-    """What is inside is what the projection on the plane at that pole says; the other half never is."""
+    """What is inside is what the projection on the plane at that pole gives; the other half never is."""
     rng = random.Random(7 * pole)
     compared = 0
     for _ in range(150):

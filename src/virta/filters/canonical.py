@@ -4,7 +4,7 @@ One form for all spellings of a filter, and its hash.
 `canonicalise` keeps the meaning of a tree for every object and makes
 
 * negation stand only on conditions, `And` and `Or` alternate, children sorted by their text, no repeats;
-* conditions on one path join where one condition says the same: or of equalities becomes `in`, and of
+* conditions on one path join where one condition is equivalent: or of equalities becomes `in`, and of
   ranges one range, and of two `in` lists their common part, a list of one an equality;
 * what cannot hold become `Nothing`, what must hold become `Everything`, and what follows from a
   neighbour disappear (`exists a` beside `a = 1`; `x or y` beside `x`).

@@ -152,7 +152,7 @@ def _expected(condition: Condition) -> str:
     if isinstance(value, ValueRange):
         return f"be {_range_text(value)}"
     if isinstance(value, Regexp):
-        what = "hold" if condition.op == "regexp" else "hold, as text,"
+        what = "match" if condition.op == "regexp" else "match, as text,"
         return f"{what} /{value.pattern}/{value.flags}"
     if isinstance(value, Select):
         return f"have an element {value.index} that passes a filter"

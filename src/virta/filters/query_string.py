@@ -50,7 +50,7 @@ TERMS_MAX = 32
 # Characters of a query: sixteen of the longest request lines Thorium took.
 QUERY_CHARS_MAX = 65_536
 
-# Conjunctions of a query; the longest request line had room for about as many.
+# Conjunctions of a query: about as many as the longest request line can contain.
 CONJUNCTIONS_MAX = 1024
 
 # UTF-8 bytes of a string literal: the largest budget Thorium's machines ever measured.

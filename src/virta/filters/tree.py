@@ -83,7 +83,7 @@ is the very end. Geopoints and the arithmetic of the four shapes: `virta.filters
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from virta.errors import FilterError
 from virta.filters.limits import CONDITIONS_MAX, DEPTH_MAX
@@ -140,29 +140,21 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Everything:
-    """Holds for every object."""
+class _Constant:
+    """A node without conditions."""
 
-    @property
-    def levels(self) -> int:
-        return 1
-
-    @property
-    def count(self) -> int:
-        return 0
+    levels: ClassVar[int] = 1
+    count: ClassVar[int] = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Nothing:
+class Everything(_Constant):
+    """Holds for every object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing(_Constant):
     """Holds for no object."""
-
-    @property
-    def levels(self) -> int:
-        return 1
-
-    @property
-    def count(self) -> int:
-        return 0
 
 
 EVERYTHING = Everything()
@@ -235,8 +227,8 @@ class Not:
 
 
 @dataclass(frozen=True, slots=True)
-class And:
-    """Holds when all children do; of none, always."""
+class _Joined:
+    """A node with children; equal to another of the same class with the same children."""
 
     children: tuple[Node, ...]
     levels: int = field(init=False, compare=False, repr=False)
@@ -247,15 +239,13 @@ class And:
 
 
 @dataclass(frozen=True, slots=True)
-class Or:
+class And(_Joined):
+    """Holds when all children do; of none, always."""
+
+
+@dataclass(frozen=True, slots=True)
+class Or(_Joined):
     """Holds when one child does; of none, never."""
-
-    children: tuple[Node, ...]
-    levels: int = field(init=False, compare=False, repr=False)
-    count: int = field(init=False, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        _measure(self, self.children)
 
 
 Node: TypeAlias = And | Or | Not | Everything | Nothing | Condition
@@ -305,7 +295,7 @@ def conditions(node: Node) -> Iterator[Condition]:
             yield from conditions(child)
 
 
-def _measure(node: Not | And | Or, children: tuple[Node, ...]) -> None:
+def _measure(node: Not | _Joined, children: tuple[Node, ...]) -> None:
     """Set the size of a new node and refuse one too large, so that every tree can be walked recursively."""
     levels = 1 + max((child.levels for child in children), default=0)
     count = sum(child.count for child in children)

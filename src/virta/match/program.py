@@ -199,7 +199,7 @@ def _range(path: bytes, bounds: ValueRange) -> list[bytes]:
         if (lower is None or value > lower or (value == lower and not bounds.lower_open))
         and (upper is None or value < upper or (value == upper and not bounds.upper_open))
     )
-    # No boolean lies inside: a range that holds nothing says so.
+    # No boolean lies inside: encode an empty range.
     return [
         _literal(IN, path, _in(inside)) if inside else _literal(RANGE, path, _RANGE.pack(3, 1, 0))
     ]

@@ -1,7 +1,7 @@
 """
 Patterns that need no automaton, and many patterns against one text.
 
-An index asks once per new value which of a path's patterns occur in it. Patterns are numbered by the index, in
+An index searches each new value once for all patterns of its path. Patterns are numbered by the index, in
 ascending order, and gathered in RE2 sets (one automaton for many patterns). The newest are tried one by one
 until there are enough to rebuild the last set. A set is bounded, so that building one takes a few milliseconds,
 and has a pattern that always matches: if that one is missing from a result, the automaton ran out of memory and

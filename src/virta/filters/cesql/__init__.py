@@ -14,10 +14,10 @@ from virta.errors import FilterError
 from virta.filters.cesql.evaluation import compiled
 from virta.filters.cesql.parser import parse_expression
 from virta.filters.cesql.trees import tree_of
-from virta.filters.cesql.values import PARSE, Problem, Value
+from virta.filters.cesql.values import PARSE, CesqlProblem, Value
 from virta.filters.filter import Filter
 
-__all__ = ["Problem", "Value", "evaluate", "parse"]
+__all__ = ["CesqlProblem", "Value", "evaluate", "parse"]
 
 
 def parse(source: str) -> Filter:
@@ -25,7 +25,7 @@ def parse(source: str) -> Filter:
     return Filter(tree_of(parse_expression(source)), dialect="cesql")
 
 
-def evaluate(expression: str, event: Any) -> tuple[Value, Problem | None]:
+def evaluate(expression: str, event: Any) -> tuple[Value, CesqlProblem | None]:
     """
     Return the value of an expression for an event (its JSON object), and the first problem or None.
 
@@ -34,5 +34,5 @@ def evaluate(expression: str, event: Any) -> tuple[Value, Problem | None]:
     try:
         tree = parse_expression(expression)
     except FilterError as error:
-        return False, Problem(PARSE, error.message)
+        return False, CesqlProblem(PARSE, error.message)
     return compiled(tree)(event)

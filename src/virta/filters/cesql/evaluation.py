@@ -17,19 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from virta.filters.cesql import functions
+from virta.filters.cesql import functions, syntax
 from virta.filters.cesql.like import LikePattern
-from virta.filters.cesql.syntax import (
-    Attribute,
-    Call,
-    Chain,
-    Exists,
-    Expression,
-    In,
-    Like,
-    Literal,
-    Unary,
-)
 from virta.filters.cesql.values import (
     CAST,
     INTEGER_MAX,
@@ -38,7 +27,7 @@ from virta.filters.cesql.values import (
     MISSING_ATTRIBUTE,
     MISSING_FUNCTION,
     ZERO,
-    Problem,
+    CesqlProblem,
     Result,
     Value,
     attribute,
@@ -50,31 +39,31 @@ from virta.filters.cesql.values import (
 Evaluator: TypeAlias = Callable[[Any], Result]
 
 
-def compiled(node: Expression) -> Evaluator:
+def compiled(node: syntax.Expression) -> Evaluator:
     """Return the function that computes an expression's value and problem for an event."""
     match node:
-        case Literal(value):
+        case syntax.Literal(value):
             return lambda _: (value, None)
-        case Attribute(name):
+        case syntax.Attribute(name):
             return _attribute(name)
-        case Exists(name):
+        case syntax.Exists(name):
             return lambda event: (exists(event, name), None)
-        case Unary("NOT", operand):
+        case syntax.Unary("NOT", operand):
             return _not(compiled(operand))
-        case Unary(_, operand):
+        case syntax.Unary(_, operand):
             return _negative(compiled(operand))
-        case Chain(first, rest):
+        case syntax.Chain(first, rest):
             return _chain(compiled(first), [(op, compiled(x)) for op, x in rest])
-        case Like(operand, pattern, negated):
+        case syntax.Like(operand, pattern, negated):
             return _like(compiled(operand), LikePattern(pattern), negated=negated)
-        case In(operand, items, negated):
+        case syntax.In(operand, items, negated):
             return _in(compiled(operand), [compiled(x) for x in items], negated=negated)
-        case Call(name, arguments):
+        case syntax.Call(name, arguments):
             return _call(name, [compiled(x) for x in arguments])
 
 
 def _attribute(name: str) -> Evaluator:
-    missing = (False, Problem(MISSING_ATTRIBUTE, f"the event has no attribute {name!r}"))
+    missing = (False, CesqlProblem(MISSING_ATTRIBUTE, f"the event has no attribute {name!r}"))
 
     def evaluate(event: Any) -> Result:
         value = attribute(event, name)
@@ -92,7 +81,7 @@ def _not(operand: Evaluator) -> Evaluator:
         if problem is not None:
             return False, problem
         if value.__class__ is int:
-            return True, Problem(CAST, f"NOT takes a Boolean, got the Integer {value}")
+            return True, CesqlProblem(CAST, f"NOT takes a Boolean, got the Integer {value}")
         value, problem = cast(value, bool)
         return not value, problem
 
@@ -177,19 +166,19 @@ def _integers(zero: Value, compute: Callable[[int, int], Result]) -> Operator:
 def _in_range(value: int, operator: str) -> Result:
     if INTEGER_MIN <= value <= INTEGER_MAX:
         return value, None
-    return 0, Problem(MATH, f"{operator} gives {value}, out of the range of Integer")
+    return 0, CesqlProblem(MATH, f"{operator} gives {value}, out of the range of Integer")
 
 
 def _divided(x: int, y: int) -> Result:
     if y == 0:
-        return 0, Problem(MATH, f"{x} / 0: division by zero")
+        return 0, CesqlProblem(MATH, f"{x} / 0: division by zero")
     quotient = abs(x) // abs(y)  # rounded towards zero, where Python rounds down
     return _in_range(quotient if (x < 0) == (y < 0) else -quotient, "/")
 
 
 def _remainder(x: int, y: int) -> Result:
     if y == 0:
-        return 0, Problem(MATH, f"{x} % 0: division by zero")
+        return 0, CesqlProblem(MATH, f"{x} % 0: division by zero")
     remainder = abs(x) % abs(y)  # has the sign of the dividend
     return (remainder if x >= 0 else -remainder), None
 
@@ -244,7 +233,7 @@ def _call(name: str, arguments: list[Evaluator]) -> Evaluator:
     function = functions.find(name, len(arguments))
     if function is None:
         known = ", ".join(functions.FUNCTIONS)
-        unknown = Problem(
+        unknown = CesqlProblem(
             MISSING_FUNCTION,
             f"no function {name} with {len(arguments)} arguments; there are {known}"
             if name not in functions.FUNCTIONS
@@ -256,7 +245,7 @@ def _call(name: str, arguments: list[Evaluator]) -> Evaluator:
 
     def evaluate(event: Any) -> Result:
         values = []
-        cast_failed: Problem | None = None
+        cast_failed: CesqlProblem | None = None
         for argument, target in zip(arguments, types, strict=True):
             value, problem = argument(event)
             if problem is not None:

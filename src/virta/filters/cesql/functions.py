@@ -15,7 +15,7 @@ from virta.filters.cesql.values import (
     INTEGER_MAX,
     INTEGER_MIN,
     MATH,
-    Problem,
+    CesqlProblem,
     Result,
     Value,
     cast,
@@ -57,7 +57,7 @@ def find(name: str, count: int) -> CesqlFunction | None:
 
 
 def _failed(value: Value, message: str) -> Result:
-    return value, Problem(FUNCTION_EVALUATION, message)
+    return value, CesqlProblem(FUNCTION_EVALUATION, message)
 
 
 def _text(value: str, name: str) -> Result:
@@ -107,7 +107,7 @@ def _substring(text: str, position: int, length: int = INTEGER_MAX) -> Result:
 
 def _abs(value: int) -> Result:
     if value == INTEGER_MIN:
-        return INTEGER_MAX, Problem(MATH, f"ABS({INTEGER_MIN}) is out of the range of Integer")
+        return INTEGER_MAX, CesqlProblem(MATH, f"ABS({INTEGER_MIN}) is out of the range of Integer")
     return abs(value), None
 
 

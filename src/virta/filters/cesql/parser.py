@@ -9,21 +9,9 @@ than a comparison: `NOT a = b` is `(NOT a) = b`.
 from __future__ import annotations
 
 from virta.errors import FilterError
+from virta.filters.cesql import syntax
 from virta.filters.cesql.lexer import Token, parse_error, tokens
 from virta.filters.cesql.like import PATTERN_CHARS_MAX
-from virta.filters.cesql.syntax import (
-    DEPTH_MAX,
-    Attribute,
-    Call,
-    Chain,
-    Exists,
-    Expression,
-    In,
-    Like,
-    Literal,
-    Unary,
-    too_deep,
-)
 from virta.filters.cesql.values import INTEGER_MAX, INTEGER_MIN
 
 LEVELS = {
@@ -36,7 +24,7 @@ _POSTFIX = frozenset({"LIKE", "IN", "NOT"})
 _INTEGER_DIGITS_MAX = 64  # any longer is out of range, leading zeros or not; int() stays cheap
 
 
-def parse_expression(text: str) -> Expression:
+def parse_expression(text: str) -> syntax.Expression:
     """Return the syntax tree of an expression; raise FilterError with the place of an error."""
     if not isinstance(text, str):
         raise FilterError(f"a CESQL expression is a text, got {type(text).__name__}", code="parse")
@@ -76,22 +64,22 @@ class _Parser:
 
     # Expressions.
 
-    def expression(self, level: int) -> Expression:
+    def expression(self, level: int) -> syntax.Expression:
         """Return an expression whose operators bind at least as tightly as `level`."""
         self.depth += 1
-        if self.depth > DEPTH_MAX:
-            raise too_deep()
+        if self.depth > syntax.DEPTH_MAX:
+            raise syntax.too_deep()
         node = self.operand()
         while (found := LEVELS.get(self.token.kind, 0)) >= level:
             rest = []
             while LEVELS.get(self.token.kind) == found:
                 operator = self.take().kind
                 rest.append(("!=" if operator == "<>" else operator, self.expression(found + 1)))
-            node = Chain(node, tuple(rest))
+            node = syntax.Chain(node, tuple(rest))
         self.depth -= 1
         return node
 
-    def operand(self) -> Expression:
+    def operand(self) -> syntax.Expression:
         """Return an atom with its prefixes, then the LIKE and IN that follow it."""
         node = self.unary()
         while self.token.kind in _POSTFIX:
@@ -100,11 +88,11 @@ class _Parser:
                 self.take()
             if self.token.kind == "LIKE":
                 self.take()
-                node = Like(node, self.pattern(), negated)
+                node = syntax.Like(node, self.pattern(), negated)
             elif self.token.kind == "IN":
                 self.take()
                 self.expect("(")
-                node = In(node, self.listed(), negated)
+                node = syntax.In(node, self.listed(), negated)
             else:
                 raise self.unexpected("LIKE or IN")
         return node
@@ -121,18 +109,18 @@ class _Parser:
             )
         return token.text
 
-    def unary(self) -> Expression:
+    def unary(self) -> syntax.Expression:
         prefixes = []
         while self.token.kind in {"NOT", "-"} and not self.signed():
             prefixes.append(self.take().kind)
-        if len(prefixes) > DEPTH_MAX:
-            raise too_deep()
+        if len(prefixes) > syntax.DEPTH_MAX:
+            raise syntax.too_deep()
         node = self.atom()
         for operator in reversed(prefixes):
-            node = Unary(operator, node)
+            node = syntax.Unary(operator, node)
         return node
 
-    def atom(self) -> Expression:
+    def atom(self) -> syntax.Expression:
         token = self.token
         if token.kind == "integer" or self.signed():
             return self.integer()
@@ -146,17 +134,17 @@ class _Parser:
             self.expect("(")
             if self.token.kind == ")":
                 self.take()
-                return Call(token.text, ())
-            return Call(token.text, self.listed())
+                return syntax.Call(token.text, ())
+            return syntax.Call(token.text, self.listed())
         if token.kind == "EXISTS":
             self.take()
-            return Exists(self.expect("name").text)
+            return syntax.Exists(self.expect("name").text)
         if token.kind not in {"string", "name", "TRUE", "FALSE"}:
             raise self.unexpected("a value")
         self.take()
         if token.kind == "name":
-            return Attribute(token.text)
-        return Literal(token.text if token.kind == "string" else token.kind == "TRUE")
+            return syntax.Attribute(token.text)
+        return syntax.Literal(token.text if token.kind == "string" else token.kind == "TRUE")
 
     def signed(self) -> bool:
         """Return whether a sign directly before a number is next: both are one literal."""
@@ -166,7 +154,7 @@ class _Parser:
         following = self.tokens[self.position + 1]
         return following.kind == "integer" and following.at == sign.end
 
-    def integer(self) -> Literal:
+    def integer(self) -> syntax.Literal:
         start = self.token.at
         sign = self.take().kind if self.token.kind in {"+", "-"} else ""
         digits = self.take().text
@@ -175,9 +163,9 @@ class _Parser:
             raise parse_error(
                 f"integer out of range ({INTEGER_MIN} to {INTEGER_MAX})", self.text, start
             )
-        return Literal(value)
+        return syntax.Literal(value)
 
-    def listed(self) -> tuple[Expression, ...]:
+    def listed(self) -> tuple[syntax.Expression, ...]:
         """Return the expressions up to the closing parenthesis; the opening one is already consumed."""
         items = [self.expression(1)]
         while self.token.kind == ",":

@@ -18,7 +18,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from virta.errors import FilterError
-from virta.filters.cesql import functions
+from virta.filters.cesql import functions, syntax
 from virta.filters.cesql.attributes import (
     necessary,
     one_of,
@@ -30,17 +30,6 @@ from virta.filters.cesql.attributes import (
 from virta.filters.cesql.like import literal, segments
 from virta.filters.cesql.opaque import OpaqueExpression
 from virta.filters.cesql.parser import LEVELS
-from virta.filters.cesql.syntax import (
-    Attribute,
-    Call,
-    Chain,
-    Exists,
-    Expression,
-    In,
-    Like,
-    Literal,
-    Unary,
-)
 from virta.filters.cesql.values import DATA_MEMBERS, REQUIRED_ATTRIBUTES, Value
 from virta.filters.tree import (
     EVERYTHING,
@@ -72,9 +61,9 @@ class _Truth:
     attribute: str | None = None  # the one attribute whose presence `defined` tests
 
 
-def tree_of(expression: Expression) -> Node:
+def tree_of(expression: syntax.Expression) -> Node:
     """Return the tree that holds when the expression is the Boolean true without a problem."""
-    if isinstance(expression, Attribute):
+    if isinstance(expression, syntax.Attribute):
         name = expression.name
         return NOTHING if name in DATA_MEMBERS else Condition((name,), "eq", True)
     if returns(expression) is not bool:
@@ -82,31 +71,31 @@ def tree_of(expression: Expression) -> Node:
     return _truth(expression).true
 
 
-def opaque(expression: Expression) -> Node:
+def opaque(expression: syntax.Expression) -> Node:
     """Return the expression as one opaque condition, after the conditions it implies."""
     implied = necessary(_read_when_true(expression))
     return all_of([implied, Condition((), "opaque", OpaqueExpression(expression))])
 
 
-def returns(node: Expression) -> type[Value] | None:
+def returns(node: syntax.Expression) -> type[Value] | None:
     """Return the type an expression always has, None for an attribute."""
     match node:
-        case Literal():
+        case syntax.Literal():
             return node.kind
-        case Attribute():
+        case syntax.Attribute():
             return None
-        case Unary("-", _):
+        case syntax.Unary("-", _):
             return int
-        case Chain(_, rest):
+        case syntax.Chain(_, rest):
             return bool if LEVELS[rest[-1][0]] <= LEVELS["="] else int
-        case Call(name, arguments):
+        case syntax.Call(name, arguments):
             function = functions.find(name, len(arguments))
             return bool if function is None else function.returns
         case _:
             return bool
 
 
-def _truth(node: Expression) -> _Truth:
+def _truth(node: syntax.Expression) -> _Truth:
     """Return the trees of a part whose type is Boolean."""
     try:
         truth = _exact(node)
@@ -117,23 +106,25 @@ def _truth(node: Expression) -> _Truth:
     return truth
 
 
-def _exact(node: Expression) -> _Truth | None:
+def _exact(node: syntax.Expression) -> _Truth | None:
     match node:
-        case Literal(bool(value)):
+        case syntax.Literal(bool(value)):
             return _constant(value)
-        case Exists(name):
+        case syntax.Exists(name):
             tree = EVERYTHING if name in REQUIRED_ATTRIBUTES else present(name)
             return _Truth(tree, True, lambda: negate(tree), lambda: EVERYTHING)
-        case Unary("NOT", operand) if returns(operand) is bool:
+        case syntax.Unary("NOT", operand) if returns(operand) is bool:
             return _not(_truth(operand))
-        case Like(Attribute(name), pattern, negated):
+        case syntax.Like(syntax.Attribute(name), pattern, negated):
             return _like(name, pattern, negated=negated)
-        case In(Attribute(name), items, False) if all(isinstance(x, Literal) for x in items):
-            found = one_of(name, [x.value for x in items if isinstance(x, Literal)])
+        case syntax.In(syntax.Attribute(name), items, False) if all(
+            isinstance(x, syntax.Literal) for x in items
+        ):
+            found = one_of(name, [x.value for x in items if isinstance(x, syntax.Literal)])
             return None if found is None else _Truth(found)
-        case Chain(Attribute(name), (("=" | "!=" as op, Literal(str(text))),)):
+        case syntax.Chain(syntax.Attribute(name), (("=" | "!=" as op, syntax.Literal(str(text))),)):
             return _on_attribute(name, text_equals(name, text), negated=op == "!=")
-        case Chain(first, rest) if LEVELS[rest[0][0]] == LEVELS["AND"]:
+        case syntax.Chain(first, rest) if LEVELS[rest[0][0]] == LEVELS["AND"]:
             return _logic(first, rest)
         case _:
             return None
@@ -171,7 +162,7 @@ def _like(name: str, pattern: str, *, negated: bool) -> _Truth | None:
     if negated:
         return None
     ends = [text_prefix(name, head) if head else None, text_suffix(name, tail) if tail else None]
-    whole = opaque(Like(Attribute(name), pattern))
+    whole = opaque(syntax.Like(syntax.Attribute(name), pattern))
     return _Truth(all_of([*(end for end in ends if end is not None), whole]))
 
 
@@ -181,7 +172,9 @@ def _not(operand: _Truth) -> _Truth | None:
     return _Truth(operand.false(), True, lambda: operand.true, operand.defined, operand.attribute)
 
 
-def _logic(first: Expression, rest: tuple[tuple[str, Expression], ...]) -> _Truth | None:
+def _logic(
+    first: syntax.Expression, rest: tuple[tuple[str, syntax.Expression], ...]
+) -> _Truth | None:
     """Return the trees of a logical chain; runs of one operator become one node, left to right."""
     if len(rest) >= CONDITIONS_MAX:
         return None
@@ -268,29 +261,29 @@ def _common(operands: list[_Truth]) -> str | None:
     return names.pop() if len(names) == 1 else None
 
 
-def _read_when_true(node: Expression) -> set[str]:
+def _read_when_true(node: syntax.Expression) -> set[str]:
     """Return the attributes that are read whenever the expression is true, which must be set then."""
     match node:
-        case Chain(first, rest) if all(op == "AND" for op, _ in rest):
+        case syntax.Chain(first, rest) if all(op == "AND" for op, _ in rest):
             return set().union(_read_when_true(first), *(_read_when_true(x) for _, x in rest))
         case _:
             return _read(node)
 
 
-def _read(node: Expression) -> set[str]:
+def _read(node: syntax.Expression) -> set[str]:
     """Return the attributes that are read whenever the expression is evaluated without a problem."""
     match node:
-        case Attribute(name):
+        case syntax.Attribute(name):
             return {name}
-        case Unary(_, operand) | Like(operand, _, _):
+        case syntax.Unary(_, operand) | syntax.Like(operand, _, _):
             return _read(operand)
-        case In(operand, items, _):
+        case syntax.In(operand, items, _):
             return _read(operand) | _read(items[0])
-        case Chain(first, rest) if rest[0][0] in {"AND", "OR"}:
+        case syntax.Chain(first, rest) if rest[0][0] in {"AND", "OR"}:
             return _read(first)
-        case Chain(first, ((_, second), *_)):
+        case syntax.Chain(first, ((_, second), *_)):
             return _read(first) | _read(second)
-        case Call(name, arguments) if functions.find(name, len(arguments)):
+        case syntax.Call(name, arguments) if functions.find(name, len(arguments)):
             return set().union(*map(_read, arguments))
         case _:
             return set()

@@ -2,7 +2,7 @@
 CESQL's three types, the casts between them, and the value of an event's attribute.
 
 A value is a Python bool, int or str, distinguished by its exact class (a bool is no Integer here). Nothing in this
-module raises: an error is a `Problem` next to a value, as the specification requires ("the primary output is
+module raises: an error is a `CesqlProblem` next to a value, as the specification requires ("the primary output is
 always a value, the secondary output a set of errors").
 """
 
@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 Value: TypeAlias = bool | int | str
-Result: TypeAlias = "tuple[Value, Problem | None]"
+Result: TypeAlias = "tuple[Value, CesqlProblem | None]"
 
 INTEGER_MIN = -(2**31)
 INTEGER_MAX = 2**31 - 1
@@ -46,7 +46,7 @@ _SHOWN_CHARS_MAX = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class CesqlProblem:
     """An error of an evaluation: `kind` is the machine-readable code."""
 
     kind: str
@@ -97,7 +97,7 @@ def cast(value: Value, target: type[Value]) -> Result:
     if converted is not None:
         return converted, None
     wanted = "a 32-bit integer" if target is int else "'true' or 'false'"
-    return ZERO[target], Problem(
+    return ZERO[target], CesqlProblem(
         CAST, f"cannot cast {shown(value)} to {TYPE_NAMES[target]}: expected {wanted}"
     )
 
