@@ -33,7 +33,7 @@ static PyObject *native_crc32c(PyObject *self, PyObject *args)
 }
 
 /* Records and Names are created by the million. They are Python classes without dict, weak references or
- * finalizer, so the general destructor of Python classes has nothing to look for: these do the rest of its
+ * finalizer, so the general destructor of Python classes has nothing else to free: these do the rest of its
  * work. */
 static void record_dealloc(PyObject *self)
 {

@@ -35,7 +35,7 @@
 #define FOLLOW_WAIT_NS 2000000   /* a caller that waits for a leader checks again after this long */
 #define LEADER_PATIENCE_NS 1000000000 /* then it stops waiting and syncs itself */
 #define GROUP_MAX 1024           /* more arrivals than that were left by killed processes */
-#define WAKE_SLICE_NS 100000000  /* plain-Python writers wake nobody: check the page this often */
+#define WAKE_SLICE_NS 100000000  /* plain-Python writers send no wake-up: check the page this often */
 #define READ_ONLY_SLICE_NS 1000000 /* a read-only page cannot ask to be woken: check it this often */
 /* Headroom: zeros after the end, so that writes and fdatasyncs do not change the file's size (docs/format.md
  * §5.5). */

@@ -45,7 +45,7 @@ def image_of(directory: Path) -> Image:
 
 
 def restore(image: Image, directory: Path) -> Path:
-    """Make the directory hold exactly the image."""
+    """Make the directory contain exactly the image."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     for name, data in image.items():

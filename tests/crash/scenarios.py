@@ -208,7 +208,9 @@ def death_in_care(faults, folder: Path) -> None:
     def check_retained() -> None:
         bases = segment_bases(path)
         seen = contents(path)
-        assert seen == {o: r for o, r in whole.items() if o >= bases[0]}, "a hole, or too much gone"
+        assert seen == {o: r for o, r in whole.items() if o >= bases[0]}, (
+            "a hole, or too much removed"
+        )
         with virta.open(path) as log:
             assert log.first_offset == bases[0]
             assert log.verify().problems == []
@@ -410,7 +412,7 @@ def tiny_disk(faults, folder: Path) -> None:
             if offset in seen:
                 assert seen[offset] == b"%d" % number * 300
             else:
-                assert newest[number % 5] > offset, "a record is gone"
+                assert newest[number % 5] > offset, "a record is missing"
         log.retain(max_bytes=100_000)
         at = log.next_offset
         assert log.append("t", "", b"after") == at
@@ -482,7 +484,7 @@ def failing_sync_of_threads(faults, folder: Path) -> None:
 
 
 def failing_rollover(faults, folder: Path) -> None:
-    """Open, write, rename, sync refused during a rollover: a clear error, nothing half-made, and on it goes."""
+    """Open, write, rename, sync refused during a rollover: a clear error, no partial files, and later appends work."""
     path = folder / "log"
     for kind in (Kind.OPEN, Kind.WRITE, Kind.RENAME, Kind.SYNC):
         for nth in range(1, 9):
@@ -518,7 +520,7 @@ def isinstance_poisoned(log) -> bool:
 
 
 def every_call_fails_once(faults, folder: Path) -> None:
-    """A long day with one failure in it, at every call in turn: only our errors, nothing acknowledged is lost."""
+    """A long workload with one failure in it, at every call in turn: only our errors, nothing acknowledged is lost."""
     path, notes = folder / "log", Notes(folder)
     start = prepare(path, 4)
 

@@ -20,7 +20,7 @@ CONTROL = "control"
 
 @pytest.fixture(autouse=True)
 def quiet():
-    """Thousands of expected warnings are no news."""
+    """Silence thousands of expected warnings."""
     logger = logging.getLogger("virta.log")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -207,7 +207,7 @@ def test_a_flip_before_headroom_is_found(memory, control):
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["sealed", "active"])
 def test_a_flip_in_any_byte_can_be_repaired(memory, either_kernel, which):
-    """After repair() of a flip at any byte: clean verify, bytes in quarantine, explicit gap, appends go on."""
+    """After repair() of a flip at any byte: clean verify, bytes in quarantine, explicit gap, appends work."""
     sample = make_sample(memory, headroom=which == "active" and either_kernel == "native")
     name = getattr(sample, which)
     step = 1 if either_kernel == "native" else 5  # the same rules, an order slower
@@ -233,7 +233,7 @@ def test_a_flip_is_skipped_only_on_request(memory):
 
 
 def test_a_damaged_segment_header_is_skipped_only_on_request(memory):
-    """A segment whose header is gone is stepped over as a whole, and reported."""
+    """A segment whose header is destroyed is skipped as a whole, and reported."""
     sample = make_sample(memory)
     path = restore(flip(sample, sample.sealed, 41, 3, control=True), memory / "log")
     with virta.open(path) as log:
@@ -245,7 +245,7 @@ def test_a_damaged_segment_header_is_skipped_only_on_request(memory):
         assert reader.problems[0].byte_from == 0
 
 
-# --- cuts ------------------------------------------------------------------------------------------
+# --- truncation ------------------------------------------------------------------------------------------
 
 
 def cut(sample: Sample, name: str, size: int, control: str) -> Image:
@@ -260,7 +260,7 @@ def cut(sample: Sample, name: str, size: int, control: str) -> Image:
 @pytest.mark.slow
 @pytest.mark.parametrize("control", ["kept", "lost", "stale"])
 def test_every_prefix_of_the_active_segment(memory, either_kernel, control):
-    """Cut anywhere: what is left is read exactly, published losses are reported, writers go on behind them."""
+    """Cut anywhere: what is left is read exactly, published losses are reported, writers continue after them."""
     sample = make_sample(memory)
     name, whole = sample.active, len(sample.files[sample.active])
     promised = {"kept": sample.next, "lost": 0, "stale": sample.next - 5}[control]
@@ -301,7 +301,7 @@ def test_every_prefix_of_the_active_segment(memory, either_kernel, control):
 
 @pytest.mark.parametrize("control", ["kept", "lost"])
 def test_every_prefix_before_headroom(memory, either_kernel, control):
-    """Zeros from any byte on, as a torn write leaves them: like a cut there, and zeros alone are no news."""
+    """Zeros from any byte on, as a torn write leaves them: like a cut there; zeros alone are not reported."""
     sample = make_sample(memory, headroom=True)
     name, whole = sample.active, len(sample.files[sample.active])
     step = 3 if either_kernel == "native" else 23
@@ -358,7 +358,7 @@ def test_every_prefix_of_a_sealed_segment(memory, either_kernel, control):
 
 
 def test_a_deleted_segment_is_reported(memory):
-    """A segment file that is gone, the newest one included, is a gap and a problem; its offsets are not reused."""
+    """A deleted segment file, the newest one included, is a gap and a problem; its offsets are not reused."""
     sample = make_sample(memory)
     for name in (sample.middle, sample.active):
         path = restore({n: data for n, data in sample.files.items() if n != name}, memory / "log")
@@ -537,7 +537,7 @@ def make_run(rng, folder: Path) -> Run:
 
 
 def cut_power(rng, run: Run) -> Image:
-    """What the disk may hold after a power cut: unsynced pages there, zero, or not at all."""
+    """What the disk may contain after a power cut: unsynced pages there, zero, or not at all."""
     files = dict(run.files)
     for name, safe in run.safe.items():
         data = bytearray(files[name])

@@ -1,4 +1,4 @@
-"""SIGKILL at any moment: nothing acknowledged is lost, no offset is given twice, nothing torn is ever read."""
+"""SIGKILL at any time: nothing acknowledged is lost, no offset is given twice, nothing torn is ever read."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def digest_of(values) -> int:
 
 
 def write_until_killed(
-    path: Path, acks: Path, writer: int, seed: str, idempotent: bool, told: int
+    path: Path, acks: Path, writer: int, seed: str, idempotent: bool, write_end: int
 ) -> None:
     """Append batches and note each acknowledgement where a kill cannot take it back."""
-    os.set_blocking(told, False)  # who has heard enough does not read on
+    os.set_blocking(write_end, False)  # the parent stops reading when it has seen enough
     fd = os.open(acks, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     done = read_acks(acks)
     number = done[-1].number + 1 if done else 0
@@ -87,7 +87,7 @@ def write_until_killed(
             os.write(fd, ACK.pack(at, at.count, number, digest, level))
             number += 1
             with suppress(BlockingIOError):
-                os.write(told, b".")
+                os.write(write_end, b".")
 
 
 def read_acks(path: Path) -> list[Ack]:
@@ -159,17 +159,17 @@ def live(rng: random.Random, folder: Path, life: int) -> Counter[str]:
         follower = fork(follow_until_stop, path, result, rng.choice(("durable", "committed")))
         pids.append(follower)
         for number in range(ROUNDS_PER_LIFE):
-            heard, told = os.pipe()
+            read_end, write_end = os.pipe()
             writers = [
-                fork(write_until_killed, path, acks[w], w, f"{rng.random()}", idempotent, told)
+                fork(write_until_killed, path, acks[w], w, f"{rng.random()}", idempotent, write_end)
                 for w in range(WRITERS)
             ]
-            os.close(told)
+            os.close(write_end)
             pids.extend(writers)
             # Mostly they get to work first, however long opening and the first sync take on this machine.
             for _ in range(WRITERS if rng.random() < 0.8 else 0):
-                os.read(heard, 1)
-            # Not to wait for something: the moment of death is the random input of this test.
+                os.read(read_end, 1)
+            # This waits for nothing: the time of death is the random input of this test.
             time.sleep(rng.choice((0.01, 0.05, 0.3)) * rng.random())
             for pid in rng.sample(writers, WRITERS):
                 time.sleep(rng.random() * 0.02)
@@ -177,7 +177,7 @@ def live(rng: random.Random, folder: Path, life: int) -> Counter[str]:
             for pid in writers:
                 assert join(pid) == -signal.SIGKILL, f"a writer failed in round {number}"
                 kills += 1
-            os.close(heard)
+            os.close(read_end)
         acked = {w: read_acks(a) for w, a in acks.items()}
         records = check_log(path, acked, follower, result, idempotent)
         torn = len(list(path.glob("quarantine/*.bin")))
@@ -251,7 +251,7 @@ def test_killed_group_members(tmp_path):
                 seed = f"{rng.random()}"
                 members.append(fork(consume_until_killed, path, notes[-1], number, seed, -1))
                 pids.append(members[-1])
-            # One dies, the others live on and take over its work: the moment of death is random input.
+            # One dies, the others live on and take over its work: the time of death is random input.
             time.sleep(rng.choice((0.05, 0.3)) * rng.random())
             victim = members.pop(rng.randrange(3))
             os.kill(victim, signal.SIGKILL)
@@ -276,11 +276,11 @@ def test_killed_group_members(tmp_path):
                 key = keys[offset]
                 assert offset > last.get(key, -1), "a key's records out of order"
                 last[key] = offset
-    assert delivered == set(range(total)), "a record was delivered to nobody"
+    assert delivered == set(range(total)), "a record was not delivered"
 
 
-def commit_until_killed(path: Path, notes: Path, told: int) -> None:
-    os.set_blocking(told, False)
+def commit_until_killed(path: Path, notes: Path, write_end: int) -> None:
+    os.set_blocking(write_end, False)
     fd = os.open(notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     with virta.open(path, durability="group") as log, log.consumer("one", partitions=1) as consumer:
         for record in consumer.read(follow=True):
@@ -288,7 +288,7 @@ def commit_until_killed(path: Path, notes: Path, told: int) -> None:
             consumer.commit()
             os.write(fd, SEEN.pack(2, record.offset + 1, 0, 0))
             with suppress(BlockingIOError):
-                os.write(told, b".")
+                os.write(write_end, b".")
 
 
 @pytest.mark.slow
@@ -302,16 +302,16 @@ def test_killed_commits(tmp_path):
         log.flush()
         before = 0
         for _ in range(rounds_of(50)):
-            heard, told = os.pipe()
+            read_end, write_end = os.pipe()
             log.append("t", b"k", b"one more, whatever is committed by now")
-            pid = fork(commit_until_killed, path, notes, told)
-            os.close(told)
+            pid = fork(commit_until_killed, path, notes, write_end)
+            os.close(write_end)
             if rng.random() < 0.5:
-                os.read(heard, 1)  # it has committed something, however slow this machine is
-            time.sleep(0.01 + rng.random() * 0.1)  # the moment of death is random input
+                os.read(read_end, 1)  # it has committed something, however slow this machine is
+            time.sleep(0.01 + rng.random() * 0.1)  # the time of death is random input
             os.kill(pid, signal.SIGKILL)
             assert join(pid) == -signal.SIGKILL
-            os.close(heard)
+            os.close(read_end)
             rows = list(SEEN.iter_unpack(notes.read_bytes())) if notes.exists() else []
             acknowledged = max((o for kind, o, _, _ in rows if kind == 2), default=0)
             attempted = max((o for kind, o, _, _ in rows if kind == 1), default=0)

@@ -124,7 +124,7 @@ class Group:
 def check_deliveries(rows: list[list[tuple[int, int, int]]], total: int) -> int:
     """Every record seen, none committed twice or seen after its commit; how many were seen again."""
     seen = Counter(offset for each in rows for kind, offset, _ in each if kind == SEEN)
-    assert set(seen) == set(range(total)), "a record was delivered to nobody"
+    assert set(seen) == set(range(total)), "a record was not delivered"
     committed: dict[int, tuple[int, int]] = {}
     for number, each in enumerate(rows):
         for kind, offset, at in each:

@@ -90,7 +90,7 @@ def test_reference_single_records(reference):
 
 
 def test_reference_segments(reference, tmp_path):
-    """All six segments decode to exactly the recorded visible records, found out without being told."""
+    """All six segments decode to exactly the recorded visible records, with generation and CRC detected."""
     assert len(reference["segments"]) == 6
     for segment in reference["segments"]:
         data = base64.b64decode(segment["segment_base64"])
@@ -233,7 +233,7 @@ def test_every_flipped_bit_of_a_plain_file(tmp_path, kind):
 
 
 def test_damaged_block_is_lost_whole_and_the_next_is_read(tmp_path):
-    """A bad record costs its block, named by its range; reading goes on behind it when asked to."""
+    """A bad record costs its block, named by its range; with skip, reading continues after it."""
     first, second = block(RECORDS[:2]), block(RECORDS[2:])
     data = bytearray(first + second)
     data[15] ^= 1

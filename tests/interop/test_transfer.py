@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
 import virta
 from virta.errors import LogCorruptionError, LogFormatError, LogNotFoundError, LogWriteError
+from virta.interop import transfer
 from virta.interop.puro import encode, read_puro
-from virta.interop.transfer import export_puro, import_puro
+from virta.interop.transfer import export_lines, export_puro, import_puro, write_flat
 
 RECORDS = [(b"topic", b"key %d" % n, b"value %d" % n) for n in range(50)]
 
@@ -41,7 +44,7 @@ def test_import_appends_in_batches(log, tmp_path):
 
 
 def test_import_of_nothing(log, tmp_path):
-    """An empty file adds nothing; a missing one is told by name."""
+    """An empty file adds nothing; a missing one is named in the error."""
     (tmp_path / "in.puro").touch()
     report = import_puro(log, tmp_path / "in.puro")
 
@@ -51,7 +54,7 @@ def test_import_of_nothing(log, tmp_path):
 
 
 def test_import_stops_at_damage(log, tmp_path):
-    """What was whole before the damage is in the log; skipping takes what is whole behind it too."""
+    """Valid records before the damage are in the log; with skip, so are those after it."""
     data = bytearray(flat())
     start = len(flat(RECORDS[:20]))
     data[start + 10] ^= 0xFF
@@ -143,3 +146,84 @@ def test_export_of_an_empty_log(log, tmp_path):
     assert export_puro(log, tmp_path / "stream").records == 0
     assert (tmp_path / "out.puro").read_bytes() == b""
     assert list(read_puro(tmp_path / "stream")) == []
+
+
+def test_import_limits_a_batch_by_bytes(log, tmp_path, monkeypatch):
+    """A batch ends at BATCH_BYTES although fewer than `batch` records are in it."""
+    monkeypatch.setattr(transfer, "BATCH_BYTES", 100)
+    (tmp_path / "in.puro").write_bytes(flat())
+    import_puro(log, tmp_path / "in.puro", batch=1000)
+
+    record_bytes = len("topic") + len("key 10") + len("value 10") + 5
+    assert log.verify().batches >= len(RECORDS) * record_bytes // 200
+    assert contents(log) == RECORDS
+
+
+def test_import_with_the_wrong_checksum_appends_nothing(log, tmp_path):
+    """A checksum that was named is not guessed again: the first record is damage."""
+    (tmp_path / "in.puro").write_bytes(flat(crc="puro"))
+
+    with pytest.raises(LogCorruptionError):
+        import_puro(log, tmp_path / "in.puro", crc="plain", generation="flat")
+    assert contents(log) == []
+    assert import_puro(log, tmp_path / "in.puro", crc="puro", generation="flat").records == 50
+
+
+def test_import_of_a_stream_that_was_not_finished(log, tmp_path):
+    """Segments after one without tombstone are listed, and appended only with `spurious`."""
+    stream = tmp_path / "stream"
+    stream.mkdir()
+    (stream / "stream0.puro").write_bytes(flat(RECORDS[:10]))
+    (stream / "stream1.puro").write_bytes(flat(RECORDS[10:20]))
+
+    report = import_puro(log, stream)
+    assert (report.records, len(report.spurious)) == (10, 1)
+    with virta.open(tmp_path / "other") as other:
+        import_puro(other, stream, spurious=True)
+        assert contents(other) == RECORDS[:20]
+
+
+def test_import_durability_is_passed_on(log, tmp_path):
+    """`durability` is that of every append: with fsync all records are durable at the end."""
+    (tmp_path / "in.puro").write_bytes(flat())
+    import_puro(log, tmp_path / "in.puro", durability="fsync")
+
+    assert log.durable_offset == log.next_offset == 50
+
+
+@pytest.mark.parametrize("crc", ["plain", "puro"])
+def test_write_flat_to_a_stream(log, crc):
+    """A stream gets the same bytes as a file, and the number of records is returned."""
+    log.append_many(RECORDS)
+    stream = io.BytesIO()
+
+    assert write_flat(stream, log.read(), crc) == 50
+    assert stream.getvalue() == flat(crc=crc)
+
+
+def test_export_lines_is_complete_or_does_not_exist(tmp_path):
+    """Lines that cannot all be made leave neither the file nor a temporary one."""
+    target = tmp_path / "out.ndjson"
+
+    def lines(*, fail: bool):
+        yield b"one\n"
+        if fail:
+            raise OSError(5, "broken")
+        yield b"two\n"
+
+    with pytest.raises(LogWriteError, match="cannot write"):
+        export_lines(lines(fail=True), target, overwrite=False)
+    assert list(tmp_path.iterdir()) == []
+    report = export_lines(lines(fail=False), target, overwrite=False)
+    assert (report.records, report.bytes, report.files) == (2, 8, [str(target)])
+    assert target.read_bytes() == b"one\ntwo\n"
+
+
+def test_export_of_a_record_larger_than_a_segment(log, tmp_path):
+    """A record is never split: a segment has at least one."""
+    log.append_many([("t", "", bytes(500)), ("t", "", b"small"), ("t", "", bytes(500))])
+    (tmp_path / "stream").mkdir()
+    report = export_puro(log, tmp_path / "stream", segment_bytes=64)
+
+    assert len(report.files) == 3
+    assert [len(r.value) for r in read_puro(tmp_path / "stream")] == [500, 5, 500]

@@ -1,4 +1,4 @@
-"""The asyncio flavour over the same core."""
+"""The asyncio interface of the log."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_cancelling_a_follower(tmp_path):
 
 
 def test_more_followers_than_shared_threads(tmp_path):
-    """However many wait for news, there is a thread left to append it with."""
+    """With more waiting followers than shared threads, an append still gets a thread."""
 
     async def main():
         async with await virta.open_async(tmp_path / "log") as log:
@@ -101,8 +101,8 @@ def test_more_followers_than_shared_threads(tmp_path):
             consumers = [await log.consumer(f"c{number}") for number in range(3)]
             waiting += [asyncio.create_task(anext(c.read(follow=True))) for c in consumers]
             await asyncio.sleep(0)
-            await asyncio.wait_for(log.append("t", "", b"news"), 30)
-            assert [r.value for r in await asyncio.gather(*waiting)] == [b"news"] * 6
+            await asyncio.wait_for(log.append("t", "", b"new"), 30)
+            assert [r.value for r in await asyncio.gather(*waiting)] == [b"new"] * 6
             for consumer in consumers:
                 await consumer.close()
 
@@ -110,7 +110,7 @@ def test_more_followers_than_shared_threads(tmp_path):
 
 
 def test_a_cancelled_read_takes_no_record(tmp_path):
-    """Whoever gave up waiting has not got the record that came then: a commit does not cover it, the next read has it."""
+    """A record that arrives after a read was cancelled is not committed and is returned by the next read."""
 
     async def main():
         async with await virta.open_async(tmp_path / "log") as log:
@@ -147,7 +147,7 @@ def test_a_cancelled_read_takes_no_record(tmp_path):
 
 
 def test_a_commit_beside_a_waiting_follower(tmp_path):
-    """One task follows and has nothing to do, another one commits what is done: it need not wait for news."""
+    """A commit does not wait for a follower of the same consumer that is waiting for records."""
 
     async def main():
         async with await virta.open_async(tmp_path / "log") as log:

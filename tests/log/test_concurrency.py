@@ -209,20 +209,20 @@ def test_fork_with_an_open_log(tmp_path):
 
 @pytest.mark.parametrize("plain", ["", "1"], ids=["native", "plain"])
 def test_a_lock_dies_with_its_holder_not_with_its_children(tmp_path, plain):
-    """A process is killed with the write lock held while a child it forked lives on: others can write at once."""
+    """A process is killed while it has the write lock and a child it forked lives on: others can write at once."""
     path = tmp_path / "log"
     virta.open(path).close()
     code = f"""
 import os, signal, sys, threading, virta
 log = virta.open({str(path)!r}, durability="interval")
 log.append("t")
-held = threading.Event()
-def hold():
+locked = threading.Event()
+def lock():
     with log._writer.locked():
-        held.set()
+        locked.set()
         threading.Event().wait()
-threading.Thread(target=hold, daemon=True).start()
-held.wait()
+threading.Thread(target=lock, daemon=True).start()
+locked.wait()
 child = os.fork()
 if child == 0:
     os.close(1)
@@ -314,8 +314,8 @@ class _ClearedLate(threading.Event):
         assert self._clearing.wait(60)
 
 
-def test_close_in_the_moment_of_an_interval_sync(tmp_path):
-    """The syncing thread has found nobody who stops it and is about to look for new work when the log is closed."""
+def test_close_during_an_interval_sync(tmp_path):
+    """The log is closed after the syncing thread checked for a stop and before it waits for work."""
     log = virta.open(tmp_path / "log", durability="interval")
     log.append("t", "", b"1")
     syncing = log._writer._interval

@@ -218,7 +218,7 @@ def test_nothing_to_append_is_answered_in_order():
 
 
 def test_schedule_collects_without_an_item():
-    """Changes nobody waits for are collected too."""
+    """Changes without a waiting caller are collected too."""
 
     async def scenario():
         disk, changes = Disk(), ["changed by time"]
@@ -285,7 +285,7 @@ def test_a_failed_sync_fails_the_queue_and_everything_after():
 
 
 def test_which_errors_are_fatal_is_the_callers_choice():
-    """A caller whose memory is ahead of the disk may refuse to go on after any error."""
+    """A caller whose memory is ahead of the disk may refuse all work after any error."""
 
     async def scenario():
         disk = Disk()
@@ -393,7 +393,7 @@ def test_an_answer_may_submit():
 
 
 def test_a_busy_lock_is_waited_for_in_the_thread():
-    """The loop gives other writers a moment; then the thread waits, with the full timeout."""
+    """The loop waits briefly for other writers; then the thread waits, with the full timeout."""
 
     async def scenario():
         disk = Disk()
@@ -651,7 +651,7 @@ def test_a_fatal_error_is_raised_in_every_thread():
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_interrupt_leaves_no_thread_waiting():
-    """After Ctrl-C in an append what the log has is unknown: everybody is told, nobody waits for ever."""
+    """After Ctrl-C in an append what the log has is unknown: every caller gets an error, none waits for ever."""
     disk = Disk()
     disk.errors = [KeyboardInterrupt()]
     group = ThreadGroupCommit(disk, collect=list)

@@ -81,7 +81,7 @@ def test_empty_topic_key_and_value_are_legal(log):
 
 
 def test_reopen_continues(tmp_path):
-    """Closing and opening changes nothing; offsets go on."""
+    """Closing and opening changes nothing; offsets continue."""
     path = tmp_path / "log"
     with virta.open(path) as log:
         fill(log, 5)
@@ -152,7 +152,7 @@ def test_topics_are_selected(log):
 
 
 def test_a_read_ends_at_the_present_end(log):
-    """Records appended while reading are for the next read."""
+    """Records appended while reading are returned by the next read."""
     fill(log, 3)
     reader = log.read()
     assert next(reader).offset == 0
@@ -210,7 +210,7 @@ def test_large_values_are_read_in_one_piece(log):
 
 
 def test_idempotent_producers(tmp_path):
-    """A producer's batch is in the log once, whoever retries it and when."""
+    """A producer's batch is in the log once, whichever handle retries it and when."""
     path = tmp_path / "log"
     with virta.open(path, segment_bytes=4096) as log:
         first = log.append_many([("t", "", b"a"), ("t", "", b"b")], producer=(77, 3))
@@ -229,7 +229,7 @@ def test_idempotent_producers(tmp_path):
 
 
 def test_waiting_for_creation(tmp_path):
-    """A reader may come before the log: it waits, or gives up with a sentence."""
+    """A reader may wait for a log that does not exist yet; after the timeout it raises."""
     path = tmp_path / "later"
     with pytest.raises(errors.LogNotFoundError, match="within"):
         virta.open(path, wait=0.02)
@@ -248,7 +248,7 @@ def test_waiting_for_creation(tmp_path):
 
 
 def test_read_only_needs_no_right_to_write(tmp_path):
-    """Nothing is created or locked by a read-only handle; it follows by looking."""
+    """A read-only handle creates and locks nothing; it follows by polling."""
     path = tmp_path / "log"
     with virta.open(path) as log:
         fill(log, 3)
@@ -279,7 +279,7 @@ def test_an_unpublished_batch_is_not_seen_and_then_adopted(tmp_path):
 
 
 def test_a_lost_control_page_costs_nothing(tmp_path):
-    """The page is a hint."""
+    """Without the control page nothing is lost: it is a hint."""
     path = tmp_path / "log"
     with virta.open(path, segment_bytes=4096) as log:
         fill(log, 200, durability="none")
@@ -291,7 +291,7 @@ def test_a_lost_control_page_costs_nothing(tmp_path):
 
 
 def test_a_torn_tail_is_cut_and_kept(tmp_path):
-    """Half a batch behind the end: cut by the next writer, kept in quarantine, never delivered."""
+    """Half a batch after the end is cut off by the next writer, copied to quarantine and never delivered."""
     path = tmp_path / "log"
     with virta.open(path) as log:
         fill(log, 3)
@@ -317,9 +317,7 @@ def test_a_finished_seal_without_a_successor_is_completed(tmp_path):
     if last.next > last.base:
         fresh = path / f"{last.base:020d}.puro"
     fresh.unlink()
-    (
-        path / "control"
-    ).unlink()  # it knows of offsets that were published, and they are never given again
+    (path / "control").unlink()  # it has the published offsets, which are never reused
     with virta.open(path) as log:
         assert log.next_offset == last.base
         assert log.append("t", "", b"") == last.base

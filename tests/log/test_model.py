@@ -1,4 +1,4 @@
-"""The log against a plain list: whatever is done to it, it holds what the list holds."""
+"""The log against a plain list: after any sequence of operations both have the same records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moments that come once in a thousand runs, forced: what one does while another is in the middle of something."""
+"""Races that occur once in a thousand runs, forced: one operation between two steps of another."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def fill(log, count, size=300):
 
 
 def once(monkeypatch, module, name, act, *, after=False):
-    """Let `act` happen in the moment before (or after) the next call of a function."""
+    """Run `act` just before (or after) the next call of a function."""
     real = getattr(module, name)
     done = []
 
@@ -61,7 +61,7 @@ def once(monkeypatch, module, name, act, *, after=False):
     return done
 
 
-# --- looking, while others append, roll over and remove --------------------------------------------
+# --- reading, while others append, roll over and remove --------------------------------------------
 
 
 def test_verify_beside_a_writer(log, monkeypatch):
@@ -84,7 +84,7 @@ def test_verify_in_the_middle_of_a_rollover(log, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "look",
+    "read_somehow",
     [
         lambda log: log.segments()[-1].next,
         lambda log: log.bytes,
@@ -94,7 +94,7 @@ def test_verify_in_the_middle_of_a_rollover(log, monkeypatch):
     ],
     ids=["segments", "bytes", "verify", "time", "producer"],
 )
-def test_retention_between_listing_and_opening(log, monkeypatch, look):
+def test_retention_between_listing_and_opening(log, monkeypatch, read_somehow):
     """Segments that vanish between being listed and being opened were removed, which is no error."""
     fill(log, 60)
     for file in log.path.glob("*.pidx"):
@@ -110,7 +110,7 @@ def test_retention_between_listing_and_opening(log, monkeypatch, look):
 
     for module in ("seek", "upkeep.verify", "engine.producers"):
         monkeypatch.setattr(f"virta.log.{module}.segment_bases", removed_meanwhile)
-    look(log)
+    read_somehow(log)
     assert len(listed(log.path)) == 2
 
 
@@ -139,7 +139,7 @@ def test_a_reader_meets_retention_at_work(log, monkeypatch):
 def test_a_rollover_while_a_time_is_looked_up(log, monkeypatch):
     """Records of a segment that is made during the search are found by the next read, not passed over."""
     log.append("t", "", b"old")
-    moment = log.segments()[0].last_time + 1
+    later = log.segments()[0].last_time + 1
     real = directory.segment_bases
 
     def then_grow(path):
@@ -150,14 +150,14 @@ def test_a_rollover_while_a_time_is_looked_up(log, monkeypatch):
         return bases
 
     monkeypatch.setattr("virta.log.seek.segment_bases", then_grow)
-    assert log.read(start=datetime_of(moment)).position <= 1
+    assert log.read(start=datetime_of(later)).position <= 1
 
 
-# --- stewards --------------------------------------------------------------------------------------
+# --- maintenance -----------------------------------------------------------------------------------
 
 
-def test_indexes_are_not_made_under_a_steward(log):
-    """Who rolls over while a segment is being compacted leaves the indexes to him, and makes them later."""
+def test_indexes_are_not_written_during_maintenance(log):
+    """A rollover during compaction writes no index; the next rollover writes it."""
     with directory.maintenance_lock(log.path):
         fill(log, 20)
         assert not list(log.path.glob("*.pidx"))
@@ -167,7 +167,7 @@ def test_indexes_are_not_made_under_a_steward(log):
 
 
 def test_compaction_before_the_index_is_there(log):
-    """A producer's last words survive a compaction that comes between a rollover and its index."""
+    """A producer's last batch is remembered when compaction runs between a rollover and its index."""
     log.append_many([("t", "k", b"v")], producer=(9, 4))
     fill(log, 40)
     for file in log.path.glob("*.pidx"):
@@ -178,7 +178,7 @@ def test_compaction_before_the_index_is_there(log):
 
 
 def test_a_producer_is_asked_while_a_segment_is_replaced(log, monkeypatch):
-    """Between the compacted segment and its index there is no moment in which a producer is forgotten."""
+    """A producer is known at every step of replacing a segment and its index."""
     fill(log, 30)
     log.append_many([("t", "k0", b"v")], producer=(9, 4))
     active = log.segments()[-1].base
@@ -204,8 +204,8 @@ def test_a_producer_is_asked_while_a_segment_is_replaced(log, monkeypatch):
     assert all(answers)
 
 
-def test_compaction_between_two_looks_of_a_producer(log):
-    """What others sent for a producer is known, also when it was compacted away before we looked again."""
+def test_compaction_between_two_appends_of_a_producer(log):
+    """A producer's batches of other handles are known, even if compaction removed them in between."""
     log.append_many([("t", "k0", b"1")], producer=(9, 1))
     with virta.open(log.path, durability="none") as other:
         other.append_many([("t", "k0", b"2")], producer=(9, 2))
@@ -252,7 +252,7 @@ class Bystander:
 
 
 def test_a_fork_during_maintenance(log):
-    """A child that was forked meanwhile does not keep the next steward out."""
+    """A child forked during maintenance does not keep the maintenance lock."""
     with directory.maintenance_lock(log.path):
         bystander = Bystander().__enter__()
     with bystander, directory.maintenance_lock(log.path, wait=False) as alone:
@@ -285,7 +285,7 @@ def test_a_child_does_not_end_its_parents_pin(log):
         assert log.retain(max_bytes=0).first_offset <= 5
 
 
-def test_a_child_is_told_that_a_consumer_is_not_its_own(log):
+def test_a_child_cannot_use_its_parents_consumer(log):
     """Two processes that read as one member would each deliver everything."""
     fill(log, 20)
     with log.consumer("g") as consumer:
@@ -301,22 +301,22 @@ def test_a_child_is_told_that_a_consumer_is_not_its_own(log):
 @contextmanager
 def orphan_of_a_killed_process(act):
     """Let `act` make something in a process that then forks a child and is killed; the child lives on."""
-    heard, told = os.pipe()
+    read_end, write_end = os.pipe()
 
-    def hold() -> None:
+    def make_and_die() -> None:
         made = act()
         child = os.fork()
         if child == 0:
             signal.alarm(60)
             signal.pause()
-        os.write(told, b"%d" % child)
+        os.write(write_end, b"%d" % child)
         os.kill(os.getpid(), signal.SIGKILL)
         made.close()
 
-    assert join(fork(hold)) == -signal.SIGKILL
-    os.close(told)
-    child = int(os.read(heard, 20))
-    os.close(heard)
+    assert join(fork(make_and_die)) == -signal.SIGKILL
+    os.close(write_end)
+    child = int(os.read(read_end, 20))
+    os.close(read_end)
     try:
         yield
         os.kill(child, 0)
@@ -342,7 +342,7 @@ def test_a_membership_dies_with_its_holder_not_with_its_children(log):
 
 
 def test_two_threads_are_the_first_in_a_child(log, monkeypatch):
-    """After a fork one thread opens the log anew; another that comes meanwhile waits for it."""
+    """After a fork one thread reopens the log; another one that uses it meanwhile waits."""
     log.append("t")
 
     def work() -> None:
@@ -379,7 +379,7 @@ def test_two_threads_are_the_first_in_a_child(log, monkeypatch):
 
 
 def test_a_child_that_cannot_open_tries_again(log, monkeypatch):
-    """The first use after a fork fails for want of something: the next one is not told of a read-only log."""
+    """The first use after a fork fails to open: the next use tries again and does not report a read-only log."""
     log.append("t")
 
     def work() -> None:
@@ -416,7 +416,7 @@ def test_a_dropped_log_is_closed_there_and_then(tmp_path):
 
 
 def test_a_log_that_is_collected_by_its_own_syncing_thread():
-    """It cannot wait for itself, and need not."""
+    """Closing from the syncing thread does not wait for that thread."""
     ended = threading.Event()
     holder: list[IntervalSync] = []
     ready = threading.Event()
@@ -436,7 +436,7 @@ def test_a_log_that_is_collected_by_its_own_syncing_thread():
 
 @pytest.mark.parametrize("kind", ["native", "plain"])
 def test_an_interrupt_while_waiting_for_the_lock(tmp_path, kind):
-    """Control-C in the wait for another writer: the lock is not kept, this process and others go on."""
+    """Ctrl-C while waiting for another writer: the lock is not kept, this process and others can append."""
     path = tmp_path / "log"
     virta.open(path).close()
     code = f"""
@@ -495,7 +495,7 @@ class ClosedBehind:
 
 
 def test_close_between_an_append_and_its_sync(tmp_path, either_kernel):
-    """Durability `interval` is not claimed for what nobody is there to sync, and no thread is left behind."""
+    """An append after which no thread would sync is synced at once, and no thread is left."""
     log = virta.open(tmp_path / "log", durability="interval")
     log._writer._core = ClosedBehind(log)
     before = threading.active_count()
@@ -525,7 +525,7 @@ def test_close_while_a_segment_is_attached(log, monkeypatch):
 
 
 class MovedBehind:
-    """A kernel that appends, after which another keeps the write lock and the active segment is another one."""
+    """A kernel after whose append another process has the write lock and the active segment is a new one."""
 
     def __init__(self, log) -> None:
         self._core = log._core
@@ -576,7 +576,7 @@ def test_json_values_wait_no_longer_than_others(tmp_path, either_kernel):
 
 
 def test_what_is_durable_is_said_by_one_at_a_time(tmp_path, either_kernel):
-    """Who rolls over stays out of the words of a leader that stands still: half of each would claim what no sync saw."""
+    """A rollover does not write the durable position while a stopped leader is writing it."""
     with virta.open(tmp_path / "log", durability="none") as log:
         log.append("t")
         page = os.open(log.path / directory.CONTROL, os.O_RDWR)
@@ -596,7 +596,7 @@ def test_what_is_durable_is_said_by_one_at_a_time(tmp_path, either_kernel):
 
 
 def test_a_leader_that_is_overtaken_by_a_rollover(tmp_path, monkeypatch):
-    """Its segment is sealed when its sync returns: what is durable does not go back."""
+    """A leader whose segment is sealed when its sync returns does not move the durable position back."""
     monkeypatch.setattr(kernel, "Kernel", plain_kernel.Kernel)
     with virta.open(tmp_path / "log", durability="none", segment_bytes=4096) as log:
         log.append("t", "", bytes(3900))
@@ -624,24 +624,24 @@ def test_a_commit_does_not_keep_others_from_theirs(tmp_path, monkeypatch):
             free = []
             real = os.fdatasync
 
-            def look(fd: int) -> None:
+            def check(fd: int) -> None:
                 free.append(other.take(positions.CHANGING_BYTE))
                 other.drop(positions.CHANGING_BYTE)
                 real(fd)
 
-            monkeypatch.setattr(positions.os, "fdatasync", look)
+            monkeypatch.setattr(positions.os, "fdatasync", check)
             consumer.commit()
             assert free == [True]
 
 
 def test_what_was_synced_beside_a_leader_that_stands_still_is_durable(tmp_path, either_kernel):
-    """Whoever lost patience with a leader has synced by himself, and his log says so, whatever the leader tells."""
+    """A handle that waited too long for a leader syncs itself, and its durable offset covers that."""
     with virta.open(tmp_path / "log", durability="group") as log:
-        before = log.append("t", "", b"told")
+        before = log.append("t", "", b"published")
         with (tmp_path / "log" / directory.SYNC_LOCK).open() as leader:
             fcntl.flock(leader, fcntl.LOCK_EX)
-            at = log.append("t", "", b"not told yet")
+            at = log.append("t", "", b"not published yet")
 
             assert log.durable_offset == at + 1 > before + 1
             with virta.open(tmp_path / "log") as other:
-                assert other.durable_offset <= at, "the premise: nobody has told it"
+                assert other.durable_offset <= at, "the premise: it is not published"

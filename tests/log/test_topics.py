@@ -15,7 +15,7 @@ from virta.log.limits import TOPICS_MAX
 
 
 def counted(log, start="earliest"):
-    """The truth: every record read and counted."""
+    """Return the expected counts, by reading every record."""
     found = {}
     for record in log.read(start=start, visibility="committed"):
         size = len(record.key) + len(record.value)
@@ -26,7 +26,7 @@ def counted(log, start="earliest"):
     return [(topic, *row) for topic, row in sorted(found.items())]
 
 
-def told(log, **options):
+def reported(log, **options):
     return [(bytes(info.topic), *info[1:]) for info in log.topics(**options)]
 
 
@@ -69,10 +69,10 @@ def test_topics_of_a_growing_log(log):
     assert log.topics() == []
     for seed in range(6):
         fill(log, 40, names=2 + seed * 3, seed=seed)
-        assert told(log) == counted(log)
+        assert reported(log) == counted(log)
     assert len(log.segments()) > 5
     with virta.open(log.path, read_only=True) as other:
-        assert told(other) == counted(log)
+        assert reported(other) == counted(log)
     info = log.topics()[0]
     assert (info.topic, str(info.topic)) == ("t0", "t0")
     assert info == virta.log.TopicInfo(*info)
@@ -91,14 +91,14 @@ def test_only_what_is_new_is_read(log, steps):
 
 
 def test_retention_compaction_and_repair(log):
-    """Counts follow what the log holds, not what it once held."""
+    """Removed records are no longer counted."""
     fill(log, 200)
     log.topics()
     log.compact()
-    assert told(log) == counted(log)
+    assert reported(log) == counted(log)
     fill(log, 50, seed=9)
     log.retain(max_bytes=12_000)
-    assert told(log) == counted(log)
+    assert reported(log) == counted(log)
 
     damaged = log.segments()[1]
     with open(damaged.path, "r+b") as file:
@@ -124,7 +124,7 @@ def test_pages(log):
     """`after` and `limit` give the same topics in pages, in order of their bytes."""
     fill(log, 100, names=60)
     log.append_many([(b"\xff\xfe", "", b""), (b"\x00a", "", b""), ("ä", "", b"")])
-    everything = told(log)
+    everything = reported(log)
     assert everything == counted(log)
     pages, after = [], None
     while page := log.topics(after=after, limit=7):
@@ -139,19 +139,22 @@ def test_more_topics_than_are_remembered(log, monkeypatch):
     """With little memory the same answers, by reading again what did not fit."""
     fill(log, 300, names=200)
     monkeypatch.setattr(topics, "TOPIC_COUNTS_MAX", 30)
-    assert told(log) == counted(log)
-    assert told(log, limit=3) == counted(log)[:3]
-    assert told(log, after="t150", limit=3) == [row for row in counted(log) if row[0] > b"t150"][:3]
+    assert reported(log) == counted(log)
+    assert reported(log, limit=3) == counted(log)[:3]
+    assert (
+        reported(log, after="t150", limit=3)
+        == [row for row in counted(log) if row[0] > b"t150"][:3]
+    )
     assert sum(len(one.table) for one in log._topics._segments.values()) <= 30
     fill(log, 30, names=200, seed=3)
-    assert told(log) == counted(log)
+    assert reported(log) == counted(log)
 
 
 def test_threads_and_a_fork(log):
-    """Many may ask at once, and a child counts for itself."""
+    """Threads may call it at once, and a forked child counts for itself."""
     fill(log, 200)
     answers = []
-    threads = [threading.Thread(target=lambda: answers.append(told(log))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: answers.append(reported(log))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -159,7 +162,7 @@ def test_threads_and_a_fork(log):
     assert answers == [counted(log)] * 4
     pid = os.fork()
     if pid == 0:
-        os._exit(0 if told(log) == counted(log) else 1)
+        os._exit(0 if reported(log) == counted(log) else 1)
     assert os.waitpid(pid, 0)[1] == 0
 
 

@@ -16,12 +16,12 @@ Rules, for both:
 - An error is the answer to every item of its batch. A lock timeout also fails everything that is queued: it would
   only wait longer. After an error that `is_fatal` (by default a failed sync or a closed log) nothing is appended any
   more, and everything queued and submitted later gets that error, because what the disk has is unknown.
-- Exceptions in hooks and answers are logged. They keep nobody else from being answered and do not stop later batches.
+- Exceptions in hooks and answers are logged. Other callers are still answered and later batches still run.
 - An item cannot be withdrawn: a caller that was cancelled ignores its answer, its records are appended.
 
 A `GroupCommit` appends in the event loop while the disk is fast, because handing the append to a thread costs more
 than waiting; a moving average of the time decides. On a slow disk, and while other writers have the write lock, a
-thread waits and the loop goes on. `append(records, lock_timeout)` must raise LogLockTimeoutError, with nothing
+thread waits and the loop continues. `append(records, lock_timeout)` must raise LogLockTimeoutError, with nothing
 written, if it cannot get the log's write lock in that many seconds.
 
     commits = GroupCommit(

@@ -290,14 +290,14 @@ class Reader:
         """Open the segment of the position; return False while there is none."""
         bases = segment_bases(self._source.directory)
         wanted = self._at.next
-        holding = [base for base in bases if base <= wanted]
-        if not holding:
+        at_or_before = [base for base in bases if base <= wanted]
+        if not at_or_before:
             if not bases:
                 return self._is_missing(wanted)
             self._gap(wanted, bases[0])
-            holding = bases[:1]
+            at_or_before = bases[:1]
         try:
-            segment = self._segment_at(holding[-1])
+            segment = self._segment_at(at_or_before[-1])
         except FileNotFoundError:
             return True  # removed by retention: try again
         if segment is None:

@@ -12,8 +12,8 @@ class Name(bytes):
     """
     A topic or key: bytes, as stored, that also equal their UTF-8 text.
 
-    `record.topic == "orders"` and `record.topic == b"orders"` both hold, `str(record.topic)` is the text.
-    As a dictionary key it is bytes: look it up as bytes.
+    `record.topic == "orders"` and `record.topic == b"orders"` are both true, `str(record.topic)` is the text.
+    As a dictionary key it is bytes: use bytes to find it.
     """
 
     __slots__ = ()

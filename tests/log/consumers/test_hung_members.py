@@ -32,7 +32,7 @@ for record in consumer.read(follow=True):
             print(exc.code, exc, flush=True)
 """
 
-# Stops itself while it holds the changing byte, before and after it wrote, as the argument says.
+# Stops itself while it has the changing byte, before and after it wrote, as the argument says.
 STOPPED_IN_A_CHANGE = """
 import os, signal, sys
 from pathlib import Path
@@ -88,7 +88,7 @@ def running(program, *arguments):
         process.stdout.close()
 
 
-def tell(process, line):
+def send(process, line):
     process.stdin.write(line + "\n")
     process.stdin.flush()
 
@@ -119,7 +119,7 @@ def test_a_hung_member_is_replaced_and_fenced(log, how):
             survivor.commit()
             assert survivor.lag == 0
             os.kill(member.pid, signal.SIGCONT)
-            tell(member, "commit")
+            send(member, "commit")
             assert member.stdout.readline().startswith("consumer_lost consumer 'g': partitions [")
             assert first in range(200)
             assert log.consumers()[0].position == 200, "a fenced commit moved the position"
@@ -148,7 +148,7 @@ def test_a_new_member_joins_while_all_others_hang(log):
 @pytest.mark.parametrize("where", ["before", "after"])
 @pytest.mark.parametrize("ends", ["continued", "killed"])
 def test_stopped_in_the_middle_of_a_change(log, where, ends):
-    """A stopped process that holds the changing byte blocks no other; its late change is redone, not lost."""
+    """A stopped process that has the changing byte blocks no other; its late change is redone, not lost."""
     log.append_many([("t", "", b"%d" % i) for i in range(100)])
     log.consumer("g").close()
     with running(STOPPED_IN_A_CHANGE, log.path, where, 37) as stopped:
@@ -198,7 +198,7 @@ def test_killed_while_it_returns_to_one_file(log, monkeypatch):
         stays.change(locks, move(2))
         late = Positions(log.path, "g")
         assert [slot.next for slot in late.read()] == [2], (
-            "a commit went to a file that nobody reads"
+            "a commit went to a file that is no longer read"
         )
         late.change(locks, move(3))
         assert [slot.next for slot in stays.read()] == [3]

@@ -1,4 +1,4 @@
-"""Disks that are full, and calls that fail: clear errors, nothing half-done, and a log that goes on."""
+"""Full disks and failing calls: clear errors, no partial changes, and a log that still works."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_injected_failures(shim, tmp_path, name, plain):
 @pytest.mark.slow
 @pytest.mark.parametrize("plain", ["", "1"], ids=["native", "plain"])
 def test_every_call_fails_once(shim, plain):
-    """Whichever I/O call of a day's work fails: only errors of ours, nothing acknowledged is lost, all valid after."""
+    """Whichever I/O call of a long workload fails: only LogError, nothing acknowledged is lost, the log is valid."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # hundreds of small logs
     with tempfile.TemporaryDirectory(prefix="virta-faults-", dir=memory) as folder:
         place = Path(folder)
@@ -56,7 +56,7 @@ def test_every_call_fails_once(shim, plain):
 
 @pytest.mark.parametrize("plain", ["", "1"], ids=["native", "plain"])
 def test_file_size_limit(tmp_path, plain):
-    """RLIMIT_FSIZE, which the system itself enforces: refused whole, what fits still works."""
+    """RLIMIT_FSIZE: an append that does not fit is refused whole, one that fits succeeds."""
     run_scenario(SCENARIOS, "file_size_limit", None, tmp_path, VIRTA_PLAIN=plain)
 
 

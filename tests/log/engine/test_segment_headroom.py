@@ -1,4 +1,4 @@
-"""Headroom: zeros ahead of the end make appends cheap, and nobody ever notices them."""
+"""Headroom: zeros after the end make appends cheap and are invisible to readers."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_batch_torn_in_the_headroom(tmp_path, keep, control):
     if control == "lost":
         keep += (
             -(end + keep) % 512
-        )  # nothing but the page knows more of it than the disk: whole sectors
+        )  # only the page says where the batch ends: the disk has whole sectors
     data = bytearray(image[file.name].ljust(end + 9000, b"\0"))
     data[end : end + keep] = batch[:keep]
     file.write_bytes(data)
@@ -209,8 +209,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_what_a_killed_writer_leaves_is_no_news(tmp_path, either_kernel):
-    """Its headroom stays behind; the next writer uses it and has nothing to report."""
+def test_headroom_of_a_killed_writer_is_not_reported(tmp_path, either_kernel):
+    """The next writer uses the headroom that a killed one left, and reports nothing."""
     path = tmp_path / "log"
     env = {**os.environ, "VIRTA_PLAIN": "1" if either_kernel == "plain" else ""}
     done = subprocess.run([sys.executable, "-c", KILLED, str(path)], env=env, check=False)

@@ -1,4 +1,4 @@
-"""A process that is stopped while it holds a lock of the log: readers continue, whichever lock it is."""
+"""A process that is stopped while it has a lock of the log: readers continue, whichever lock it is."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOLDER = """
 import fcntl, os, signal, sys
 lock = open(sys.argv[1], "r+b")
 fcntl.flock(lock, fcntl.LOCK_EX)
-print("held", flush=True)
+print("locked", flush=True)
 os.kill(os.getpid(), signal.SIGSTOP)
 """
 
@@ -36,7 +36,7 @@ def stopped_holder(path):
         [sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE, text=True
     )
     try:
-        assert process.stdout.readline() == "held\n"
+        assert process.stdout.readline() == "locked\n"
         assert os.waitpid(process.pid, os.WUNTRACED)[1] & 0xFF == 0x7F  # it is stopped
         yield process
     finally:

@@ -46,7 +46,7 @@ def test_opening_warns_once_with_both_times(ahead, caplog):
 
 
 def test_a_running_writer_is_warned_at_its_next_segment(tmp_path, caplog, monkeypatch):
-    """A handle that was open before learns of it when it rolls over."""
+    """A handle that was already open warns when it rolls over."""
     path = tmp_path / "log"
     monkeypatch.setattr(kernel, "Kernel", plain_kernel.Kernel)
     with virta.open(path, durability="none", segment_bytes=4096) as log:

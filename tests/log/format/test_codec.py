@@ -1,4 +1,4 @@
-"""Records and batches: the native codec and its plain twin agree, and neither delivers a wrong byte."""
+"""Records and batches: the native and the plain codec agree, and neither delivers a wrong byte."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_varlong_must_end(data):
 
 @given(records)
 def test_both_encoders_write_the_same_bytes(rows):
-    """encode() of the twins is equal, and is what the seed's record format says."""
+    """encode() of both engines is equal, and is the documented record format."""
     assert bytes(kernel.encode(rows)) == bytes(codec.encode(rows))
     expected = b"".join(codec.encode_record(*row) for row in rows)
     assert bytes(codec.encode(rows))[BATCH_HEADER_BYTES:] == expected

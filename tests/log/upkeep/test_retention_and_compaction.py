@@ -1,4 +1,4 @@
-"""Looking after a log: retention, pins, compaction, verify, repair."""
+"""Upkeep of a log: retention, pins, compaction, verify, repair."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_retention_by_slowest_consumer(log):
         assert log.retain(max_bytes=0).first_offset > 150
 
 
-def test_pins_hold_and_die_with_their_holder(log):
+def test_pins_end_with_their_process(log):
     """A pin keeps its offset; closed or orphaned it is ignored."""
     fill(log, 200)
     with log.pin(50):
@@ -81,7 +81,7 @@ def test_pins_hold_and_die_with_their_holder(log):
 
 
 def test_a_reader_in_mid_file_is_undisturbed(log):
-    """Retention and compaction under an open reader: it finishes its file, then is told of the gap."""
+    """Retention and compaction under an open reader: it finishes its file, then raises for the gap."""
     fill(log, 200)
     reader = log.read()
     next(reader)
@@ -132,7 +132,7 @@ def test_compaction_of_chosen_topics(log):
 
 
 def test_an_empty_value_deletes_its_key(log, monkeypatch):
-    """The key goes at once, the news of it after a day."""
+    """The older values go at once, the empty record after a day."""
     fill(log, 30, keys=3)
     log.append("t", "k1", b"")
     fill(log, 100, start=200, keys=1)
@@ -158,7 +158,7 @@ def test_idempotence_survives_compaction(log):
         assert again.append_many([("t", "k", b"v")], producer=(9, 4)).duplicate
 
 
-def test_verify_reports_and_repair_mends(log):
+def test_verify_reports_and_repair_fixes(log):
     """A damaged batch in the middle: reported with file and range, set aside, then an explicit gap."""
     fill(log, 150)
     victim = log.segments()[1]
@@ -221,7 +221,7 @@ def test_a_damaged_segment_header_is_rebuilt(log, field):
     assert [r.offset for r in log.read()] == list(range(150))
 
 
-def test_progress_is_told(log):
+def test_progress_is_reported(log):
     """Long work reports how far it is."""
     fill(log, 100)
     seen = []

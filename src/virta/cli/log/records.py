@@ -97,7 +97,7 @@ def append(
 
 @log.command()
 @click.argument("path", metavar="LOG")
-@click.option("--follow", "-f", is_flag=True, help="Go on as records are appended.")
+@click.option("--follow", "-f", is_flag=True, help="Continue as records are appended.")
 @click.option(
     "-n", "count", type=click.IntRange(0), help="How many: the last ones, or the first from --from."
 )

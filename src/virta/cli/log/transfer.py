@@ -14,24 +14,29 @@ from virta.cli.report import EXIT_PROBLEMS, InputError, json_option, print_repor
 from virta.cli.units import PLACE, SIZE, show_count, show_size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from virta.log import Log
     from virta.log.log import Durability
+
+    Command = Callable[..., Any]
 
 FORMATS: Final = ("puro", "ndjson")
 SEGMENT_BYTES: Final = 1024 * 1024 * 1024
 
 
+def _format_option(text: str) -> Callable[[Command], Command]:
+    """Return the option that chooses one of FORMATS."""
+    choice = click.Choice(FORMATS)
+    return click.option(
+        "--format", "form", type=choice, default="puro", show_default=True, help=text
+    )
+
+
 @click.command("import")
 @click.argument("path", metavar="LOG")
 @click.argument("source", metavar="SOURCE")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(FORMATS),
-    default="puro",
-    show_default=True,
-    help="What SOURCE is.",
-)
+@_format_option("What SOURCE is.")
 @click.option(
     "--crc",
     type=click.Choice(["auto", "plain", "puro"]),
@@ -148,14 +153,7 @@ def _import_ndjson(
 @click.command()
 @click.argument("path", metavar="LOG")
 @click.argument("target", metavar="TARGET")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(FORMATS),
-    default="puro",
-    show_default=True,
-    help="What to write.",
-)
+@_format_option("What to write.")
 @click.option(
     "--crc",
     type=click.Choice(["plain", "puro"]),

@@ -380,7 +380,7 @@ class Consumer:
         lost: list[int] = []
 
         def divide(slots: list[Slot]) -> dict[int, Slot]:
-            # Inside the change: a member that joined later would look dead and lose its new partitions.
+            # Inside the change: a member that joined later would be taken for dead and lose its new partitions.
             lost[:] = [p for p, g in self._owned.items() if slots[p].generation != g]
             return self._division(slots, set(self._owned).difference(lost))
 

@@ -242,7 +242,7 @@ class Writer:
         holder = self.snapshot().holder
         return LogLockTimeoutError(
             f"the write lock of {self.directory} was not free for {seconds:g} s"
-            + (f"; process {holder} holds it" if holder else "")
+            + (f"; process {holder} has it" if holder else "")
         )
 
     # --- durability ---
@@ -302,7 +302,7 @@ class Writer:
     # --- under the lock: attach, recover, roll ---
 
     def reattach(self, *, lost: bool) -> None:
-        """Attach after a repair, under the lock, without trust in the control page."""
+        """Attach after a repair, under the lock, without relying on the control page."""
         self._attach(distrust=True)
         segment = self._segment
         if lost and segment is not None:

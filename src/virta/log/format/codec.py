@@ -389,7 +389,7 @@ def parse_header(
 def find_header(
     buf: bytes, pos: int, salt: int, base_min: int, base_max: int
 ) -> BatchHeader | None:
-    """Return the first valid header at or after `pos` with a base in that range: where reading can go on after damage."""
+    """Return the first valid header at or after `pos` with a base in that range: where reading can continue after damage."""
     found = buf.find(_HEADER_START, pos + 1)
     while found > 0:
         base = int.from_bytes(buf[found + 7 : found + 15], "little")

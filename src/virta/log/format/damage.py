@@ -1,5 +1,5 @@
 """
-Damage and gaps: how they are described, and where reading can go on after them.
+Damage and gaps: how they are described, and where reading can continue after them.
 
 Readers, verify, repair and Spark's decoder all use these, so that damage has one description and is skipped to the
 same place everywhere.
@@ -40,7 +40,7 @@ class Problem(NamedTuple):
         upto = "on" if self.offset_to is None else f"up to {self.offset_to}"
         return LogCorruptionError(
             f"{self.segment}: bytes {self.byte_from} to {self.byte_to} are damaged "
-            f"({self.reason}); they held offsets {self.offset_from} {upto}. {advice}",
+            f"({self.reason}); they contained offsets {self.offset_from} {upto}. {advice}",
             **self._asdict(),
         )
 

@@ -36,7 +36,7 @@ SEGMENT_SUFFIX, INDEX_SUFFIX = ".puro", ".pidx"
 CRC8_VARIANT: Final = "0x31/00/MSB"
 CONTROL_BYTES: Final = 4096
 
-# Locks or shared memory do not work there as the log needs them; a container's bind mount is fine.
+# Their locks or shared memory do not work as the log needs; a container's bind mount is fine.
 REFUSED_FILE_SYSTEMS: Final = ("nfs", "cifs", "smb", "fuse.sshfs", "fuse.s3", "afs", "ceph")
 
 
@@ -142,7 +142,7 @@ def make_directory(directory: Path, mode: int | None = None) -> None:
         raise LogFormatError(f"{directory} is a file; a log is a directory") from exc
     if strangers and not (directory / META).exists():
         raise LogFormatError(
-            f"{directory} is not a log and not empty (it holds {strangers[0]!r}); "
+            f"{directory} is not a log and not empty (it contains {strangers[0]!r}); "
             "give the path of a log or of an empty or new directory",
             code="log_format_foreign",
         )
