@@ -25,11 +25,13 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("fuzz")
-sys.path += [str(HERE / "journal"), str(HERE / "hub")]
+sys.path += [
+    str(HERE / place) for place in ("journal", "journal/protocol", "journal/serving", "hub")
+]
 
 import test_event_batch as batch  # noqa: E402
 import test_journal_codec as codec  # noqa: E402
-import test_journal_connections as connections  # noqa: E402
+import test_journal_tcp as connections  # noqa: E402
 
 from virta import native  # noqa: E402
 from virta.journal.protocol.codec import native_codec  # noqa: E402

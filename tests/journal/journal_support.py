@@ -10,13 +10,19 @@ import threading
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+from virta.journal.engine import JournalEngine
+from virta.journal.protocol import commands
 from virta.journal.protocol.codec import ReplyParser, encode_request
 from virta.journal.protocol.messages import Function, Request
 from virta.journal.replication.peers import Peer, Peers
 from virta.journal.serving.commit_loop import CommitLoop
 from virta.journal.serving.tcp import JournalServer
+from virta.journal.sessions import Session
 
 REPLY_WAIT_S = 10
+CONSOLE_US = 1_700_000_000_000_000  # where the clock of a `Console` starts
+GATE_S_MAX = 30
+TURNS = 50  # of the event loop: enough for everything that does not wait
 VIRTA = Path(sys.executable).with_name("virta")
 
 
@@ -216,3 +222,54 @@ class Daemon:
 
     def __exit__(self, *_):
         self.kill()
+
+
+class Gate:
+    """Calls in a thread other than the test's wait until the gate is opened; then `error` is raised, if any."""
+
+    def __init__(self, call, error=None):
+        self.reached = threading.Event()
+        self.open = threading.Event()
+        self.error = error
+        self._call = call
+
+    def __call__(self, *args):
+        if threading.current_thread() is not threading.main_thread():
+            self.reached.set()
+            assert self.open.wait(GATE_S_MAX)
+            if self.error is not None:
+                raise self.error
+        return self._call(*args)
+
+
+async def turns():
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def slow_node(directory, error=None):
+    """A journal whose commits are made in a thread, and the gate they pass."""
+    running = CommitLoop(directory, inline_s_max=-1)
+    await running.start()
+    gate = running._persistence.commit = Gate(running._persistence.commit, error)
+    try:
+        yield running, gate
+    finally:
+        gate.open.set()
+        await running.stop()
+
+
+class Console:
+    """Admin commands on an engine with a clock to set."""
+
+    def __init__(self):
+        self.clock = Clock(CONSOLE_US)
+        self.engine = JournalEngine(self.clock)
+        self.session = Session()
+
+    def __call__(self, do, **fields):
+        return self.call(commands.admin(do, **fields))
+
+    def call(self, command):
+        return command.result(self.engine.handle(command.request, self.session))

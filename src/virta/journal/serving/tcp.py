@@ -198,7 +198,7 @@ class JournalServer:
         """Accept no more, answer what is waiting, write a snapshot."""
         self._stopping = True
         if self._server is not None:
-            self._server.close()
+            await _close_listener(self._server)
         await self.node.stop()
         for connection in list(self._connections):
             connection.close()
@@ -250,3 +250,12 @@ class JournalServer:
         unflushed, self.unflushed = self.unflushed, set()
         for connection in unflushed:
             connection.flush()
+
+
+async def _close_listener(server: asyncio.Server) -> None:
+    """Accept no more, and close: asyncio leaks a connection that was accepted but not made before the close."""
+    loop = asyncio.get_running_loop()
+    for listening in server.sockets:
+        loop.remove_reader(listening.fileno())
+    await asyncio.sleep(0)
+    server.close()

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from journal_support import connected, daemon, until
-from test_journal_codec import VECTORS
+from journal_vectors import VECTORS
 
 from virta.errors import JournalError
 from virta.journal import AsyncClient

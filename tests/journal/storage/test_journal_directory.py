@@ -8,12 +8,11 @@ import os
 import random
 import subprocess
 import sys
-import time
 
 import pytest
-from journal_support import Clock, Daemon, connected, daemon, nop
+from journal_support import Clock, Daemon, connected, daemon
 
-from virta.errors import JournalError, LogSyncError, LogWriteError
+from virta.errors import JournalError
 from virta.journal.clients.client import Client
 from virta.journal.engine import JournalEngine
 from virta.journal.jobs.job import STATE_NAMES
@@ -22,10 +21,8 @@ from virta.journal.protocol.messages import Function, Request, Type, Value
 from virta.journal.serving.embedded import Journal
 from virta.journal.sessions import Session
 from virta.journal.storage import directory as persistence
-from virta.journal.storage import leases
 from virta.journal.storage import records as images
 from virta.journal.storage.directory import Persistence
-from virta.journal.storage.spill import PIECE_BYTES_MIN, FileSpill
 from virta.journal.values.store import Store
 
 KEYS = [b"k%d" % i for i in range(6)]
@@ -268,34 +265,6 @@ def test_marks_survive_a_crash(tmp_path):
     assert sorted(lapsed) == [(b"u2", 1), (b"u3", 2), (b"u4", 1)]
 
 
-def test_the_table_of_leases_grows_and_passes_over_damage(tmp_path):
-    """More marks than it has slots; a slot half written and one of an attempt that ended count for nothing."""
-    clock = Clock(1_000)
-    disk, engine = crashed(tmp_path, clock)
-    count = 3 * leases.SLOTS_MIN
-    for number in range(count):
-        engine.jobs.push(b"u%d" % number, b"d", 1, clock.now, persist=True)
-    committed(disk, engine)
-    taken = engine.jobs.reserve(b"d", clock.now, count=count)
-    stale = (tmp_path / "leases").read_bytes()
-    engine.jobs.fail(taken[0], "no", clock.now, delay=0)
-    committed(disk, engine)
-    disk.close()
-    table = bytearray(stale)
-    table[taken[1].slot * leases.SLOT_BYTES + 20] ^= 1
-    (tmp_path / "leases").write_bytes(table)
-
-    disk, engine = crashed(tmp_path, clock)
-    states = {job.uri: STATE_NAMES[job.state] for job in engine.jobs.all()}
-    disk.close()
-
-    assert {uri for uri, state in states.items() if state == "ready"} == {
-        taken[0].uri,
-        taken[1].uri,
-    }
-    assert list(states.values()).count("working") == count - 2
-
-
 def test_a_killed_daemon_leaves_its_marks(tmp_path):
     """NEXT, then SIGKILL at once: the next daemon does not hand the job out, and its key acknowledges."""
     with Daemon(tmp_path) as killed, Client(port=killed.port) as client:
@@ -350,25 +319,6 @@ def test_one_owner(tmp_path):
     assert out.stdout.strip() == "journal-in-use"
 
 
-def test_damaged_snapshot_is_refused(tmp_path):
-    """A flipped byte in a snapshot stops the start with file and position, never a wrong state."""
-    disk = Persistence(tmp_path)
-    engine = JournalEngine(Clock(5))
-    disk.restore(engine)
-    engine.store.set(b"k", Value(Type.STRING, b"v" * 100), 1, 5, persist=True)
-    disk.snapshot(engine)
-    disk.close()
-    (path,) = tmp_path.glob("*.snap")
-    raw = bytearray(path.read_bytes())
-    raw[len(raw) // 2] ^= 1
-    path.write_bytes(raw)
-
-    disk = Persistence(tmp_path)
-    with pytest.raises(JournalError, match="damaged at byte"):
-        disk.restore(JournalEngine(Clock(5)))
-    disk.close()
-
-
 def test_missing_generation_is_refused(tmp_path):
     """A log that is missing in between stops the start."""
     disk = Persistence(tmp_path)
@@ -381,49 +331,6 @@ def test_missing_generation_is_refused(tmp_path):
     with pytest.raises(JournalError, match="missing"):
         disk.restore(JournalEngine(Clock(5)))
     disk.close()
-
-
-def failing(disk, error, times):
-    """Let the next appends fail, as a full or broken disk does."""
-    left = [times]
-
-    def once_broken(original):
-        def append(*args, **kwargs):
-            if left[0]:
-                left[0] -= 1
-                raise error
-            return original(*args, **kwargs)
-
-        return append
-
-    disk._log.append = once_broken(disk._log.append)
-    disk._log.append_many = once_broken(disk._log.append_many)
-
-
-def test_full_disk_is_refused_and_then_retried(tmp_path, monkeypatch):
-    """While the disk is full persist commands get `disk`; when there is room again all is as it was."""
-    monkeypatch.setattr("virta.journal.serving.commit_loop.RETRY_AFTER_WRITE_ERROR_S", 3600)
-
-    def set_(key):
-        return Request(
-            Function.SET, flags=m.OVERWRITE | m.PERSIST, key=key, value=Value(Type.STRING, b"")
-        )
-
-    async def run():
-        async with daemon(tmp_path) as server, connected(server) as wire:
-            failing(server.node._persistence, LogWriteError("no space left"), 1)
-            first = await wire.ask(set_(b"a"))
-            second = await wire.ask(set_(b"b"))
-            memory = await wire.ask(
-                Request(Function.SET, key=b"ram", value=Value(Type.STRING, b""))
-            )
-            server.node._retry_at = time.monotonic()  # the hour is over
-            third = await wire.ask(set_(b"c"))
-        async with daemon(tmp_path) as server, connected(server) as wire:
-            kept = await wire.ask(Request(Function.GET, key=b"c"))
-        return [reply.error for reply in (first, second, memory, third, kept)]
-
-    assert asyncio.run(run()) == ["disk: no space left"] * 2 + [""] * 3
 
 
 def test_a_full_disk_at_the_start_is_said(tmp_path, monkeypatch):
@@ -441,55 +348,3 @@ def test_a_full_disk_at_the_start_is_said(tmp_path, monkeypatch):
     assert str(tmp_path) in raised.value.message
     with Journal(tmp_path) as journal:
         assert journal.get("k") == "v"
-
-
-def test_failed_fsync_is_final(tmp_path):
-    """After a failed fsync nothing that must survive is accepted; reading and memory go on."""
-
-    async def run():
-        async with daemon(tmp_path) as server, connected(server) as wire:
-            failing(server.node._persistence, LogSyncError("EIO"), 1)
-            request = Request(
-                Function.SET, flags=m.PERSIST, key=b"a", value=Value(Type.STRING, b"")
-            )
-            errors = [(await wire.ask(request)).error for _ in range(3)]
-            return errors, (await wire.ask(nop())).error
-
-    assert asyncio.run(run()) == (["disk: EIO"] * 3, "")
-
-
-def test_slow_disk_does_not_block_reading(tmp_path):
-    """Once the disk is slow, commits go to a thread: a GET overtakes a SET that waits for it."""
-
-    async def run():
-        async with (
-            daemon(tmp_path, inline_s_max=-1) as server,
-            connected(server) as wire,
-            connected(server) as other,
-        ):
-            for i in range(20):
-                wire.send(
-                    Request(
-                        Function.SET, flags=m.PERSIST, key=b"%d" % i, value=Value(Type.STRING, b"")
-                    )
-                )
-            first = await other.ask(Request(Function.GET, key=b"none"))
-            replies = [await wire.hear() for _ in range(20)]
-            return first, replies
-
-    first, replies = asyncio.run(run())
-    assert first.error == "does-not-exist"
-    assert {("", m.PERSIST)} == {(r.error, r.flags) for r in replies}
-
-
-def test_spill_reuses_its_space(tmp_path):
-    """Freed pieces are used again, so the file stays as large as its fullest moment."""
-    spill = FileSpill(tmp_path)
-    for _ in range(50):
-        handles = {spill.put(bytes([i]) * (i * 7 + 1)): i for i in range(40)}
-        for handle, i in handles.items():
-            assert spill.get(handle) == bytes([i]) * (i * 7 + 1)
-            spill.drop(handle)
-
-    assert spill._end <= 80 * PIECE_BYTES_MIN
-    spill.close()

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import pytest
 from journal_faulty import URIS, admin, copies_of
-from journal_support import Clock, Wire, connected, mesh, until
+from journal_support import (
+    GATE_S_MAX,
+    Clock,
+    Gate,
+    Wire,
+    connected,
+    mesh,
+    turns,
+    until,
+)
 
 from virta.errors import JournalError
 from virta.journal.engine import JournalEngine
 from virta.journal.jobs.job import STATE_NAMES
+from virta.journal.protocol import commands
 from virta.journal.protocol import messages as m
 from virta.journal.protocol.messages import Function, Request, Type, Value
 from virta.journal.replication import peers as links
 from virta.journal.replication.peers import Peer, Peers
 from virta.journal.serving.commit_loop import CommitLoop
+from virta.journal.serving.embedded import Journal
 from virta.journal.serving.tcp import JournalServer
+from virta.log.group_commit import INLINE_S_MAX
 
 
 @pytest.fixture(autouse=True)
@@ -215,3 +228,118 @@ def test_wrong_copies(peers, options, problem, tmp_path):
     others = [Peer(name, "h", 1) for name in peers]
     with pytest.raises(JournalError, match=problem):
         Peers(JournalEngine(Clock()), tmp_path, "a", others, **options)
+
+
+@asynccontextmanager
+async def standing_still():
+    """A port that takes connections and answers nothing."""
+    lines = []
+    server = await asyncio.start_server(lambda *line: lines.append(line), "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        for _, writer in lines:
+            writer.transport.abort()
+        server.close()
+        await server.wait_closed()
+
+
+def beside(directory, port, *, inline_s_max=INLINE_S_MAX, **options):
+    """A journal whose only peer is at that port."""
+    running = CommitLoop(directory / "journal", inline_s_max=inline_s_max)
+    peer = Peer("b", "127.0.0.1", port)
+    running.peers = Peers(running.engine, directory, "a", [peer], **options)
+    return running
+
+
+@pytest.fixture
+def short_waits(monkeypatch):
+    """Wait for a peer that does not answer only briefly."""
+    monkeypatch.setattr(links, "ANSWER_S_MAX", 0.05)
+    monkeypatch.setattr(links, "LEAVE_S_MAX", 0.05)
+
+
+@pytest.mark.usefixtures("short_waits")
+def test_a_peer_that_stands_still_holds_up_neither_start_nor_stop(tmp_path):
+    """It is pulled later, and what it did not acknowledge stays in its spool."""
+
+    async def run():
+        async with standing_still() as port, asyncio.timeout(GATE_S_MAX / 2):
+            running = beside(tmp_path, port)
+            await running.start()
+            reply = await running.submit(set_(b"k"))
+            await running.stop()
+            return reply.error, len(running.peers._links[0].files())
+
+    assert asyncio.run(run()) == ("", 1)
+
+
+@pytest.mark.usefixtures("short_waits")
+def test_a_pull_does_not_wait_for_copies_of_what_others_change(tmp_path):
+    """A peer that starts is told everything although a change waits for it; else both would wait."""
+
+    async def run():
+        async with standing_still() as port:
+            running = beside(tmp_path, port, copies=2, copies_timeout=3600)
+            await running.start()
+            looking = ("export", "stats", "list", "configure")
+            asked = [commands.admin(do, domain="h" * (do == "configure")) for do in looking]
+            changing = asyncio.create_task(running.submit(set_(b"k")))
+            told = [asyncio.create_task(running.submit(command.request)) for command in asked]
+            found = await asyncio.wait_for(asyncio.gather(*told), GATE_S_MAX)
+            waits = not changing.done()
+            changing.cancel()
+            await running.stop()
+            return waits, [reply.error for reply in found]
+
+    assert asyncio.run(run()) == (True, [""] * 4)
+
+
+@pytest.mark.usefixtures("short_waits")
+def test_what_comes_while_the_peers_stop_is_answered(tmp_path):
+    """A job taken for good while a node stops is on disk before its directory is released."""
+
+    async def run():
+        async with standing_still() as port:
+            running = beside(tmp_path, port, inline_s_max=-1)
+            await running.start()
+            await running.submit(commands.push("http://h/1").request)
+            gate = running._persistence.commit = Gate(running._persistence.commit)
+            stop, asked = running.peers.stop, []
+
+            async def stopped():
+                await stop()
+                taking = Request(Function.NEXT, flags=m.OVERWRITE)
+                asked.append(asyncio.create_task(running.submit(taking)))
+                await turns()
+
+            running.peers.stop = stopped
+            stopping = asyncio.create_task(running.stop())
+            await until(gate.reached.is_set)
+            await turns()
+            gate.open.set()
+            await stopping
+            taken = await asyncio.wait_for(asked[0], GATE_S_MAX)
+            refused = await running.submit(Request(Function.NEXT))
+            return [pair.value.data for pair in taken.pairs], taken.error, refused.error
+
+    assert asyncio.run(run()) == ([b"http://h/1"], "", "shutting-down")
+    with Journal(tmp_path / "journal") as journal:
+        assert not journal.next().jobs
+
+
+@pytest.mark.usefixtures("short_waits")
+def test_a_pull_asked_for_during_a_stop_is_not_begun(tmp_path):
+    """The word to pull that comes on a line while the peers stop leaves no task behind."""
+
+    async def run():
+        async with standing_still() as port:
+            running = beside(tmp_path, port)
+            await running.start()
+            stopping = asyncio.create_task(running.stop())
+            await until(running.peers._stop.is_set)
+            running.engine.peer_requests.pull("b")
+            await stopping
+            return len(asyncio.all_tasks())
+
+    assert asyncio.run(run()) == 1

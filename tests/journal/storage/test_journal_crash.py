@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROUNDS = Path(__file__).with_name("journal_crash_rounds.py")
+ROUNDS = Path(__file__).parent.parent / "journal_crash_rounds.py"
 SEED = int(os.environ.get("VIRTA_SEED", random.SystemRandom().randrange(10**9)))
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import journal_reference as ref
 import pytest
 from journal_support import REPLY_WAIT_S, Clock, connected, daemon
-from test_journal_daemon import play
+from journal_vectors import DIRECTORY, play
 
 from virta.journal.engine import JournalEngine
 from virta.journal.protocol import codec
@@ -38,9 +38,8 @@ def whole(part):
     return [whole(each) for each in part] if isinstance(part, list) else part
 
 
-VECTORS = Path(__file__).parent.parent / "vectors"
-CASES = whole(json.loads((VECTORS / "journal-conformance.json").read_text()))
-CASES |= whole(json.loads((VECTORS / "journal-conformance-scenarios.json").read_text()))
+CASES = whole(json.loads((DIRECTORY / "journal-conformance.json").read_text()))
+CASES |= whole(json.loads((DIRECTORY / "journal-conformance-scenarios.json").read_text()))
 
 
 def structure(message, *, reply):
@@ -356,7 +355,7 @@ def test_the_plain_engine_says_the_same():
             __file__,
         ],
         env={**os.environ, "VIRTA_PLAIN": "1"},
-        cwd=Path(__file__).parent.parent.parent,
+        cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
         timeout=120,

@@ -2,57 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from journal_vectors import VECTORS, reply_of, request_of
 
 from virta.journal.protocol import codec
 from virta.journal.protocol import messages as m
-
-VECTORS = [
-    json.loads(line)
-    for line in (Path(__file__).parent.parent / "vectors" / "fastjournal-wire-vectors.jsonl")
-    .read_text()
-    .splitlines()
-]
-DETAIL_NAMES = {"pflags": "bits"}
-
-
-def value_of(vector):
-    return vector and m.Value(vector["type"], vector["data"].encode("latin-1"))
-
-
-def request_of(vector):
-    fields = dict(vector)
-    for name in ("key", "key2"):
-        fields[name] = fields.get(name, "").encode("latin-1")
-    fields["value"] = value_of(fields.get("value"))
-    if fields["query"] == m.QUERY_RANGE:
-        fields.setdefault("count", 0)
-    return m.Request(**fields)
-
-
-def pair_of(vector):
-    details = vector["details"]
-    if details is not None:
-        details = m.Details(**{DETAIL_NAMES.get(k, k): v for k, v in details.items()})
-    return m.Pair(vector["key"].encode("latin-1"), value_of(vector["value"]), details)
-
-
-def reply_of(vector):
-    fields = dict(vector)
-    pairs = [pair_of(pair) for pair in fields.pop("pairs", [])]
-    counted = fields.pop("count", None) is not None or fields["query"] == m.QUERY_RANGE
-    if "cursor" in fields:
-        fields["cursor"] = fields["cursor"].encode("latin-1")
-    if counted:
-        fields["pairs"] = pairs
-    elif pairs:
-        fields["pair"] = pairs[0]
-    return m.Reply(**fields)
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda v: v["name"])

@@ -3,96 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 import tracemalloc
-from pathlib import Path
 
 import msgspec
 import pytest
 from journal_support import Clock, Wire, connected, daemon, nop, until
-from test_journal_codec import VECTORS as WIRE_VECTORS
-from test_journal_codec import reply_of, request_of
+from journal_vectors import (
+    SCENARIOS,
+    delete,
+    get,
+    next_,
+    play,
+    push,
+    reply_of,
+    request_of,
+    set_,
+    text,
+)
+from journal_vectors import VECTORS as WIRE_VECTORS
 
 from virta.journal.jobs.job import WORKING
 from virta.journal.jobs.lifecycle import Jobs
 from virta.journal.protocol import messages as m
 from virta.journal.protocol.codec import encode_reply, encode_request
-from virta.journal.protocol.messages import Function, Request, Type, Value
+from virta.journal.protocol.messages import Function, Request, Value
 from virta.journal.serving.tcp import JournalServer
 
-SCENARIOS = [
-    json.loads(line)
-    for line in (Path(__file__).parent.parent / "vectors" / "fastjournal-job-vectors.jsonl")
-    .read_text()
-    .splitlines()
-]
 T0 = 1_700_000_000_000_000
-
-
-def text(data):
-    return Value(Type.STRING, data)
-
-
-def set_(key, data=b"v", flags=m.OVERWRITE, **fields):
-    return Request(Function.SET, flags=flags, key=key, value=text(data), **fields)
-
-
-def get(key, flags=m.DATA, **fields):
-    return Request(Function.GET, flags=flags, key=key, **fields)
-
-
-def delete(key, **fields):
-    return Request(Function.DELETE, key=key, **fields)
-
-
-def push(uri, domain=b"d", priority=0, flags=m.PERSIST, **fields):
-    return Request(
-        Function.PUSH,
-        flags=flags,
-        key=uri,
-        key2=domain,
-        count=priority,
-        query=m.QUERY_RANGE,
-        **fields,
-    )
-
-
-def next_(domain=b"d", **fields):
-    return Request(Function.NEXT, key=domain, **fields)
-
-
-async def play(step, wire, clock, results):
-    """Send one step of a scenario; what it came to, in the scenario's own words."""
-    clock.now = step.get("now", clock.now)
-    if step["op"] == "push":
-        request = push(
-            step["uri"].encode(),
-            step.get("domain", "").encode(),
-            step["prio"],
-            timestamp=step["ts"],
-            timeout=step["start"],
-        )
-    elif step["op"] == "next":
-        request = next_(
-            step.get("domain", "").encode(),
-            count=step.get("count"),
-            timeout=step.get("until"),
-            flags=m.OVERWRITE if step.get("delete") else 0,
-        )
-    else:
-        earlier, index = step["key"][1:].split(".")
-        key = results[int(earlier)][int(index)][0].encode()
-        request = delete(key) if step["op"] == "delete" else get(key, timeout=step["until"])
-    reply = await wire.ask(request)
-    if reply.error:
-        return reply.error.partition(":")[0]
-    if step["op"] != "next":
-        return "ok"
-    if reply.pairs:
-        return [[pair.key.decode(), pair.value.data.decode()] for pair in reply.pairs]
-    return "nothing" if reply.timeout is None else ["at", reply.timeout]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s["scenario"])

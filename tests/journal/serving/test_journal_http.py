@@ -10,7 +10,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from journal_support import until
+from journal_support import slow_node, turns, until
 
 from virta.journal.serving.commit_loop import CommitLoop
 from virta.journal.serving.http import Handler
@@ -418,3 +418,24 @@ def test_any_request_is_answered(method, path, query, body):
         await node.stop()
 
     asyncio.run(run())
+
+
+def test_an_add_by_http_is_one_step(tmp_path):
+    """A DELETE that comes before the sum is on disk is after it, and leaves no number that is not kept."""
+
+    async def run():
+        async with slow_node(tmp_path) as (running, gate):
+            handler = Handler(running)
+            path = "/journal/keys/n"
+            adding = asyncio.create_task(
+                handler.handle("POST", f"{path}/add", "", b'{"amount": 5}')
+            )
+            await until(gate.reached.is_set)
+            deleting = asyncio.create_task(handler.handle("DELETE", path))
+            await turns()
+            gate.open.set()
+            sums = json.loads((await adding).body)["result"]
+            deleted = json.loads((await deleting).body)["deleted"]
+            return sums, deleted, running.engine.store.live(b"n", 0)
+
+    assert asyncio.run(run()) == (5, True, None)

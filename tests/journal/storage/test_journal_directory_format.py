@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import tarfile
-from pathlib import Path
 
 import pytest
+from journal_vectors import DIRECTORY
 
 from virta.journal.serving.embedded import Journal
 
-VECTORS = Path(__file__).parent.parent / "vectors"
-EXPECTED = json.loads((VECTORS / "journal-directory.json").read_text())
+EXPECTED = json.loads((DIRECTORY / "journal-directory.json").read_text())
 
 
 @pytest.fixture(params=["crash", "closed"])
 def directory(request, tmp_path):
     """A journal as a kill left it (log and leases), or as a stop did (a snapshot)."""
-    with tarfile.open(VECTORS / "journal-directory.tar.xz") as archive:
+    with tarfile.open(DIRECTORY / "journal-directory.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     return tmp_path / request.param
 
