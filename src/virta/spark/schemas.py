@@ -9,6 +9,9 @@ Events (option `events`): the record's columns, then the CloudEvents attributes 
 as text by name, the data in one of `data` (JSON, or text, as VARIANT) and `data_binary`
 (`data_base64`), and `invalid`: why the value is not an event, null when it is one. A row is never
 dropped: a value that cannot be decoded has its reason in `invalid` and its bytes in `value`.
+
+A schema of the caller's may give `data` another type, and add `rescued`: the text of data of which a part
+did not fit that type.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from pyspark.sql.types import (
 )
 
 from virta.errors import VirtaError
+from virta.spark.source.typed import refused_type
 
 RECORD = StructType(
     [
@@ -56,6 +60,9 @@ ATTRIBUTES = StructType(
 
 EVENT = StructType([*RECORD.fields, *ATTRIBUTES.fields])
 
+# The text of data that does not fit the type it is read as; only a schema of the caller's has it.
+RESCUED = StructField("rescued", StringType())
+
 # What `match` adds to the columns that are kept.
 FILTER_ID = StructField("filter_id", StringType(), nullable=False)
 
@@ -73,10 +80,12 @@ def check_schema(schema: StructType, *, events: bool, filters: bool = False) -> 
     """
     Refuse columns that do not exist or types they cannot have.
 
-    `topic`, `key` and `value` may be STRING or BINARY; `data` any type (values that do not fit are
-    null); every other column has its own type.
+    `topic`, `key` and `value` may be STRING or BINARY; `data` any type that JSON can be read as
+    (`virta.spark.source.typed`); every other column has its own type.
     """
     full = {field.name: field.dataType for field in (EVENT if events else RECORD).fields}
+    if events:
+        full[RESCUED.name] = RESCUED.dataType
     if filters:
         full[FILTER_ID.name] = FILTER_ID.dataType
     for field in schema.fields:
@@ -84,6 +93,12 @@ def check_schema(schema: StructType, *, events: bool, filters: bool = False) -> 
             hint = "" if events or field.name not in EVENT.names else " (with option events=true)"
             raise SchemaError(
                 f"there is no column {field.name!r}{hint}: choose from {', '.join(full)}"
+            )
+        refused = refused_type(field.dataType) if field.name == "data" else None
+        if refused is not None:
+            raise SchemaError(
+                f"column 'data' cannot have a part of type {refused.simpleString()}: JSON has no such"
+                " values; read that part as string or variant"
             )
         allowed = allowed_types(field.name, full[field.name])
         if allowed and not any(type(field.dataType) is type(kind) for kind in allowed):

@@ -8,38 +8,24 @@ that is not an event (no JSON, no id, invalid data) keeps its row: every attribu
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 import pyarrow as pa
 from msgspec import UNSET
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import (
-    ArrayType,
-    BooleanType,
-    DataType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructType,
-    TimestampType,
-    VariantType,
-)
+from pyspark.sql.types import DataType, VariantType
 
 from virta.errors import EventError
 from virta.event import EVENT_BYTES_MAX, Event, parse_time
 from virta.event.document import UNREADABLE
 from virta.jsontext import check_depth, valid_text
+from virta.spark.source.typed import DataFitter, data_text
 from virta.spark.source.variant import variant_pair
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from datetime import datetime
 
-INTEGER_BITS = {LongType: 63, IntegerType: 31}
 TEXT_ATTRIBUTES = (
     "id",
     "source",
@@ -85,19 +71,26 @@ def parse_lenient(raw: bytes) -> Event | PlainEvent:
 
 
 class EventColumns:
-    """Collects the wanted event columns of one Arrow batch."""
+    """
+    Collects the wanted event columns of one Arrow batch.
+
+    `misfits` counts the rows whose data did not fit its type; `rescued` has the text of their data.
+    """
 
     def __init__(self, fields: dict[str, DataType]) -> None:
         self.fields = fields
         self.values: dict[str, list[Any]] = {name: [] for name in fields}
         self.texts = [(n, self.values[n].append) for n in TEXT_ATTRIBUTES if n in fields]
         self.others = [n for n in fields if n not in TEXT_ATTRIBUTES]
-        self.convert = data_converter(fields["data"]) if "data" in fields else None
+        kind = fields.get("data")
+        self.is_variant = isinstance(kind, VariantType)
+        self.fitter = None if kind is None or self.is_variant else DataFitter(kind)
+        self.misfits = 0
 
     def add(self, raw: bytes) -> None:
         try:
             event = parse_lenient(raw)
-            data = None if self.convert is None else self.data(event)
+            data, rescued = self.data(event, raw)
         except EventError as error:
             self.add_invalid(error.message)
             return
@@ -113,14 +106,24 @@ class EventColumns:
             elif name == "data_binary":
                 value = event.data if isinstance(event.data, bytes) else None
             else:
-                value = None
+                value = rescued if name == "rescued" else None
             self.values[name].append(value)
 
-    def data(self, event: Event | PlainEvent) -> Any:
-        assert self.convert is not None
+    def data(self, event: Event | PlainEvent, raw: bytes) -> tuple[Any, str | None]:
+        """Return the data as its type, and its text if a part of it did not fit."""
         if event.data is UNSET or isinstance(event.data, bytes):
-            return None
-        return self.convert(event.data)
+            return None, None
+        if self.is_variant:
+            return variant_pair(event.data), None
+        if self.fitter is None:
+            return None, None
+        text = data_text(raw, event.data)
+        before = self.fitter.misfits
+        value = self.fitter.fit(text)
+        if self.fitter.misfits == before:
+            return value, None
+        self.misfits += 1
+        return value, text.decode()
 
     def add_invalid(self, reason: str) -> None:
         for name, column in self.values.items():
@@ -133,7 +136,7 @@ class EventColumns:
         if name == "extensions":
             return make_map(column)
         kind = to_arrow_type(self.fields[name], timezone="UTC")
-        if name == "data" and isinstance(self.fields[name], VariantType):
+        if name == "data" and self.is_variant:
             return make_variant(column, kind)
         return pa.array(column, kind)
 
@@ -174,58 +177,5 @@ def event_time(event: Event | PlainEvent) -> datetime | None:
         return None
     try:
         return parse_time(event.time)
-    except EventError:
-        return None
-
-
-def data_converter(kind: DataType) -> Callable[[Any], Any]:
-    """Return the conversion of a JSON value to `kind` for Arrow; a value that does not fit becomes null."""
-    if isinstance(kind, VariantType):
-        return variant_pair
-    if isinstance(kind, StringType):
-        return lambda value: value if isinstance(value, str) else json.dumps(value)
-    return lambda value: fit(value, kind)
-
-
-def fit(value: Any, kind: DataType) -> Any:  # noqa: PLR0911 - one line per type
-    if value is None:
-        return None
-    if isinstance(kind, StringType):
-        return clean(value if isinstance(value, str) else json.dumps(value))
-    if isinstance(kind, BooleanType):
-        return value if isinstance(value, bool) else None
-    if isinstance(kind, LongType | IntegerType):
-        bits = INTEGER_BITS[type(kind)]
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        return value if whole and -(1 << bits) <= value < 1 << bits else None
-    if isinstance(kind, DoubleType | FloatType):
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return float(value) if number else None
-    if isinstance(kind, TimestampType):
-        return fit_time(value)
-    if isinstance(kind, ArrayType):
-        element = kind.elementType
-        return [fit(item, element) for item in value] if isinstance(value, list) else None
-    if isinstance(kind, MapType):
-        if not isinstance(value, dict):
-            return None
-        return [(clean(name), fit(item, kind.valueType)) for name, item in value.items()]
-    if isinstance(kind, StructType):
-        if not isinstance(value, dict):
-            return None
-        return {field.name: fit(value.get(field.name), field.dataType) for field in kind.fields}
-    return None
-
-
-def fit_time(value: Any) -> datetime | None:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        try:
-            return datetime.fromtimestamp(value, UTC)
-        except (ValueError, OverflowError, OSError):
-            return None
-    if not isinstance(value, str):
-        return None
-    try:
-        return parse_time(value)
     except EventError:
         return None

@@ -12,6 +12,7 @@ offsets. Then the checkpoint no longer fits the log, and the query fails with th
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -37,7 +38,7 @@ from pyspark.sql.types import BinaryType, StructType
 from virta.errors import LogFormatError, VirtaError
 from virta.spark.launch.worker_gc import freeze_gc
 from virta.spark.matching.filter_set import FilterSet, document_of, joined, opened_set
-from virta.spark.schemas import EVENT, FILTER_ID, MATCH, RECORD, check_schema
+from virta.spark.schemas import EVENT, FILTER_ID, MATCH, RECORD, RESCUED, check_schema
 from virta.spark.source.arrow import RECORD_COLUMNS, TEXT_COLUMNS, make_array
 from virta.spark.source.decode import DecodedRows, ScanSpec, read_rows, report_skipped
 from virta.spark.source.events import EventColumns
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, MutableMapping
 
     from pyspark.sql.datasource import Filter
+
+logger = logging.getLogger("virta.spark")
 
 PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
@@ -124,6 +127,7 @@ class SplitDecoder:
         self.scan = scan_spec(options)
         self.filters, self.on = options.filters, options.on
         self.schema = schema
+        self.has_warned = False
         self.record_names = [n for n in schema.names if n in RECORD_COLUMNS]
         self.text = [
             field.name
@@ -181,7 +185,18 @@ class SplitDecoder:
         columns = EventColumns(self.event_fields)
         for value in value_slices(rows):
             columns.add(value)
+        self.report_misfits(columns.misfits)
         return columns.arrays()
+
+    def report_misfits(self, count: int) -> None:
+        """Warn once a task about data that does not fit its type, unless the schema has `rescued`."""
+        if count and not self.has_warned and RESCUED.name not in self.event_fields:
+            self.has_warned = True
+            logger.warning(
+                "data of %d events does not fit its type and is null there: add the column"
+                " `rescued string` to the schema for its text",
+                count,
+            )
 
 
 def value_slices(rows: DecodedRows) -> Iterator[bytes]:
