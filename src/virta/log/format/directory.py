@@ -146,11 +146,16 @@ def make_directory(directory: Path, mode: int | None = None) -> None:
             "give the path of a log or of an empty or new directory",
             code="log_format_foreign",
         )
+    refuse_network(directory)
+
+
+def refuse_network(directory: Path) -> None:
+    """Raise LogFormatError if the directory is on a file system that a log cannot be written on."""
     kind = file_system(directory)
     if kind.startswith(REFUSED_FILE_SYSTEMS):
         raise LogFormatError(
             f"{directory} is on a {kind} file system, whose locks and shared memory do not reach "
-            "other machines; use a local disk",
+            "other machines; write on a local disk, or open it with read_only=True to read it",
             code="log_format_filesystem",
         )
 
@@ -190,6 +195,7 @@ def boot_id() -> int:
 
 def open_locks(directory: Path) -> tuple[int, int, int]:
     """Return descriptors of writer.lock, sync.lock and the control page; create what is missing."""
+    refuse_network(directory)  # every writer comes through here
     fds: list[int] = []
     try:
         fds.extend(files.open_lock(directory / name) for name in (WRITER_LOCK, SYNC_LOCK))
