@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 
 import pytest
 
@@ -14,7 +16,7 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, 
 from spark_logs import fill, read_log
 
 import virta
-from virta.spark.source import sink
+from virta.spark.source import sink, staging
 from virta.spark.source.sink import LogStreamWriter, SinkError, batch_records, chunks, producer_id
 
 pytestmark = pytest.mark.slow
@@ -76,10 +78,10 @@ def test_batch_write_is_idempotent_with_an_id(spark, tmp_path):
         ("value string", {"topic": "t", "queryId": "q"}, "belong together"),
     ],
 )
-def test_wrong_rows_and_options_are_refused(ddl, options, message):
+def test_wrong_rows_and_options_are_refused(ddl, options, message, tmp_path):
     """What cannot be a record is refused before a task starts, with the reason."""
     with pytest.raises(Exception, match=message):
-        LogStreamWriter({"path": "x", **options}, schema(ddl), overwrite=False)
+        LogStreamWriter({"path": str(tmp_path), **options}, schema(ddl), overwrite=False)
 
 
 def test_overwriting_is_refused():
@@ -118,7 +120,7 @@ def test_abort_after_a_commit_keeps_what_was_appended(tmp_path):
     writer.abort([large, None], 0)
 
     assert len(read_log(path)) == 1
-    assert list((tmp_path / "log" / sink.STAGING).iterdir()) == []
+    assert list((tmp_path / "log" / staging.STAGING).iterdir()) == []
 
 
 def test_large_batches_are_several_appends_each_once(tmp_path, monkeypatch):
@@ -206,3 +208,65 @@ def test_a_lost_commit_file_repeats_the_batch_but_not_the_rows(spark, tmp_path):
     assert len(read_log(target)) == 100
     with virta.open(target, read_only=True) as log:
         assert log.next_offset == 100
+
+
+def crash_after(parts, monkeypatch):
+    """Let the log fail after some appends, as a driver that is killed between the parts of a micro-batch."""
+    append, count = virta.Log.append_many, iter(range(parts))
+
+    def fail(self, *args, **kwargs):
+        if next(count, None) is None:
+            raise KeyboardInterrupt
+        return append(self, *args, **kwargs)
+
+    monkeypatch.setattr(virta.Log, "append_many", fail)
+
+
+@pytest.mark.parametrize("parts", [0, 1, 3, 4])
+def test_a_repeat_in_another_order_appends_the_rest(tmp_path, monkeypatch, parts):
+    """Killed between its parts and run again with other partitions and order, each row is there once."""
+    monkeypatch.setattr(sink, "APPEND_BYTES_MAX", 4_000)
+    monkeypatch.setattr(sink, "MESSAGE_BYTES_MAX", 6_000)  # some rows in messages, some in files
+    path = str(tmp_path / "log")
+    rng = random.Random(parts)
+    rows = [("t", b"", f"{i}".encode() * rng.randrange(1, 400)) for i in range(100)]
+    writer = LogStreamWriter(
+        {"path": path, "queryId": "q", "sequence": "0"}, RECORD, overwrite=False
+    )
+
+    def attempt():
+        given = rng.sample(rows, len(rows))
+        cuts = sorted(rng.sample(range(1, len(rows)), 3))
+        pieces = [given[a:b] for a, b in itertools.pairwise([0, *cuts, len(rows)])]
+        messages = [writer.write(iter([batch(*piece)])) for piece in pieces]
+        for number, message in enumerate(messages):
+            message.partition = number
+        try:
+            writer.commit(messages, 0)
+        except KeyboardInterrupt:
+            writer.abort(messages, 0)  # as Spark does when it still can
+            raise
+
+    with pytest.MonkeyPatch.context() as crash:
+        crash_after(parts, crash)
+        with pytest.raises(KeyboardInterrupt):
+            attempt()
+    attempt()
+    attempt()  # the commit file was lost: all of it is there
+
+    assert sorted(r.value for r in read_log(path)) == sorted(row[2] for row in rows)
+    assert list((tmp_path / "log" / staging.STAGING).iterdir()) == []
+
+
+def test_an_executor_without_the_log_fails(tmp_path):
+    """Rows that need the log's directory fail where it is missing or another one; no empty log appears."""
+    writer = LogStreamWriter({"path": str(tmp_path / "log")}, RECORD, overwrite=False)
+    large = batch(("t", b"", bytes(1 << 20)))
+    (tmp_path / "log").rename(tmp_path / "elsewhere")
+
+    with pytest.raises(SinkError, match="this executor does not see the log"):
+        writer.write(iter([large]))
+    assert not (tmp_path / "log").exists()
+    virta.open(tmp_path / "log").close()
+    with pytest.raises(SinkError, match="this executor does not see the log"):
+        writer.write(iter([large]))

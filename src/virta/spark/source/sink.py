@@ -8,18 +8,18 @@ query's id and the micro-batch's number as its sequence. Both are in the header 
 checksum, so the append and its mark are one write. When Spark runs a micro-batch again (restart, lost driver),
 the log refuses the sequence it already has.
 
-A micro-batch larger than the log's largest batch becomes several batches with one producer id each, so each is
-refused separately; only then can a reader see a part of a micro-batch before the rest.
+A micro-batch larger than the log's largest batch becomes several parts with one producer id each, so each is
+refused separately; only then can a reader see a part of a micro-batch before the rest. A run that repeats it may have
+its rows in another order, or other rows, so its parts would not be those of the first attempt. Therefore the first
+attempt keeps its rows until all parts are appended (virta.spark.source.staging), and a repeat appends those.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import time
 import uuid
-from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -36,9 +36,19 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 
 import virta
 from virta import files
-from virta.errors import VirtaError
+from virta.errors import LogNotFoundError, VirtaError
+from virta.log.format.directory import read_meta
 from virta.spark.launch.worker_gc import freeze_gc
 from virta.spark.source.options import WRITE_OPTIONS, OptionError, by_name, required
+from virta.spark.source.staging import (
+    STAGING,
+    Manifest,
+    Staged,
+    discard,
+    find_manifest,
+    sweep,
+    write_manifest,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -48,8 +58,6 @@ MESSAGE_BYTES_MAX = (
 )  # larger ones go through a file: messages pass through the driver's JVM
 APPEND_BYTES_MAX = 48 * 1024 * 1024  # below the log's largest batch (64 MiB), with overhead
 RECORD_BYTES_MORE = 16  # overhead of a record in the log
-STAGING = "staging"
-STAGING_SECONDS_MAX = 24 * 3600  # older files belong to drivers that died
 Durability = Literal["none", "interval", "group", "fsync"]
 
 Record = tuple[bytes, bytes, bytes]
@@ -62,17 +70,6 @@ class SinkError(VirtaError):
     default_code = "sink_invalid"
 
 
-@dataclass
-class Staged(WriterCommitMessage):
-    """A task's rows: in `rows` as an Arrow stream, or in the file `path`."""
-
-    partition: int
-    query: str | None
-    count: int
-    rows: bytes | None
-    path: str | None
-
-
 @dataclass(frozen=True)
 class WriteOptions:
     path: str
@@ -80,12 +77,13 @@ class WriteOptions:
     durability: Durability | None
     query: str | None
     sequence: int | None
+    stream: str  # the id of the log: an executor that sees another one does not see the log
 
 
 def write_options(
     options: Mapping[str, str], schema: StructType, *, overwrite: bool
 ) -> WriteOptions:
-    """Check options and columns before a task starts."""
+    """Check options and columns on the driver, before a task starts; create the log if it does not exist."""
     given = by_name(options, WRITE_OPTIONS)
     if overwrite:
         raise OptionError('a log is only appended to: use .mode("append")')
@@ -101,12 +99,16 @@ def write_options(
         raise OptionError("options queryId and sequence belong together: give both or none")
     topic = given.get("topic")
     check_columns(schema, topic)
+    path = required(given, "path", "the log's directory, as in .save(directory)")
+    with virta.open(path) as log:
+        stream = log.id
     return WriteOptions(
-        path=required(given, "path", "the log's directory, as in .save(directory)"),
+        path=path,
         topic=topic,
         durability=durability,
         query=given.get("queryId"),
         sequence=None if sequence is None else int(sequence),
+        stream=stream,
     )
 
 
@@ -145,13 +147,27 @@ def stage(options: WriteOptions, batches: Iterable[pa.RecordBatch]) -> Staged:
         sink = pa.BufferOutputStream()
         write_stream(sink, kept)
         return Staged(partition, query, count, sink.getvalue().to_pybytes(), None)
-    virta.open(options.path).close()  # create a new log before other files are in its directory
+    check_sees_log(options)
     directory = Path(options.path) / STAGING
     files.make_inside(directory)
     path = directory / f"{uuid.uuid4().hex}.arrow"
     with open(path, "xb", opener=files.open_file) as file:
         write_stream(file, kept)
     return Staged(partition, query, count, None, str(path))
+
+
+def check_sees_log(options: WriteOptions) -> None:
+    """Raise SinkError unless this machine sees the log that the driver opened."""
+    try:
+        found = str(read_meta(Path(options.path)).stream)
+    except LogNotFoundError:
+        found = "none"
+    if found != options.stream:
+        raise SinkError(
+            f"this executor does not see the log at {options.path} (it has {found} there, the driver"
+            f" {options.stream}): a task with over {MESSAGE_BYTES_MAX} bytes of rows needs the log's"
+            " directory; run the executor on the driver's machine, or use smaller partitions"
+        )
 
 
 def trim(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -173,14 +189,38 @@ def publish(options: WriteOptions, messages: Iterable[Staged], sequence: int | N
     if not staged:
         return
     query = options.query or staged[0].query
-    with virta.open(options.path) as log:
-        for part, records in enumerate(chunks(read_records(options, staged))):
-            producer = None
-            if query is not None and sequence is not None:
-                producer = (producer_id(query, part), sequence)
-            log.append_many(records, durability=options.durability, producer=producer)
+    directory = Path(options.path) / STAGING
+    with virta.open(options.path, create=False) as log:
+        if query is None or sequence is None:
+            for records in chunks(read_records(options, staged)):
+                log.append_many(records, durability=options.durability)
+        else:
+            append_once(options, log, staged, (query, sequence))
     discard(staged)
-    sweep(Path(options.path) / STAGING)
+    sweep(directory)
+
+
+def append_once(
+    options: WriteOptions, log: virta.Log, staged: list[Staged], batch: tuple[str, int]
+) -> None:
+    """Append a micro-batch (query, sequence) in parts, each at most once."""
+    query, sequence = batch
+    directory = Path(options.path) / STAGING
+    manifest: Manifest | None = find_manifest(directory, producer_id(query, 0), sequence)
+    is_repeat = manifest is not None
+    parts = chunks(read_records(options, manifest.staged() if manifest else staged))
+    first, second = next(parts), next(parts, None)
+    if second is not None and manifest is None:
+        manifest = write_manifest(directory, producer_id(query, 0), sequence, staged)
+        parts = chunks(read_records(options, manifest.staged()))
+        first, second = next(parts), next(parts)
+    for part, records in enumerate(chain([first], [second] if second else [], parts)):
+        producer = (producer_id(query, part), sequence)
+        done = log.append_many(records, durability=options.durability, producer=producer)
+        if done.duplicate and not is_repeat:
+            break  # all parts are there: while one is missing, the manifest stays
+    if manifest is not None:
+        manifest.remove()
 
 
 def producer_id(query: str, part: int) -> int:
@@ -243,21 +283,6 @@ def chunks(parts: Iterable[tuple[list[Record], Sizes]]) -> Iterator[list[Record]
                 chunk, size = [], 0
     if chunk:
         yield chunk
-
-
-def discard(messages: Iterable[Staged | None]) -> None:
-    for message in messages:
-        if message is not None and message.path is not None:
-            with suppress(OSError):
-                Path(message.path).unlink()
-
-
-def sweep(directory: Path) -> None:
-    """Remove files of dead drivers; those of a live one are younger than a day."""
-    with suppress(OSError):
-        for entry in os.scandir(directory):
-            if time.time() - entry.stat().st_mtime > STAGING_SECONDS_MAX:
-                Path(entry.path).unlink()
 
 
 class LogWriter(DataSourceArrowWriter):
