@@ -20,6 +20,7 @@ One tree of coded errors.
     ├── JournalError                the journal refused a request
     ├── StreamIdError               not a stream id
     ├── ConfigError                 a setting that cannot be used
+    ├── CaptureError                changes of a database cannot be captured
     ├── HubError                    the hub cannot accept this event or subscription
     ├── RequestError                an HTTP request that is refused, with its status
     └── ClientError                 the server refused or could not be reached
@@ -194,6 +195,16 @@ class ConfigError(VirtaError):
         super().__init__(message)
         self.setting = setting
         self.origin = origin
+
+
+class CaptureError(VirtaError):
+    """`retry` says that the cause may pass by itself, such as a database that is restarting."""
+
+    default_code = "capture_failed"
+
+    def __init__(self, message: str, *, code: str | None = None, retry: bool = False) -> None:
+        super().__init__(message, code=code)
+        self.retry = retry
 
 
 class HubError(VirtaError):

@@ -10,6 +10,7 @@ import click
 
 # command -> (module, attribute, one-line help shown without importing the module)
 COMMANDS: dict[str, tuple[str, str, str]] = {
+    "cdc": ("virta.cli.cdc", "cdc", "Capture the changes of a database into a log."),
     "config": ("virta.cli.config", "config", "Show every server setting and where it came from."),
     "doctor": ("virta.cli.doctor", "doctor", "Check that what Virta needs is installed and works."),
     "filter": ("virta.cli.filter", "filter_group", "Validate, canonicalise and explain filters."),

@@ -1,0 +1,24 @@
+"""What the tests of change data capture share."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.fixture
+def processes():
+    """Start processes that do not outlive the test."""
+    started = []
+
+    def start(*arguments, **options):
+        process = subprocess.Popen([sys.executable, *map(str, arguments)], **options)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
