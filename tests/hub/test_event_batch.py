@@ -7,9 +7,9 @@ import json
 
 import msgspec
 import pytest
+from hub_support import HubStack, draft, run
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_hub import House, draft, run
 
 from virta import native as engines
 from virta.errors import LogWriteError
@@ -265,41 +265,43 @@ def names(prefix, number=20):
     return [f"{prefix}{n}" for n in range(number)]
 
 
-async def publish(house: House, *parts):
+async def publish(stack: HubStack, *parts):
     """Take parts for one write and wait for its end."""
     done = asyncio.get_running_loop().create_future()
-    house.publisher.add(parts, done.set_result)
-    house.publisher.write()
+    stack.publisher.add(parts, done.set_result)
+    stack.publisher.write()
     return await asyncio.wait_for(done, 10)
 
 
-def stored(house):
-    return [json.loads(record.value)["id"] for record in house.log.read()]
+def stored(stack):
+    return [json.loads(record.value)["id"] for record in stack.log.read()]
 
 
 @native
 @pytest.mark.parametrize("durability", ["none", "group"])
-def test_an_event_batch_is_stored_and_heard(tmp_path, durability):
+def test_an_event_batch_is_stored_and_received(tmp_path, durability):
     """By whoever asked for some of it, for all of it, or by its data; others hear nothing."""
 
-    async def scenario(house):
-        ears = [
-            house.attach("c", "id=b7"),
-            house.attach("c", "id=b7;id=b3"),
-            house.attach("c", "id=nobody"),
-            house.attach("other", ""),
+    async def scenario(stack):
+        sinks = [
+            stack.attach("c", "id=b7"),
+            stack.attach("c", "id=b7;id=b3"),
+            stack.attach("c", "id=nobody"),
+            stack.attach("other", ""),
         ]
-        assert await publish(house, event_batch(*names("a"))) is None
-        assert await publish(house, event_batch(*names("b"))) is None
-        everything = house.attach("c", "")
-        assert await publish(house, event_batch(*names("c"))) is None
-        document = house.attach("c", {"equals": {"a": 2}}, "koncorde")
-        assert await publish(house, event_batch(*names("d"), a=2)) is None
-        heard = [[event["id"] for event in ear.heard] for ear in (*ears, everything, document)]
-        return heard, stored(house), house.hub.routed, house.hub.delivered, house.hub.position
+        assert await publish(stack, event_batch(*names("a"))) is None
+        assert await publish(stack, event_batch(*names("b"))) is None
+        everything = stack.attach("c", "")
+        assert await publish(stack, event_batch(*names("c"))) is None
+        document = stack.attach("c", {"equals": {"a": 2}}, "koncorde")
+        assert await publish(stack, event_batch(*names("d"), a=2)) is None
+        received = [
+            [event["id"] for event in sink.received] for sink in (*sinks, everything, document)
+        ]
+        return received, stored(stack), stack.hub.routed, stack.hub.delivered, stack.hub.position
 
-    heard, kept, routed, delivered, position = run(scenario, tmp_path, durability=durability)
-    assert heard == [["b7"], ["b3", "b7"], [], [], names("c") + names("d"), names("d")]
+    received, kept, routed, delivered, position = run(scenario, tmp_path, durability=durability)
+    assert received == [["b7"], ["b3", "b7"], [], [], names("c") + names("d"), names("d")]
     assert kept == names("a") + names("b") + names("c") + names("d")
     assert (routed, delivered, position) == (80, 3 + 40 + 20, 80)
 
@@ -308,14 +310,14 @@ def test_an_event_batch_is_stored_and_heard(tmp_path, durability):
 def test_a_subscriber_gets_the_same_bytes_from_an_event_batch(tmp_path):
     """As from the events one by one, times included."""
 
-    async def scenario(house):
-        _, subscription = house.listen("c", "a=1")
+    async def scenario(stack):
+        _, subscription = stack.listen("c", "a=1")
         payloads = []
         subscription.put = payloads.append
-        house.hub.attach(subscription)
+        stack.hub.attach(subscription)
         batch = event_batch(*names("a"))
-        house.hub.deliver_batch(batch, 1_700_000_000_000_000)
-        house.hub.deliver(batch.deliveries(1_700_000_000_000_000))
+        stack.hub.deliver_batch(batch, 1_700_000_000_000_000)
+        stack.hub.deliver(batch.deliveries(1_700_000_000_000_000))
         return payloads
 
     one, other = run(scenario, tmp_path)
@@ -323,20 +325,25 @@ def test_a_subscriber_gets_the_same_bytes_from_an_event_batch(tmp_path):
 
 
 @native
-def test_order_in_one_write_is_the_order_of_taking(tmp_path):
+def test_order_in_one_write_is_the_order_of_submission(tmp_path):
     """Parcels and single events: the log has them, and subscribers hear them, as they were taken."""
 
-    async def scenario(house):
-        ear, other = house.attach("c", ""), house.attach("c", "id=b2;id=y;id=x")
+    async def scenario(stack):
+        sink, other = stack.attach("c", ""), stack.attach("c", "id=b2;id=y;id=x")
         first, last = event_batch(*names("a")), event_batch(*names("b"))
         between = [draft("c", "x", {"id": "x"}), draft("d", "z"), draft("c", "y", {"id": "y"})]
-        assert await publish(house, [], first, between, last, [draft("c", "end")]) is None
-        offsets = [house.table.offset(key_of("c", "s", id_)) for id_ in ("a0", "x", "b0", "end")]
-        return [e["id"] for e in ear.heard], [e["id"] for e in other.heard], stored(house), offsets
+        assert await publish(stack, [], first, between, last, [draft("c", "end")]) is None
+        offsets = [stack.table.offset(key_of("c", "s", id_)) for id_ in ("a0", "x", "b0", "end")]
+        return (
+            [e["id"] for e in sink.received],
+            [e["id"] for e in other.received],
+            stored(stack),
+            offsets,
+        )
 
-    heard, some, kept, offsets = run(scenario, tmp_path)
+    received, some, kept, offsets = run(scenario, tmp_path)
     assert kept == [*names("a"), "x", "z", "y", *names("b"), "end"]
-    assert heard == [id_ for id_ in kept if id_ != "z"]
+    assert received == [id_ for id_ in kept if id_ != "z"]
     assert some == ["x", "y", "b2"]
     assert offsets == [0, 20, 23, 43]
 
@@ -345,44 +352,44 @@ def test_order_in_one_write_is_the_order_of_taking(tmp_path):
 def test_repeats_are_taken_out_of_an_event_batch(tmp_path):
     """The whole of it again, some of it, one twice in it, and one that was published alone."""
 
-    async def scenario(house):
-        ear = house.attach("c", "")
-        await publish(house, [draft("c", "a3")])
-        await publish(house, event_batch(*names("a")))
-        await publish(house, event_batch(*names("a")))
-        await publish(house, event_batch(*names("b"), "b1", "a1"), [draft("c", "b2")])
-        await publish(house, event_batch(*names("c")), event_batch(*names("c")))
-        publisher = house.publisher
-        kept = stored(house)
+    async def scenario(stack):
+        sink = stack.attach("c", "")
+        await publish(stack, [draft("c", "a3")])
+        await publish(stack, event_batch(*names("a")))
+        await publish(stack, event_batch(*names("a")))
+        await publish(stack, event_batch(*names("b"), "b1", "a1"), [draft("c", "b2")])
+        await publish(stack, event_batch(*names("c")), event_batch(*names("c")))
+        publisher = stack.publisher
+        kept = stored(stack)
         counts = (publisher.published, publisher.duplicates, publisher.outstanding)
-        return [event["id"] for event in ear.heard], kept, counts, publisher.outstanding_bytes
+        return [event["id"] for event in sink.received], kept, counts, publisher.outstanding_bytes
 
-    heard, kept, counts, outstanding_bytes = run(scenario, tmp_path)
+    received, kept, counts, outstanding_bytes = run(scenario, tmp_path)
     assert kept == ["a3", *[id_ for id_ in names("a") if id_ != "a3"], *names("b"), *names("c")]
-    assert heard == kept
+    assert received == kept
     assert counts == (60, 1 + 20 + 3 + 20, 0)
     assert outstanding_bytes == 0
 
 
 @native
 def test_an_event_batch_that_was_not_written_may_come_again(tmp_path, monkeypatch):
-    """All are told that it is lost; its events are not known, nor are those beside it."""
+    """All get the error; its events are not known, nor are those beside it."""
 
-    async def scenario(house):
-        ear = house.attach("c", "")
-        append = house.log.append_many
+    async def scenario(stack):
+        sink = stack.attach("c", "")
+        append = stack.log.append_many
 
         def fail(*_arguments, **_named):
             raise LogWriteError("the disk is gone")
 
-        monkeypatch.setattr(house.log, "append_many", fail)
+        monkeypatch.setattr(stack.log, "append_many", fail)
         parts = (event_batch(*names("a")), [draft("c", "x")])
-        assert isinstance(await publish(house, *parts), LogWriteError)
-        assert isinstance(await publish(house, parts[0]), LogWriteError)
-        assert len(house.table) == 0
-        monkeypatch.setattr(house.log, "append_many", append)
-        assert await publish(house, *parts) is None
-        return [event["id"] for event in ear.heard], stored(house)
+        assert isinstance(await publish(stack, *parts), LogWriteError)
+        assert isinstance(await publish(stack, parts[0]), LogWriteError)
+        assert len(stack.table) == 0
+        monkeypatch.setattr(stack.log, "append_many", append)
+        assert await publish(stack, *parts) is None
+        return [event["id"] for event in sink.received], stored(stack)
 
-    heard, kept = run(scenario, tmp_path)
-    assert heard == kept == [*names("a"), "x"]
+    received, kept = run(scenario, tmp_path)
+    assert received == kept == [*names("a"), "x"]

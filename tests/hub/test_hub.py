@@ -10,126 +10,33 @@ from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
+from hub_support import draft, run
 
 import virta
 from virta.errors import LogGapError, LogWriteError
 from virta.event.document import document_of
 from virta.filters import parse
 from virta.hub import log_follower
-from virta.hub.delivery import SSE_PLAIN, Delivery, from_record
-from virta.hub.hub import Hub
+from virta.hub.delivery import Delivery, from_record
 from virta.hub.idempotency import Idempotency
-from virta.hub.log_follower import LogFollower
-from virta.hub.publisher import Publisher
 from virta.hub.registry import Registry
 from virta.hub.resume import id_index, replay
 from virta.hub.resume.id_index import IdSearchResult
 from virta.hub.resume.positions import EventId
-from virta.hub.resume.replay import Replayer, Start
+from virta.hub.resume.replay import Start
 from virta.hub.subscription import ChannelSubscription
-from virta.log.group_commit import INLINE_S_MAX
 from virta.log.record import Name, Record
 from waiting import turns
 
 
-class Ear:
-    """A sink that keeps what it hears."""
-
-    def __init__(self):
-        self.heard = []
-        self.changed = asyncio.Event()
-
-    def write(self, payload):
-        for line in payload.decode().splitlines():
-            if line.startswith("data: "):
-                self.heard.append(json.loads(line[6:]))
-        self.changed.set()
-
-    def end(self, reason):
-        raise AssertionError(reason)
-
-    async def ids(self, count):
-        async with asyncio.timeout(60):
-            while len(self.heard) < count:
-                self.changed.clear()
-                await self.changed.wait()
-        return [event["id"] for event in self.heard]
-
-
-class House:
-    """A hub with everything behind it, on a log in a directory."""
-
-    def __init__(self, path, durability="none", log=None, inline_s_max=INLINE_S_MAX):
-        loop = asyncio.get_running_loop()
-        self.log = log or virta.open(path, visibility="committed")
-        self.table = Idempotency(keys_max=1000, horizon_s=1000.0)
-        self.hub = Hub()
-        self.follower = LogFollower(self.log, loop, self.arrived, durability=durability)
-        self.hub.position = self.follower.position
-        self.publisher = Publisher(
-            self.hub,
-            self.follower,
-            self.table,
-            loop,
-            outstanding_max=10,
-            inline_s_max=inline_s_max,
-        )
-        self.executor = ThreadPoolExecutor(2)
-        self.replayer = Replayer(self.hub, self.log, self.table, self.executor)
-        self.follower.start()
-
-    def arrived(self, records):
-        self.publisher.arrived(records)
-
-    def listen(self, channel, query="", dialect="query-string"):
-        ear = Ear()
-        subscription = ChannelSubscription(
-            "1-0", channel, parse(query, dialect), ear, encoding=SSE_PLAIN
-        )
-        return ear, subscription
-
-    def attach(self, *arguments):
-        ear, subscription = self.listen(*arguments)
-        self.hub.attach(subscription)
-        return ear
-
-    async def publish(self, channel, *ids, data=None):
-        done = asyncio.get_running_loop().create_future()
-        drafts = [draft(channel, id_, data) for id_ in ids]
-        self.publisher.submit(drafts, done.set_result)
-        return await asyncio.wait_for(done, 60)
-
-    async def close(self):
-        await self.publisher.close()
-        await asyncio.to_thread(self.follower.stop)
-        self.executor.shutdown()
-        self.log.close()
-
-
-def draft(channel, id_, data=None):
-    event = {"source": "s", "id": id_, "data": data or {}}
-    return Delivery(channel, "s", id_, json.dumps(event).encode())
-
-
-def run(scenario, tmp_path, **options):
-    async def whole():
-        house = House(tmp_path / "log", **options)
-        try:
-            return await scenario(house)
-        finally:
-            await house.close()
-
-    return asyncio.run(whole())
-
-
 @pytest.mark.parametrize("durability", ["none", "group"])
-def test_published_means_stored_and_heard(tmp_path, durability):
-    """When the answer comes, the log has the events and the hearers have been given them."""
+def test_published_means_stored_and_received(tmp_path, durability):
+    """When the answer comes, the log has the events and the subscribers have received them."""
 
-    async def scenario(house):
-        ear = house.attach("c")
-        error = await house.publish("c", "1", "2", "1")
-        return error, [e["id"] for e in ear.heard], [r.offset for r in house.log.read()]
+    async def scenario(stack):
+        sink = stack.attach("c")
+        error = await stack.publish("c", "1", "2", "1")
+        return error, [e["id"] for e in sink.received], [r.offset for r in stack.log.read()]
 
     assert run(scenario, tmp_path, durability=durability) == (None, ["1", "2"], [0, 1])
 
@@ -143,8 +50,8 @@ APPENDS = [("none", 0.0), ("group", float("inf")), ("group", -1.0)]
 def test_order_among_writers_at_once(tmp_path, durability, inline_s):
     """While another handle appends all the time, subscribers get the log's order, each record once."""
 
-    async def scenario(house):
-        ear = house.attach("c")
+    async def scenario(stack):
+        sink = stack.attach("c")
 
         def append_all():
             with virta.open(tmp_path / "log") as other:
@@ -154,50 +61,50 @@ def test_order_among_writers_at_once(tmp_path, durability, inline_s):
 
         appending = asyncio.create_task(asyncio.to_thread(append_all))
         for n in range(150):
-            assert await house.publish("c", f"h{n}") is None
+            assert await stack.publish("c", f"h{n}") is None
         await appending
-        heard = await ear.ids(450)
-        return heard, [json.loads(r.value)["id"] for r in house.log.read()]
+        received = await sink.ids(450)
+        return received, [json.loads(r.value)["id"] for r in stack.log.read()]
 
-    heard, stored = run(scenario, tmp_path, durability=durability, inline_s_max=inline_s)
+    received, stored = run(scenario, tmp_path, durability=durability, inline_s_max=inline_s)
 
-    assert heard == stored
+    assert received == stored
 
 
 @pytest.mark.parametrize("durability", ["none", "group"])
 def test_order_is_that_of_the_log_among_all_writers(tmp_path, durability):
-    """Records of another handle and our own reach hearers in log order, each once."""
+    """Records of another handle and our own reach subscribers in log order, each once."""
 
-    async def scenario(house):
-        ear = house.attach("c")
+    async def scenario(stack):
+        sink = stack.attach("c")
         with virta.open(tmp_path / "log") as other:
             for n in range(50):
                 value = json.dumps({"source": "o", "id": f"o{n}"}).encode()
                 await asyncio.to_thread(other.append, "c", b"", value, durability="none")
-                await house.publish("c", f"h{n}")
-        heard = await ear.ids(100)
-        stored = [json.loads(r.value)["id"] for r in house.log.read()]
-        return heard, stored
+                await stack.publish("c", f"h{n}")
+        received = await sink.ids(100)
+        stored = [json.loads(r.value)["id"] for r in stack.log.read()]
+        return received, stored
 
-    heard, stored = run(scenario, tmp_path, durability=durability)
+    received, stored = run(scenario, tmp_path, durability=durability)
 
-    assert heard == stored
+    assert received == stored
 
 
 def test_failed_writes_are_answered_and_forgotten(tmp_path):
-    """When the log refuses, the publisher hears of it and may try again."""
+    """When the log refuses, the publisher gets the error and may try again."""
 
-    async def scenario(house):
-        real = house.log.append_many
+    async def scenario(stack):
+        real = stack.log.append_many
 
         def refuse(*arguments, **named):
-            house.log.append_many = real
+            stack.log.append_many = real
             raise LogWriteError("disk full")
 
-        house.log.append_many = refuse
-        first = await house.publish("c", "1")
-        second = await house.publish("c", "1")
-        return first, second, house.publisher.duplicates, house.publisher.outstanding
+        stack.log.append_many = refuse
+        first = await stack.publish("c", "1")
+        second = await stack.publish("c", "1")
+        return first, second, stack.publisher.duplicates, stack.publisher.outstanding
 
     first, second, duplicates, outstanding = run(scenario, tmp_path, durability="group")
 
@@ -208,45 +115,45 @@ def test_failed_writes_are_answered_and_forgotten(tmp_path):
 def test_a_repeat_of_an_event_that_was_not_written(tmp_path):
     """Who repeats an event while its first is being refused has it written, or is refused as well."""
 
-    async def scenario(house):
-        ear = house.attach("c")
-        real, asked, go = house.log.append_many, threading.Event(), threading.Event()
+    async def scenario(stack):
+        sink = stack.attach("c")
+        real, asked, go = stack.log.append_many, threading.Event(), threading.Event()
 
         def refuse(*arguments, **named):
-            house.log.append_many = real
+            stack.log.append_many = real
             asked.set()
             assert go.wait(60)
             raise LogWriteError("disk full")
 
-        house.log.append_many = refuse
-        first = asyncio.create_task(house.publish("c", "1"))
+        stack.log.append_many = refuse
+        first = asyncio.create_task(stack.publish("c", "1"))
         assert await asyncio.to_thread(asked.wait, 60)
-        later = [asyncio.create_task(house.publish("c", "1")) for _ in range(2)]
-        later.append(asyncio.create_task(house.publish("c", "2", "1", "1")))
+        later = [asyncio.create_task(stack.publish("c", "1")) for _ in range(2)]
+        later.append(asyncio.create_task(stack.publish("c", "2", "1", "1")))
         await turns()
         go.set()
         answers = await asyncio.gather(first, *later)
-        stored = [json.loads(r.value)["id"] for r in house.log.read()]
-        return answers, stored, await ear.ids(2), house.publisher.duplicates
+        stored = [json.loads(r.value)["id"] for r in stack.log.read()]
+        return answers, stored, await sink.ids(2), stack.publisher.duplicates
 
-    (first, *later), stored, heard, duplicates = run(scenario, tmp_path, **IN_THREAD)
+    (first, *later), stored, received, duplicates = run(scenario, tmp_path, **IN_THREAD)
 
     assert first.code == "log_write_failed"
     assert later == [None, None, None]
-    assert sorted(stored) == sorted(heard) == ["1", "2"]
+    assert sorted(stored) == sorted(received) == ["1", "2"]
     assert duplicates == 3
 
 
 def test_a_request_that_is_too_large_fails_alone(tmp_path):
     """What is more than one batch of the log does not take its neighbours with it."""
 
-    async def scenario(house):
+    async def scenario(stack):
         channel = "c" * 1024
         many = [str(n) for n in range(70_000)]
         return await asyncio.gather(
-            house.publish("c", "before"),
-            house.publish(channel, *many),
-            house.publish("c", "behind"),
+            stack.publish("c", "before"),
+            stack.publish(channel, *many),
+            stack.publish("c", "behind"),
         )
 
     before, large, behind = run(scenario, tmp_path)
@@ -257,12 +164,12 @@ def test_a_request_that_is_too_large_fails_alone(tmp_path):
 def test_full_counts_what_is_not_answered(tmp_path):
     """The limit is on events under way; answered ones make room."""
 
-    async def scenario(house):
+    async def scenario(stack):
         done = asyncio.get_running_loop().create_future()
-        house.publisher.submit([draft("c", str(n)) for n in range(10)], done.set_result)
-        during = house.publisher.overloaded
+        stack.publisher.submit([draft("c", str(n)) for n in range(10)], done.set_result)
+        during = stack.publisher.overloaded
         await done
-        return during, house.publisher.overloaded
+        return during, stack.publisher.overloaded
 
     assert run(scenario, tmp_path) == (True, False)
 
@@ -270,18 +177,18 @@ def test_full_counts_what_is_not_answered(tmp_path):
 def test_filters_of_all_dialects_share_a_channel(tmp_path):
     """Events meet queries and SQL whole, Koncorde's filters by their data."""
 
-    async def scenario(house):
-        ears = [
-            house.attach("c", "x=1"),
-            house.attach("c", "source = 's'", "cesql"),
-            house.attach("c", {"equals": {"x": 1}}, "koncorde"),
-            house.attach("c", {"ids": {"values": ["a"]}}, "koncorde"),
-            house.attach("c", {}, "koncorde"),
-            house.attach("other"),
+    async def scenario(stack):
+        sinks = [
+            stack.attach("c", "x=1"),
+            stack.attach("c", "source = 's'", "cesql"),
+            stack.attach("c", {"equals": {"x": 1}}, "koncorde"),
+            stack.attach("c", {"ids": {"values": ["a"]}}, "koncorde"),
+            stack.attach("c", {}, "koncorde"),
+            stack.attach("other"),
         ]
-        await house.publish("c", "a", data={"x": 1})
-        await house.publish("c", "b", data={"x": 2})
-        return [[e["id"] for e in ear.heard] for ear in ears]
+        await stack.publish("c", "a", data={"x": 1})
+        await stack.publish("c", "b", data={"x": 2})
+        return [[e["id"] for e in sink.received] for sink in sinks]
 
     assert run(scenario, tmp_path) == [["a"], ["a", "b"], ["a"], ["a"], ["a", "b"], []]
 
@@ -289,16 +196,16 @@ def test_filters_of_all_dialects_share_a_channel(tmp_path):
 def test_replay_goes_live_in_one_step(tmp_path):
     """A replay that runs while events are published ends attached, with each event once."""
 
-    async def scenario(house):
-        await house.publish("c", *[str(n) for n in range(5)], data={"x": 1})
-        ear, subscription = house.listen("c", "x=1")
-        replay = house.replayer.run(subscription, Start(0), drained=lambda: None, report_gap=print)
+    async def scenario(stack):
+        await stack.publish("c", *[str(n) for n in range(5)], data={"x": 1})
+        sink, subscription = stack.listen("c", "x=1")
+        replay = stack.replayer.run(subscription, Start(0), drained=lambda: None, report_gap=print)
         running = asyncio.ensure_future(replay)
         for n in range(5, 50):
-            await house.publish("c", str(n), data={"x": 1})
+            await stack.publish("c", str(n), data={"x": 1})
         await running
-        await house.publish("c", "live", data={"x": 1})
-        return await ear.ids(51)
+        await stack.publish("c", "live", data={"x": 1})
+        return await sink.ids(51)
 
     assert run(scenario, tmp_path) == [*[str(n) for n in range(50)], "live"]
 
@@ -306,15 +213,15 @@ def test_replay_goes_live_in_one_step(tmp_path):
 def test_detached_subscriptions_leave_nothing(tmp_path):
     """A hub that many consumers came to and left is as empty as before."""
 
-    async def scenario(house):
-        subscriptions = [house.listen("c", f"x={n % 3}")[1] for n in range(9)]
+    async def scenario(stack):
+        subscriptions = [stack.listen("c", f"x={n % 3}")[1] for n in range(9)]
         for subscription in subscriptions:
-            house.hub.attach(subscription)
-        count = house.hub.subscription_count
+            stack.hub.attach(subscription)
+        count = stack.hub.subscription_count
         for subscription in subscriptions:
-            house.hub.detach(subscription)
-            house.hub.detach(subscription)
-        return count, house.hub.subscription_count, house.hub._channels, house.hub.conjunctions
+            stack.hub.detach(subscription)
+            stack.hub.detach(subscription)
+        return count, stack.hub.subscription_count, stack.hub._channels, stack.hub.conjunctions
 
     assert run(scenario, tmp_path) == (9, 0, {}, 0)
 
@@ -331,7 +238,7 @@ def test_detached_subscriptions_leave_nothing(tmp_path):
     ],
 )
 def test_records_as_events(value, expected):
-    """Every record is an event to hearers; what is none is wrapped in one."""
+    """Subscribers get every record as an event; what is none is wrapped in one."""
     delivery = from_record(Record(Name(b"t"), Name(b""), value, 7, 1_000_000))
 
     event = json.loads(delivery.value)
@@ -380,7 +287,7 @@ def test_registry_is_rewritten_when_mostly_dead(tmp_path, monkeypatch):
 
 
 class Broken:
-    """A sink that takes nothing."""
+    """A sink that fails."""
 
     def write(self, payload):
         raise RuntimeError("the handler is closed")
@@ -389,22 +296,22 @@ class Broken:
         raise AssertionError(reason)
 
 
-def test_a_way_out_that_fails_is_its_own_affair(tmp_path, caplog):
-    """Whoever stands behind it, on the same filter or on another, hears this event and the next."""
+def test_a_sink_that_fails_affects_no_other(tmp_path, caplog):
+    """Other subscriptions, with the same filter or another, get this event and the next."""
 
-    async def scenario(house):
+    async def scenario(stack):
         for query in ("", "x=1"):
-            house.hub.attach(
+            stack.hub.attach(
                 ChannelSubscription("1-9", "c", parse(query, "query-string"), Broken())
             )
-        ears = [
-            house.attach("c"),
-            house.attach("c", "x=1"),
-            house.attach("c", "source = 's'", "cesql"),
+        sinks = [
+            stack.attach("c"),
+            stack.attach("c", "x=1"),
+            stack.attach("c", "source = 's'", "cesql"),
         ]
         for id_ in ("1", "2"):
-            assert await house.publish("c", id_, data={"x": 1}) is None
-        return [[event["id"] for event in ear.heard] for ear in ears]
+            assert await stack.publish("c", id_, data={"x": 1}) is None
+        return [[event["id"] for event in sink.received] for sink in sinks]
 
     assert run(scenario, tmp_path) == [["1", "2"]] * 3
     assert "delivery_failed" in caplog.text
@@ -413,20 +320,20 @@ def test_a_way_out_that_fails_is_its_own_affair(tmp_path, caplog):
 def test_records_of_others_that_cannot_be_delivered(tmp_path, caplog):
     """An error in their delivery is logged, and own events behind them are delivered and answered."""
 
-    async def scenario(house):
-        ear = house.attach("c")
-        real = house.publisher.arrived
+    async def scenario(stack):
+        sink = stack.attach("c")
+        real = stack.publisher.arrived
 
         def fail(records):
             raise RuntimeError(records[0].value)
 
-        house.publisher.arrived = fail
+        stack.publisher.arrived = fail
         with virta.open(tmp_path / "log") as other:
             other.append("c", b"", b"{}", durability="none")
-        assert await house.publish("c", "1") is None
-        house.publisher.arrived = real
-        assert await house.publish("c", "2") is None
-        return await ear.ids(2)
+        assert await stack.publish("c", "1") is None
+        stack.publisher.arrived = real
+        assert await stack.publish("c", "2") is None
+        return await sink.ids(2)
 
     assert run(scenario, tmp_path, **IN_THREAD) == ["1", "2"]
     assert "delivery_failed" in caplog.text
@@ -435,32 +342,32 @@ def test_records_of_others_that_cannot_be_delivered(tmp_path, caplog):
 def test_an_answer_that_fails_keeps_no_other_waiting(tmp_path, caplog):
     """All requests of a write are answered, and those of the next."""
 
-    async def scenario(house):
+    async def scenario(stack):
         def fail(error):
             raise RuntimeError("the handler is closed")
 
-        house.publisher.submit([draft("c", "0")], fail)
-        answers = await asyncio.gather(house.publish("c", "1"), house.publish("c", "2"))
-        return answers, house.publisher.outstanding
+        stack.publisher.submit([draft("c", "0")], fail)
+        answers = await asyncio.gather(stack.publish("c", "1"), stack.publish("c", "2"))
+        return answers, stack.publisher.outstanding
 
     assert run(scenario, tmp_path) == ([None, None], 0)
     assert "answer_failed" in caplog.text
 
 
 def test_several_wait_for_the_publisher(tmp_path):
-    """Each of them hears that everything is answered, also when one gave up waiting."""
+    """Each of them returns when everything is answered, also when one gave up waiting."""
 
-    async def scenario(house):
-        real, go = house.log.append_many, threading.Event()
+    async def scenario(stack):
+        real, go = stack.log.append_many, threading.Event()
 
         def slowly(*arguments, **named):
             assert go.wait(60)
             return real(*arguments, **named)
 
-        house.log.append_many = slowly
-        publishing = asyncio.create_task(house.publish("c", "1"))
+        stack.log.append_many = slowly
+        publishing = asyncio.create_task(stack.publish("c", "1"))
         await turns()
-        waiting = [asyncio.create_task(house.publisher.finished()) for _ in range(3)]
+        waiting = [asyncio.create_task(stack.publisher.finished()) for _ in range(3)]
         await turns()
         waiting[0].cancel()
         await asyncio.wait(waiting[:1])
@@ -486,19 +393,19 @@ def test_the_follower_outlives_a_log_that_does_not_say_where_it_ends(tmp_path, m
                 raise LogWriteError("too many open files")
             return super().next_offset
 
-    async def scenario(house):
-        house.log.__class__ = Moody
+    async def scenario(stack):
+        stack.log.__class__ = Moody
         Moody.failing = True
         for _ in range(3):
             assert await asyncio.to_thread(Moody.asked.acquire, timeout=60)
         Moody.failing = False
-        return await house.publish("c", "1")
+        return await stack.publish("c", "1")
 
     assert run(scenario, tmp_path, **IN_THREAD) is None
 
 
 def test_a_filter_that_two_remove_at_once(tmp_path):
-    """One of them removes it, the other is told that it is not there."""
+    """One of them removes it, the other gets False."""
     registry = Registry(tmp_path)
     id_ = registry.register("i", "c", {"equals": {"a": 1}}, "koncorde")["id"]
     real, both = registry._log.append, threading.Barrier(2)
@@ -518,20 +425,20 @@ def test_a_filter_that_two_remove_at_once(tmp_path):
 def test_searches_that_reach_a_limit_give_gaps(tmp_path, monkeypatch):
     """Cut short, found or not, or one too many: a gap says how far was searched."""
 
-    async def scenario(house):
-        house.publisher._idempotency = Idempotency(keys_max=1, horizon_s=0.0)
-        await house.publish("c", "x")
+    async def scenario(stack):
+        stack.publisher._idempotency = Idempotency(keys_max=1, horizon_s=0.0)
+        await stack.publish("c", "x")
         for first in range(0, 40, 10):
-            await house.publish("c", *[str(n) for n in range(first, first + 10)])
-        await house.publish("c", "x")
+            await stack.publish("c", *[str(n) for n in range(first, first + 10)])
+        await stack.publish("c", "x")
         monkeypatch.setattr(id_index, "SEARCH_RECORDS_MAX", 5)
         monkeypatch.setattr(id_index, "PART_BYTES", 1)
-        found = [await house.replayer.find("c", EventId("s+x"))]
-        found.append(await house.replayer.find("c", EventId("s+nobody")))
+        found = [await stack.replayer.find("c", EventId("s+x"))]
+        found.append(await stack.replayer.find("c", EventId("s+nobody")))
         monkeypatch.setattr(replay, "SEARCHES_MAX", 0)
-        found.append(await house.replayer.find("c", EventId("s+x")))
+        found.append(await stack.replayer.find("c", EventId("s+x")))
         monkeypatch.undo()
-        found.append(await house.replayer.find("c", EventId("s+x")))
+        found.append(await stack.replayer.find("c", EventId("s+x")))
         return found
 
     cut, unknown, busy, whole = run(scenario, tmp_path)
@@ -546,8 +453,8 @@ def test_searches_that_reach_a_limit_give_gaps(tmp_path, monkeypatch):
 def test_a_consumer_that_leaves_does_not_free_the_turn_of_its_search(tmp_path):
     """Searches run one at a time, also when their consumers have left; they count until they end."""
 
-    async def scenario(house):
-        await house.publish("c", "x")
+    async def scenario(stack):
+        await stack.publish("c", "x")
         running, most = 0, 0
         begun, go = threading.Event(), threading.Event()
 
@@ -560,16 +467,16 @@ def test_a_consumer_that_leaves_does_not_free_the_turn_of_its_search(tmp_path):
             running -= 1
             return IdSearchResult(0, 0)
 
-        house.replayer._index.find = find
-        asked = [asyncio.ensure_future(house.replayer.find("c", EventId("s+x"))) for _ in range(5)]
+        stack.replayer._index.find = find
+        asked = [asyncio.ensure_future(stack.replayer.find("c", EventId("s+x"))) for _ in range(5)]
         assert await asyncio.to_thread(begun.wait, 30)
         for one in asked[:4]:
             one.cancel()
         await asyncio.wait(asked[:4])
-        during = len(house.replayer._searches)
+        during = len(stack.replayer._searches)
         go.set()
         start = await asked[4]
-        await asyncio.gather(*house.replayer._searches)
+        await asyncio.gather(*stack.replayer._searches)
         return most, during, start
 
     assert run(scenario, tmp_path) == (1, 5, Start(1))
@@ -578,9 +485,9 @@ def test_a_consumer_that_leaves_does_not_free_the_turn_of_its_search(tmp_path):
 def test_events_before_a_gap_are_sent(tmp_path):
     """What a replay has read before it meets removed records is not lost with them."""
 
-    async def scenario(house):
-        await house.publish("c", "1", "2", data={"x": 1})
-        real, gaps = house.replayer._log.read, []
+    async def scenario(stack):
+        await stack.publish("c", "1", "2", data={"x": 1})
+        real, gaps = stack.replayer._log.read, []
 
         def read(*arguments, **options):
             made = real(*arguments, **options)
@@ -588,15 +495,15 @@ def test_events_before_a_gap_are_sent(tmp_path):
                 return TornReader(made)
             return made
 
-        house.replayer._log = SimpleNamespace(read=read, first_offset=0)
-        ear, subscription = house.listen("c")
-        await house.replayer.run(
+        stack.replayer._log = SimpleNamespace(read=read, first_offset=0)
+        sink, subscription = stack.listen("c")
+        await stack.replayer.run(
             subscription,
             Start(0),
             drained=lambda: None,
             report_gap=lambda gap, offset: gaps.append((gap["from"], offset)),
         )
-        return [e["id"] for e in ear.heard], gaps
+        return [e["id"] for e in sink.received], gaps
 
     assert run(scenario, tmp_path) == (["1"], [(1, 2)])
 

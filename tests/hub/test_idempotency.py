@@ -117,7 +117,7 @@ def test_agrees_with_a_model(make, steps):
 
 
 def test_neighbours_expire_with_the_last_of_them(make):
-    """Keys settled within a moment share a group: none is forgotten early, and none is kept long."""
+    """Keys committed at nearly the same time share a group: none is forgotten early, and none is kept long."""
     table = make()
     for number in range(5):
         table.commit([(f"k{number}", number)], 1.0 + number * 0.004)

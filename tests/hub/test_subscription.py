@@ -17,7 +17,7 @@ VECTORS = Path(__file__).parent.parent / "vectors" / "subtub-overflow-vectors.js
 
 
 class SubscriberSink:
-    """Takes bytes; says it is full when told to."""
+    """Accepts bytes; is full when the test sets it."""
 
     def __init__(self):
         self.written = []
@@ -84,8 +84,8 @@ def test_overdue_by_time():
     assert patient.overdue_at == math.inf
 
 
-def test_drop_oldest_counts_events_and_tells():
-    """Lost events are counted, not payloads, and the consumer hears of them first."""
+def test_drop_oldest_counts_and_reports_events():
+    """Lost events are counted, not payloads, and the consumer gets the count first."""
     sink, subscription = make(action=DROP_OLDEST, bytes_max=3)
     subscription.block(0.0)
     subscription.send(b"aa", 7)
@@ -133,8 +133,8 @@ def test_overflow_vectors(vector):
     copies = 0
     for number, text in enumerate(vector["published"]):
         segments = parse_stream_id(text)
-        for hearer in index.route(segments):
-            hearer.offer([json.dumps([canonical_stream_id(segments), number]).encode()])
+        for consumer in index.route(segments):
+            consumer.offer([json.dumps([canonical_stream_id(segments), number]).encode()])
             copies += 1
 
     consumer.unblock(1.0)

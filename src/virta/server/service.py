@@ -1,8 +1,8 @@
 """
 The service: everything behind the connections, started and stopped in order.
 
-    log ── keeper ── publisher ── hub ── subscriptions
-              └────── idempotency (rebuilt from the log's tail) ── replayer
+    log ── follower ── publisher ── hub ── subscriptions
+            └────── idempotency (rebuilt from the log's tail) ── replayer
 
 `start` returns after the log's tail is read: only then does the server listen, so that a repeat of an
 event accepted before a crash is recognised by the first request.

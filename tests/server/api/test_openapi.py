@@ -62,7 +62,7 @@ def test_answers_are_as_described(server, case):
     excluded += [unsupported_method] if operation in OTHER_METHODS else []
     if operation == "nextJobs" and isinstance(case.body, dict):
         wait = case.body.get("wait")
-        if isinstance(wait, int | float) and wait > WAIT_S_MAX:
+        if isinstance(wait, int | float) and not isinstance(wait, bool) and wait > WAIT_S_MAX:
             case.body["wait"] = WAIT_S_MAX  # nobody will push a job meanwhile
     case.call_and_validate(base_url=base, timeout=20, excluded_checks=excluded)
 
