@@ -16,6 +16,7 @@ SQLAlchemy connection or a SQLAlchemy session; nothing is committed here.
 from __future__ import annotations
 
 import sys
+import time
 import uuid
 from typing import Any, Final
 
@@ -73,7 +74,9 @@ def add(
     _check("channel", channel, 1, CHANNEL_BYTES_MAX)
     record_key = key or event.partition_key
     _check("key", record_key, 0, KEY_BYTES_MAX)
-    values = (str(uuid.uuid4()), channel, record_key, event.to_line().decode())
+    # Ordered by time: rows from before the capture are forwarded in the order of their ids.
+    id_ = f"{time.time_ns():020d}-{uuid.uuid4()}"
+    values = (id_, channel, record_key, event.to_line().decode())
     _execute(connection, f"INSERT INTO {TABLE} (id, channel, key, event) VALUES", values)
     return event.id
 
