@@ -164,7 +164,7 @@ def test_lock(shell):
     shell("set", "k", "not locked any more")
 
 
-def test_a_lock_outlives_being_told_to_end(shell):
+def test_a_lock_outlives_sigterm(shell):
     """SIGTERM is passed on to the command, and the key is locked until that has ended."""
     shell("set", "k", "v")
     slow = "trap 'read line; exit 5' TERM; echo ready; while :; do sleep 0.01; done"
@@ -180,7 +180,7 @@ def test_a_lock_outlives_being_told_to_end(shell):
 
 
 def test_json_loses_nothing(shell):
-    """Bytes, text that is none and numbers that JSON does not know are told apart and can be read back."""
+    """Bytes, text that is none and numbers that JSON does not know are distinct and can be read back."""
 
     def get(key):
         (row,) = shell.json("get", key)
@@ -307,7 +307,7 @@ def test_forward_says_that_it_waits(tmp_path):
 
 
 def test_work_without_work():
-    """A worker that cannot reach a daemon keeps trying; told to stop it ends well, also without work."""
+    """A worker that cannot reach a daemon keeps trying; when stopped it ends well, also without work."""
     with start("work", "--port", "1", "--exec", "true") as worker:
         assert "worker_waits" in worker.stderr.readline()
         worker.send_signal(signal.SIGTERM)

@@ -8,7 +8,7 @@ import os
 import select
 
 import pytest
-from journal_support import daemon, until
+from journal_support import daemon, eventually
 
 from virta.cli.journal import work as journal_work
 from virta.cli.journal.work import run_command
@@ -72,7 +72,7 @@ def alive(pid):
 
 
 def test_a_command_that_takes_too_long(tmp_path, monkeypatch):
-    """After --timeout it is ended with everything it started, also if it will not hear of it; that is a failure."""
+    """After --timeout it is ended with everything it started, also if it ignores the signal; that is a failure."""
     monkeypatch.setattr(journal_work, "TERM_S_MAX", 0.2)
     out = tmp_path / "pids"
     command = f"trap '' TERM; (trap '' TERM; sleep 50) & echo $$ $! > {out}; wait"
@@ -86,8 +86,7 @@ def test_a_command_that_takes_too_long(tmp_path, monkeypatch):
     async def run():
         monkeypatch.setattr(asyncio, "timeout", remembered)
         task = asyncio.create_task(run_command(command, job_with(), timeout=600))
-        while not (600 in given and out.exists() and out.read_text().endswith("\n")):  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
+        await eventually(lambda: 600 in given and out.exists() and out.read_text().endswith("\n"))
         given[600].reschedule(0)  # they are over
         await task
 
@@ -102,7 +101,7 @@ def test_a_command_of_a_worker_that_stops(tmp_path):
 
     async def run():
         task = asyncio.create_task(run_command(f"sleep 50 & echo $! > {out}; wait", job_with()))
-        await until(lambda: out.exists() and out.read_text().endswith("\n"))
+        await eventually(lambda: out.exists() and out.read_text().endswith("\n"))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         return task.cancelled()
@@ -113,7 +112,7 @@ def test_a_command_of_a_worker_that_stops(tmp_path):
 
 def test_a_command_of_a_worker_that_stops_as_it_starts(tmp_path, monkeypatch):
     """Nothing of it is left, however early it was cancelled."""
-    monkeypatch.setattr(journal_work, "GROUP_CHECKS", 10)  # where nobody reaps
+    monkeypatch.setattr(journal_work, "GROUP_CHECKS", 10)  # where no process reaps
     out = tmp_path / "pids"
 
     async def run(turns):
@@ -131,13 +130,13 @@ def test_a_command_of_a_worker_that_stops_as_it_starts(tmp_path, monkeypatch):
 
 
 def test_a_command_of_a_worker_that_stops_as_it_ends(monkeypatch):
-    """Being cancelled is not forgotten, though what the command said ends in the same moment."""
+    """Being cancelled is not forgotten, though what the command said ends at the same time."""
 
     async def run():
-        heard, ended = asyncio.Event(), asyncio.Event()
+        received, ended = asyncio.Event(), asyncio.Event()
 
         async def listen(_):
-            await heard.wait()
+            await received.wait()
 
         def timeout_at(seconds, timeout=asyncio.timeout):
             if seconds == 600.0:
@@ -149,7 +148,7 @@ def test_a_command_of_a_worker_that_stops_as_it_ends(monkeypatch):
         monkeypatch.setattr(asyncio, "timeout", timeout_at)
         task = asyncio.create_task(run_command("exit 0", job_with()))
         await asyncio.wait_for(ended.wait(), 10)
-        heard.set()
+        received.set()
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait({task}, timeout=10)
@@ -178,7 +177,7 @@ def test_a_command_that_leaves_something_behind(tmp_path):
     os.kill(int(pid), 9)
 
 
-def test_what_a_command_said_last_is_heard(monkeypatch):
+def test_the_last_output_of_a_command_is_passed_on(monkeypatch):
     """Also by a worker that had no turn from its start until there was no time left to wait for it."""
     monkeypatch.setattr(journal_work, "STDERR_S_MAX", 0.0)
     start = journal_work._start
@@ -198,18 +197,18 @@ def test_what_a_command_said_last_is_heard(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("payload", "heard"),
+    ("payload", "received"),
     [(True, "true"), (1.5, "1.5"), (None, ""), ("\udcff", "\udcff"), (b"\0\xff", "\0\udcff")],
 )
-def test_input_of_a_command(payload, heard, tmp_path):
+def test_input_of_a_command(payload, received, tmp_path):
     """A payload comes as it was pushed, whatever its type."""
     out = tmp_path / "out"
     asyncio.run(run_command(f"cat > {out}", job_with(payload)))
 
-    assert out.read_bytes().decode(errors="surrogateescape") == heard
+    assert out.read_bytes().decode(errors="surrogateescape") == received
 
 
-def test_what_a_command_says_is_heard(capfd):
+def test_the_output_of_a_command_is_passed_on(capfd):
     """What a command writes to stderr is seen as it comes, also if it ends well."""
     asyncio.run(run_command("echo hello >&2; echo out", job_with()))
 

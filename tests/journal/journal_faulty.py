@@ -58,7 +58,7 @@ def copies_of(engine):
 
 
 def check(engine):
-    """Every job is where it is looked for."""
+    """Every job can be found by uri, id and state."""
     jobs = engine.jobs
     for job in jobs.all():
         assert jobs.domains[job.domain.name] is job.domain
@@ -86,7 +86,7 @@ def value_request(rng, now):
             Request(Function.SET, 1, m.OVERWRITE | persist, key=key, value=value),
             Request(Function.SET, 1, persist, key=key, value=value),
             Request(Function.SET, 1, m.OVERWRITE, 0, now + 9, 5, key=key, value=value),
-            # The same moment as something else.
+            # The same time as another change.
             Request(Function.SET, 1, m.OVERWRITE, now - rng.randrange(5), key=key, value=value),
             Request(Function.DELETE, 1, 0, now - rng.randrange(5), key=key),
             Request(Function.GET, 1, m.TOUCH, ttl=20, key=key),
@@ -193,7 +193,7 @@ class Faulty:
         if request.function == Function.NEXT and reply.pairs:
             self.keys.append(reply.pairs[0].key)
         if rng.random() < 0.02:
-            self.crash(side)  # before anybody was told
+            self.crash(side)  # before any reply was sent
         self.gather(forgetful=side if rng.random() < 0.02 else None)
         for route, spool in self.spools.items():
             rng.shuffle(spool)
@@ -208,15 +208,15 @@ class Faulty:
             check(engine)
 
     def gather(self, forgetful=None):
-        """Let time pass, tell the others, write the log; the forgetful one crashes before that."""
-        told = 0
+        """Let time pass, send changes to the others, write the log; the forgetful one crashes before that."""
+        sent = 0
         for side in self.sides:
             engine = self.engines[side]
             engine.tick()
             messages = [
                 encode_request(request) for request in engine.replication.take(engine.clock())
             ]
-            told += len(messages)
+            sent += len(messages)
             for other in self.sides:
                 if other != side:
                     self.spools[side, other] += messages
@@ -224,10 +224,10 @@ class Faulty:
                 self.crash(side)
             else:
                 self.logs[side] += images.drain(engine, engine.clock())
-        return told
+        return sent
 
     def crash(self, side):
-        """What is not in the log is gone, but what others are to hear, and what they know."""
+        """Lose what is not in the log; spools and other daemons keep theirs."""
         before, engine = self.engines[side], self.engine(side)
         self.engines[side] = engine
         now = engine.clock()
@@ -265,7 +265,7 @@ class Faulty:
                 self.rng.shuffle(spool)
                 while spool:
                     self.deliver(route, spool.pop())
-            told = self.gather()
-            if not told and number > HEAL_ROUNDS_MAX // 2:
+            sent = self.gather()
+            if not sent and number > HEAL_ROUNDS_MAX // 2:
                 return
-        raise AssertionError("there is always more to tell")
+        raise AssertionError("there are always more changes to send")

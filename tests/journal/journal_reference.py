@@ -1,7 +1,7 @@
 """
 The tables of the protocol written down a second time, to compare the journal's own codec and daemon with.
 
-Nothing of the product is used. A message is a dict in the words of the worked messages: `function`,
+Nothing of the product is used. A message is a dict in the form of the worked messages: `function`,
 `identifier`, `timestamp`, `timeout`, `ttl`, `count`, `key`, `key2`, `value`, `query`, and for replies `error`,
 `pairs`, `cursor`. `flags` is a list of names. Bytes are Latin-1 text; a value is [type, data]. A field that is
 not there is absent or 0; `wide` asks for wider sizes than needed: {"key": 2, "value": 4}.
@@ -59,7 +59,7 @@ def key_width(message, texts):
 
 
 def value_width(message, values):
-    """One width for all: the smallest that holds type and data of the largest; 0 without values."""
+    """One width for all: the smallest that fits type and data of the largest; 0 without values."""
     if not values:
         return 0
     largest = max(len(data) + 1 for _, data in values)

@@ -27,7 +27,7 @@ VIRTA = Path(sys.executable).with_name("virta")
 
 
 class Port:
-    """A port for daemons that come and go: until it is closed nobody else is given its number."""
+    """A port for daemons that come and go: until it is closed no other process gets its number."""
 
     def __init__(self):
         self._bound = socket.socket()
@@ -57,13 +57,13 @@ class Clock:
 
 
 class Wire:
-    """One connection that sends requests and hears everything."""
+    """One connection that sends requests and keeps every message it receives."""
 
     def __init__(self, reader, writer):
         self.reader = reader
         self.writer = writer
         self.parser = ReplyParser()
-        self.heard = []
+        self.received = []
         self.identifier = 0
 
     @classmethod
@@ -77,21 +77,21 @@ class Wire:
         self.writer.write(encode_request(request))
         return request.identifier
 
-    async def hear(self, wanted=lambda _: True):
+    async def receive(self, wanted=lambda _: True):
         """The next message that is wanted; others are kept."""
         while True:
-            for message in self.heard:
+            for message in self.received:
                 if wanted(message):
-                    self.heard.remove(message)
+                    self.received.remove(message)
                     return message
             data = await asyncio.wait_for(self.reader.read(65536), REPLY_WAIT_S)
             if not data:
                 raise EOFError
-            self.heard += self.parser.feed(data)
+            self.received += self.parser.feed(data)
 
     async def ask(self, request):
         identifier = self.send(request)
-        return await self.hear(lambda reply: reply.identifier == identifier)
+        return await self.receive(lambda reply: reply.identifier == identifier)
 
     async def close(self):
         self.writer.close()
@@ -148,10 +148,10 @@ def daemon_thread(directory=None, **options):
         assert not thread.is_alive()
 
 
-async def until(condition, seconds=10):
-    """Wait for a condition of this process, with a deadline."""
+async def eventually(condition, seconds=10):
+    """Wait until a condition of this process is true; the deadline is an error."""
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110  (conditions are plain state, nobody sets events for them)
+        while not condition():  # noqa: ASYNC110  (conditions are plain state without events)
             await asyncio.sleep(0.002)
 
 
@@ -161,8 +161,8 @@ class Mesh:
     def __init__(self, directory, **options):
         self.directory = directory
         self.options = options
-        self.held = {name: Port() for name in ("a", "b")}
-        self.ports = {name: port.number for name, port in self.held.items()}
+        self.reserved = {name: Port() for name in ("a", "b")}
+        self.ports = {name: port.number for name, port in self.reserved.items()}
         self.servers = {}
 
     async def start(self, name):
@@ -188,12 +188,12 @@ async def mesh(directory, **options):
     finally:
         for name in list(both.servers):
             await both.stop(name)
-        for port in both.held.values():
+        for port in both.reserved.values():
             port.close()
 
 
 class Daemon:
-    """A daemon that is a process of its own, to be killed at any moment."""
+    """A daemon that is a process of its own, to be killed at any time."""
 
     def __init__(self, data_dir, *words, port=0, ready=True, env=None):
         self.process = subprocess.Popen(

@@ -92,7 +92,7 @@ def next_(domain=b"d", **fields):
 
 
 async def play(step, wire, clock, results):
-    """Send one step of a scenario; what it came to, in the scenario's own words."""
+    """Send one step of a scenario; return the result in the scenario's form."""
     clock.now = step.get("now", clock.now)
     if step["op"] == "push":
         request = push(

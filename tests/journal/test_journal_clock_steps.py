@@ -137,15 +137,15 @@ def test_a_command_without_timestamp_wins_over_what_other_clocks_wrote(tmp_path)
         assert journal.next("d").jobs[0].payload == "now"
         peer = Session()
         peer.peer = "b"
-        told = Request(
-            Function.SET, 1, timestamp=T0 + DAY, key=b"t", value=Value(Type.STRING, b"told")
+        copy = Request(
+            Function.SET, 1, timestamp=T0 + DAY, key=b"t", value=Value(Type.STRING, b"copy")
         )
-        assert not journal.engine.handle(told, peer).error
+        assert not journal.engine.handle(copy, peer).error
         journal.set("t", "own")
         assert journal.get("t") == "own"
         # Nothing could be newer than that.
-        told.key, told.timestamp = b"end", (1 << 64) - 1
-        assert journal.engine.handle(told, peer).error.startswith("clock-skew")
+        copy.key, copy.timestamp = b"end", (1 << 64) - 1
+        assert journal.engine.handle(copy, peer).error.startswith("clock-skew")
 
 
 def test_jobs_and_leases_after_a_restart_by_a_corrected_clock(journals):
@@ -372,7 +372,7 @@ def test_spooled_commands_keep_their_order_when_the_clock_is_set_back(tmp_path, 
 
 
 def test_a_stopped_process_does_not_stop_the_spool_of_others(tmp_path):
-    """Whoever was stopped with the stamp's lock is waited for once, not for ever and not for each command."""
+    """A process that was stopped with the stamp's lock is waited for once, not for ever and not for each command."""
     spooled = 20  # a second for each is more than the deadline
     with Spool(tmp_path) as spool:
         spool.put(commands.set_("k", 0).request)

@@ -19,7 +19,7 @@ def get(key, flags=0, **fields):
     return Request(Function.GET, flags=flags, key=key, **fields)
 
 
-def told(message):
+def summary(message):
     return message.pair.key, bool(message.flags & m.DELETED), message.pair.value.type
 
 
@@ -38,22 +38,22 @@ def test_too_many_keys_to_listen_to_change_nothing():
     assert engine.handle(get(b"new"), session).error == "does-not-exist"
 
 
-def test_a_key_renamed_to_itself_is_not_gone():
-    """Who listens hears of one change (6.1)."""
+def test_a_key_renamed_to_itself_is_not_removed():
+    """A listener gets one notification (6.1)."""
 
     async def run():
         async with (
             daemon(clock=Clock(T0)) as server,
-            connected(server) as ear,
-            connected(server) as mouth,
+            connected(server) as listener,
+            connected(server) as writer,
         ):
             value = Value(Type.STRING, b"v")
-            await ear.ask(Request(Function.SET, flags=m.LISTEN, key=b"k", value=value))
-            await mouth.ask(
+            await listener.ask(Request(Function.SET, flags=m.LISTEN, key=b"k", value=value))
+            await writer.ask(
                 Request(Function.RENAME, flags=m.OVERWRITE, key=b"k", key2=b"k", count=0, query=1)
             )
-            await ear.ask(nop())
-            return [told(message) for message in ear.heard]
+            await listener.ask(nop())
+            return [summary(message) for message in listener.received]
 
     assert asyncio.run(run()) == [(b"k", False, 2)]
 

@@ -1,5 +1,5 @@
 """
-What the seed's protocol has no words for: domain settings, recurring jobs, dead letters, figures.
+The administration: domain settings, recurring jobs, dead letters, figures.
 
 Settings and recurring jobs are ordinary persistent values under `virta:domain:<domain>` and
 `virta:cron:<name>` (JSON), so they are logged, copied and listed like any value, and the largest
@@ -49,15 +49,15 @@ if TYPE_CHECKING:
 RESERVED = b"virta:"
 DOMAIN_PREFIX = b"virta:domain:"
 CRON_PREFIX = b"virta:cron:"
-RAN_PREFIX = b"virta:ran:"  # the moment a recurring job that makes up for missed times was last due
+RAN_PREFIX = b"virta:ran:"  # when a recurring job with `catch_up` was last due
 # A clock that goes back by more than this was set, and what is due by it has to be worked out anew.
 CLOCK_BACK_US = 1_000_000
 CRONS_MAX = 10_000
-LOOKING = frozenset({"stats", "list", "show", "export"})
+READ_ONLY = frozenset({"stats", "list", "show", "export"})
 LIMIT_MAX = 1 << 53
 DELAY_S_MAX = 3650 * 86_400
 NESTED = "the JSON is nested too deeply: 900 levels are always readable"
-Setting = TypeVar("Setting", DomainSettings, Cron)
+T = TypeVar("T")
 
 
 class AdminCommand(msgspec.Struct, forbid_unknown_fields=True):
@@ -95,7 +95,7 @@ class Admin:
             raise RefusedError("bad-settings", "keys under virta: are only set and deleted")
 
     def check(self, request: Request, *, copied: bool) -> None:
-        """Refuse a setting that could not be obeyed; what the journal keeps itself only daemons may set."""
+        """Refuse an invalid setting; only daemons may set what the journal keeps for itself."""
         key, value = request.key, request.value
         assert value is not None
         if request.timeout is not None:
@@ -121,7 +121,7 @@ class Admin:
             )
 
     def applied(self, key: bytes, value: Value, now: int) -> None:
-        """A checked setting is stored: obey it."""
+        """Apply a setting that was checked and stored."""
         if key.startswith(DOMAIN_PREFIX):
             name = key[len(DOMAIN_PREFIX) :].lower()
             self._engine.jobs.configure(name, _decoded(value, DomainSettings))
@@ -144,7 +144,7 @@ class Admin:
                 self._forget(RAN_PREFIX + key[len(CRON_PREFIX) :])
 
     def restored(self, now: int) -> None:
-        """Obey the settings that came back with the store."""
+        """Apply the settings that were restored with the store."""
         store = self._engine.store
         for key in list(store.scan(RESERVED, b"virta;")):
             entry = store.live(key, now)
@@ -182,10 +182,10 @@ class Admin:
                 self._catch_up(key, cron, schedule, now)
 
     def _catch_up(self, key: bytes, cron: Cron, schedule: CronSchedule, now: int) -> None:
-        """One push for all the times that passed while no daemon was there, dated by the last one."""
+        """Push once for all the times that passed while no daemon ran, dated by the last one."""
         ran = RAN_PREFIX + key[len(CRON_PREFIX) :]
         store = self._engine.store
-        # A time from a clock that was far ahead does not tell which times have passed since.
+        # A time from a clock that was far ahead says nothing about the times since.
         known = [
             entry.timestamp
             for entry in map(store.stored, (key, ran))
@@ -198,7 +198,7 @@ class Admin:
 
     def _push(self, cron: Cron, due: int, now: int) -> None:
         """
-        The time it was due is the command's timestamp: every daemon would push the same.
+        Push a recurring job. Its due time is the command's timestamp: every daemon would push the same.
 
         A clock that is set back repeats nothing, unless it was so far ahead that it must have been wrong:
         then the job would not be pushed until that time comes again.
@@ -224,16 +224,16 @@ class Admin:
         except RefusedError:
             return  # the journal is full; the next time comes
 
-    def _remember(self, key: bytes, moment: int, now: int) -> None:
-        """A persistent value that says when something happened, on every daemon."""
+    def _remember(self, key: bytes, due: int, now: int) -> None:
+        """Store when a recurring job was last due, on every daemon."""
         engine = self._engine
-        if engine.store.set(key, Value(Type.VOID, b""), moment, now, persist=True):
+        if engine.store.set(key, Value(Type.VOID, b""), due, now, persist=True):
             entry = engine.store.stored(key)
             if entry is not None:
                 engine.replication.value_changed(entry)
 
     def _forget(self, key: bytes) -> None:
-        """What `_remember` kept, and what any daemon may have remembered since."""
+        """Delete what `_remember` stored, here or on any daemon."""
         engine = self._engine
         entry = engine.store.stored(key)
         if entry is not None and not entry.tombstone:
@@ -247,19 +247,14 @@ class Admin:
 
     def run(self, request: Request, session: Session, now: int) -> Reply:
         assert request.value is not None
-        try:
-            command = msgspec.json.decode(request.value.data, type=AdminCommand)
-        except msgspec.DecodeError as error:
-            raise RefusedError("bad-settings", str(error)[:200]) from error
-        except RecursionError as error:
-            raise RefusedError("bad-settings", NESTED) from error
+        command = _decoded(request.value, AdminCommand)
         action = getattr(self, f"_do_{command.do}", None)
         if action is None:
             raise RefusedError("unknown-function", f"there is no command {command.do[:40]!r}")
         answer = action(command, session, now)
-        # What only looks must not wait for copies of what others change: a starting peer asks before it takes any.
-        looks = command.do in LOOKING or (command.do == "configure" and not command.settings)
-        flags = DATA | (PERSIST if self._engine.wants_log and not looks else 0)
+        # Reading must not wait for copies of other changes: a starting peer exports before it accepts any.
+        reads = command.do in READ_ONLY or (command.do == "configure" and not command.settings)
+        flags = DATA | (PERSIST if self._engine.wants_log and not reads else 0)
         if command.do == "export":
             # A page may end with the largest value there is, which with its key is too large for one.
             cuts = range(0, len(answer) or 1, VALUE_DATA_BYTES_MAX)
@@ -316,7 +311,7 @@ class Admin:
         return _job_view(job)
 
     def _do_export(self, command: AdminCommand, session: Session, now: int) -> bytes:
-        """Everything there is as requests, page by page, for another daemon; offset 0 starts over."""
+        """Return everything stored as requests, page by page, for another daemon; offset 0 starts over."""
         return self._engine.export.page(session, now, again=command.offset == 0)
 
     def _do_fail(self, command: AdminCommand, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
@@ -364,7 +359,7 @@ class Admin:
         )
 
     def _do_configure(self, command: AdminCommand, session: Session, now: int) -> dict[str, Any]:
-        """Change some settings of a domain, keep the others; all of them as they are now."""
+        """Change some settings of a domain and keep the others; return all of them."""
         if not command.domain:
             raise RefusedError("key-missing", "the domain")
         key = DOMAIN_PREFIX + command.domain.encode().lower()
@@ -376,20 +371,20 @@ class Admin:
         )
         merged = {**msgspec.to_builtins(current), **command.settings}
         if not command.settings:
-            return merged  # only asked for: a domain without settings stays one
+            return merged  # a query: a domain without settings stays without
         stored = dict(merged)
         if stored["retry_delay_max"] == DEFAULTS.retry_delay_max:
             # Daemons from before this setting refuse it: as a copy, and in a directory that they open again.
             del stored["retry_delay_max"]
         value = Value(Type.STRING, msgspec.json.encode(stored))
-        # Without a timestamp it is later than what is stored, by whatever clock.
+        # Without a timestamp it gets one later than what is stored.
         reply = self._engine.handle(Request(Function.SET, key=key, value=value), session)
         if reply.error:
             raise RefusedError(reply.error.partition(":")[0], reply.error.partition(": ")[2])
         return merged
 
 
-def _decoded(value: Value, kind: type[Setting]) -> Setting:
+def _decoded(value: Value, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(value.data, type=kind)
     except msgspec.DecodeError as error:

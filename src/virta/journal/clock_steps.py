@@ -7,13 +7,13 @@ those keep what was left of them when the clock is set by `step` µs:
     deadlines of work, marks, locks        move by `step`: none lapses early, none lasts for days
     values with a ttl                      move by `step`, as a touch counts from the clock as well
     starts of jobs that wait               move back with the clock, never forward: a start is a time that the
-                                           producer gave or a delay, which look the same, and no job may wait longer
-                                           because a clock was corrected
+                                           producer gave or a delay, which are stored alike, and no job may wait
+                                           longer because a clock was corrected
     how long finished commands and
     tombstones are remembered              move by `step`
 
 A value without a ttl expires at its Unix time. Between two runs only a clock that went back is noticed: a
-forward step looks like a long pause.
+forward step is the same as a long pause.
 """
 
 from __future__ import annotations

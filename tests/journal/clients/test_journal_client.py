@@ -84,8 +84,8 @@ def test_commands_on_values():
         with pytest.raises(RefusedError) as refused:
             client.set("n", 1, overwrite=False)
         assert refused.value.code == "already-exists"
-        client.set("gone", 1, expires=time.time() - 1)
-        assert client.get("gone") is None
+        client.set("expired", 1, expires=time.time() - 1)
+        assert client.get("expired") is None
         client.set("short", 1, expires=time.time() + 50)
         client.get("short", touch=100)
         assert client.details("short").expires > (time.time() + 90) * 1e6
@@ -153,7 +153,7 @@ def test_keys_of_jobs_as_text_and_odd_ones():
         assert client.extend(plain.key.decode(), 60) is True
         assert client.give_back(plain.key.decode()) is True
         with pytest.raises(RefusedError, match="that attempt is over"):
-            client.fail("http://g/1", "nobody works on it")
+            client.fail("http://g/1", "it is not worked on")
 
 
 def test_pipeline_keeps_order_and_errors():
@@ -169,17 +169,17 @@ def test_pipeline_keeps_order_and_errors():
 
 
 def test_listening():
-    """A listening client hears of other people's changes."""
+    """A listening client is notified of changes by others."""
     with (
         daemon_thread() as server,
-        Client(*server.address) as ear,
-        Client(*server.address) as mouth,
+        Client(*server.address) as listener,
+        Client(*server.address) as writer,
     ):
-        ear.set("k", 1, listen=True)
-        assert ear.wait(0.01) is None
-        mouth.set("k", 2)
+        listener.set("k", 1, listen=True)
+        assert listener.wait(0.01) is None
+        writer.set("k", 2)
 
-        assert ear.wait(5).pair.key == b"k"
+        assert listener.wait(5).pair.key == b"k"
 
 
 def test_the_daemon_goes_away():
@@ -296,7 +296,7 @@ def test_a_pipeline_that_asks_and_sends_much():
 
 
 def test_closing_a_line_to_a_daemon_that_reads_nothing(monkeypatch):
-    """What was not sent is given up after a moment, and whoever waits for a reply hears of it."""
+    """What was not sent is dropped after CLOSE_S_MAX, and calls that wait for a reply get an error."""
     monkeypatch.setattr(aio, "CLOSE_S_MAX", 0.05)
 
     async def run():
@@ -305,7 +305,7 @@ def test_closing_a_line_to_a_daemon_that_reads_nothing(monkeypatch):
             asking = asyncio.create_task(client.set("k", bytes(8_000_000)))
             await asyncio.sleep(0)
             await asyncio.wait_for(client.close(), 10)
-            with pytest.raises(JournalError, match="is gone"):
+            with pytest.raises(JournalError, match="was lost"):
                 await asking
 
     asyncio.run(run())
@@ -467,7 +467,7 @@ def test_calls_that_get_no_reply():
         far.sendall(wanted[9:])
         assert client.ping() == 5
         far.close()
-        with pytest.raises(JournalError, match="gone"):
+        with pytest.raises(JournalError, match="lost"):
             client.ping()
         client.close()
         for call in (client.ping, client.next):
@@ -510,7 +510,7 @@ def test_identifiers_are_not_reused_while_outstanding():
 
 
 def test_replies_find_their_requests():
-    """In any order and in any pieces; notifications and replies to nobody are kept apart."""
+    """In any order and in any pieces; notifications and late replies are kept apart."""
     notified = []
     protocol = ClientProtocol(notified.append)
     for token in ("a", "b"):

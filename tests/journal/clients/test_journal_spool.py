@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from journal_support import connected, daemon, until
+from journal_support import connected, daemon, eventually
 from journal_vectors import VECTORS
 
 from virta.errors import JournalError
@@ -86,7 +86,7 @@ def test_incomplete_tail_is_waited_for(tmp_path):
     file.close()
 
 
-def test_what_looks_like_a_record_inside_of_a_large_one(tmp_path):
+def test_an_apparent_record_inside_of_a_large_one(tmp_path):
     """A record that is larger than what is read at once is read whole; its content is no record."""
     path = tmp_path / "2026010100.fjs"
     large = encode_record(b"inside") + bytes(spool_module.READ_BYTES)
@@ -97,7 +97,7 @@ def test_what_looks_like_a_record_inside_of_a_large_one(tmp_path):
     file.close()
 
 
-def test_what_looks_like_a_record_inside_of_one_that_is_being_written(tmp_path):
+def test_an_apparent_record_inside_of_one_that_is_being_written(tmp_path):
     """As long as its writer is at it the rest is waited for; what a dead one left is skipped."""
     path = tmp_path / "2026010100.fjs"
     whole = encode_record(encode_record(b"inside") + b"the rest")
@@ -199,7 +199,7 @@ def test_a_file_that_another_one_took_the_place_of(tmp_path):
 
 
 def test_the_name_of_a_file_is_on_disk_with_the_first_record_that_must_be(tmp_path, monkeypatch):
-    """Whoever began the file may not have synced the directory: the writer does not rely on it."""
+    """The writer that began the file may not have synced the directory: others do not rely on it."""
     synced = []
     monkeypatch.setattr(spool_module.files, "sync_directory", synced.append)
     monkeypatch.setattr(spool_module.time, "gmtime", lambda: time.struct_time((2026, *[1] * 8)))
@@ -226,7 +226,7 @@ async def forwarding(directory, address):
 
 def test_forwarder_delivers_and_erases(tmp_path, monkeypatch):
     """Records written before and after its start arrive once, PING wakes it, rejected ones are kept."""
-    monkeypatch.setattr(forwarder, "LOOK_S", 600)  # what arrives late was announced, not found
+    monkeypatch.setattr(forwarder, "CHECK_S", 600)  # what arrives late was announced, not found
 
     async def run():
         spool = Spool(tmp_path / "spool")
@@ -241,7 +241,7 @@ def test_forwarder_delivers_and_erases(tmp_path, monkeypatch):
             assert (tmp_path / "spool" / PING_SOCKET).exists()
             spool.put(request(b"late"))
             store = server.node.engine.store
-            await until(lambda: store.live(b"late", 0) is not None)
+            await eventually(lambda: store.live(b"late", 0) is not None)
             await asyncio.wait_for(sender.drained.wait(), 10)
             return len(store), sender.rejected, spool
 
@@ -272,7 +272,7 @@ def test_forwarder_survives_the_daemon(tmp_path, monkeypatch):
             await server.start()
             if round_ == 2:
                 store = server.node.engine.store
-                await until(lambda: len(store) == 150)  # noqa: B023
+                await eventually(lambda: len(store) == 150)  # noqa: B023
             await server.stop()
         stop.set()
         await asyncio.wait_for(task, 10)
@@ -283,11 +283,11 @@ def test_forwarder_survives_the_daemon(tmp_path, monkeypatch):
 
 
 async def stops(directory, address, condition):
-    """Whether a forwarder that is told to stop in such a moment does."""
+    """Whether a forwarder stops in such a situation."""
     stop = asyncio.Event()
     sender = Forwarder(directory, *address)
     task = asyncio.create_task(sender.run(stop))
-    await until(lambda: condition(sender))
+    await eventually(lambda: condition(sender))
     stop.set()
     await asyncio.wait_for(task, 10)
     return True
@@ -307,7 +307,7 @@ def test_a_daemon_that_reads_nothing_does_not_keep_a_forwarder(tmp_path, monkeyp
         assert asyncio.run(stops(tmp_path, stuck.getsockname(), lambda it: it._waits.attempt > 2))
 
 
-def test_told_to_stop_while_a_daemon_thinks(tmp_path, monkeypatch):
+def test_a_stop_while_a_daemon_does_not_reply(tmp_path, monkeypatch):
     """Replies on their way are waited for, but not as long as a daemon may take."""
     monkeypatch.setattr(forwarder, "STOP_S_MAX", 0.05)
     with Spool(tmp_path) as spool:
@@ -316,7 +316,7 @@ def test_told_to_stop_while_a_daemon_thinks(tmp_path, monkeypatch):
         assert asyncio.run(stops(tmp_path, silent.getsockname(), lambda it: it.connected))
 
 
-def test_told_to_stop_while_connecting(tmp_path, monkeypatch):
+def test_a_stop_while_connecting(tmp_path, monkeypatch):
     """A host that does not answer at all is not waited for."""
     connecting = []
 
@@ -329,7 +329,7 @@ def test_told_to_stop_while_connecting(tmp_path, monkeypatch):
 
 
 def test_a_forwarder_that_is_cancelled_as_it_is_woken(tmp_path):
-    """It ends, though the two come in the same moment."""
+    """It ends, though the two come at the same time."""
 
     async def run():
         async with daemon() as server:
@@ -359,7 +359,7 @@ def test_a_disk_that_takes_nothing(tmp_path, monkeypatch):
             daemon(tmp_path / "journal") as server,
             forwarding(directory, server.address) as sender,
         ):
-            await until(lambda: sender._waits.attempt > 2)  # it tried again
+            await eventually(lambda: sender._waits.attempt > 2)  # it tried again
             (hour,) = directory.glob("[0-9]*.fjs")
             assert [record.pending for record in scan(hour.read_bytes())] == [True]
             (directory / REJECTED).unlink()
@@ -372,7 +372,7 @@ def test_a_disk_that_takes_nothing(tmp_path, monkeypatch):
 
 def test_files_that_somebody_took_away(tmp_path, monkeypatch):
     """A file of the same hour that takes the place of one that was removed is read from its start."""
-    monkeypatch.setattr(forwarder, "LOOK_S", 0.05)
+    monkeypatch.setattr(forwarder, "CHECK_S", 0.05)
     directory = tmp_path / "spool"
 
     async def run():
@@ -383,18 +383,18 @@ def test_files_that_somebody_took_away(tmp_path, monkeypatch):
             store = server.node.engine.store
             with Spool(directory) as spool:
                 spool.put(request(b"before"))
-                await until(lambda: store.live(b"before", 0) is not None)
+                await eventually(lambda: store.live(b"before", 0) is not None)
                 await asyncio.wait_for(sender.drained.wait(), 10)
                 for hour in directory.glob("[0-9]*.fjs"):
                     hour.unlink()
                 spool.put(request(b"after"))
-                await until(lambda: store.live(b"after", 0) is not None)
+                await eventually(lambda: store.live(b"after", 0) is not None)
 
     asyncio.run(run())
 
 
 def test_one_forwarder_per_spool(tmp_path):
-    """A second forwarder is told that there is one."""
+    """A second forwarder gets the error that there is one."""
 
     async def run():
         async with daemon() as server, forwarding(tmp_path, server.address) as sender:
@@ -407,7 +407,7 @@ def test_one_forwarder_per_spool(tmp_path):
 
 
 def test_refused_for_now_is_sent_again(tmp_path):
-    """A value locked by somebody else is kept and arrives when the lock is gone."""
+    """A value locked by another client is kept and arrives when the lock is released."""
 
     async def run():
         spool = Spool(tmp_path)
@@ -417,13 +417,13 @@ def test_refused_for_now_is_sent_again(tmp_path):
             spool.put(request(b"k", b"new"))
             spool.put(request(b"other"))
             async with forwarding(tmp_path, server.address) as sender:
-                await until(lambda: sender.forwarded == 1)
-                held = await wire.ask(Request(Function.GET, flags=m.DATA, key=b"k"))
+                await eventually(lambda: sender.forwarded == 1)
+                locked = await wire.ask(Request(Function.GET, flags=m.DATA, key=b"k"))
                 await wire.ask(Request(Function.UNLOCK, key=b"k"))
-                await until(lambda: sender.forwarded == 2)
+                await eventually(lambda: sender.forwarded == 2)
                 now = await wire.ask(Request(Function.GET, flags=m.DATA, key=b"k"))
         spool.close()
-        return held.pair.value.data, now.pair.value.data
+        return locked.pair.value.data, now.pair.value.data
 
     assert asyncio.run(run()) == (b"old", b"new")
 

@@ -9,7 +9,7 @@ import time
 from functools import partial
 
 import pytest
-from journal_support import Clock, daemon, until
+from journal_support import Clock, daemon, eventually, turns
 
 from virta.errors import JournalError
 from virta.journal import AsyncClient, Worker
@@ -45,7 +45,7 @@ def test_done_failed_and_dead(tmp_path):
             stop = asyncio.Event()
             task = asyncio.create_task(worker.work(stop))
             jobs = server.node.engine.jobs
-            await until(lambda: jobs.dead(b"http://h/bad") is not None)
+            await eventually(lambda: jobs.dead(b"http://h/bad") is not None)
             stop.set()
             await task
             return seen, jobs.dead(b"http://h/bad").reason, len(jobs), worker
@@ -92,15 +92,15 @@ def test_heartbeat_keeps_a_long_job(monkeypatch):
 
             stop = asyncio.Event()
             task = asyncio.create_task(worker.work(stop))
-            await until(lambda: began)
+            await eventually(lambda: began)
             jobs = server.node.engine.jobs
             for _ in range(9):  # three times as long as the deadline, a third of it at a time
                 (job,) = jobs.all()
                 before = job.worked_until
                 clock.now += 10_000
-                await until(lambda: [j.worked_until > before for j in jobs.all()] == [True])  # noqa: B023
+                await eventually(lambda: [j.worked_until > before for j in jobs.all()] == [True])  # noqa: B023
             go_on.set()
-            await until(lambda: worker.done)
+            await eventually(lambda: worker.done)
             stop.set()
             await task
             return len(began), len(jobs), len(beats) >= 9
@@ -122,9 +122,9 @@ def test_new_work_wakes_an_idle_worker(monkeypatch):
 
             stop = asyncio.Event()
             task = asyncio.create_task(worker.work(stop))
-            await until(lambda: server.node.engine.listeners.awaited)
+            await eventually(lambda: server.node.engine.listeners.awaited)
             await client.call(commands.push("http://h/x"))
-            await until(lambda: worker.done)
+            await eventually(lambda: worker.done)
             stop.set()
             await task
 
@@ -132,7 +132,7 @@ def test_new_work_wakes_an_idle_worker(monkeypatch):
 
 
 def test_new_work_wakes_a_worker_with_free_places(monkeypatch):
-    """Also one that is at work hears of a job at once, as long as it has a place for it."""
+    """A worker that is busy gets a job at once, too, while it may run more."""
     monkeypatch.setattr(worker_module, "IDLE_S_MAX", 600.0)
 
     async def run():
@@ -149,7 +149,7 @@ def test_new_work_wakes_a_worker_with_free_places(monkeypatch):
             task = asyncio.create_task(worker.work(stop))
             for number in (1, 2):
                 await client.call(commands.push(f"http://h/{number}"))
-                await until(lambda: len(began) == number)  # noqa: B023
+                await eventually(lambda: len(began) == number)  # noqa: B023
             go_on.set()
             stop.set()
             await task
@@ -159,7 +159,7 @@ def test_new_work_wakes_a_worker_with_free_places(monkeypatch):
 
 
 def test_graceful_stop_finishes_or_gives_back():
-    """Told to stop, a worker finishes what it can in time and gives the rest back at once."""
+    """A stopping worker finishes what it can in time and gives the rest back at once."""
 
     async def run():
         async with daemon() as server, await AsyncClient.connect(*server.address) as client:
@@ -175,10 +175,10 @@ def test_graceful_stop_finishes_or_gives_back():
 
             stop = asyncio.Event()
             task = asyncio.create_task(worker.work(stop))
-            await until(lambda: len(started) == 2)
+            await eventually(lambda: len(started) == 2)
             stop.set()
             go_on.set()
-            await until(lambda: worker.done)
+            await eventually(lambda: worker.done)
             worker._hurry.set()
             await asyncio.wait_for(task, 10)
             (job,) = server.node.engine.jobs.all()
@@ -187,15 +187,15 @@ def test_graceful_stop_finishes_or_gives_back():
     assert asyncio.run(run()) == (1, b"http://h/endless", False, 0)
 
 
-def test_told_to_stop_while_a_job_is_on_its_way(monkeypatch):
-    """A job that was asked for before the worker was told to stop is done, not left to its deadline."""
+def test_a_stop_while_a_job_is_on_its_way(monkeypatch):
+    """A job that was requested before the stop is done, not left to its deadline."""
     stop = asyncio.Event()
     call = AsyncClient.call
 
     async def slow_call(self, command):
         if command.request.function == Function.NEXT:
             stop.set()
-            await asyncio.sleep(0.05)
+            await turns()
         return await call(self, command)
 
     async def run():
@@ -240,11 +240,11 @@ def test_a_job_on_its_way_when_the_worker_ends(others, monkeypatch):
             task = asyncio.create_task(worker.work(stop))
             for number in range(others):
                 await client.call(commands.push(f"http://h/{number}"))
-                await until(lambda: len(began) > number)  # noqa: B023
+                await eventually(lambda: len(began) > number)  # noqa: B023
             await client.call(commands.push("http://h/last"))
             await asyncio.wait_for(coming.wait(), 10)
             stop.set()
-            await until(lambda: worker._over)
+            await eventually(lambda: worker._over)
             come.set()
             await asyncio.wait_for(task, 10)
             states = [job.state == WORKING for job in server.node.engine.jobs.all()]
@@ -253,7 +253,7 @@ def test_a_job_on_its_way_when_the_worker_ends(others, monkeypatch):
     assert asyncio.run(run()) == ([False] * (others + 1), others, set())
 
 
-def test_a_worker_that_ends_in_the_moment_of_taking_a_job(monkeypatch):
+def test_a_worker_that_ends_while_it_reserves_a_job(monkeypatch):
     """A job whose handler did not even begin is given back."""
     take = Worker._take
 
@@ -294,12 +294,12 @@ def test_concurrency_is_bounded():
             async def handle(job):
                 running.add(job.uri)
                 most[0] = max(most[0], len(running))
-                await asyncio.sleep(0.002)
+                await turns()
                 running.discard(job.uri)
 
             stop = asyncio.Event()
             task = asyncio.create_task(worker.work(stop))
-            await until(lambda: worker.done == 40)
+            await eventually(lambda: worker.done == 40)
             stop.set()
             await task
             return most[0]
@@ -331,7 +331,7 @@ def test_a_daemon_that_restarts(tmp_path):
             async with await AsyncClient.connect(*server.address) as client:
                 await client.call(commands.push(f"http://h/{round_}"))
                 expected = round_ + 1
-                await until(lambda: worker.done == expected)  # noqa: B023
+                await eventually(lambda: worker.done == expected)  # noqa: B023
             await server.stop()
         stop.set()
         await asyncio.wait_for(task, 10)
@@ -341,7 +341,7 @@ def test_a_daemon_that_restarts(tmp_path):
 
 
 def test_a_handler_outlives_the_daemon(tmp_path):
-    """A daemon that restarts while a job is worked on hears that it is done; it is not done again."""
+    """A daemon that restarts while a job is worked on gets the report; the job is not done again."""
 
     async def run():
         server = JournalServer(port=0, node=CommitLoop(tmp_path))
@@ -359,11 +359,11 @@ def test_a_handler_outlives_the_daemon(tmp_path):
         task = asyncio.create_task(worker.work(stop))
         async with await AsyncClient.connect(*server.address) as client:
             await client.call(commands.push("http://h/1"))
-        await until(lambda: began)
+        await eventually(lambda: began)
         await server.stop()
         again = JournalServer(port=server.address[1], node=CommitLoop(tmp_path))
         go_on.set()
-        await until(lambda: ended)
+        await eventually(lambda: ended)
         stop.set()  # the grace is long enough for the report, too
         await again.start()
         await asyncio.wait_for(task, 10)
@@ -383,7 +383,7 @@ async def done_by(worker, uris, *, settings=None):
             await client.call(commands.push(uri))
         stop = asyncio.Event()
         task = asyncio.create_task(worker.work(stop))
-        await until(lambda: worker.done + worker.failed == len(uris))
+        await eventually(lambda: worker.done + worker.failed == len(uris))
         stop.set()
         await task
         return (await client.admin("list"))["jobs"]
@@ -479,7 +479,7 @@ def test_whatever_a_handler_raises_is_its_failure(handler, reason):
 
 
 def test_a_stuck_thread_does_not_keep_the_worker():
-    """After the grace, or at once if told twice, the job is given back and the worker ends."""
+    """After the grace, or at once after a second signal, the job is given back and the worker ends."""
 
     async def run(grace):
         async with daemon() as server, await AsyncClient.connect(*server.address) as client:
@@ -494,7 +494,7 @@ def test_a_stuck_thread_does_not_keep_the_worker():
 
             stop = asyncio.Event()
             task = asyncio.create_task(worker.work(stop))
-            await until(began.is_set)
+            await eventually(began.is_set)
             stop.set()
             await asyncio.sleep(0)
             if grace:

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from journal_support import VIRTA, Clock, daemon, daemon_thread, until
+from journal_support import VIRTA, Clock, daemon, daemon_thread, eventually
 
 from virta.errors import JournalError
 from virta.journal import Client, Worker
@@ -114,7 +114,7 @@ def test_a_failing_handler_leaves_its_traceback_and_is_not_tried_at_once(tmp_pat
                     raise ValueError("boom \udcff" + "x" * 10_000)
 
                 task = asyncio.create_task(worker.work(stop))
-                await until(lambda: worker.failed == 1)
+                await eventually(lambda: worker.failed == 1)
                 stop.set()
                 await task
 

@@ -29,7 +29,7 @@ def test_a_push_needs_a_uri():
 
 
 def test_an_attempt_is_over_at_its_deadline():
-    """A DELETE at the deadline itself acknowledges nothing, whether or not anybody has looked since."""
+    """A DELETE at the deadline itself acknowledges nothing, whether or not any request came since."""
     clock = Clock(T0)
     engine, session = JournalEngine(clock), Session()
     engine.handle(push(), session)

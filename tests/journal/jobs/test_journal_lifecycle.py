@@ -9,10 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from virta.journal.jobs.domain import HEAP_SLACK
 from virta.journal.jobs.domain import DomainSettings as Settings
-from virta.journal.jobs.finished import FINISHED_US
 from virta.journal.jobs.job import DEAD, READY, WORKING, host_of, parse_key
 from virta.journal.jobs.key_index import JobKeys
 from virta.journal.jobs.lifecycle import WORK_DEADLINE_US, Jobs
+from virta.journal.jobs.table import FINISHED_US
 from virta.journal.protocol.messages import RefusedError
 from virta.journal.storage import records as images
 
@@ -410,7 +410,7 @@ def test_kick_makes_delayed_jobs_due():
 
 
 def test_a_merged_state_is_found_in_its_domain():
-    """A later state of the only job of a domain takes its place where workers of that domain look."""
+    """A later state of the only job of a domain replaces it for workers of that domain."""
     jobs = Jobs()
     jobs.push(b"x", b"d", 5, 5)
     known = list(images.job_fields(jobs.entries(b"x")[0]))

@@ -127,7 +127,7 @@ def test_a_clock_that_is_set():
     ],
 )
 def test_the_latest_time(text, time, expected):
-    """The last moment that is not later; 0 if there was none since 1970."""
+    """The last time that is not later; 0 if there was none since 1970."""
     assert CronSchedule(text).latest(time) == expected
 
 
@@ -151,11 +151,11 @@ def test_the_latest_time(text, time, expected):
     ],
 )
 def test_schedules(text, after, expected):
-    """The next moment of a cron expression, in UTC."""
+    """The next time of a cron expression, in UTC."""
     from datetime import UTC, datetime
 
-    def us(moment):
-        return int(datetime.fromisoformat(moment).replace(tzinfo=UTC).timestamp()) * 1_000_000
+    def us(text):
+        return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()) * 1_000_000
 
     assert us(expected) == CronSchedule(text).after(us(after))
 

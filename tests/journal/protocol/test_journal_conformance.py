@@ -43,7 +43,7 @@ CASES |= whole(json.loads((DIRECTORY / "journal-conformance-scenarios.json").rea
 
 
 def structure(message, *, reply):
-    """The same message in the product's words."""
+    """Return the same message as the product's structure."""
 
     def value(part):
         return m.Value(part["value"][0], ref.raw(part["value"][1])) if "value" in part else None
@@ -110,7 +110,7 @@ async def replies(reader):
 
 
 def test_faults():
-    """Streams that cannot be trusted end, without a word or with the one that is due; others go on."""
+    """Malformed streams end, without a reply or with the one that is due; others go on."""
     good = {"function": "NOP", "identifier": 5}
     end = ref.request_bytes({"function": "QUIT", "identifier": 9})
 
@@ -118,18 +118,18 @@ def test_faults():
         reader, writer = await asyncio.open_connection(*server.address)
         after = b"" if case["closed"] else end
         writer.write(ref.request_bytes(good) + bytes.fromhex(case["bytes"]) + after)
-        heard = await replies(reader)
+        received = await replies(reader)
         writer.close()
         await writer.wait_closed()
-        return [(one["identifier"], one.get("error", "").partition(":")[0]) for one in heard]
+        return [(one["identifier"], one.get("error", "").partition(":")[0]) for one in received]
 
     async def run():
         async with daemon(clock=Clock(CLOCK)) as server:
             return [await send(server, case) for case in CASES["faults"]]
 
-    for case, heard in zip(CASES["faults"], asyncio.run(run()), strict=True):
-        told = [(7, case["error"] or "")] if case["error"] or not case["closed"] else []
-        assert heard == [(5, ""), *told, *([] if case["closed"] else [(9, "")])], case["name"]
+    for case, received in zip(CASES["faults"], asyncio.run(run()), strict=True):
+        refusal = [(7, case["error"] or "")] if case["error"] or not case["closed"] else []
+        assert received == [(5, ""), *refusal, *([] if case["closed"] else [(9, "")])], case["name"]
 
 
 class Alone:
@@ -160,7 +160,7 @@ class Alone:
         for request in parser.feed(raw):
             out.append(codec.encode_reply(self.engine.handle(request, session)))
 
-    async def hear(self, name):
+    async def receive(self, name):
         return self._connection(name)[1].pop(0)
 
     async def close(self, name):
@@ -194,7 +194,7 @@ class Daemon:
             self.connections[name] = [*await asyncio.open_connection(*self.server.address), b""]
         self.connections[name][1].write(raw)
 
-    async def hear(self, name):
+    async def receive(self, name):
         connection = self.connections[name]
         while True:
             try:
@@ -217,7 +217,7 @@ class Daemon:
         await writer.wait_closed()
 
 
-def settled(expected, got, now):
+def filled_in(expected, got, now):
     """The expected message, with what the specification leaves open as it is."""
     message = copy.deepcopy(expected)
     message.setdefault("timestamp", now)
@@ -263,7 +263,7 @@ class Player:
         self.identifier += 1
         await self.place.send(name, ref.request_bytes({**message, "identifier": self.identifier}))
         while True:
-            raw = await self.place.hear(name)
+            raw = await self.place.receive(name)
             reply, rest = ref.read_reply(raw)
             assert not rest
             if reply["identifier"] == self.identifier:
@@ -282,17 +282,17 @@ class Player:
         now = place.clock.now = step.get("now", place.clock.now)
         if "hears" in step:
             await self.ask(name, {"function": "NOP"})
-            heard = self.notified.pop(name, [])
-            assert len(heard) == len(step["hears"]), heard
-            for expected, (got, raw) in zip(step["hears"], heard, strict=True):
-                assert ref.reply_bytes(settled(expected, got, now)) == raw, got
+            received = self.notified.pop(name, [])
+            assert len(received) == len(step["hears"]), received
+            for expected, (got, raw) in zip(step["hears"], received, strict=True):
+                assert ref.reply_bytes(filled_in(expected, got, now)) == raw, got
             return
         message = {"timestamp": now, **step["ask"]}
         if message.get("key") == "$cursor":
             message["key"] = self.cursor
         got, raw = await self.ask(name, message)
         self.cursor = got.get("cursor", self.cursor)
-        expected = settled({**step["reply"], "identifier": self.identifier}, got, now)
+        expected = filled_in({**step["reply"], "identifier": self.identifier}, got, now)
         if step["reply"].get("cursor"):
             assert got.get("cursor")
         assert ref.reply_bytes(expected) == raw, (message, got)
@@ -325,7 +325,7 @@ def test_scenarios(place, scenario, tmp_path):
 
 @pytest.mark.parametrize("scenario", CASES["jobs"], ids=lambda s: s["scenario"])
 def test_job_scenarios(scenario):
-    """Scenarios in the words of the job vectors, by hand and drawn by lot from the rules of section 7."""
+    """Scenarios in the form of the job vectors, by hand and random from the rules of section 7."""
 
     async def run():
         clock = Clock()

@@ -11,7 +11,7 @@ import time
 
 import pytest
 from journal_faulty import copies_of
-from journal_support import Daemon, Port, connected, mesh, until
+from journal_support import Daemon, Port, connected, eventually, mesh
 
 from virta.journal import Client
 from virta.journal.protocol import commands
@@ -25,7 +25,7 @@ from virta.journal.serving.embedded import Journal
 COUNT = 5_000
 BATCH = 500
 CAUGHT_UP_S_MAX = 60
-LOOK_S = 0.02
+CHECK_S = 0.02
 
 
 def set_(key, data=b"v", persist=m.PERSIST):
@@ -123,8 +123,8 @@ def test_an_empty_peer_catches_up_although_it_is_killed(tmp_path):
         port = alone.port
     gate = Gate(port, limit=3 * 1024 * 1024)
     known_as = ("--name", "b", "--peer", f"a=127.0.0.1:{gate.port}")
-    daemons, held = [], Port()
-    other = held.number
+    daemons, port = [], Port()
+    other = port.number
     try:
         a = Daemon(tmp_path / "a", "--name", "a", "--peer", f"b=127.0.0.1:{other}", port=port)
         daemons.append(a)
@@ -135,7 +135,7 @@ def test_an_empty_peer_catches_up_although_it_is_killed(tmp_path):
         deadline = time.monotonic() + CAUGHT_UP_S_MAX
         while sum(path.stat().st_size for path in log.rglob("*.puro")) < 1024 * 1024:
             assert time.monotonic() < deadline
-            threading.Event().wait(LOOK_S)
+            threading.Event().wait(CHECK_S)
         b.kill()
         with Journal(log) as half:
             kept = len(half.engine.store)
@@ -147,7 +147,7 @@ def test_an_empty_peer_catches_up_although_it_is_killed(tmp_path):
         for daemon in daemons:
             daemon.kill()
         gate.close()
-        held.close()
+        port.close()
 
     assert 0 < kept < COUNT
     assert ours == theirs
@@ -174,7 +174,7 @@ def test_the_largest_values_are_pulled(tmp_path):
 
 
 def test_what_is_kept_for_an_absent_peer_is_bounded(tmp_path, monkeypatch):
-    """Beyond a limit the spool of a peer that is away is one word: pull. It does, and has everything."""
+    """Beyond a limit the spool of a peer that is away is one request to pull. The peer does, and has everything."""
     monkeypatch.setattr(peers, "AWAY_BYTES_MAX", 20_000)
 
     async def run():
@@ -188,13 +188,13 @@ def test_what_is_kept_for_an_absent_peer_is_bounded(tmp_path, monkeypatch):
                     sizes.append(sum(path.stat().st_size for path in spool.glob("[0-9]*.fjs")))
                 (request,) = RequestParser().feed((spool / PULL_FILE).read_bytes()[18:-1])
                 b = await both.start("b")
-                await until(lambda: not (spool / PULL_FILE).exists() or not pending(spool))
-                await until(lambda: copies_of(a.node.engine) == copies_of(b.node.engine))
+                await eventually(lambda: not (spool / PULL_FILE).exists() or not pending(spool))
+                await eventually(lambda: copies_of(a.node.engine) == copies_of(b.node.engine))
                 return max(sizes), request.key, len(b.node.engine.store)
 
-    largest, word, keys = asyncio.run(run())
+    largest, key, keys = asyncio.run(run())
     assert largest < 25_000
-    assert word == b"pull:a"
+    assert key == b"pull:a"
     assert keys == 100
 
 
@@ -202,22 +202,22 @@ def pending(spool):
     return (spool / PULL_FILE).read_bytes().startswith(b"+")
 
 
-def test_a_daemon_that_is_told_to_pull_does(tmp_path):
+def test_a_daemon_pulls_when_a_peer_requests_it(tmp_path):
     """Without a restart: a peer that could not keep what was missed says so, and is asked for everything."""
 
     async def run():
         async with mesh(tmp_path) as both:
             a, b = await both.start("a"), await both.start("b")
             now = a.node.engine.clock()
-            # As if b had been cut off: nobody tells it of this.
+            # As if b had been cut off: no copy is sent.
             a.node.engine.store.set(b"k", Value(Type.STRING, b"v"), now, now, persist=True)
             async with connected(b) as wire:
-                await wire.ask(Request(Function.NOP, key=b"pull:a"))  # not a peer's word
+                await wire.ask(Request(Function.NOP, key=b"pull:a"))  # not from a peer
                 await wire.ask(Request(Function.NOP, key=b"peer:a"))
                 early = b.node.engine.store.live(b"k", 0)
-                await wire.ask(Request(Function.NOP, key=b"pull:nobody"))
+                await wire.ask(Request(Function.NOP, key=b"pull:unknown"))
                 await wire.ask(Request(Function.NOP, key=b"pull:a"))
-                await until(lambda: b.node.engine.store.live(b"k", 0))
+                await eventually(lambda: b.node.engine.store.live(b"k", 0))
             return early
 
     assert asyncio.run(run()) is None

@@ -30,7 +30,7 @@ def converge(seed):
 
 @pytest.mark.parametrize("start", SEEDS[::SLICE])
 def test_daemons_converge(start):
-    """Whatever messages go through and whoever crashes, all daemons end with the same values, jobs and marks."""
+    """Whatever messages arrive and whichever daemon crashes, all daemons end with the same values, jobs and marks."""
     for seed in range(start, min(start + SLICE, SEEDS.stop)):
         first, *others = converge(seed)
         for engine in (first, *others):

@@ -30,7 +30,7 @@ KEYS = [f"k{number}" for number in range(8)]
 URIS = [f"http://h/{number}" for number in range(8)]
 FURTHER_STEPS_MAX = 5000  # until each kind of fault has happened
 HEALED_S_MAX = 60
-LOOK_S = 0.02  # daemons that are asked all the time have none left to converge in
+CHECK_S = 0.02  # daemons that are asked all the time have none left to converge in
 
 
 def request_size(data):
@@ -138,8 +138,8 @@ class Mesh:
         self.directory = directory
         self.names = names
         self.rng = rng
-        self.held = {name: Port() for name in names}
-        self.ports = {name: port.number for name, port in self.held.items()}
+        self.reserved = {name: Port() for name in names}
+        self.ports = {name: port.number for name, port in self.reserved.items()}
         self.lines = {
             (one, other): Line(self.ports[other], rng)
             for one in names
@@ -150,10 +150,10 @@ class Mesh:
 
     def start(self, name):
         peers = [
-            word
+            argument
             for other in self.names
             if other != name
-            for word in ("--peer", f"{other}=127.0.0.1:{self.lines[name, other].port}")
+            for argument in ("--peer", f"{other}=127.0.0.1:{self.lines[name, other].port}")
         ]
         self.daemons[name] = Daemon(
             self.directory / name, "--name", name, *peers, port=self.ports[name]
@@ -171,7 +171,7 @@ class Mesh:
             daemon.kill()
         for line in self.lines.values():
             line.close()
-        for port in self.held.values():
+        for port in self.reserved.values():
             port.close()
 
 
@@ -257,7 +257,7 @@ def test_daemons_converge_over_bad_lines(names, tmp_path):
             states = [state(client) for client in clients.values()]
             if all(each == states[0] for each in states):
                 break
-            threading.Event().wait(LOOK_S)
+            threading.Event().wait(CHECK_S)
         for client in clients.values():
             client.close()
     except JournalError as error:
@@ -273,8 +273,8 @@ def test_daemons_converge_over_bad_lines(names, tmp_path):
 
 def test_what_a_crash_forgot_comes_back_from_the_spool(tmp_path):
     """A value that need not survive a crash, on its way to a peer: after the crash both have it."""
-    held = {name: Port() for name in "ab"}
-    ports = {name: port.number for name, port in held.items()}
+    reserved = {name: Port() for name in "ab"}
+    ports = {name: port.number for name, port in reserved.items()}
     daemons = {}
 
     def start(name, other):
@@ -293,9 +293,9 @@ def test_what_a_crash_forgot_comes_back_from_the_spool(tmp_path):
                 deadline = time.monotonic() + HEALED_S_MAX
                 while client.get("k") != 7:
                     assert time.monotonic() < deadline
-                    threading.Event().wait(LOOK_S)
+                    threading.Event().wait(CHECK_S)
     finally:
         for each in daemons.values():
             each.kill()
-        for port in held.values():
+        for port in reserved.values():
             port.close()

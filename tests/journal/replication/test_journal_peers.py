@@ -1,4 +1,4 @@
-"""Copies: daemons that hear of each other's changes in any order, twice or late, end up equal."""
+"""Copies: daemons that receive changes in any order, twice or late, end up equal."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from journal_support import (
     Gate,
     Wire,
     connected,
+    eventually,
     mesh,
     turns,
-    until,
 )
 
 from virta.errors import JournalError
@@ -59,16 +59,16 @@ def test_changes_reach_the_peer_and_survive_its_absence(tmp_path):
                 await wire.ask(push(b"http://h/2"))
                 b = await both.start("b")
                 jobs_b = b.node.engine.jobs
-                await until(lambda: len(jobs_b) == 2 and b.node.engine.store.live(b"one", 0))
+                await eventually(lambda: len(jobs_b) == 2 and b.node.engine.store.live(b"one", 0))
                 taken = await wire.ask(Request(Function.NEXT))
                 await wire.ask(Request(Function.DELETE, key=taken.pairs[0].key))
-                await until(lambda: len(jobs_b) == 1)
+                await eventually(lambda: len(jobs_b) == 1)
                 await both.stop("b")
                 await wire.ask(set_(b"two"))
                 await wire.ask(Request(Function.DELETE, key=b"one"))
                 b = await both.start("b")
                 store = b.node.engine.store
-                await until(lambda: store.live(b"two", 0) and not store.live(b"one", 0))
+                await eventually(lambda: store.live(b"two", 0) and not store.live(b"one", 0))
                 return copies_of(a.node.engine) == copies_of(b.node.engine)
 
     assert asyncio.run(run())
@@ -118,7 +118,7 @@ def test_a_new_peer_has_everything_else_too(tmp_path):
             states = sorted(STATE_NAMES[job.state] for job in b.node.engine.jobs.all())
             buried = b.node.engine.store.stored(b"c").tombstone
             await both.stop("a")
-            await until(lambda: b.node.engine.primary)
+            await eventually(lambda: b.node.engine.primary)
             async with connected(b) as wire:
                 done = await wire.ask(Request(Function.DELETE, key=taken[2].key))
             return same, states, buried, bool(done.flags & m.DELETED)
@@ -136,7 +136,7 @@ def test_a_peer_that_was_away_is_pulled_later(tmp_path):
             await a.start()
             async with connected(a) as wire:
                 await wire.ask(set_(b"old"))
-            await until(lambda: b.node.engine.store.live(b"old", 0))
+            await eventually(lambda: b.node.engine.store.live(b"old", 0))
             await a.stop()
 
     asyncio.run(run())
@@ -154,8 +154,8 @@ def test_copies_that_are_not_made_are_an_error(tmp_path):
                 refused = await wire.ask(request)
                 again = await wire.ask(request)  # the same change, still on one daemon only
                 b = await both.start("b")
-                await until(lambda: b.node.engine.store.live(b"k", 0))
-                await until(a.node.peers._links[0].forwarder.drained.is_set)
+                await eventually(lambda: b.node.engine.store.live(b"k", 0))
+                await eventually(a.node.peers._links[0].forwarder.drained.is_set)
                 accepted = await wire.ask(request)
             return refused.error, again.error, accepted.error
 
@@ -175,9 +175,9 @@ def test_copies_are_waited_for(tmp_path):
             plain = await wire.ask(
                 Request(Function.SET, flags=m.OVERWRITE, key=b"ram", value=Value(0, b""))
             )
-            early = list(wire.heard)
+            early = list(wire.received)
             b = await both.start("b")
-            reply = await wire.hear()
+            reply = await wire.receive()
             there = b.node.engine.store.live(b"k", 0) is not None
             await wire.close()
             return plain.error, early, reply.error, bool(reply.flags & m.PERSIST), there
@@ -193,12 +193,12 @@ def test_only_the_primary_hands_out_jobs(tmp_path):
             await both.start("a")
             b = await both.start("b")
             link = b.node.peers._links[0].forwarder
-            await until(lambda: link.connected and not b.node.engine.primary)
+            await eventually(lambda: link.connected and not b.node.engine.primary)
             async with connected(b) as wire:
                 await wire.ask(push(b"http://h/1"))
                 refused = await wire.ask(Request(Function.NEXT))
                 await both.stop("a")
-                await until(lambda: b.node.engine.primary)
+                await eventually(lambda: b.node.engine.primary)
                 taken = await wire.ask(Request(Function.NEXT))
             return refused.error, len(taken.pairs)
 
@@ -224,14 +224,14 @@ def test_bad_peer(text):
     ],
 )
 def test_wrong_copies(peers, options, problem, tmp_path):
-    """Copies that can never be made, and daemons that cannot be told apart, are refused at once."""
+    """Copies that can never be made, and daemons of the same name, are refused at once."""
     others = [Peer(name, "h", 1) for name in peers]
     with pytest.raises(JournalError, match=problem):
         Peers(JournalEngine(Clock()), tmp_path, "a", others, **options)
 
 
 @asynccontextmanager
-async def standing_still():
+async def silent_peer():
     """A port that takes connections and answers nothing."""
     lines = []
     server = await asyncio.start_server(lambda *line: lines.append(line), "127.0.0.1", 0)
@@ -260,11 +260,11 @@ def short_waits(monkeypatch):
 
 
 @pytest.mark.usefixtures("short_waits")
-def test_a_peer_that_stands_still_holds_up_neither_start_nor_stop(tmp_path):
+def test_a_peer_that_does_not_reply_delays_neither_start_nor_stop(tmp_path):
     """It is pulled later, and what it did not acknowledge stays in its spool."""
 
     async def run():
-        async with standing_still() as port, asyncio.timeout(GATE_S_MAX / 2):
+        async with silent_peer() as port, asyncio.timeout(GATE_S_MAX / 2):
             running = beside(tmp_path, port)
             await running.start()
             reply = await running.submit(set_(b"k"))
@@ -276,17 +276,17 @@ def test_a_peer_that_stands_still_holds_up_neither_start_nor_stop(tmp_path):
 
 @pytest.mark.usefixtures("short_waits")
 def test_a_pull_does_not_wait_for_copies_of_what_others_change(tmp_path):
-    """A peer that starts is told everything although a change waits for it; else both would wait."""
+    """A peer that starts gets everything although a change waits for it; else both would wait."""
 
     async def run():
-        async with standing_still() as port:
+        async with silent_peer() as port:
             running = beside(tmp_path, port, copies=2, copies_timeout=3600)
             await running.start()
-            looking = ("export", "stats", "list", "configure")
-            asked = [commands.admin(do, domain="h" * (do == "configure")) for do in looking]
+            reading = ("export", "stats", "list", "configure")
+            asked = [commands.admin(do, domain="h" * (do == "configure")) for do in reading]
             changing = asyncio.create_task(running.submit(set_(b"k")))
-            told = [asyncio.create_task(running.submit(command.request)) for command in asked]
-            found = await asyncio.wait_for(asyncio.gather(*told), GATE_S_MAX)
+            replies = [asyncio.create_task(running.submit(command.request)) for command in asked]
+            found = await asyncio.wait_for(asyncio.gather(*replies), GATE_S_MAX)
             waits = not changing.done()
             changing.cancel()
             await running.stop()
@@ -300,7 +300,7 @@ def test_what_comes_while_the_peers_stop_is_answered(tmp_path):
     """A job taken for good while a node stops is on disk before its directory is released."""
 
     async def run():
-        async with standing_still() as port:
+        async with silent_peer() as port:
             running = beside(tmp_path, port, inline_s_max=-1)
             await running.start()
             await running.submit(commands.push("http://h/1").request)
@@ -315,7 +315,7 @@ def test_what_comes_while_the_peers_stop_is_answered(tmp_path):
 
             running.peers.stop = stopped
             stopping = asyncio.create_task(running.stop())
-            await until(gate.reached.is_set)
+            await eventually(gate.reached.is_set)
             await turns()
             gate.open.set()
             await stopping
@@ -330,14 +330,14 @@ def test_what_comes_while_the_peers_stop_is_answered(tmp_path):
 
 @pytest.mark.usefixtures("short_waits")
 def test_a_pull_asked_for_during_a_stop_is_not_begun(tmp_path):
-    """The word to pull that comes on a line while the peers stop leaves no task behind."""
+    """A request to pull that arrives while the peers stop leaves no task behind."""
 
     async def run():
-        async with standing_still() as port:
+        async with silent_peer() as port:
             running = beside(tmp_path, port)
             await running.start()
             stopping = asyncio.create_task(running.stop())
-            await until(running.peers._stop.is_set)
+            await eventually(running.peers._stop.is_set)
             running.engine.peer_requests.pull("b")
             await stopping
             return len(asyncio.all_tasks())

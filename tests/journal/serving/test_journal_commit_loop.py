@@ -7,7 +7,7 @@ import shutil
 import threading
 import time
 
-from journal_support import GATE_S_MAX, connected, daemon, nop, slow_node, turns, until
+from journal_support import GATE_S_MAX, connected, daemon, eventually, nop, slow_node, turns
 
 from virta.errors import LogSyncError, LogWriteError
 from virta.journal.protocol import commands
@@ -33,7 +33,7 @@ def test_what_came_during_a_failing_fsync_is_not_acknowledged(tmp_path):
     async def run():
         async with slow_node(tmp_path, LogSyncError("EIO")) as (running, gate):
             first = asyncio.create_task(running.submit(set_(b"first")))
-            await until(gate.reached.is_set)
+            await eventually(gate.reached.is_set)
             second = asyncio.create_task(running.submit(set_(b"second")))
             await turns()
             gate.open.set()
@@ -73,18 +73,18 @@ def test_work_that_comes_during_a_commit_wakes_who_waits(tmp_path, monkeypatch):
 
     async def run():
         async with slow_node(tmp_path) as (running, gate):
-            told = []
-            worker = Session(told.append)
+            notified = []
+            worker = Session(notified.append)
             await running.submit(Request(Function.NEXT, flags=m.LISTEN, key=b"h"), worker)
             await turns()
             writing = asyncio.create_task(running.submit(set_(b"k")))
-            await until(gate.reached.is_set)
+            await eventually(gate.reached.is_set)
             await running.submit(commands.push("http://h/1", persist=False).request)
             await turns()
             gate.open.set()
             await writing
-            await until(lambda: told)
-            return told[0].pair.key
+            await eventually(lambda: notified)
+            return notified[0].pair.key
 
     assert asyncio.run(run()) == b"h"
 
@@ -120,7 +120,7 @@ def test_a_stop_while_a_rotation_is_being_finished(tmp_path, monkeypatch):
         await running.start()
         for i in range(6):
             await running.submit(set_(b"%d" % i))
-        await until(first.is_set)
+        await eventually(first.is_set)
         stopping = asyncio.create_task(running.stop())
         await turns()
         go.set()
@@ -151,7 +151,7 @@ def failing(disk, error, times):
 
 
 def test_full_disk_is_refused_and_then_retried(tmp_path, monkeypatch):
-    """While the disk is full persist commands get `disk`; when there is room again all is as it was."""
+    """While the disk is full persist commands get `disk`; when there is space again all is as it was."""
     monkeypatch.setattr("virta.journal.serving.commit_loop.RETRY_AFTER_WRITE_ERROR_S", 3600)
 
     def set_(key):
@@ -207,7 +207,7 @@ def test_slow_disk_does_not_block_reading(tmp_path):
                     )
                 )
             first = await other.ask(Request(Function.GET, key=b"none"))
-            replies = [await wire.hear() for _ in range(20)]
+            replies = [await wire.receive() for _ in range(20)]
             return first, replies
 
     first, replies = asyncio.run(run())

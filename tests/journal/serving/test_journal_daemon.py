@@ -9,7 +9,7 @@ import tracemalloc
 
 import msgspec
 import pytest
-from journal_support import Clock, Wire, connected, daemon, nop, until
+from journal_support import Clock, Wire, connected, daemon, eventually, nop
 from journal_vectors import (
     SCENARIOS,
     delete,
@@ -118,19 +118,19 @@ def test_worked_exchanges(vector):
     assert encode_reply(expected) == encode_reply(reply)
 
 
-def test_listeners_hear_others_only():
-    """A listener is told of every change and of the end of a key, but not of its own changes."""
+def test_listeners_are_notified_of_changes_by_others():
+    """A listener is notified of every change and of the end of a key, but not of its own changes."""
 
     async def run():
         clock = Clock(T0)
         async with (
             daemon(clock=clock) as server,
-            connected(server) as ear,
-            connected(server) as mouth,
+            connected(server) as listener,
+            connected(server) as writer,
         ):
-            await ear.ask(set_(b"sess:7", flags=m.OVERWRITE | m.LISTEN, timestamp=T0 - 9))
-            await ear.ask(set_(b"sess:7", timestamp=T0 - 8))
-            await mouth.ask(
+            await listener.ask(set_(b"sess:7", flags=m.OVERWRITE | m.LISTEN, timestamp=T0 - 9))
+            await listener.ask(set_(b"sess:7", timestamp=T0 - 8))
+            await writer.ask(
                 Request(
                     Function.SET,
                     flags=m.OVERWRITE,
@@ -139,15 +139,15 @@ def test_listeners_hear_others_only():
                     timestamp=T0 - 7,
                 )
             )
-            await mouth.ask(delete(b"sess:7", timestamp=T0 - 6))
-            await mouth.ask(set_(b"sess:7", timestamp=T0 - 5, timeout=T0 + 5))
+            await writer.ask(delete(b"sess:7", timestamp=T0 - 6))
+            await writer.ask(set_(b"sess:7", timestamp=T0 - 5, timeout=T0 + 5))
             clock.now = T0 + 5
-            await mouth.ask(nop())
-            return [await ear.hear() for _ in range(4)]
+            await writer.ask(nop())
+            return [await listener.receive() for _ in range(4)]
 
-    heard = asyncio.run(run())
-    assert {(0, True)} == {(h.identifier, bool(h.flags & m.NOTIFICATION)) for h in heard}
-    assert [(h.timestamp, h.flags & m.DELETED, h.pair.value.type) for h in heard] == [
+    received = asyncio.run(run())
+    assert {(0, True)} == {(h.identifier, bool(h.flags & m.NOTIFICATION)) for h in received}
+    assert [(h.timestamp, h.flags & m.DELETED, h.pair.value.type) for h in received] == [
         (T0 - 7, 0, 1),
         (T0 - 6, m.DELETED, 0),
         (T0 - 5, 0, 2),
@@ -156,19 +156,19 @@ def test_listeners_hear_others_only():
 
 
 def test_next_listens_for_work_earlier_than_announced():
-    """A worker told to wait is woken once when something becomes due before that."""
+    """A worker that waits is woken once when something becomes due before the announced time."""
 
     async def run():
         clock = Clock(T0)
-        async with daemon(clock=clock) as server, connected(server) as ear:
-            await ear.ask(push(b"late", timeout=T0 + 1000, flags=0))
-            reply = await ear.ask(next_(flags=m.LISTEN))
+        async with daemon(clock=clock) as server, connected(server) as listener:
+            await listener.ask(push(b"late", timeout=T0 + 1000, flags=0))
+            reply = await listener.ask(next_(flags=m.LISTEN))
             assert (reply.timeout, reply.pairs) == (T0 + 1000, [])
-            await ear.ask(push(b"soon", timeout=T0 + 10, flags=0))
+            await listener.ask(push(b"soon", timeout=T0 + 10, flags=0))
             clock.now = T0 + 10
-            await ear.ask(nop())
-            woken = await ear.hear()
-            got = await ear.ask(next_())
+            await listener.ask(nop())
+            woken = await listener.receive()
+            got = await listener.ask(next_())
             return woken, got
 
     woken, got = asyncio.run(run())
@@ -176,7 +176,7 @@ def test_next_listens_for_work_earlier_than_announced():
     assert got.pairs[0].value.data == b"soon"
 
 
-class Held(Clock):
+class StoppedClock(Clock):
     """A clock that stands still until `go`, however slow the machine is, and then is as quick as any."""
 
     def __init__(self):
@@ -192,11 +192,11 @@ class Held(Clock):
 
 
 def test_a_lapse_is_seen_by_itself(monkeypatch):
-    """A work deadline that passes is handled at its time, although nobody asks and no tick is near."""
+    """A work deadline that passes is handled at its time, although no request comes and no tick is near."""
     monkeypatch.setattr("virta.journal.serving.commit_loop.TICK_S_MAX", 3600)
 
     async def run():
-        clock = Held()
+        clock = StoppedClock()
         async with daemon(clock=clock) as server, connected(server) as wire:
             await wire.ask(push(b"x", flags=0))
             await wire.ask(next_(timeout=T0 + 150_000))
@@ -205,7 +205,7 @@ def test_a_lapse_is_seen_by_itself(monkeypatch):
             clock.go()
             # Announced for then, so nothing is sent; the timer must have handled the lapse.
             job = server.node.engine.jobs.find(b"x")
-            await until(lambda: job.attempts)
+            await eventually(lambda: job.attempts)
             return clock() - reply.timeout
 
     assert 0 <= asyncio.run(run()) < 3_000_000
@@ -232,7 +232,7 @@ def test_deadlines_on_time_under_load():
     """On a busy daemon a thousand lapses are handled with the first requests after their time."""
 
     async def run():
-        clock = Held()
+        clock = StoppedClock()
         async with daemon(clock=clock) as server, connected(server) as wire:
             for i in range(1_000):
                 wire.send(push(b"http://h/%d" % i, b"", flags=0))
@@ -255,7 +255,7 @@ def test_deadlines_on_time_under_load():
 
 
 def test_removed_on_delivery_is_on_disk(tmp_path):
-    """A job that counts as done when handed out is gone from the log before the reply."""
+    """A job that counts as done when handed out is removed from the log before the reply."""
 
     async def run():
         async with daemon(tmp_path) as server, connected(server) as wire:
@@ -416,15 +416,15 @@ def test_untrustworthy_bytes_end_the_connection(raw, error):
             reader, writer = await asyncio.open_connection(*server.address)
             writer.write(encode_request(nop()) + raw)
             wire = Wire(reader, writer)
-            heard = []
+            received = []
             try:
                 while True:
-                    heard.append(await wire.hear())
+                    received.append(await wire.receive())
             except EOFError:
                 pass
             await wire.close()
             assert (await other.ask(nop())).error == ""
-            return heard
+            return received
 
     _, *rest = asyncio.run(run())
     assert ([] if error is None else [error]) == [r.error.partition(":")[0] for r in rest]
@@ -442,7 +442,7 @@ def test_quit_answers_everything_before(tmp_path):
             replies = []
             try:
                 while True:
-                    replies.append(await wire.hear())
+                    replies.append(await wire.receive())
             except EOFError:
                 pass
             assert server.node.engine.store.live(b"after", 0) is None
@@ -455,7 +455,7 @@ def test_quit_answers_everything_before(tmp_path):
 
 
 def test_many_slow_messages_cost_no_memory():
-    """Connections that announce the largest value and send nothing hold next to nothing."""
+    """Connections that announce the largest value and send nothing cost next to no memory."""
 
     async def run():
         async with daemon() as server:
@@ -562,7 +562,7 @@ def test_marking_in_a_range_is_atomic():
                     )
             for wire in (one, two):
                 for _ in range(4):
-                    taken.extend(pair.key for pair in (await wire.hear()).pairs)
+                    taken.extend(pair.key for pair in (await wire.receive()).pairs)
             last = await one.ask(get(b"w", flags, key2=b"x", count=0, query=m.QUERY_RANGE))
             single = await one.ask(get(b"w00", flags))
             return last, single

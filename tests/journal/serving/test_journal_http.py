@@ -10,7 +10,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from journal_support import slow_node, turns, until
+from journal_support import eventually, slow_node, turns
 
 from virta.journal.serving.commit_loop import CommitLoop
 from virta.journal.serving.http import Handler
@@ -49,7 +49,7 @@ def with_api(tmp_path, use):
 
 
 def test_keys(tmp_path):
-    """Values are put, read, changed, listed and deleted by key; keys may hold slashes and any bytes."""
+    """Values are put, read, changed, listed and deleted by key; keys may contain slashes and any bytes."""
 
     async def use(api):
         for key, value in [
@@ -377,22 +377,22 @@ def test_pages_of_another_size(tmp_path):
     assert with_api(tmp_path, use) == [1, 2, 3]
 
 
-def test_nobody_waits_any_longer(tmp_path):
+def test_a_client_that_disconnects_gets_no_job(tmp_path):
     """A client that left is handed nothing: the job stays for one that is there."""
 
     async def use(api):
-        gone = asyncio.Event()
+        left = asyncio.Event()
         body = json.dumps({"domain": "h", "wait": 20}).encode()
         waiting = asyncio.create_task(
-            api.handler.handle("POST", "/journal/jobs/next", "", body, gone=gone)
+            api.handler.handle("POST", "/journal/jobs/next", "", body, disconnected=left)
         )
         engine = api.handler._node.engine
-        await until(lambda: engine.handled)  # nothing was there, so it waits
-        gone.set()
+        await eventually(lambda: engine.handled)  # nothing was there, so it waits
+        left.set()
         await asyncio.wait_for(waiting, 5)
         await api("POST", "/jobs", {"uri": "http://h/1"})
-        # One that leaves in the very moment gives it back.
-        await api.handler.handle("POST", "/journal/jobs/next", "", body, gone=gone)
+        # One that leaves at that very time gives it back.
+        await api.handler.handle("POST", "/journal/jobs/next", "", body, disconnected=left)
         return (await api("GET", "/jobs/show", query="uri=http://h/1"))[1]
 
     job = with_api(tmp_path, use)
@@ -430,7 +430,7 @@ def test_an_add_by_http_is_one_step(tmp_path):
             adding = asyncio.create_task(
                 handler.handle("POST", f"{path}/add", "", b'{"amount": 5}')
             )
-            await until(gate.reached.is_set)
+            await eventually(gate.reached.is_set)
             deleting = asyncio.create_task(handler.handle("DELETE", path))
             await turns()
             gate.open.set()

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from journal_support import Clock, Daemon, Wire, connected, daemon, nop, until
+from journal_support import Clock, Daemon, Wire, connected, daemon, eventually, nop
 
 from virta.journal import Client
 from virta.journal.protocol import codec
@@ -38,7 +38,7 @@ def test_the_native_module_that_was_built_can_be_loaded():
     assert codec.native_codec is not None
 
 
-# One connection on a transport that records what it is told.
+# One connection on a transport that records its calls.
 
 
 class Transport:
@@ -82,6 +82,7 @@ class Commands:
         self.requests = []
         self.engine = self
         self.closed = []
+        self.after_batch = set()
         self.respond = None
 
     def handle_all(self, requests, session, respond, *, alone):
@@ -263,9 +264,9 @@ def test_partial_sends_keep_the_order():
             wire = await Wire.open(server.address)
             for number in range(len(values)):
                 wire.send(Request(Function.GET, flags=m.DATA, key=b"%d" % number))
-            heard = [(await wire.hear()).pair.value.data for _ in values]
+            received = [(await wire.receive()).pair.value.data for _ in values]
             await wire.close()
-            return heard
+            return received
 
     assert asyncio.run(run()) == values
 
@@ -319,7 +320,7 @@ def test_a_client_that_does_not_read_is_not_read_from_and_then_cut(monkeypatch, 
             with socket.create_connection(server.address) as lazy:
                 lazy.setblocking(False)
                 lazy.send(encode_request(get))
-                await until(lambda: engine.handled >= 2)
+                await eventually(lambda: engine.handled >= 2)
                 asked, before = 1, 0
                 while engine.handled != before + 1:  # until only the other is read from
                     before = engine.handled
@@ -327,14 +328,18 @@ def test_a_client_that_does_not_read_is_not_read_from_and_then_cut(monkeypatch, 
                     asked += 1
                     assert asked < 200
                     assert (await other.ask(nop())).error == ""
-                left = asked * len(encode_reply(large(7)))
-                while left > 0:  # it reads, and everything arrives
-                    left -= len(drained(lazy))
-                    await asyncio.sleep(0.001)
+                received = bytearray()
+                size = asked * len(encode_reply(large(7)))
+
+                def all_received():
+                    received.extend(drained(lazy))
+                    return len(received) >= size
+
+                await eventually(all_received, 60)  # it reads, and everything arrives
             with socket.create_connection(server.address) as greedy:
                 greedy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
                 greedy.sendall(encode_request(get) * 2_000)
-                await until(lambda: "does not read its replies" in caplog.text)
+                await eventually(lambda: "does not read its replies" in caplog.text)
             assert (await other.ask(nop())).error == ""
 
     asyncio.run(run())
@@ -355,10 +360,10 @@ def test_an_unexpected_error_ends_one_connection(monkeypatch, caplog):
             wire.send(Request(Function.GET, key=b"bad"))
             for _ in range(20):
                 other.send(nop())
-            heard = [await other.hear() for _ in range(20)]
+            received = [await other.receive() for _ in range(20)]
             with pytest.raises((EOFError, ConnectionError)):
-                await wire.hear()
-            return {reply.error for reply in heard}, (await other.ask(nop())).error
+                await wire.receive()
+            return {reply.error for reply in received}, (await other.ask(nop())).error
 
     assert asyncio.run(run()) == ({""}, "")
     assert "ZeroDivisionError" in caplog.text
@@ -375,12 +380,12 @@ def test_stopping_ends_every_connection(tmp_path, loop):
             for wire in wires:
                 await wire.ask(nop())
                 wire.send(Request(Function.SET, 9, m.PERSIST, key=b"k", value=LARGE))
-            await until(lambda: server.node.engine.handled >= 10)
+            await eventually(lambda: server.node.engine.handled >= 10)
         for wire in wires:
-            answered = await wire.hear()
+            answered = await wire.receive()
             assert (answered.identifier, answered.error) in [(9, ""), (9, "already-exists")]
             with pytest.raises((EOFError, ConnectionError)):
-                await wire.hear()
+                await wire.receive()
             wire.writer.close()
 
     run_in(run())
@@ -396,7 +401,7 @@ def test_a_client_that_stands_still_does_not_hold_up_a_stop(monkeypatch):
             await other.ask(Request(Function.SET, flags=m.OVERWRITE, key=b"k", value=LARGE))
             lazy = socket.create_connection(server.address)
             lazy.sendall(encode_request(get) * 100)
-            await until(lambda: server.node.engine.handled >= 20)
+            await eventually(lambda: server.node.engine.handled >= 20)
         lazy.close()
 
     asyncio.run(run())

@@ -1,4 +1,4 @@
-"""What was committed is there after any restart, with snapshots taken at any moment."""
+"""What was committed is there after any restart, with snapshots taken at any time."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def state(engine):
 def committed(disk, engine):
     """What the daemon does with every batch."""
     disk.commit(images.drain(engine, engine.clock()) + disk.id_records(engine.jobs.next_id))
-    disk.settled()
+    disk.committed()
 
 
 def random_request(rng, now):
@@ -227,7 +227,7 @@ def crashed(directory, clock):
 
 
 def test_marks_survive_a_crash(tmp_path):
-    """Reserved, extended, claimed and held-back jobs are as they were, and their keys acknowledge."""
+    """Reserved, extended, claimed and waiting jobs are as they were, and their keys acknowledge."""
     clock = Clock(1_000)
     disk, engine = crashed(tmp_path, clock)
     jobs = engine.jobs
@@ -294,7 +294,7 @@ def test_disk_use_follows_live_data(tmp_path, monkeypatch):
                         )
                     )
                 for _ in range(20):
-                    await wire.hear()
+                    await wire.receive()
                 if server.node._rotation is not None:
                     await server.node._rotation
             return sum(p.stat().st_size for p in tmp_path.rglob("*") if p.is_file())
@@ -303,7 +303,7 @@ def test_disk_use_follows_live_data(tmp_path, monkeypatch):
 
 
 def test_one_owner(tmp_path):
-    """A second process is told that the journal is in use."""
+    """A second process gets the error that the journal is in use."""
     first = Persistence(tmp_path)
     code = (
         "import sys, pathlib; from virta.journal.storage.directory import Persistence\n"
@@ -334,7 +334,7 @@ def test_missing_generation_is_refused(tmp_path):
 
 
 def test_a_full_disk_at_the_start_is_said(tmp_path, monkeypatch):
-    """The error names the journal and what is wrong, and all is there once there is room."""
+    """The error names the journal and what is wrong, and all is there once there is space."""
     with Journal(tmp_path) as journal:
         journal.set("k", "v")
 

@@ -79,7 +79,7 @@ def state(engine):
 def committed(disk, engine):
     """What the daemon does with every batch."""
     disk.commit(images.drain(engine, engine.clock()) + disk.id_records(engine.jobs.next_id))
-    disk.settled()
+    disk.committed()
 
 
 def crashed(directory, clock):

@@ -6,7 +6,7 @@ from virta.journal.storage.spill import PIECE_BYTES_MIN, FileSpill
 
 
 def test_spill_reuses_its_space(tmp_path):
-    """Freed pieces are used again, so the file stays as large as its fullest moment."""
+    """Freed pieces are used again, so the file stays as large as it was when fullest."""
     spill = FileSpill(tmp_path)
     for _ in range(50):
         handles = {spill.put(bytes([i]) * (i * 7 + 1)): i for i in range(40)}

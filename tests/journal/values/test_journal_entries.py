@@ -19,7 +19,7 @@ T0 = 1_700_000_000_000_000
     ("expiring", "other", "expected"),
     [(b"z", b"a", None), (b"a", b"z", b"z"), (b"z" * 300, b"a" * 300, None)],
 )
-def test_two_values_of_one_moment_one_of_which_expires(expiring, other, expected, tmp_path):
+def test_two_values_of_one_timestamp_one_of_which_expires(expiring, other, expected, tmp_path):
     """The larger wins, in whatever order they arrive, also if it is over by then or the daemon restarted."""
 
     def put(journal, data, expires=None):
@@ -44,7 +44,7 @@ def test_two_values_of_one_moment_one_of_which_expires(expiring, other, expected
 
 
 def test_values_beyond_memory_are_on_disk(tmp_path):
-    """What was not used for longest goes to disk and is read from there; the bound holds."""
+    """What was not used for longest goes to disk and is read from there; memory stays within its limit."""
     memory = 400_000
     with Journal(tmp_path, memory_bytes_max=memory) as journal:
         for i in range(100):
@@ -82,7 +82,7 @@ def test_tombstones_end_on_disk_too(tmp_path):
         assert journal.get("k") == "old"
 
 
-def test_what_is_gone_is_not_said_to_be_on_disk(tmp_path):
+def test_a_late_set_is_not_reported_as_persistent(tmp_path):
     """A SET that came too late is answered with the deletion it lost against, without persist (3.2)."""
 
     async def run():

@@ -64,13 +64,13 @@ def test_keys_that_differ_late_have_longer_cursors():
     assert CURSOR_BYTES < longest < 500
 
 
-def test_a_cursor_goes_on_where_keys_have_gone():
+def test_a_cursor_continues_after_removed_keys():
     """The last key, the next key and the end of the range may be deleted between two pages."""
     keys = [b"%02d" % i + b"-" * 300 for i in range(30)]
     engine = filled(keys)
     page = engine.handle(get(keys[0], key2=keys[20], count=5, query=m.QUERY_RANGE), Session())
-    for gone in (4, 5, 20):
-        engine.store.delete(keys[gone], 5, 10)
+    for removed in (4, 5, 20):
+        engine.store.delete(keys[removed], 5, 10)
     engine.store.set(b"05" + b"." * 9, Value(Type.STRING, b"new"), 5, 10)
     rest, _ = walk(engine, get(page.cursor, query=m.QUERY_CURSOR, count=100))
 
@@ -116,7 +116,7 @@ def test_the_key_before():
     ],
 )
 def test_prefixes_of_patterns(pattern, prefix):
-    """What an anchored pattern begins with bounds the keys that are looked at."""
+    """The prefix of an anchored pattern bounds the keys that are read."""
     assert literal_prefix(pattern) == prefix
 
 

@@ -226,7 +226,7 @@ def test_one_value_under_several_keys():
 
 
 def test_locks_bind_others_only():
-    """A locked value can be read by all and changed by its owner, until the time or the owner is gone."""
+    """A locked value can be read by all and changed by its owner, until its time passes or the owner disconnects."""
     store = Store()
     owner, other = object(), object()
     store.set(b"k", text(b"1"), 1, 10)
@@ -292,7 +292,7 @@ def test_touch_extends_and_never_shortens():
 
 
 def test_touch_does_not_leave_the_range_of_times():
-    """A ttl without reason gives the last moment there is."""
+    """A ttl without reason gives the largest time there is."""
     store = Store()
     store.set(b"k", text(b""), 1, 0, expires=100)
     entry = store.live(b"k", 0)

@@ -15,8 +15,6 @@ from virta.journal.protocol.messages import PORT
 from virta.journal.protocol.methods import AwaitedMethods
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from virta.errors import JournalError
     from virta.journal.protocol.commands import Command
     from virta.journal.protocol.messages import Reply, Request
@@ -99,12 +97,7 @@ class AsyncClient(AwaitedMethods, asyncio.Protocol):
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     # Called by asyncio.

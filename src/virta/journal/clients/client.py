@@ -28,7 +28,6 @@ from virta.journal.protocol.methods import BlockingMethods
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import TracebackType
 
     from virta.journal.protocol.commands import Command
 
@@ -139,12 +138,7 @@ class Client(BlockingMethods):
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _send(self, data: bytes, receive: Callable[[], None] | None = None) -> None:

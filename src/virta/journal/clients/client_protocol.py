@@ -66,7 +66,7 @@ class ClientProtocol(Generic[T]):
         return encoded
 
     def receive(self, data: bytes) -> list[tuple[T, Reply]]:
-        """Return the tokens and replies that some bytes complete; late replies to nobody are dropped."""
+        """Return the tokens and replies that some bytes complete; replies to calls that timed out are dropped."""
         answered = []
         for reply in self._parser.feed(data):
             if not reply.identifier:
@@ -79,7 +79,7 @@ class ClientProtocol(Generic[T]):
 def connection_lost(reason: object) -> JournalError:
     """Return the error of a call whose connection ended."""
     return JournalError(
-        f"the connection to the journal is gone ({reason}); what was not answered is in doubt",
+        f"the connection to the journal was lost ({reason}); unanswered commands may or may not have been executed",
         code="disconnected",
     )
 

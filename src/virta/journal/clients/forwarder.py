@@ -36,18 +36,18 @@ RETRY_S_MIN = 0.1
 RETRY_S_MAX = 30.0
 # A daemon that does not answer for so long is asked again on another connection.
 ANSWER_S_MAX = 30.0
-# Told to stop, replies that are on their way are waited for so long.
+# How long a stop waits for replies that are on their way.
 STOP_S_MAX = 5.0
-LOOK_S = 1.0  # PING and inotify are hints; this is the promise
+CHECK_S = 1.0  # the longest delay: PING and inotify are only hints
 _IN_MODIFY_CREATE = 0x00000002 | 0x00000100
 
 
 class Forwarder:
     """
-    `await run(stop)` until told to stop; `drained` is set whenever nothing is pending.
+    `await run(stop)` until `stop` is set; `drained` is set whenever nothing is pending.
 
     `hello` is sent first on every connection; `acknowledged(file name, end of record)` is called for
-    each record a daemon has taken. `retry_s_max` bounds the doubling pause before another connection.
+    each record that a daemon has accepted. `retry_s_max` bounds the doubling pause before another connection.
     """
 
     def __init__(
@@ -76,29 +76,29 @@ class Forwarder:
         files.make_directory(directory)
 
     async def run(self, stop: asyncio.Event) -> None:
-        with contextlib.ExitStack() as held:
-            held.callback(os.close, _claim(self.directory))
-            self._listen(held)
-            held.callback(self.forget_files)
+        with contextlib.ExitStack() as cleanup:
+            cleanup.callback(os.close, _claim(self.directory))
+            self._listen(cleanup)
+            cleanup.callback(self.forget_files)
             await self._run_until(stop)
 
-    def _listen(self, held: contextlib.ExitStack) -> None:
-        """Hear of what is written, until `held` is let go."""
+    def _listen(self, cleanup: contextlib.ExitStack) -> None:
+        """Wake up when something is written, until `cleanup` is closed."""
         loop = asyncio.get_running_loop()
         ping = _ping_socket(self.directory)
         if ping is not None:
-            held.callback((self.directory / PING_SOCKET).unlink, missing_ok=True)
-            held.callback(ping.close)
+            cleanup.callback((self.directory / PING_SOCKET).unlink, missing_ok=True)
+            cleanup.callback(ping.close)
         watch = _inotify(self.directory)
         if watch >= 0:
-            held.callback(os.close, watch)
+            cleanup.callback(os.close, watch)
         for descriptor in (ping.fileno() if ping else -1, watch):
             if descriptor >= 0:
                 loop.add_reader(descriptor, self._woken, descriptor)
-                held.callback(loop.remove_reader, descriptor)
+                cleanup.callback(loop.remove_reader, descriptor)
 
     async def _run_until(self, stop: asyncio.Event) -> None:
-        """Told to stop, it hears the replies that are on their way, but waits for no daemon that is away or stuck."""
+        """Run until `stop` is set; then wait for replies on their way, but not for a daemon that is away or stuck."""
         running = asyncio.create_task(self._run(stop))
         stopping = asyncio.create_task(stop.wait())
         try:
@@ -130,13 +130,13 @@ class Forwarder:
                         self._waits.reset()
                     self.connected = True
                     await self._forward(client, stop)
-            except (JournalError, OSError) as error:  # the line, the time it took, or the disk
+            except (JournalError, OSError) as error:  # the connection, a timeout, or the disk
                 failure = error
             self.connected = False
             self.drained.clear()
             for file in self._files.values():
                 file.rewind()
-            # New records do not shorten this: they would make it a busy loop, and the delay grow unslept.
+            # New records do not shorten this: it would be a busy loop.
             wait = self._waits.next()
             if failure is not None:
                 # A warning once, then information: a forwarder may wait for days.
@@ -152,7 +152,7 @@ class Forwarder:
             if not batch:
                 self._clean()
                 self.drained.set()
-                await _set_within(self._wake, LOOK_S)
+                await _set_within(self._wake, CHECK_S)
                 if not client.connected:
                     return
                 continue
@@ -162,14 +162,14 @@ class Forwarder:
                     *(client.request(_request(record)) for _, record in batch),
                     return_exceptions=True,
                 )
-            # A line that broke in between: what was answered before need not be sent again.
+            # If the connection broke: what was answered before need not be sent again.
             outcomes = [
-                self._settle(file, record, reply)
+                self._end(file, record, reply)
                 for (file, record), reply in zip(batch, replies, strict=True)
                 if not isinstance(reply, BaseException)
             ]
             if outcomes:
-                self._waits.reset()  # the daemon is there, and so is the line
+                self._waits.reset()  # the daemon replies
             for reply in replies:
                 if isinstance(reply, BaseException):
                     raise reply
@@ -177,12 +177,12 @@ class Forwarder:
                 return
 
     def _pending(self) -> list[tuple[SpoolFile, Spooled]]:
-        """The oldest records not yet sent, in order."""
+        """Return the oldest records not yet sent, in order."""
         batch: list[tuple[SpoolFile, Spooled]] = []
         for path in sorted(self.directory.glob("[0-9]*.fjs")):
             file = self._files.get(path.name)
             if file is not None and not file.current:
-                file.close()  # somebody else took it away, and there is another of that name
+                file.close()  # another process removed it, and there is another of that name
                 file = None
             if file is None:
                 file = self._files[path.name] = SpoolFile(path)
@@ -192,12 +192,12 @@ class Forwarder:
         return batch
 
     def forget_files(self) -> None:
-        """Somebody took them away; not while `connected`."""
+        """Close all files, after they were removed; not while `connected`."""
         for file in self._files.values():
             file.close()
         self._files.clear()
 
-    def _settle(self, file: SpoolFile, record: Spooled, reply: Reply) -> bool:
+    def _end(self, file: SpoolFile, record: Spooled, reply: Reply) -> bool:
         """Erase, reject or keep a record as its reply says; False if it has to be sent again."""
         code = reply.error.partition(":")[0]
         if code in RETRY_CODES:
@@ -237,14 +237,14 @@ class Forwarder:
 
 
 async def _set_within(event: asyncio.Event, seconds: float) -> None:
-    """Until it is set, so long at most. Not `wait_for`, which may swallow being cancelled in that moment."""
+    """Wait for an event, so long at most. Not `wait_for`, which may swallow a cancellation at that time."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
 
 
 def _request(record: Spooled) -> Request:
-    """The spooled message; one that does not parse is sent as what it is not: refused for good."""
+    """Return the spooled request; for one that does not parse, a request that is refused for good."""
     messages = RequestParser().feed(record.message)
     return messages[0] if len(messages) == 1 else Request(function=0xFFFF)
 
@@ -254,12 +254,12 @@ def _claim(directory: Path) -> int:
         return files.lock_file(directory / "forwarder.lock")
     except BlockingIOError as error:
         raise JournalError(
-            f"another forwarder works on {directory}; one per spool is enough", code="spool-in-use"
+            f"another forwarder uses {directory}; run one per spool", code="spool-in-use"
         ) from error
 
 
 def _ping_socket(directory: Path) -> socket.socket | None:
-    """None where the path is too long for a Unix socket: then looking every second has to do."""
+    """Return the socket for wake-ups, None if the path is too long: then files are checked every CHECK_S."""
     path = directory / PING_SOCKET
     path.unlink(missing_ok=True)
     ping = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
@@ -273,7 +273,7 @@ def _ping_socket(directory: Path) -> socket.socket | None:
 
 
 def _inotify(directory: Path) -> int:
-    """A descriptor that becomes readable when a file in the directory changes, or -1."""
+    """Return a descriptor that becomes readable when a file in the directory changes, or -1."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         descriptor: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,5 +1,5 @@
 """
-Requests kept in files until a daemon has them: nothing is lost while it is away.
+Requests stored in files until a daemon has them: nothing is lost while it is away.
 
 A directory with one append-only file per hour, `YYYYMMDDHH.fjs` (UTC), of records:
 
@@ -46,7 +46,6 @@ from virta.journal.protocol.rules import CLOCK_SKEW_US_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-    from types import TracebackType
 
 HEAD_BYTES = 18
 MESSAGE_BYTES_MAX = VALUE_DATA_BYTES_MAX + 2 * KEY_BYTES_MAX + 64
@@ -55,9 +54,9 @@ REJECTED = "rejected.fjs"
 PING_SOCKET = "ping.sock"
 STAMP = "stamp"  # the last timestamp, 20 digits
 STAMP_DIGITS = 20
-# Its lock is held for microseconds; who holds it for so long was stopped, perhaps for hours.
+# Its lock is needed for microseconds; a process that has it for longer was stopped, perhaps for hours.
 STAMP_PATIENCE_S = 1.0
-# A clock that lags a little must not find its file gone.
+# The file of a process whose clock lags a little must still exist.
 DELETE_AFTER_HOUR_S = 300
 # Those whose repetition is harmless: a resent RENAME would report a missing key.
 SPOOLED = frozenset({Function.SET, Function.DELETE, Function.PUSH})
@@ -84,16 +83,16 @@ def encode_record(message: bytes) -> bytes:
 
 def scan(data: bytes, base: int = 0, *, more: bool = False) -> Iterator[Spooled]:
     """
-    Whole records in `data`, which starts at position `base` of its file.
+    Yield the complete records in `data`, which starts at position `base` of its file.
 
-    If there is `more` behind it, a record that may go on there ends the scan: what looks like records inside
-    of it may be its content.
+    If there is `more` behind it, a record that may continue there ends the scan: apparent records inside of it
+    may be its content.
     """
     at = 0
     while at < len(data):
         record = _record_at(data, at, base)
         if record is None:
-            if more and _goes_on(data, at):
+            if more and _continues(data, at):
                 return
             following = _HEAD.search(data, at + 1)
             if following is None:
@@ -104,7 +103,7 @@ def scan(data: bytes, base: int = 0, *, more: bool = False) -> Iterator[Spooled]
         at = record.end - base
 
 
-def _goes_on(data: bytes, at: int) -> bool:
+def _continues(data: bytes, at: int) -> bool:
     """Whether a record begins here that ends behind the data."""
     if _HEAD.match(data, at) is None:
         return False
@@ -147,7 +146,7 @@ class Spool:
         if not request.key:
             raise RefusedError("key-missing")
         if request.function == Function.PUSH and not request.key2:
-            host_of(request.key)  # better known now than found among what was rejected
+            host_of(request.key)  # refuse it now instead of rejecting it later
         if not request.timestamp:
             request.timestamp = self._stamp()
         self.append(encode_request(request), sync=bool(request.flags & PERSIST))
@@ -174,7 +173,7 @@ class Spool:
         return stamp
 
     def append(self, *messages: bytes, sync: bool) -> tuple[str, list[int]]:
-        """Add records with one write; the file's name and the end of each record in it."""
+        """Add records with one write; return the file's name and the end of each record in it."""
         records = [encode_record(message) for message in messages]
         while True:
             path = self.directory / time.strftime("%Y%m%d%H.fjs", time.gmtime())
@@ -187,7 +186,7 @@ class Spool:
                 end = os.lseek(descriptor, 0, os.SEEK_CUR)
                 if sync:
                     os.fdatasync(descriptor)
-                    # Whoever wrote the first record may not have come to that yet, or never will.
+                    # The writer of the first record may not have synced the directory yet, or died.
                     if self._named != path.name or end == sum(map(len, records)):
                         files.sync_directory(self.directory)
                         self._named = path.name
@@ -204,7 +203,7 @@ class Spool:
             raise RefusedError("disk", f"{path} took {written} of {len(record)} bytes")
 
     def _wake(self) -> None:
-        """A hint: the forwarder looks by itself, too."""
+        """Wake the forwarder, which also checks by itself."""
         try:
             self._ping.sendto(b"PING", str(self.directory / PING_SOCKET))
         except OSError:
@@ -216,12 +215,7 @@ class Spool:
     def __enter__(self) -> Spool:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -239,16 +233,16 @@ class SpoolFile:
         return _names(self.path, self._descriptor)
 
     def read(self, count: int) -> list[Spooled]:
-        """Up to `count` further pending records; few bytes are looked at, however long the file."""
+        """Return up to `count` further pending records; reads few bytes, however long the file."""
         return self._read(count, self._read_tail)
 
     def _read(self, count: int, tail: Callable[[], list[Spooled]]) -> list[Spooled]:
         found: list[Spooled] = []
         while len(found) < count:
             left = os.fstat(self._descriptor).st_size - self._position
-            records = self._look(READ_BYTES, more=True) if left > 0 else []
+            records = self._scan(READ_BYTES, more=True) if left > 0 else []
             if not records and left > READ_BYTES:
-                records = self._look(LARGE_BYTES, more=True)
+                records = self._scan(LARGE_BYTES, more=True)
             if not records and left >= LARGE_BYTES:
                 self._position += RECORD_BYTES_MAX  # damage larger than any record
                 continue
@@ -264,21 +258,21 @@ class SpoolFile:
                     found.append(record)
         return found
 
-    def _look(self, size: int, *, more: bool) -> list[Spooled]:
+    def _scan(self, size: int, *, more: bool) -> list[Spooled]:
         data = os.pread(self._descriptor, size, self._position)
         return list(scan(data, self._position, more=more))
 
     def _read_tail(self) -> list[Spooled]:
-        """What follows a record without its end is looked at if nobody is just writing that end."""
+        """Read what follows an incomplete record, unless a writer is just completing it."""
         if not self._exclude_writers():
             return []
         try:
-            return self._look_at_tail()
+            return self._scan_tail()
         finally:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
-    def _look_at_tail(self) -> list[Spooled]:
-        return self._look(LARGE_BYTES, more=False)
+    def _scan_tail(self) -> list[Spooled]:
+        return self._scan(LARGE_BYTES, more=False)
 
     def _exclude_writers(self) -> bool:
         try:
@@ -295,7 +289,7 @@ class SpoolFile:
         self._position = 0
 
     def remove_if_done(self, now: float) -> bool:
-        """Delete the file if its hour is over and nothing in it is pending; True if it is gone."""
+        """Delete the file if its hour is over and nothing in it is pending; True if it is deleted."""
         try:
             hour = time.strptime(self.path.name, "%Y%m%d%H.fjs")
         except ValueError:
@@ -305,10 +299,10 @@ class SpoolFile:
         if not self._exclude_writers():
             return False
         try:
-            if self._read(1, self._look_at_tail):
+            if self._read(1, self._scan_tail):
                 self.rewind()
                 return False
-            # Else somebody took it away, and what has its name now is another one.
+            # Else another process removed it, and its name belongs to another file.
             if self.current:
                 self.path.unlink()
             return True
@@ -329,7 +323,7 @@ def _names(path: Path, descriptor: int) -> bool:
     return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
 
 
-def _utc(moment: time.struct_time) -> float:
+def _utc(hour: time.struct_time) -> float:
     import calendar  # noqa: PLC0415  (only for files that are an hour old)
 
-    return calendar.timegm(moment)
+    return calendar.timegm(hour)

@@ -1,5 +1,5 @@
 """
-A loop that does jobs: takes them, keeps them alive while they are worked on, and reports how it went.
+A loop that does jobs: reserves them, extends their deadlines while they run, and reports the outcome.
 
     worker = Worker()
 
@@ -9,9 +9,9 @@ A loop that does jobs: takes them, keeps them alive while they are worked on, an
 
     worker.run()
 
-Invariant: every job taken ends in exactly one of done (the handler returned), failed (it raised) or
-given back (the worker stopped first); if the worker dies, its deadline gives the job back. Handlers
-outlive the connection: a daemon that is away hears how it went when it is back.
+Invariant: every reserved job ends in exactly one of done (the handler returned), failed (it raised) or
+given back (the worker stopped first); if the worker dies, the deadline ends the attempt. Handlers
+outlive the connection: a daemon that was away gets the report when it is back.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ log = logging.getLogger("virta.journal.worker")
 WORK_FOR_S = 60.0
 # A heartbeat may come late or get lost twice before the deadline passes.
 HEARTBEATS_PER_DEADLINE = 3
-# Asked anyway after so long, should a wake-up have gone astray.
+# Jobs are requested after so long even without a wake-up.
 IDLE_S_MAX = 5.0
-# A line that broke is noticed within this, also by a worker that waits.
-LOOK_S = 1.0
+# A broken connection is noticed within this, also by a worker that waits.
+CHECK_S = 1.0
 RETRY_S_MIN = 0.1
 RETRY_S_MAX = 10.0
 REASON_CHARS_MAX = 500
@@ -69,7 +69,7 @@ class Worker:
     Args:
         concurrency: jobs worked on at a time, all domains together.
         work_for: seconds until a job counts as lapsed; extended for as long as its handler runs.
-        grace: seconds that running handlers get when the worker is told to stop.
+        grace: seconds that running handlers get when the worker stops.
         max_attempts: failed attempts until a job is dead, if fewer than its domain allows (None: the domain's).
         retry_delay: seconds until a failed job is tried again, doubled each time up to `retry_delay_max`
             and up to a quarter shorter (None: the domain's).
@@ -126,9 +126,7 @@ class Worker:
         """
 
         def register(handler: H) -> H:
-            name = (
-                domain.encode().lower()
-            )  # as the daemon does: of letters beyond ASCII there is one case
+            name = domain.encode().lower()  # ASCII letters only, as the daemon does
             if name in self._handlers:
                 raise JournalError(
                     f"domain {domain!r} has a handler already", code="handler-exists"
@@ -144,12 +142,12 @@ class Worker:
         async def main() -> None:
             stop = asyncio.Event()
 
-            def told() -> None:
+            def on_signal() -> None:
                 (self._hurry if stop.is_set() else stop).set()
 
             if threading.current_thread() is threading.main_thread():
                 for number in (signal.SIGINT, signal.SIGTERM):
-                    asyncio.get_running_loop().add_signal_handler(number, told)
+                    asyncio.get_running_loop().add_signal_handler(number, on_signal)
             await self.work(stop)
 
         asyncio.run(main())
@@ -166,7 +164,7 @@ class Worker:
         try:
             await asyncio.wait({line, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if line.done():
-                line.result()  # it ends by a fault only
+                line.result()  # it ends by an exception only
             self._wake.set()
             await self._finish()
         finally:
@@ -178,9 +176,9 @@ class Worker:
                 await asyncio.wait({line, stopped})
 
     async def _give_all_back(self) -> None:
-        """What is running, and what is just being handed out: on the line that is still there."""
+        """Return running jobs, and those of a NEXT on its way, on the connection that is still open."""
         self._over = True
-        await asyncio.sleep(0)  # a task that is cancelled before it began would not say a word
+        await asyncio.sleep(0)  # a task that is cancelled before it began would report nothing
         for task in self._running:
             task.cancel()
         if self._running:
@@ -192,7 +190,7 @@ class Worker:
             await asyncio.wait(self._running)
 
     async def _keep_line(self, stop: asyncio.Event) -> None:
-        """A connection, again and again, and jobs taken on it until told to stop."""
+        """Connect, and again after every loss, and request jobs until `stop` is set."""
         waits = Backoff(RETRY_S_MIN, RETRY_S_MAX)
         while True:
             problem = ""
@@ -231,7 +229,7 @@ class Worker:
         return (commands.own_time() + self._ahead_us) / 1e6
 
     async def _work(self, client: AsyncClient, stop: asyncio.Event) -> AsyncIterator[None]:
-        """Ask for jobs until the line breaks; a step for every time that was answered."""
+        """Request jobs until the connection breaks; yield after each reply."""
         listening = asyncio.create_task(self._listen(client))
         try:
             while client.connected:
@@ -251,22 +249,22 @@ class Worker:
             listening.cancel()
 
     async def _rest(self, client: AsyncClient, seconds: float) -> None:
-        """Until woken, so long at most; less if the line breaks."""
+        """Wait until woken, so long at most; less if the connection breaks."""
         end = time.monotonic() + min(max(seconds, 0.001), IDLE_S_MAX)
         while client.connected and (left := end - time.monotonic()) > 0:
-            # Not `wait_for`, which may swallow being cancelled in the moment it is woken.
+            # Not `wait_for`, which may swallow a cancellation while it is woken.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left, LOOK_S)):
+                async with asyncio.timeout(min(left, CHECK_S)):
                     await self._wake.wait()
                 return
 
     async def _take(self, client: AsyncClient) -> float | None:
-        """Fill the free places; when there is more to do, None if nobody knows."""
+        """Reserve as many jobs as may run; return when to ask again, None if unknown."""
         again: float | None = None
         free = self._concurrency - len(self._running)
         for domain in self._domains():
             if free <= 0 or self._over:
-                return None  # woken as soon as a place is free
+                return None  # woken as soon as a job ends
             command = commands.next_(
                 domain, count=min(free, TAKE_MAX), work_for=self._work_for, listen=True
             )
@@ -284,7 +282,7 @@ class Worker:
         return again
 
     def _domains(self) -> list[bytes]:
-        """What to ask for: everything if there is a handler for it, else each domain first in its turn."""
+        """Return the domains to request: all of them if there is a handler for that, else each first in turn."""
         if b"" in self._handlers:
             return [b""]
         names = list(self._handlers)
@@ -308,7 +306,7 @@ class Worker:
         try:
             await _called(handler, lease)
         except (Exception, SystemExit, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and _told_to_end():
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                 await self._give_back(lease)
                 raise
             log.warning("job_failed uri=%s %s", lease.uri.decode(errors="replace"), _reason(error))
@@ -330,7 +328,7 @@ class Worker:
         return commands.fail(lease.key, _reason(error), delay=delay, traceback=text, dead=last)
 
     async def _report(self, command: commands.Command[Any]) -> bool:
-        """Until the daemon has heard it: who works on what outlives the daemon, too. False: too late."""
+        """Repeat a report until the daemon has it, as leases survive its restart; return False if it is too late."""
         while True:
             await self._online.wait()
             assert self._client is not None
@@ -338,7 +336,7 @@ class Worker:
                 await self._client.call(command)
             except RefusedError as refused:
                 if refused.code not in RETRY_CODES:
-                    # The deadline had passed: the job is somebody else's by now.
+                    # The deadline had passed: another worker may have the job by now.
                     log.warning("job_report_refused %s", refused.message)
                     return False
                 log.warning("job_report_waits %s", refused.message)
@@ -350,7 +348,7 @@ class Worker:
             await asyncio.sleep(RETRY_S_MIN)
 
     async def _give_back(self, lease: Lease) -> None:
-        """If the daemon is there; else the job's deadline does it."""
+        """Return a job to the queue if the daemon is there; else its deadline does."""
         if self._client is not None and self._online.is_set():
             with contextlib.suppress(JournalError, TimeoutError):
                 async with asyncio.timeout(GIVE_BACK_S_MAX):
@@ -369,10 +367,10 @@ class Worker:
                     log.warning("job_lost uri=%s %s", lease.uri.decode(errors="replace"), refused)
                     return
             except JournalError:
-                self._wake.set()  # the line is broken
+                self._wake.set()  # the connection is broken
 
     async def _finish(self) -> None:
-        """Let running handlers end within the grace, those of jobs that are just being handed out too."""
+        """Let running handlers end within the grace, those of jobs of a NEXT on its way, too."""
         hurry = asyncio.create_task(self._hurry.wait())
         asked = asyncio.create_task(self._asked.wait())
         end = time.monotonic() + self._grace
@@ -390,7 +388,7 @@ class Worker:
 
 
 async def _called(handler: Handler, lease: Lease) -> None:
-    """A coroutine in the loop, anything else in a thread; what that returns to be awaited is."""
+    """Run a coroutine function in the loop, anything else in a thread; await an awaitable result."""
     result = handler(lease) if inspect.iscoroutinefunction(handler) else None
     if result is None:
         result = await _in_thread(handler, lease)
@@ -400,15 +398,15 @@ async def _called(handler: Handler, lease: Lease) -> None:
 
 async def _in_thread(handler: Handler, lease: Lease) -> Any:
     """
-    A thread per job, that ends with the process: one that is stuck does not keep a worker from ending.
+    Run a handler in a daemon thread of its own: one that is stuck does not keep a worker from ending.
 
-    (The loop's own pool has fewer threads than a worker may have places, and is waited for.)
+    (The loop's own pool may have fewer threads than a worker runs jobs, and is waited for.)
     """
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[Any] = loop.create_future()
     context = contextvars.copy_context()
 
-    def settle(result: Any, error: BaseException | None) -> None:
+    def set_outcome(result: Any, error: BaseException | None) -> None:
         if outcome.done():
             return
         if error is None:
@@ -423,19 +421,19 @@ async def _in_thread(handler: Handler, lease: Lease) -> Any:
             result = context.run(handler, lease)
         except StopIteration as stop:  # cannot be raised into a coroutine
             error = RuntimeError(f"the handler raised {stop!r}")
-        except BaseException as raised:  # noqa: BLE001  (whatever it is, it is that job's failure)
+        except BaseException as raised:  # noqa: BLE001  (any exception is a failure of the job)
             error = raised
         with contextlib.suppress(RuntimeError):  # the worker ended before
-            loop.call_soon_threadsafe(settle, result, error)
+            loop.call_soon_threadsafe(set_outcome, result, error)
 
     threading.Thread(target=main, name=f"job {lease.uri[:60]!r}", daemon=True).start()
     return await outcome
 
 
 def _reason(error: BaseException) -> str:
-    """For whoever looks at dead letters; our own errors are sentences."""
+    """Return the reason shown with dead letters; the messages of our own errors are sentences."""
     text = error.message if isinstance(error, JournalError) else f"{type(error).__name__}: {error}"
-    # Halves of pairs, as in names of files, are no JSON.
+    # Lone surrogates, as in names of files, are no JSON.
     return text[:REASON_CHARS_MAX].encode(errors="replace").decode()
 
 
@@ -448,8 +446,8 @@ def _traceback(error: BaseException) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _told_to_end() -> bool:
-    """Whether this task was cancelled, not the handler something of its own."""
+def _is_cancelled() -> bool:
+    """Whether this task was cancelled, and not only something that the handler awaits."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

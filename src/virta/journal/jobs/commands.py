@@ -39,10 +39,7 @@ class JobCommands:
         self._engine = engine
         self._jobs = engine.jobs
 
-    def push(self, request: Request, session: Session, now: int) -> Reply:  # noqa: ARG002
-        return self.push_request(request, now)
-
-    def push_request(self, request: Request, now: int, *, tied: bool = False) -> Reply:
+    def push(self, request: Request, session: Session, now: int, *, tied: bool = False) -> Reply:  # noqa: ARG002
         """Push a job; with `tied` for another daemon, see `Jobs.push`."""
         persist = bool(request.flags & PERSIST)
         payload = request.value
@@ -69,30 +66,28 @@ class JobCommands:
         if not self._engine.primary:
             raise RefusedError("not-primary")
         wanted = 1 if request.count is None else request.count or NEXT_JOBS_MAX
-        remove = bool(request.flags & OVERWRITE)
-        detailed = bool(request.flags & DETAILS)
-        pairs: list[Pair] = []
-        deadline: int | None = None
-        size = 0
-        domain = request.key.lower()
-        self._jobs.tick(now)
-        for _ in range(min(wanted, NEXT_JOBS_MAX)):
-            job = self._jobs.reserve_due(domain, now, until=request.timeout, remove=remove)
-            if job is None:
-                break
-            details = job.details(job.uri) if detailed else None
-            pairs.append(Pair(job.key(), Value(STRING, job.uri), details))
-            if request.flags & DATA and job.payload is not None:
-                details = job.details(job.payload.data) if detailed else None
-                pairs.append(Pair(b"", job.payload, details))
-                size += len(job.payload.data)
-            if not remove and (deadline is None or job.worked_until < deadline):
-                deadline = job.worked_until
-            if size > REPLY_BYTES_MAX // 2:
-                break
-        if pairs:
-            flags = DATA if remove else DATA | WORKED_ON
-            return Reply(request.identifier, flags, now, deadline, pairs=pairs)
+        flags = request.flags
+        remove = bool(flags & OVERWRITE)
+        jobs = self._jobs.reserve(
+            request.key,
+            now,
+            until=request.timeout,
+            count=min(wanted, NEXT_JOBS_MAX),
+            remove=remove,
+            payload_bytes=REPLY_BYTES_MAX // 2 if flags & DATA else None,
+        )
+        if jobs:
+            pairs: list[Pair] = []
+            for job in jobs:
+                details = job.details(job.uri) if flags & DETAILS else None
+                pairs.append(Pair(job.key(), Value(STRING, job.uri), details))
+                if flags & DATA and job.payload is not None:
+                    details = job.details(job.payload.data) if flags & DETAILS else None
+                    pairs.append(Pair(b"", job.payload, details))
+            if remove:
+                return Reply(request.identifier, DATA, now, pairs=pairs)
+            deadline = min([job.worked_until for job in jobs])
+            return Reply(request.identifier, DATA | WORKED_ON, now, deadline, pairs=pairs)
         announced = self._jobs.wake_up(request.key, now)
         if request.flags & LISTEN:
             self._engine.listeners.await_work(session, request.key.lower(), announced)

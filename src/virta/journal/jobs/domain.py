@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct
 
-from virta.journal.jobs.job import ATTEMPTS_MAX, DELAYED, GONE, READY, WORKING, Job
+from virta.journal.jobs.job import ATTEMPTS_MAX, DELAYED, READY, REMOVED, WORKING, Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +74,7 @@ class Domain:
         self.name = name
         self.prefix = name.replace(b":", b"%3A")  # of sort keys
         self.settings = DEFAULTS
-        self.counts = [0] * GONE  # jobs by state
+        self.counts = [0] * REMOVED  # jobs by state
         self.on_move: Callable[[Job], None] | None = None
         self.alarm: int | None = None  # the scheduler's next alarm for this domain
         self.offer: Rank | None = None  # the rank the scheduler offers this domain with
@@ -94,10 +94,10 @@ class Domain:
         """Change a job's state and put it into the heap of that state."""
         if self.on_move is not None:
             self.on_move(job)
-        if job.state != GONE:
+        if job.state != REMOVED:
             self.counts[job.state] -= 1
         job.state = state
-        if state != GONE:
+        if state != REMOVED:
             heap = self._add(job, state)
             if heap is not None and len(heap) > 2 * self.counts[state] + HEAP_SLACK:
                 self._clean(heap, state)

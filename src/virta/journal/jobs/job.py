@@ -1,11 +1,13 @@
 """
 A job, its states and its sort key.
 
-    push ──► DELAYED ──start──► READY ──NEXT──► WORKING ──done──► GONE
+    push ──► DELAYED ──start──► READY ──NEXT──► WORKING ──done──► REMOVED
                ▲                  ▲               │ │
                │                  └─expired,──────┘ └─too many attempts─► DEAD
                └── push again       given back
-    push while WORKING ──► HELD ──the older attempt ends──► DELAYED or READY
+    push while WORKING ──► WAITING_BEHIND ──the older attempt ends──► DELAYED or READY
+
+The names in STATE_NAMES are part of the administration's replies.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from virta.journal.protocol.messages import Details, RefusedError, Value
 if TYPE_CHECKING:
     from virta.journal.jobs.domain import Domain
 
-DELAYED, READY, HELD, WORKING, DEAD, GONE = range(6)
+DELAYED, READY, WAITING_BEHIND, WORKING, DEAD, REMOVED = range(6)
 STATE_NAMES = ("delayed", "ready", "held", "working", "dead", "gone")
 ATTEMPTS_MAX = 65_535  # the largest number the details of a reply can carry
 # A retry delay is shortened by up to this part, so that jobs that failed together are not retried together.
@@ -55,7 +57,7 @@ class Job(Struct, eq=False, gc=False):
     reason: str = ""  # of the last failure
     # In memory from here on, except lease, worked_until, revision and replaced.
     logged: bool = False  # a record of it is in the log
-    state: int = GONE
+    state: int = REMOVED
     lease: int = 0  # the id of this attempt, 0: not worked on; kept in the table of leases
     worked_until: int = 0  # while DEAD: when it died
     slot: int = 0  # index in the table of leases, 0: none
@@ -64,9 +66,7 @@ class Job(Struct, eq=False, gc=False):
     replaced: dict[int, int] | None = None  # timestamps of replaced commands, with their revisions
     # Whether the id belongs to a failed attempt; None: unknown since a restart.
     spent: bool | None = None
-    older: Job | None = (
-        None  # the job of the same uri that is worked on while this one waits or is dead
-    )
+    older: Job | None = None  # the job of the same uri that is worked on; this one waits or is dead
 
     def __lt__(self, other: Job) -> bool:
         """Allow heap items that are equal up to the job; their order does not matter."""

@@ -1,8 +1,8 @@
 """
 The keys of jobs in bytewise order, for ranges and patterns: each job's sort key and its uri.
 
-Made when first asked for and kept up from then on by what domains say of jobs that move; a journal that
-nobody asks costs nothing, and one that was asked once long ago lets go of it.
+Built by the first range query and updated from then on with the jobs that moved. Without range queries it
+costs nothing; it is dropped when too many jobs moved since the last one.
 
 Invariant: after `in_order` every key of a job that waits or is worked on is there, and no other.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from virta.journal.jobs.job import DEAD, GONE
+from virta.journal.jobs.job import DEAD, REMOVED
 from virta.journal.protocol.messages import RefusedError
 from virta.journal.values.sorted_keys import SortedKeys
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Ordering twice as many keys takes a quarter of a second; beyond that ranges with jobs in them are refused.
 JOBS_ORDERED_MAX = 100_000
-# Jobs that moved since somebody last asked; beyond that it is cheaper to begin anew.
+# Jobs that moved since the last query; beyond that it is cheaper to build the index again.
 MOVED_MAX = 100_000
 
 
@@ -34,13 +34,13 @@ class JobKeys:
 
     def in_order(self, lower: bytes = b"", upper: bytes | None = None) -> SortedKeys:
         """
-        Those from `lower` up to `upper` (None: all), and perhaps others.
+        Return the keys from `lower` up to `upper` (None: all), and perhaps others.
 
-        Not to be changed, and good until the next job moves.
+        They are read-only, and valid until the next job moves.
         """
         count = len(self._jobs)
         if count > JOBS_ORDERED_MAX:
-            self._let_go()
+            self._drop()
             if self._jobs.any_key(lower, upper):
                 raise RefusedError(
                     "too-large",
@@ -63,7 +63,7 @@ class JobKeys:
         before = self._known.pop(job, None)
         if before is not None:
             keys.remove(before)
-        if job.state not in (DEAD, GONE):
+        if job.state not in (DEAD, REMOVED):
             self._known[job] = job.key()
             keys.add(self._known[job])
         if self._jobs.find(job.uri) is None:
@@ -74,9 +74,9 @@ class JobKeys:
     def _note(self, job: Job) -> None:
         self._moved[job] = None
         if len(self._moved) > MOVED_MAX:
-            self._let_go()
+            self._drop()
 
-    def _let_go(self) -> None:
+    def _drop(self) -> None:
         self._keys = None
         self._known.clear()
         self._moved.clear()

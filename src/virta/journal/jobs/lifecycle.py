@@ -13,9 +13,9 @@ from virta.journal.jobs.job import (
     ATTEMPTS_MAX,
     DEAD,
     DELAYED,
-    GONE,
-    HELD,
     READY,
+    REMOVED,
+    WAITING_BEHIND,
     WORKING,
     Job,
     back_off,
@@ -75,7 +75,7 @@ class Jobs(JobTable):
             job = self._jobs.get(uri)
         if job is None or job.state == WORKING:
             if len(self) >= self.jobs_max:
-                raise RefusedError("out-of-memory", f"the journal holds {self.jobs_max} jobs")
+                raise RefusedError("out-of-memory", f"the limit is {self.jobs_max} jobs")
             place = self.scheduler.domain(name)
             job = Job(uri, place, self._new_id(), priority, start, timestamp, timestamp, payload)
             self._insert(job)
@@ -106,34 +106,31 @@ class Jobs(JobTable):
         until: int | None = None,
         count: int = 1,
         remove: bool = False,
+        payload_bytes: int | None = None,
     ) -> list[Job]:
-        """Reserve up to `count` due jobs, best first; an empty domain means all of them."""
-        self.tick(now)
-        reserved: list[Job] = []
-        while len(reserved) < count:
-            job = self.reserve_due(domain.lower(), now, until=until, remove=remove)
-            if job is None:
-                break
-            reserved.append(job)
-        return reserved
+        """
+        Reserve up to `count` due jobs, best first; an empty domain means all of them.
 
-    def reserve_due(
-        self, domain: bytes, now: int, *, until: int | None, remove: bool
-    ) -> Job | None:
-        """Reserve the best job after `tick`; the domain is in lower case."""
-        job = self.scheduler.head(domain)
-        if job is None:
-            return None
-        self.totals[HANDED_OUT] += 1
-        if remove:
-            self.totals[DONE] += 1
-            self._finish(job, now)
-        else:
-            if until is None:
+        With `remove` they are done at once. The job whose payload exceeds `payload_bytes` in total is the last.
+        """
+        self.tick(now)
+        domain = domain.lower()
+        reserved: list[Job] = []
+        while len(reserved) < count and (job := self.scheduler.head(domain)) is not None:
+            reserved.append(job)
+            self.totals[HANDED_OUT] += 1
+            if remove:
+                self.totals[DONE] += 1
+                self._finish(job, now)
+            else:
                 seconds = job.domain.settings.deadline
-                until = now + (int(seconds * 1_000_000) if seconds else WORK_DEADLINE_US)
-            self._reserve(job, until, now, self._new_id())
-        return job
+                default = int(seconds * 1_000_000) if seconds else WORK_DEADLINE_US
+                self._reserve(job, now + default if until is None else until, now, self._new_id())
+            if payload_bytes is not None and job.payload is not None:
+                payload_bytes -= len(job.payload.data)
+                if payload_bytes < 0:
+                    break
+        return reserved
 
     def wake_up(self, domain: bytes, now: int) -> int | None:
         """Return when the next job starts or expires, None if none does."""
@@ -157,14 +154,14 @@ class Jobs(JobTable):
         return job is not None
 
     def mark(self, job: Job, until: int, now: int) -> None:
-        """Reserve or extend a job until that time; a time that has passed gives it back."""
+        """Reserve or extend a job until that time; a time that has passed returns it to the queue."""
         if until <= now:
             if job.state == WORKING:
                 self._give_back(job, now)
         elif job.state == WORKING:
             self._set_deadline(job, until, now)
             self.scheduler.arm(job.domain)
-        elif job.state == HELD:
+        elif job.state == WAITING_BEHIND:
             raise RefusedError("worked-on", timestamp=job.timestamp)
         else:
             self._reserve(job, until, now, job.id)
@@ -178,7 +175,7 @@ class Jobs(JobTable):
         The job is dead if it was the last attempt allowed, or if the worker says so (`dead`).
         """
         if job.state != WORKING:
-            raise RefusedError("does-not-exist", "nobody works on that job")
+            raise RefusedError("does-not-exist", "that job is not worked on")
         self.totals[FAILED] += 1
         wait = delay
         if wait is None:
@@ -205,7 +202,7 @@ class Jobs(JobTable):
         return kicked
 
     def kick_job(self, job: Job, now: int) -> None:
-        if job.state not in (DELAYED, HELD):
+        if job.state not in (DELAYED, WAITING_BEHIND):
             return
         self._unschedule(job, job.domain.name)
         job.start = min(job.start, now)
@@ -248,7 +245,7 @@ class Jobs(JobTable):
     def merge(
         self, uri: bytes, finished: int, finished_at: int, states: list[Job], now: int
     ) -> None:
-        """Join what another daemon knows of a uri; `replication.merge` says why all daemons agree."""
+        """Join another daemon's state of a uri; `replication.merge` says why all daemons agree."""
         mine = self.entries(uri)
         before = self.finished.last(uri)
         known = join(max(before, finished), [*mine, *states])
@@ -263,7 +260,7 @@ class Jobs(JobTable):
             self._finish_up_to(
                 uri, known.finished, finished_at if known.finished == finished else now
             )
-        self._reschedule_held(uri, now)
+        self._reschedule(uri, now)
         newest = self._jobs.get(uri)
         covered = known.covered or None
         learnt = newest is not None and newest.replaced != covered
@@ -292,13 +289,13 @@ class Jobs(JobTable):
                 if job.persist or job.logged:
                     self._changed(uri)
 
-    def _reschedule_held(self, uri: bytes, now: int) -> None:
-        """Make sure that a waiting job is held back exactly while an older one is worked on."""
+    def _reschedule(self, uri: bytes, now: int) -> None:
+        """Make a job wait behind an older one exactly while that is worked on."""
         job = self._jobs.get(uri)
-        if job is None or job.state not in (DELAYED, READY, HELD):
+        if job is None or job.state not in (DELAYED, READY, WAITING_BEHIND):
             return
-        if (job.state == HELD) != (job.older is not None):
-            job.domain.move(job, GONE)
+        if (job.state == WAITING_BEHIND) != (job.older is not None):
+            job.domain.move(job, REMOVED)
             self._schedule(job, now)
 
     # Time.
@@ -344,7 +341,11 @@ class Jobs(JobTable):
         self, job: Job | None, timestamp: int, command: tuple[int, int, Value | None]
     ) -> bool:
         """Whether a command of the same time replaces one that still waits."""
-        if job is None or job.state not in (DELAYED, READY, HELD) or job.timestamp != timestamp:
+        if (
+            job is None
+            or job.state not in (DELAYED, READY, WAITING_BEHIND)
+            or job.timestamp != timestamp
+        ):
             return False
         if self.finished.last(job.uri) == timestamp or job.revision:
             return False
@@ -401,9 +402,9 @@ class Jobs(JobTable):
         if self._jobs[job.uri] is not job:
             self._finish(job, now)  # the newer command covers it
             return
-        moment = now if when is None else when
-        self.replication.job_changed(job, moment)
-        self._reset_start(job, moment)
+        ended = now if when is None else when
+        self.replication.job_changed(job, ended)
+        self._reset_start(job, ended)
         # It keeps the id of this attempt: among equals it comes after those that were not tried since.
         job.id, job.spent = job.lease, True
         job.attempts = min(job.attempts + 1, ATTEMPTS_MAX)
@@ -413,7 +414,7 @@ class Jobs(JobTable):
         limit = job.domain.settings.max_attempts
         if dead or (limit and job.attempts >= limit):
             self.totals[DIED] += 1
-            self.bury(job, reason, moment)
+            self.bury(job, reason, ended)
             return
         if start is not None:
             job.start = start
@@ -441,7 +442,7 @@ class Jobs(JobTable):
 
     def _wait_again(self, job: Job, now: int) -> None:
         self._end_lease(job)
-        job.domain.move(job, GONE)
+        job.domain.move(job, REMOVED)
         self._register_id(job)
         self._schedule(job, now)
 
@@ -451,8 +452,8 @@ class Jobs(JobTable):
         self._discard(job)
         self.finished.remember(uri, job.timestamp, now)
         newest = self._jobs.get(uri)
-        if newest is not None and newest.state == HELD:
-            newest.domain.move(newest, GONE)
+        if newest is not None and newest.state == WAITING_BEHIND:
+            newest.domain.move(newest, REMOVED)
             self._schedule(newest, now)
         self.replication.job_changed(job)
         if job.persist or job.logged:

@@ -51,13 +51,13 @@ class Cron(Struct, frozen=True, forbid_unknown_fields=True):
     domain: str = ""
     priority: int = 0
     payload: str | None = None
-    # Times that passed while nobody was there to push: forgotten, or made up for by one push.
+    # Times that passed while no daemon ran: ignored, or made up for by one push.
     catch_up: Literal["none", "once"] = "none"
 
 
 class CronSchedule:
     """
-    `after(time)` is the first moment later than `time`, `latest(time)` the last one not later; in µs.
+    `after(time)` is the first time later than `time`, `latest(time)` the last one not later; in µs.
 
     In UTC, so that no hour is missing or there twice when clocks are put forward or back.
     """
@@ -83,32 +83,31 @@ class CronSchedule:
     def after(self, time: int) -> int:
         if self._every:
             return (time // self._every + 1) * self._every
-        moment = datetime.fromtimestamp(time // 60_000_000 * 60, UTC) + timedelta(minutes=1)
-        day = moment.replace(hour=0, minute=0)
-        for _ in range(SEARCH_DAYS_MAX):
-            if self._on(day):
-                for hour in sorted(self._hours):
-                    for minute in sorted(self._minutes):
-                        found = day.replace(hour=hour, minute=minute)
-                        if found >= moment:
-                            return int(found.timestamp()) * 1_000_000
-            day += timedelta(days=1)
-        raise RefusedError("bad-settings", "this schedule never comes true")
+        minute = datetime.fromtimestamp(time // 60_000_000 * 60, UTC) + timedelta(minutes=1)
+        found = self._search(minute, 1, SEARCH_DAYS_MAX)
+        if found is None:
+            raise RefusedError("bad-settings", "this schedule never comes true")
+        return found
 
     def latest(self, time: int) -> int:
         if self._every:
             return time // self._every * self._every
-        moment = datetime.fromtimestamp(time // 60_000_000 * 60, UTC)
-        day = moment.replace(hour=0, minute=0)
-        for _ in range(min(SEARCH_DAYS_MAX, day.toordinal() - _EPOCH_DAY + 1)):
+        minute = datetime.fromtimestamp(time // 60_000_000 * 60, UTC)
+        days = min(SEARCH_DAYS_MAX, minute.toordinal() - _EPOCH_DAY + 1)
+        return self._search(minute, -1, days) or 0
+
+    def _search(self, start: datetime, step: int, days: int) -> int | None:
+        """Return the first time from `start` on, forwards (1) or backwards (-1), within so many days."""
+        day = start.replace(hour=0, minute=0)
+        for _ in range(days):
             if self._on(day):
-                for hour in sorted(self._hours, reverse=True):
-                    for minute in sorted(self._minutes, reverse=True):
+                for hour in sorted(self._hours)[::step]:
+                    for minute in sorted(self._minutes)[::step]:
                         found = day.replace(hour=hour, minute=minute)
-                        if found <= moment:
+                        if found == start or (found > start) == (step > 0):
                             return int(found.timestamp()) * 1_000_000
-            day -= timedelta(days=1)
-        return 0
+            day += timedelta(days=step)
+        return None
 
     def _on(self, day: datetime) -> bool:
         if day.month not in self._months:

@@ -3,26 +3,28 @@ Every job under its uri and its id; no I/O.
 
 Invariants:
 - `_jobs` has the newest job of each uri. While an older one is worked on, the newest waits behind it
-  (HELD) or is DEAD, and has it as `older`; any other job has no `older`.
+  (WAITING_BEHIND) or is DEAD, and has it as `older`; any other job has no `older`.
 - `_by_id` finds exactly the jobs that are not dead: by their own id while they wait, by the id of the
   attempt while they are worked on. The key of an attempt that is over finds nothing (fencing).
 - `next_id` never goes back, not even over a restart (see `storage.directory`).
 - `leases` has every persistent job that is worked on.
+- `finished` has the newest finished command of a uri for at least FINISHED_US, unless more than FINISHED_MAX
+  others finished since: a spool may send it again, and it must not run again.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from virta.journal.jobs.finished import Finished
 from virta.journal.jobs.job import (
     DEAD,
     DELAYED,
-    GONE,
-    HELD,
     READY,
+    REMOVED,
     STATE_NAMES,
+    WAITING_BEHIND,
     WORKING,
     Job,
     parse_key,
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
     from virta.journal.storage.leases import LeaseSlot, LeaseTable
 
 JOBS_MAX = 10_000_000
+# As long as a spool may be cut off from its daemon.
+FINISHED_US = 7 * 24 * 3600 * 1_000_000
+FINISHED_MAX = 1_000_000
 LIST_MAX = 1_000
 # 2^40 ids for each of the 2^23 names a daemon may have.
 ID_RANGE_SHIFT = 40
@@ -49,12 +54,44 @@ OLDEST_DOMAINS_MAX = 1_000
 _ID_DIGITS = 16
 
 
+class FinishedCommands:
+    """The last finished command of each uri, with the time when it finished."""
+
+    def __init__(self) -> None:
+        self.commands: dict[bytes, int] = {}
+        self._order: deque[tuple[int, bytes, int]] = deque()
+
+    def last(self, uri: bytes) -> int:
+        """Return the timestamp of the last finished command, -1 if none is known."""
+        return self.commands.get(uri, -1)
+
+    def remember(self, uri: bytes, timestamp: int, now: int) -> None:
+        if self.commands.get(uri, -1) < timestamp:
+            self.commands[uri] = timestamp
+            self._order.append((now, uri, timestamp))
+
+    def tick(self, now: int) -> None:
+        order = self._order
+        while order and (order[0][0] <= now - FINISHED_US or len(order) > FINISHED_MAX):
+            _, uri, timestamp = order.popleft()
+            if self.commands.get(uri) == timestamp:
+                del self.commands[uri]
+
+    def shift(self, step: int) -> None:
+        """Move all times by `step` µs after the clock was set, so entries expire as they would have."""
+        self._order = deque((when + step, uri, timestamp) for when, uri, timestamp in self._order)
+
+    def all(self) -> list[tuple[int, bytes, int]]:
+        """Return (when, uri, timestamp), oldest first."""
+        return list(self._order)
+
+
 class JobTable:
     def __init__(self, *, jobs_max: int = JOBS_MAX) -> None:
         self.jobs_max = jobs_max
         self.next_id = 1
         self.scheduler = Scheduler()
-        self.finished = Finished()
+        self.finished = FinishedCommands()
         self.leases: LeaseTable | None = None  # None: without a disk
         self.replication = Replication()
         # Deadlines use the clock of the daemon that assigns jobs; one whose clock is ahead must not end them.
@@ -63,7 +100,7 @@ class JobTable:
         self.wants_log = False
         self.totals = [0] * len(TOTAL_NAMES)
         self._jobs: dict[bytes, Job] = {}
-        self._older = 0  # jobs that are somebody's `older`
+        self._older = 0  # jobs that are the `older` of another
         self._by_id: dict[int, Job] = {}
         self._unlogged: dict[bytes, None] = {}  # uris with changes to log
 
@@ -255,10 +292,10 @@ class JobTable:
             job.domain.restore(job, WORKING)
         else:
             self._by_id[job.id] = job
-            held = job.older is not None
-            job.domain.restore(job, HELD if held else READY if job.start <= now else DELAYED)
+            state = READY if job.start <= now else DELAYED
+            job.domain.restore(job, state if job.older is None else WAITING_BEHIND)
 
-    def restore_gone(self, uri: bytes, now: int, finished: int) -> None:
+    def restore_removed(self, uri: bytes, now: int, finished: int) -> None:
         """Remove all jobs of a uri, and remember its last finished command, if any."""
         for job in self.entries(uri):
             self._remove(job)
@@ -266,7 +303,7 @@ class JobTable:
             self.finished.remember(uri, finished, now)
 
     def restore_lease(self, slot: LeaseSlot) -> None:
-        """Restore an attempt that was going on when the process ended, unless the log knows better."""
+        """Restore an attempt that was going on when the process ended, unless the log has its end."""
         job = self._by_id.get(slot.lease)
         if job is not None and job.lease == slot.lease and job.id == slot.job_id:
             job.worked_until = slot.worked_until
@@ -335,7 +372,7 @@ class JobTable:
             self._end_lease(job)
         elif job.state != DEAD:
             del self._by_id[job.id]
-        job.domain.move(job, GONE)
+        job.domain.move(job, REMOVED)
 
     def _end_lease(self, job: Job) -> None:
         """End an attempt; its key finds nothing any more."""
@@ -398,7 +435,7 @@ class JobTable:
     def _unschedule(self, job: Job, domain: bytes) -> None:
         """Remove a waiting job from its heap before its rank or its domain changes."""
         place = job.domain
-        place.move(job, GONE)
+        place.move(job, REMOVED)
         if place.name != domain:
             job.domain = self.scheduler.domain(domain)
             self.scheduler.sweep(place)
@@ -407,7 +444,7 @@ class JobTable:
         """Put a waiting job into the heap it belongs to."""
         place = job.domain
         if job.older is not None:
-            place.move(job, HELD)
+            place.move(job, WAITING_BEHIND)
         elif job.start <= now:
             place.move(job, READY)
             self.scheduler.offer(place, job)

@@ -28,6 +28,8 @@ from __future__ import annotations
 import struct
 from typing import Any, Generic, TypeVar
 
+from msgspec.structs import astuple
+
 from virta import native
 from virta.errors import JournalError
 from virta.journal.protocol.messages import (
@@ -187,24 +189,10 @@ def _encode_pairs(pairs: list[Pair], parts: list[bytes], *, wide: bool) -> int:
     for pair in pairs:
         parts.append(_sized(pair.key, wide=wide))
         if details:
-            parts.append(_encode_details(pair.details or Details()))
+            parts.append(_DETAILS.pack(*astuple(pair.details or Details())))
         if width:
             parts.append(_value(pair.value or Value(Type.VOID, b""), width))
     return width << WIDTH_SHIFT | (REPLY_DETAILS if details else 0)
-
-
-def _encode_details(details: Details) -> bytes:
-    return _DETAILS.pack(
-        details.expires,
-        details.ttl,
-        details.created,
-        details.modified,
-        details.accessed,
-        details.worked_until,
-        details.size,
-        details.attempts,
-        details.bits,
-    )
 
 
 def _sized(data: bytes, *, wide: bool) -> bytes:
@@ -274,7 +262,7 @@ class _Cursor:
             raise WireError("value size 0: it counts the type byte, so it is at least 1")
         if size - 1 > VALUE_DATA_BYTES_MAX:
             raise WireError(
-                f"a value of {size - 1} bytes was announced, at most {VALUE_DATA_BYTES_MAX} are taken",
+                f"a value of {size - 1} bytes was announced, the limit is {VALUE_DATA_BYTES_MAX}",
                 code="too-large",
                 identifier=self.identifier,
             )
@@ -298,6 +286,7 @@ class _Parser(Generic[Message]):
     """
 
     _magic: bytes
+    _native_decoder: str  # (bytes) -> (complete, well-formed messages at the front, where they end)
     _unfinished: Any = None  # a message that is decoded in steps
 
     def __init__(self) -> None:
@@ -323,7 +312,7 @@ class _Parser(Generic[Message]):
         messages: list[Message] = []
         if self._unfinished is None and native_codec is not None:
             source = buffer or data
-            messages, at = self._decode_natively(source)
+            messages, at = getattr(native_codec, self._native_decoder)(source)
             if at == len(source):
                 buffer.clear()
                 self._wanted = 0
@@ -345,10 +334,6 @@ class _Parser(Generic[Message]):
         del buffer[: self._at]
         return messages
 
-    def _decode_natively(self, source: bytes | bytearray) -> tuple[list[Message], int]:
-        """Return the complete, well-formed messages at the front, and where they end."""
-        raise NotImplementedError
-
     def _decode(self, at: int) -> Message:
         """Return the message at `at` and move `_at` past it."""
         raise NotImplementedError
@@ -361,11 +346,7 @@ class _Parser(Generic[Message]):
 
 class RequestParser(_Parser[Request]):
     _magic = b"FJ"
-
-    def _decode_natively(self, source: bytes | bytearray) -> tuple[list[Request], int]:
-        assert native_codec is not None
-        decoded: tuple[list[Request], int] = native_codec.decode_requests(source)
-        return decoded
+    _native_decoder = "decode_requests"
 
     def _decode(self, at: int) -> Request:
         buffer = self._buffer
@@ -404,16 +385,12 @@ class ReplyParser(_Parser[Reply]):
     """Keeps the pairs of an incomplete reply, so a long one is decoded once, not again with every chunk."""
 
     _magic = b"JR"
+    _native_decoder = "decode_replies"
 
     def __init__(self) -> None:
         super().__init__()
         self._unfinished: tuple[Reply, int, int] | None = None  # reply, its bits, pairs to come
         self._unfinished_bytes = 0
-
-    def _decode_natively(self, source: bytes | bytearray) -> tuple[list[Reply], int]:
-        assert native_codec is not None
-        decoded: tuple[list[Reply], int] = native_codec.decode_replies(source)
-        return decoded
 
     def _decode(self, at: int) -> Reply:
         reply, bits, missing = self._unfinished or self._decode_head(at)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Key = str | bytes
-# Plain numbers for the frequent ones: a member of an enumeration is looked up by name each time.
+# Plain numbers for the frequent ones: reading a member of an enumeration is slow.
 PUSH, NEXT, DELETE = int(Function.PUSH), int(Function.NEXT), int(Function.DELETE)
 BUFFER = int(Type.BUFFER)
 Plain = None | bool | int | float | str | bytes | Value

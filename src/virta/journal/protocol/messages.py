@@ -1,8 +1,8 @@
 """
-The words of the journal's protocol: functions, flags, types, and what a message holds.
+The messages of the journal's protocol: functions, flags, types and fields.
 
-Flags in these structures are only those with a meaning; the ones that merely say which fields
-follow are worked out by `wire` from the fields themselves, so the two can never disagree.
+Flags in these structures are only those with a meaning; `codec` computes the ones that say which fields follow
+from the fields themselves, so the two always agree.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KEY_BYTES_MAX = 65_535
 VALUE_DATA_BYTES_MAX = 8 * 1024 * 1024
 PAIRS_MAX = 65_535
 REPLY_BYTES_MAX = 16 * 1024 * 1024
-# A reply of one pair over the bound is still sent: room for the largest value and its keys.
+# A reply of one pair may exceed the bound by the largest value and its keys.
 REPLY_DECODE_BYTES_MAX = REPLY_BYTES_MAX + VALUE_DATA_BYTES_MAX + 4 * KEY_BYTES_MAX
 
 # Flags of both directions that only say which fields follow.
@@ -88,7 +88,7 @@ class Value(Struct, frozen=True, gc=False):
 
 
 class Details(Struct, frozen=True, gc=False):
-    """What the journal knows of a value besides its data; times in µs, 0 = never or no."""
+    """What the journal stores of a value besides its data; times in µs, 0 = never or no."""
 
     expires: int = 0
     ttl: int = 0

@@ -1,8 +1,8 @@
 """
 Which flags, fields and keys each function may carry; a bit without meaning must be 0.
 
-Checked before anything is done, so that bits stay free for later and a client with a wrong idea of
-the protocol is told instead of half obeyed.
+Checked before anything is done, so that bits stay free for later versions and a client that uses the protocol
+wrongly gets an error instead of half an effect.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from virta.journal.protocol.messages import (
     Request,
 )
 
-# What a message can hold; not every request comes as one.
+# Limits of a message; requests of embedded callers are not messages.
 TIME_US_MAX = (1 << 64) - 1
 COUNT_MAX = 65_535
 # The timestamp after this one must still fit a message; timestamps of daemons are below it.
@@ -79,7 +79,7 @@ RULES: dict[int, Rule] = {
 
 
 def check_numbers(request: Request) -> None:
-    """Refuse what no message can hold: for requests that did not come as one, and before they go."""
+    """Refuse numbers that do not fit a message."""
     timeout, ttl, count = request.timeout, request.ttl, request.count
     if (
         (timeout is not None and not 0 <= timeout <= TIME_US_MAX)

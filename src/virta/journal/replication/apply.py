@@ -7,6 +7,7 @@ daemons do not send are those of a client.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from virta.journal.protocol.messages import (
@@ -41,7 +42,7 @@ class PeerRequests:
             Function.GET: self._get,
             Function.DELETE: self._delete,
             Function.LINK: self._link,
-            Function.PUSH: self._push,
+            Function.PUSH: partial(engine.job_commands.push, tied=True),
         }
 
     def _nop(self, request: Request, session: Session, now: int) -> Reply:
@@ -89,9 +90,6 @@ class PeerRequests:
             kind = None if entry is None else entry.type
             engine.listeners.changed([key], session, request.timestamp, kind)
         return Reply(request.identifier, 0, request.timestamp)
-
-    def _push(self, request: Request, session: Session, now: int) -> Reply:  # noqa: ARG002
-        return self._engine.job_commands.push_request(request, now, tied=True)
 
     def _get(self, request: Request, session: Session, now: int) -> Reply:
         """Mark a version of a value; `ttl` is the version's timestamp."""

@@ -40,7 +40,7 @@ class Replication:
         """Send the jobs of its uri; with `when` this state is later than the one before."""
 
     def uri_changed(self, uri: bytes) -> None:
-        """Send what is known of a uri."""
+        """Send the jobs and the last finished command of a uri."""
 
     def take(self, now: int) -> list[Request]:  # noqa: ARG002
         """Return once what has to be sent."""

@@ -1,20 +1,20 @@
 """
-What daemons agree on about one uri, whatever they hear first, twice or late: a join of states, no tables.
+The state of one uri that all daemons agree on, in whatever order they receive changes: a join of states.
 
-All that is known of a uri is
+The state of a uri is
 - `finished`: this command and every older one is over;
 - per newer command its state with the largest `version`, a total order over everything a state says;
 - of commands that are out of sight (below) only the revision, in `covered`.
 
 What is shown follows from that alone: the newest command, and an older one only while it is worked on. An
-older one that nobody works on is out of sight for good unless somebody turns out to work on it since, at
-a larger revision. All commands older than one that is worked on are over; so are the oldest that are
-covered, when there are too many.
+older one that is not worked on stays out of sight, unless a state with a larger revision says that it is worked
+on. All commands older than one that is worked on are over; so are the oldest that are covered, when there are
+too many.
 
 Invariant: the larger `finished` and, per command, the larger version are joins: order, repetition and
-grouping do not matter. Concluding that a command is over may depend on what was heard first, but only adds to
-what is known, as does everything a daemon does by itself; and who concludes it says so to all others. So daemons that
-have heard of the same states know the same.
+grouping do not matter. Concluding that a command is over may depend on the order of arrival, but only adds to
+the state, as does every change a daemon makes; and a daemon that concludes it sends that to all others. So
+daemons that have received the same states have the same state.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Known(NamedTuple):
 
 
 def join(finished: int, states: Iterable[Job]) -> Known:
-    """What is known after hearing all these; of two equal states the first one is kept."""
+    """Return the join of all these; of two equal states the first one is kept."""
     best: dict[int, Job] = {}
     covered: dict[int, int] = {}
     for state in states:
@@ -64,7 +64,7 @@ def join(finished: int, states: Iterable[Job]) -> Known:
 
 
 def covering(job: Job, *older: Job) -> dict[int, int]:
-    """The commands out of sight once `job` is newer than these."""
+    """Return the commands that are out of sight once `job` is newer than these."""
     covered: dict[int, int] = {}
     for each in (job, *older):
         _cover(covered, each.replaced or {})
@@ -73,7 +73,7 @@ def covering(job: Job, *older: Job) -> dict[int, int]:
 
 
 def bounded(finished: int, covered: dict[int, int]) -> tuple[int, dict[int, int]]:
-    """Not too many of them: the oldest are over."""
+    """Limit the covered commands: the oldest beyond COVERED_MAX are over."""
     if len(covered) <= COVERED_MAX:
         return finished, covered
     kept = sorted(covered)[-COVERED_MAX:]
@@ -82,14 +82,14 @@ def bounded(finished: int, covered: dict[int, int]) -> tuple[int, dict[int, int]
 
 
 def _cover(covered: dict[int, int], more: dict[int, int]) -> None:
-    """A command that nothing happened to need not be remembered: it has no later state to be told from."""
+    """Add commands with a revision; one without has no later state to compare with."""
     for timestamp, revision in more.items():
         if revision:
             covered[timestamp] = max(covered.get(timestamp, 0), revision)
 
 
 def order(command: tuple[int, int, Value | None]) -> tuple[int, int, int, bytes]:
-    """Of two commands of one moment the larger wins."""
+    """Return the rank of a command: of two with one timestamp the larger wins."""
     priority, start, payload = command
     return (
         priority,
@@ -101,9 +101,9 @@ def order(command: tuple[int, int, Value | None]) -> tuple[int, int, int, bytes]
 
 def version(job: Job) -> tuple[object, ...]:
     """
-    Orders the states of one command; anything that can differ takes part.
+    Return the rank of a state of one command, over all fields that can differ.
 
-    At one revision a state that nobody works in is the later one: that is all `covered` can tell.
+    At one revision a state that is not worked on is the later one: `covered` has only the revision.
     """
     return (
         job.revision,

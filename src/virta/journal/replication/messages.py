@@ -10,8 +10,8 @@ same state.
     GET with timeout    such a mark alone, of the version whose timestamp is the ttl
     SET virta:job       [uri, last finished command, when, jobs]: see `Jobs.merge`
 
-`Export` is everything a daemon knows as such requests, page by page: a peer that starts, or was away for
-too long to get each change, asks for it and applies it like anything else that arrives.
+`Export` returns all data of a daemon as such requests, page by page: a peer that starts, or was away for too
+long to get each change, requests it and applies it like anything else that arrives.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def delete_message(key: bytes, timestamp: int) -> Request:
 
 
 class Export:
-    """Everything a daemon knows, one page per call and connection."""
+    """All data of a daemon, one page per call and connection."""
 
     def __init__(self, engine: JournalEngine) -> None:
         self._engine = engine

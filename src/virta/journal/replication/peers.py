@@ -4,8 +4,8 @@ Copies on several daemons: a spool and a forwarder per peer, and a pull when a d
 Every change accepted from a client is written to each peer's spool with its final timestamp before it
 is acknowledged, and forwarded from there; what arrives on a link is applied and not passed on (a full
 mesh). What is sent is in `copies`: order and repetition do not matter and all daemons converge. A starting
-daemon pulls everything its peers have, as soon as it reaches them, and keeps each page as it comes. So does
-one that was away for so long that its spool elsewhere grew too large: that is replaced by the word to pull.
+daemon pulls everything its peers have, as soon as it reaches them, and stores each page as it arrives. So does
+one that was away for so long that its spool elsewhere grew too large: a request to pull replaces that spool.
 
 Only the primary hands out jobs: the first daemon of the configured order that can be reached. After a
 switch a job may run twice; its key acknowledges on every daemon.
@@ -44,19 +44,17 @@ log = logging.getLogger("virta.journal.peers")
 PEERS_MAX = 16
 WATCH_S = 0.2
 CONNECT_S_MAX = 3.0
-ANSWER_S_MAX = (
-    10.0  # of a peer that is to be pulled: a busy one is slow, one that stands still never does
-)
+ANSWER_S_MAX = 10.0  # of a peer to pull from: a busy one is slow, a stopped one never replies
 RETRY_S_MAX = 5.0  # shorter than a spool's: writes wait for their copies
 PULL_PAGE_S_MAX = 60.0
 PULL_AGAIN_S = 1.0
-# A peer that stands still must not hold up a stop; what it has not acknowledged stays in its spool.
+# A peer that does not reply must not delay a stop; what it has not acknowledged stays in its spool.
 LEAVE_S_MAX = 2.0
 # What is kept for a peer that is away; beyond that it has to pull everything.
 AWAY_BYTES_MAX = 256 * 1024 * 1024
-# Of the one record then left; older than any other, and gone when it was taken.
+# The file of the request to pull; older than any other, and removed once acknowledged.
 PULL_FILE = "2000010100.fjs"
-# A link that is made anew must not make another daemon primary for a moment.
+# A reconnecting link must not make another daemon primary in between.
 GRACE_S = 1.0
 COPIES_TIMEOUT_S = 10.0
 RECORD_OVERHEAD_BYTES = HEAD_BYTES + 1
@@ -81,7 +79,7 @@ class Peer(NamedTuple):
 
 
 class Ticket:
-    """A batch of changes on its way: who has all of it, and who waits for that."""
+    """A batch of changes on its way: how many peers have all of it, and callbacks for that."""
 
     def __init__(self) -> None:
         self._copies = 0
@@ -102,20 +100,20 @@ class Ticket:
             self._waiting.append((copies, callback))
 
     def forget(self, callback: Callable[[], None]) -> int:
-        """Whoever waits has given up; how many have it."""
+        """Drop a callback after its timeout; return how many peers have the batch."""
         self._waiting = [item for item in self._waiting if item[1] is not callback]
         return self._copies
 
 
 class Link:
-    """What one peer still has to hear."""
+    """The changes that one peer has yet to acknowledge."""
 
     def __init__(self, directory: Path, peer: Peer, own_name: str, *, tracked: bool) -> None:
         self.peer = peer
         self.seen = float("-inf")  # when it was last connected
         self._spool = Spool(directory)
         self._bytes = sum(path.stat().st_size for path in self.files())
-        self._tracked = tracked  # somebody waits for what arrives
+        self._tracked = tracked  # replies wait for acknowledgements
         self._open: dict[tuple[str, int], Ticket] = {}
         self._missing: dict[Ticket, int] = {}
         self._pull = encode_request(Request(Function.NOP, key=PULL_PREFIX + own_name.encode()))
@@ -145,7 +143,7 @@ class Link:
                 self._open[name, end] = ticket
 
     def _give_up(self) -> None:
-        """Away for too long: when it is back it is to pull, and need not hear of what happened until then."""
+        """Replace the spool of a peer that was away for too long by a request to pull."""
         log.warning("peer_away name=%s bytes=%d", self.peer.name, self._bytes)
         directory = self._spool.directory
         temporary = directory / "pull.tmp"
@@ -290,7 +288,7 @@ class Peers:
                 await asyncio.wait_for(self._stop.wait(), WATCH_S)
 
     def _choose_primary(self) -> None:
-        """This daemon, if nobody before it in the order can be reached."""
+        """Become primary if no daemon before this one in the order can be reached."""
         now = asyncio.get_running_loop().time()
         for link in self._links:
             if link.forwarder.connected:
@@ -303,7 +301,7 @@ class Peers:
     # Catching up.
 
     def _recall(self, link: Link) -> None:
-        """What a peer is still to hear of us we may have forgotten in a crash, if it need not survive one."""
+        """After a crash, apply the non-persistent changes that are still spooled for a peer."""
         session = Session()
         session.peer = "recall"
         for path in link.files():
@@ -314,7 +312,7 @@ class Peers:
                             self._engine.handle(request, session)
 
     def _pull_again(self, name: str) -> None:
-        """A peer has given up to keep what this daemon missed."""
+        """Pull from a peer that no longer has the changes this daemon missed."""
         for peer in self._peers:
             if peer.name == name and not self._stop.is_set():
                 task = asyncio.create_task(self._pull_until_done(peer))
@@ -322,18 +320,18 @@ class Peers:
                 task.add_done_callback(self._helpers.remove)
 
     async def _pull_later(self, peer: Peer) -> None:
-        """A peer that was away when this daemon started."""
+        """Pull from a peer that was away when this daemon started."""
         await asyncio.sleep(PULL_AGAIN_S)
         await self._pull_until_done(peer)
 
     async def _pull_until_done(self, peer: Peer) -> None:
-        while not await self._pull(peer):  # noqa: ASYNC110  (it is the peer that is waited for)
+        while not await self._pull(peer):  # noqa: ASYNC110  (waits for another process)
             await asyncio.sleep(PULL_AGAIN_S)
 
     async def _pull(self, peer: Peer) -> bool:
         try:
             async with contextlib.AsyncExitStack() as stack:
-                # One that does not answer at all, be it the host or the process, must not hold up the start.
+                # A host or process that does not reply must not delay the start.
                 async with asyncio.timeout(CONNECT_S_MAX):
                     client = await AsyncClient.connect(peer.host, peer.port)
                     await stack.enter_async_context(client)
@@ -347,7 +345,7 @@ class Peers:
         return True
 
     async def _pull_all(self, client: AsyncClient) -> int:
-        """Everything the peer knows, as the requests it would have sent."""
+        """Apply all data of the peer, as the requests it would have sent; return how many."""
         session = Session()
         session.peer = "pull"
         pulled = 0

@@ -1,5 +1,5 @@
 """
-What JSON says to the journal, and what the journal says in JSON.
+JSON bodies and query arguments of the HTTP API, and values as JSON.
 
 Invariant: bytes survive the way there and back. What is not UTF-8 is `{"base64": …}`, in keys as in values.
 """
@@ -21,7 +21,7 @@ from virta.journal.protocol.messages import RefusedError, Type, Value
 from virta.jsontext import check_depth
 
 SET_OPTIONS = ("overwrite", "persist", "expires", "ttl")
-# Not all that `float` takes: "nan" is no time, and "1_0" a mistake.
+# Stricter than `float`: "nan" is no time, and "1_0" a mistake.
 _SECONDS = re.compile(r"-?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 FLAGS = {"1": True, "true": True, "0": False, "false": False}
 
@@ -92,29 +92,29 @@ def parsed(body: bytes, kind: type[Any]) -> Any:
 
 
 def named(name: Name) -> bytes:
-    """A key, a uri or a domain."""
+    """Return the bytes of a key, a uri or a domain."""
     return name.encode() if isinstance(name, str) else base64.b64decode(name.base64, validate=True)
 
 
 def job_key(name: Name) -> bytes:
-    """The key of a job, as NEXT gives it: nothing else can be done, extended or given back."""
+    """Return the key of a job, as NEXT returned it; refuse anything else."""
     key = named(name)
     if not key:
-        raise RefusedError("key-missing", "the key of a job, as next gives it")
+        raise RefusedError("key-missing", "the key of a job, as next returned it")
     if parse_key(key) is None:
-        raise RefusedError("does-not-exist", f"{shown_name(key)!r} is not a key that next gives")
+        raise RefusedError("does-not-exist", f"{shown_name(key)!r} is not a key that next returns")
     return key
 
 
 def seconds(name: str, value: float | None) -> float | None:
-    """A time to work for: what is over before it begins is a mistake."""
+    """Refuse a duration of work that is not above 0."""
     if value is not None and value <= 0:
         raise RefusedError("bad-request", f"{name} {value:g}: seconds, more than 0")
     return value
 
 
 def from_json(plain: Any) -> Value:
-    """Plain JSON values by their type, `{"base64": …}` as bytes, anything else as its JSON text."""
+    """Return plain JSON values by their type, `{"base64": …}` as bytes, anything else as its JSON text."""
     if isinstance(plain, dict) and plain.keys() == {"base64"}:
         if not isinstance(plain["base64"], str):
             raise RefusedError("bad-request", f"base64 {plain['base64']!r:.60} is not text")
@@ -127,7 +127,7 @@ def from_json(plain: Any) -> Value:
 def set_command(
     key: bytes, arguments: dict[str, str], body: bytes, content_type: str
 ) -> Command[int]:
-    """JSON says everything; any other body is the value itself, with options in the query."""
+    """Return the SET of a PUT: JSON has value and options; any other body is the value, options are in the query."""
     kind = content_type.partition(";")[0].strip().lower()
     given = SetBody(None)
     if kind == "application/json":
@@ -202,7 +202,7 @@ def cursor(text: str) -> bytes:
 
 
 def shown(plain: Any) -> Any:
-    """A value; bytes, and text that is none, as base64; numbers that JSON does not know as words."""
+    """Return a value for JSON: bytes and text that is not UTF-8 as base64, nan and infinity as strings."""
     if isinstance(plain, float) and not math.isfinite(plain):
         return str(plain)
     if isinstance(plain, str):
@@ -218,5 +218,5 @@ def shown_value(value: Value) -> Any:
 
 
 def shown_name(key: bytes) -> Any:
-    """A key or a uri: text if it is."""
+    """Return a key or a uri for JSON."""
     return shown(key.decode(errors="surrogateescape"))

@@ -46,7 +46,7 @@ REASON_CHARS_MAX = 200
 TICK_S_MAX = 1.0
 TICK_S_MIN = 0.0005
 _TICK_US_MAX = int(TICK_S_MAX * 1_000_000)
-# Plain numbers: a member of an enumeration is looked up by name each time.
+# Plain numbers: reading a member of an enumeration is slow.
 _GET, _NEXT, _QUIT = int(Function.GET), int(Function.NEXT), int(Function.QUIT)
 _READING = frozenset({_GET, _NEXT, int(Function.NOP)})
 # Commands that are refused while the disk fails, unless they are only about memory.
@@ -83,7 +83,9 @@ class CommitLoop:
         )
         if self._persistence is not None:
             self.engine.disk_bytes = self._persistence.disk_bytes
-        self.on_batch: list[Callable[[], None]] = []  # called after the replies of a batch
+        self.after_batch: set[Callable[[], None]] = (
+            set()
+        )  # called once, after the replies of a batch
         self.peers: Peers | None = None  # set before `start`, for copies on other daemons
         self._inline_s_max = inline_s_max
         self._group: GroupCommit[PendingReply, list[images.Record], None] | None = None
@@ -310,7 +312,7 @@ class CommitLoop:
     ) -> None:
         if error is None:
             if self._persistence is not None and self.failure is None:
-                self._persistence.settled()
+                self._persistence.committed()
             return
         if items or not self._refusing:
             log.error("journal_commit_failed code=%s %s", error.code, error.message)
@@ -329,12 +331,16 @@ class CommitLoop:
             respond(reply)
 
     def _answered(self, error: LogError | None) -> None:  # noqa: ARG002
-        for callback in self.on_batch:
-            callback()
+        self._call_after_batch()
         if self._timer is None or (self._event is not None and self._event < self._timer_us):
             self._arm(self._event)
         if self._persistence is not None and self._persistence.grown:
             self._consider_rotation(self._persistence)
+
+    def _call_after_batch(self) -> None:
+        callbacks, self.after_batch = self.after_batch, set()
+        for callback in callbacks:
+            callback()
 
     def _await_copies(self, ticket: Ticket, respond: Respond, reply: Reply) -> None:
         """Respond when enough daemons have the change, or that they do not."""
@@ -345,8 +351,7 @@ class CommitLoop:
 
         def respond_now(answer: Reply) -> None:
             respond(answer)
-            for callback in self.on_batch:
-                callback()
+            self._call_after_batch()
 
         def arrived() -> None:
             timer.cancel()

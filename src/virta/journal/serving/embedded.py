@@ -30,7 +30,6 @@ from virta.log.group_commit import ThreadGroupCommit
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from virta.journal.protocol.commands import Command
     from virta.journal.protocol.messages import Reply
@@ -104,12 +103,7 @@ class Journal(BlockingMethods):
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _carry_out(self, batch: list[Command[Any]]) -> list[Reply]:
@@ -151,7 +145,7 @@ class Journal(BlockingMethods):
     ) -> None:
         if error is not None:
             return
-        self._disk.settled()
+        self._disk.committed()
         if self._disk.grown and self._disk.wants_rotation(self.engine):
             try:
                 self._disk.snapshot(self.engine)

@@ -1,8 +1,8 @@
 """
 The journal for any language: requests in, JSON answers out, no transport.
 
-`await Handler(node).handle(method, path, query, body)` answers `/journal/keys/…` and `/journal/jobs/…`;
-whoever has a socket mounts it. Everything goes through the same engine as the binary protocol.
+`await Handler(node).handle(method, path, query, body)` answers `/journal/keys/…` and `/journal/jobs/…` for an
+HTTP server. Everything goes through the same engine as the binary protocol.
 Invariant: bad input is a problem document (RFC 9457) with the journal's error code, never an exception;
 an answer to a change that must survive comes after it is on disk.
 
@@ -88,12 +88,12 @@ class Handler:
         body: bytes = b"",
         content_type: str = "application/json",
         *,
-        gone: asyncio.Event | None = None,
+        disconnected: asyncio.Event | None = None,
     ) -> Response:
         """
-        Answer one request; `path` is still percent-encoded, so that keys may hold slashes.
+        Answer one request; `path` is still percent-encoded, so that keys may contain slashes.
 
-        `gone` is set when nobody waits for the answer any longer, or should: no job is handed out then.
+        `disconnected` is set when the client has left or the server stops: no job is reserved then.
         """
         arguments = bodies.query_arguments(query) if isinstance(query, str) else dict(query)
         if method == "HEAD":
@@ -103,7 +103,7 @@ class Handler:
             if path.removeprefix(self._prefix) == "/jobs/next":
                 _only(method, "POST")
                 given = bodies.decoded(body, bodies.NextBody)
-                return _json(await self._next(given, gone or asyncio.Event()))
+                return _json(await self._next(given, disconnected or asyncio.Event()))
             return await self._route(method, path, arguments, body, content_type)
         except RefusedError as refused:
             return _problem(refused, path)
@@ -192,10 +192,10 @@ class Handler:
         return _json({"key": shown_name(key), "result": await self._call(actions[action]())})
 
     async def _add(self, key: bytes, amount: float) -> Any:
-        """By itself ADD makes a number in memory only; what is kept by default is kept here, too."""
+        """Add to a number that is persistent by default; ADD alone creates one in memory only."""
         zero, add = commands.set_(key, type(amount)(0), overwrite=False), commands.add(key, amount)
         check_numbers(add.request)
-        # Asked in one breath: a DELETE between the two would leave a number that is not kept.
+        # Submitted together: a DELETE between the two would leave a number in memory only.
         _, reply = await asyncio.gather(
             *(self._node.submit(command.request, self._session) for command in (zero, add))
         )
@@ -272,12 +272,12 @@ class Handler:
         result = await actions[action]()
         return _json(result if isinstance(result, dict) else {"result": result})
 
-    async def _next(self, given: bodies.NextBody, gone: asyncio.Event) -> dict[str, Any]:
-        """Jobs, waiting for them if asked to, woken as a listening connection would be."""
+    async def _next(self, given: bodies.NextBody, disconnected: asyncio.Event) -> dict[str, Any]:
+        """Reserve jobs; wait for them if requested, woken as a listening connection would be."""
         woken = asyncio.Event()
         session = Session(lambda _: woken.set())
         bodies.seconds("work_for", given.work_for)
-        leaving = asyncio.create_task(gone.wait())
+        leaving = asyncio.create_task(disconnected.wait())
         deadline = asyncio.get_running_loop().time() + min(max(given.wait, 0.0), WAIT_S_MAX)
         try:
             while True:
@@ -290,11 +290,11 @@ class Handler:
                     listen=given.wait > 0,
                 )
                 found = await self._call(command, session)
-                if found.jobs and gone.is_set() and not given.remove:
+                if found.jobs and disconnected.is_set() and not given.remove:
                     await self._give_back(found)
                     found = Next([], None)
                 left = deadline - asyncio.get_running_loop().time()
-                if found.jobs or left <= 0 or gone.is_set():
+                if found.jobs or left <= 0 or disconnected.is_set():
                     return _next_view(found)
                 if found.wake_up is not None:
                     left = min(left, max(found.wake_up - now_us() / 1e6, 0.001))
@@ -305,14 +305,14 @@ class Handler:
                     )
                 finally:
                     waking.cancel()
-                if gone.is_set():
+                if disconnected.is_set():
                     return _next_view(Next([], found.wake_up))
         finally:
             leaving.cancel()
             self._node.engine.close(session)
 
     async def _give_back(self, found: Next) -> None:
-        """Nobody is there to do them; else they would be worked on by nobody until their deadline."""
+        """Return jobs whose client has left; else they would wait for their deadline."""
         for job in found.jobs:
             with contextlib.suppress(RefusedError):
                 await self._call(commands.give_back(job.key))
@@ -333,7 +333,7 @@ class Handler:
         return _json({"deleted": await self._call(commands.delete(key))})
 
     async def _domain(self, method: str, name: bytes, body: bytes) -> Response:
-        """All settings of a domain, those at their defaults too; PUT replaces, PATCH changes some."""
+        """Return all settings of a domain, defaults included; PUT replaces, PATCH changes some."""
         key = DOMAIN_PREFIX + name
         if method == "DELETE":
             return _json({"deleted": await self._call(commands.delete(key))})
@@ -389,7 +389,7 @@ def _next_view(found: Next) -> dict[str, Any]:
 
 
 def _prefix_end(prefix: bytes) -> bytes:
-    """The first key after all keys with a prefix; empty if there is none."""
+    """Return the first key after all keys with a prefix; empty if there is none."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes((stripped[-1] + 1,)) if stripped else b""
 

@@ -41,7 +41,7 @@ class JournalConnection(asyncio.Protocol):
     def __init__(self, server: JournalServer) -> None:
         self._server = server
         self._node = server.node
-        self._session = Session(self._send)
+        self._session = Session(self._notify)
         self._parser = RequestParser()
         self._transport: asyncio.Transport | None = None
         self._out: list[Reply] = []
@@ -125,12 +125,13 @@ class JournalConnection(asyncio.Protocol):
 
     def _respond(self, reply: Reply) -> None:
         self._unanswered -= 1
-        self._send(reply)
-
-    def _send(self, message: Reply) -> None:
         if not self._out:
-            self._server.unflushed.add(self)
-        self._out.append(message)
+            self._node.after_batch.add(self.flush)
+        self._out.append(reply)
+
+    def _notify(self, message: Reply) -> None:
+        self._unanswered += 1  # it replies to no request
+        self._respond(message)
 
     def _refuse(self) -> None:
         """Answer malformed bytes if they have an identifier; nothing after them is read."""
@@ -172,7 +173,6 @@ class JournalServer:
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
         self.node = node or CommitLoop(directory)
-        self.unflushed: set[JournalConnection] = set()  # those with replies of this batch
         self.address = (host, port)
         self._connections: set[JournalConnection] = set()
         self._connections_max = connections_max
@@ -183,7 +183,6 @@ class JournalServer:
     async def start(self) -> None:
         """Restore the journal and listen."""
         await self.node.start()
-        self.node.on_batch.append(self._flush)
         try:
             self._server = await asyncio.get_running_loop().create_server(
                 lambda: JournalConnection(self), *self.address, backlog=BACKLOG
@@ -242,14 +241,9 @@ class JournalServer:
     def dismiss(self, connection: JournalConnection) -> None:
         """Forget a connection that ended."""
         self._connections.discard(connection)
-        self.unflushed.discard(connection)
+        self.node.after_batch.discard(connection.flush)
         if self._stopping and not self._connections:
             self._all_closed.set()
-
-    def _flush(self) -> None:
-        unflushed, self.unflushed = self.unflushed, set()
-        for connection in unflushed:
-            connection.flush()
 
 
 async def _close_listener(server: asyncio.Server) -> None:

@@ -1,5 +1,5 @@
 """
-The journal on disk: a log of images per generation, and snapshots that let old ones go.
+The journal on disk: a log of images per generation, and snapshots that replace old ones.
 
     <directory>/lock                 flock: one process owns a journal
     <directory>/<n>.log/             a virta.log, generation n (20 digits)
@@ -86,7 +86,7 @@ class Persistence:
             if collecting:
                 gc.enable()
             if len(engine.jobs) + len(engine.store) > FREEZE_ENTRIES_MIN:
-                gc.freeze()  # they stay for long: collections need not look at them again
+                gc.freeze()  # they stay for long: exclude them from collections
         self._claim_ids(engine.jobs.next_id)
 
     def _restore(self, engine: JournalEngine, now: int) -> None:
@@ -128,7 +128,7 @@ class Persistence:
         self._remove_before(first)
 
     def _open(self, generation: int) -> None:
-        """Go over to the log of a generation; if it cannot be opened, all stays as it is."""
+        """Switch to the log of a generation; if it cannot be opened, nothing changes."""
         opened = open_log(
             self.directory / f"{generation:020d}.log",
             durability=self.durability,
@@ -155,34 +155,26 @@ class Persistence:
         Raises:
             LogError: they may or may not be on disk; nothing must be acknowledged any more.
         """
-        whole = sum([len(image) for _, _, image in records])
-        if whole <= BATCH_BYTES_MAX:
-            if records:
-                self._append(records, whole, self.durability)
-            return
-        begin = size = 0
-        for at, record in enumerate(records):
-            more = len(record[2])
-            if size + more > BATCH_BYTES_MAX and at > begin:
-                self._append(records[begin:at], size, "none")
+        assert self._log is not None
+        begin = size = total = 0
+        for at, (_, _, image) in enumerate(records):
+            if size + len(image) > BATCH_BYTES_MAX and at > begin:
+                self._log.append_many(records[begin:at], durability="none")
                 begin, size = at, 0
-            size += more
-        self._append(records[begin:], size, self.durability)
+            size += len(image)
+            total += len(image)
+        batch = records[begin:] if begin else records
+        if len(batch) == 1:
+            self._log.append(*batch[0], durability=self.durability)
+        elif batch:
+            self._log.append_many(batch, durability=self.durability)
+        self._records += len(records)
+        self._bytes += total
 
-    def settled(self) -> None:
-        """What was drained before the last commit is durable; not while another thread commits."""
+    def committed(self) -> None:
+        """Free the leases whose end is durable now; not while another thread commits."""
         if self._leases.leaving:
             self._leases.free_ended()
-
-    def _append(self, batch: list[images.Record], size: int, durability: Durability) -> None:
-        assert self._log is not None
-        if len(batch) == 1:
-            topic, key, value = batch[0]
-            self._log.append(topic, key, value, durability=durability)
-        else:
-            self._log.append_many(batch, durability=durability)
-        self._records += len(batch)
-        self._bytes += size
 
     def id_records(self, next_id: int) -> list[images.Record]:
         """Claim more ids long before they are needed; a record to commit with the others."""
@@ -199,7 +191,7 @@ class Persistence:
 
     @property
     def grown(self) -> bool:
-        """Whether rotation may be worth a thought."""
+        """Whether `wants_rotation` may be true."""
         return self._records > ROTATE_RECORDS_MIN or self._bytes > ROTATE_BYTES_MIN
 
     def wants_rotation(self, engine: JournalEngine) -> bool:
@@ -210,7 +202,7 @@ class Persistence:
         )
 
     def rotate(self, engine: JournalEngine) -> None:
-        """Begin a generation; `rotation_step` does the rest. Nothing may be waiting for `commit`."""
+        """Begin a generation; `rotation_step` does the rest. No records may be waiting for `commit`."""
         assert self._rotation is None
         self._open(self._generation + 1)
         self._records = self._bytes = 0
@@ -227,20 +219,17 @@ class Persistence:
         return next(self._rotation, True) is True
 
     def abandon_rotation(self) -> None:
-        """The snapshot could not be written: the logs before it stay, nothing is lost."""
+        """Drop a snapshot that could not be written; the logs before it stay, nothing is lost."""
         if self._rotation is not None:
             self._rotation.close()
             self._rotation = None
             self._path("tmp").unlink(missing_ok=True)
 
     def finish_rotation(self) -> None:
-        """Sync and publish the snapshot, and let everything before it go. May block."""
+        """Sync and publish the snapshot, and remove everything before it. May block."""
         temporary = self._path("tmp")
-        descriptor = os.open(temporary, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
         self._snapshot_bytes = temporary.stat().st_size
         publish(temporary, self._path("snap"))
         self._remove_before(self._generation)
@@ -265,7 +254,7 @@ class Persistence:
         files.sync_directory(self.directory)
 
     def disk_bytes(self) -> int:
-        """About what the journal takes on disk: the snapshot and the log since."""
+        """Return about how many bytes are on disk: the snapshot and the log since."""
         return self._bytes + self._snapshot_bytes
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
 """
-Who works on what, kept where a crash does not reach: a memory-mapped table of slots.
+Leases that survive a crash: a memory-mapped table of the jobs that are worked on.
 
     at    bytes
     0     4    "VJL1", then 4 of zero
@@ -13,15 +13,15 @@ Who works on what, kept where a crash does not reach: a memory-mapped table of s
     (little-endian)
 
 A reserve costs a store into memory, neither a record in the log nor a system call, and is there after
-`kill -9` because the kernel has the page. Nobody waits for the disk: a power cut may forget the marks
-of the last half minute, and those jobs are then visible early.
+`kill -9` because the kernel has the page. No reply waits for the disk: a power cut may lose the leases of the
+last half minute, and those jobs are then reserved again early.
 
 A mapped file that another process truncates would end the daemon (SIGBUS). So it is guarded; where the
 native module is not built, the table is in memory and written to the file by `pwrite`.
 
 Invariants: a slot counts only if its CRC fits and the job it names is in the log with as many attempts
-behind it; so a slot of an attempt whose end the log knows marks nothing. A slot is freed only after the
-log knows that the attempt ended: an acknowledgement that nobody was told of did not happen.
+behind it; so a slot of an attempt whose end is in the log has no effect. A slot is freed only after the end of
+the attempt is in the log: before that, the acknowledgement was not sent.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class LeaseSlot(NamedTuple):
 
 
 class LeaseTable:
-    """`load` what a process before this one left, then `begin` anew with what of it still holds."""
+    """`load` the slots of the previous process, then `begin` a new file with those that are still valid."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -77,7 +77,7 @@ class LeaseTable:
         self.clock = 0  # last time of the clock in the previous process, 0: unknown
 
     def load(self) -> Iterator[LeaseSlot]:
-        """What is in the file; a slot that was being written when the process died is passed over."""
+        """Yield the slots of the file; one that was being written when the process died is skipped."""
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
@@ -93,7 +93,7 @@ class LeaseTable:
                 yield LeaseSlot(*_SLOT.unpack(body))
 
     def begin(self, jobs: Iterable[Job]) -> None:
-        """A new file with the jobs that are worked on; the old one stays until it is whole."""
+        """Write a new file with the jobs that are worked on; the old one stays until that is complete."""
         self.close()
         working = list(jobs)
         self._slots = max(SLOTS_MIN, 2 * len(working))
@@ -109,7 +109,7 @@ class LeaseTable:
         temporary.rename(self._path)
 
     def put(self, job: Job) -> None:
-        """Somebody works on the job, from now on or for longer than was said."""
+        """Store a new lease, or a new deadline of one."""
         slot = job.slot
         if not slot:
             if not self._free and not self._grow():
@@ -125,17 +125,17 @@ class LeaseTable:
             self._store(CLOCK_AT, body + _SUM.pack(zlib.crc32(body)))
 
     def end(self, job: Job) -> None:
-        """Nobody works on it any more; the slot is kept until the log knows, too."""
+        """End a lease; its slot is freed when the log has the end."""
         self._ended.append(job)
 
     def drained(self) -> None:
-        """What ended up to now is in the images that go to the log."""
+        """Note that what ended up to now is in records on their way to the log."""
         if self._ended:
             self.leaving += self._ended
             self._ended = []
 
     def free_ended(self) -> None:
-        """Those images are in the log."""
+        """Free the slots of leases whose end is in the log now."""
         leaving, self.leaving = self.leaving, []
         if self._map is None:
             return
@@ -178,7 +178,7 @@ class LeaseTable:
             self._store(0, MAGIC)
 
     def _grow(self) -> bool:
-        """Twice the slots; False if the disk has no room, then a crash forgets the marks beyond."""
+        """Double the slots; False if the disk is full, then a crash loses the leases beyond."""
         before = self._slots
         self._slots *= 2
         try:
@@ -199,9 +199,8 @@ class LeaseTable:
         if kernel.guard is None:
             return bytearray(os.pread(self._descriptor, size, 0))
         mapped = mmap.mmap(self._descriptor, size)
-        if kernel.guard is not None:
-            self._guard = kernel.guard(mapped, self._descriptor)
-            self._faults = 0
+        self._guard = kernel.guard(mapped, self._descriptor)
+        self._faults = 0
         return mapped
 
     def _unmap(self) -> None:

@@ -1,9 +1,9 @@
 """
-What the log and the snapshots hold: whole states of single entries, never deltas.
+The records of the log and of snapshots: whole states of single entries, never deltas.
 
 Invariant: replaying images over any older or newer state of the same entries, in log order, ends in the
-state after the last image. That is what lets a snapshot be taken little by little while the journal
-works, and makes replaying a record twice harmless.
+state after the last image. So a snapshot can be written in steps while the journal works, and replaying a
+record twice is harmless.
 
     topic   value (MessagePack array)
     value   keys, type, data, timestamp, created, modified, accessed, expires, ttl, worked until, tombstone
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from virta.journal.jobs.job import DEAD, GONE, Job
+from virta.journal.jobs.job import DEAD, REMOVED, Job
 from virta.journal.protocol.messages import Value
 from virta.journal.values.entry import ValueEntry
 from virta.log.limits import KEY_BYTES_MAX
@@ -83,29 +83,24 @@ def job_fields(job: Job) -> tuple[Any, ...]:
 
 
 def drain(engine: JournalEngine, now: int) -> list[Record]:
-    """Every image the log has to learn, in the order it must learn them."""
-    records = _drained_jobs(engine, now) if engine.jobs.wants_log else []
+    """Return the images to log, in the order of the log."""
+    records: list[Record] = []
+    if engine.jobs.wants_log:
+        for uri, finished, kept in engine.jobs.changes():
+            image = _encode((uri, finished, now, [job_fields(job) for job in kept]))
+            records.append(("job", _short(uri), image))
+        engine.jobs.drained()
     if not engine.store.unlogged:
         return records
-    gone, whole, marked = engine.store.drain()
-    records += [("gone", _short(key), _encode((key,))) for key in gone]
+    removed, whole, marked = engine.store.drain()
+    records += [("gone", _short(key), _encode((key,))) for key in removed]
     for entry in whole:
-        image = value_fields(entry, engine.store.value(entry))
-        records.append(("value", _short(entry.keys[0]), _encode(image)))
+        image = _encode(value_fields(entry, engine.store.value(entry)))
+        records.append(("value", _short(entry.keys[0]), image))
     for entry in marked:
         key = entry.keys[0]
         mark = (key, entry.timestamp, entry.worked_until, entry.expires, entry.marked_at)
         records.append(("mark", _short(key), _encode(mark)))
-    return records
-
-
-def _drained_jobs(engine: JournalEngine, now: int) -> list[Record]:
-    jobs = engine.jobs
-    records = [
-        ("job", _short(uri), _encode((uri, finished, now, [job_fields(job) for job in kept])))
-        for uri, finished, kept in jobs.changes()
-    ]
-    jobs.drained()
     return records
 
 
@@ -114,17 +109,17 @@ def ids_record(first_free: int) -> Record:
 
 
 def apply(engine: JournalEngine, topic: str, image: bytes, now: int) -> None:
-    """Take one record of the log into the state."""
+    """Apply one record of the log."""
     fields = _decode(image)
     if topic == "job":
         uri, finished, finished_at, entries = fields
-        engine.jobs.restore_gone(uri, finished_at, finished)
+        engine.jobs.restore_removed(uri, finished_at, finished)
         for entry in entries:
             restore_job(engine, uri, entry, now)
     elif topic == "value":
         restore_value(engine, fields, now)
     elif topic == "gone":
-        engine.store.restore_gone(fields[0])
+        engine.store.restore_removed(fields[0])
     elif topic == "mark":
         key, timestamp, worked_until, expires, marked_at = fields
         stored = engine.store.stored(key)
@@ -137,21 +132,23 @@ def apply(engine: JournalEngine, topic: str, image: bytes, now: int) -> None:
 def restore_value(engine: JournalEngine, image: list[Any], now: int) -> None:
     keys, kind, data, timestamp, created, modified, accessed, expires, ttl = image[:9]
     worked, tombstone, marked_at, links, alias = image[9:]
-    entry = ValueEntry(keys[0], timestamp)
-    entry.keys = keys
+    entry = ValueEntry(
+        keys,
+        timestamp,
+        created,
+        modified,
+        alias=alias,
+        accessed=accessed,
+        expires=expires,
+        ttl=ttl,
+        worked_until=worked,
+        marked_at=marked_at,
+        persist=True,
+        tombstone=bool(tombstone),
+        over=tombstone == _OVER,
+    )
     if links:
         entry.links = dict(zip(keys[1:], links, strict=True))
-    entry.alias = alias
-    entry.marked_at = marked_at
-    entry.created = created
-    entry.modified = modified
-    entry.accessed = accessed
-    entry.expires = expires
-    entry.ttl = ttl
-    entry.worked_until = worked
-    entry.tombstone = bool(tombstone)
-    entry.over = tombstone == _OVER
-    entry.persist = True
     engine.store.restore(entry, Value(kind, data), now)
 
 
@@ -192,7 +189,7 @@ def job_of(jobs: Jobs, uri: bytes, image: list[Any]) -> Job:
         attempts,
         reason,
         False,
-        GONE,
+        REMOVED,
         lease,
         worked_until,
         0,
@@ -202,5 +199,5 @@ def job_of(jobs: Jobs, uri: bytes, image: list[Any]) -> Job:
 
 
 def _short(key: bytes) -> bytes:
-    """For people who read the log: the image has the whole key."""
+    """Return the key of a log record, for people who read the log; the image has the whole key."""
     return key[:KEY_BYTES_MAX]

@@ -1,5 +1,5 @@
 """
-A snapshot: every persistent entry at some moment at or after a point in the log.
+A snapshot: every persistent entry at some time at or after a point in the log.
 
     "VJS1"  then chunks:  u32 size  u32 crc32 of the payload  payload
     payload MessagePack [kind, items]: kind "values" or "jobs" with images, "finished" with
@@ -20,7 +20,7 @@ import msgspec
 
 from virta import files
 from virta.errors import JournalError
-from virta.journal.jobs.job import GONE
+from virta.journal.jobs.job import REMOVED
 from virta.journal.storage import records as images
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 def write_snapshot(engine: JournalEngine, path: Path) -> Generator[None, None, None]:
     """
-    Write all steps; between any two the journal may go on working.
+    Write a snapshot in steps; between any two the journal may go on working.
 
     When it ends the file is complete but not yet durable: sync it, then call `publish`.
     """
@@ -62,7 +62,7 @@ def publish(temporary: Path, final: Path) -> None:
 
 def load_snapshot(engine: JournalEngine, path: Path, now: int) -> None:
     """
-    Take a snapshot into an empty engine.
+    Load a snapshot into an empty engine.
 
     Raises:
         JournalError: the file is not what was written; nothing may be served from it.
@@ -97,9 +97,9 @@ def _steps(engine: JournalEngine) -> Iterator[bytes]:
         yield _encode(["finished", finishes[at : at + STEP_ENTRIES]])
     jobs = engine.jobs.all()
     for at in range(0, len(jobs), STEP_ENTRIES):
-        kept = [j for j in jobs[at : at + STEP_ENTRIES] if j.persist and j.state != GONE]
+        kept = [j for j in jobs[at : at + STEP_ENTRIES] if j.persist and j.state != REMOVED]
         for job in kept:
-            job.logged = True  # from now on the disk has to hear of its end
+            job.logged = True  # from now on its end has to be logged
         yield _encode(["jobs", [(job.uri, images.job_fields(job)) for job in kept]])
     chosen: list[Any] = []
     size = 0

@@ -1,7 +1,7 @@
 """
-Data of values that memory has no room for: a scratch file, read with one pread.
+Data of values that do not fit in memory: a scratch file, read with one pread.
 
-The log has these bytes too; this file only saves looking for them there. It has no name, so a crash
+The log has these bytes too; this file only saves searching it. The file has no name, so a crash
 leaves nothing behind. Invariant: freed space is reused before the file grows, so it stays within twice
 the largest amount of data that was spilled at one time.
 """
@@ -27,13 +27,13 @@ class FileSpill:
         self._pieces: dict[int, int] = {}  # handle (position) -> size of the data
 
     def put(self, data: bytes) -> int:
-        room = _room(len(data))
-        free = self._free.get(room)
+        size = _piece_bytes(len(data))
+        free = self._free.get(size)
         if free:
             position = free.pop()
         else:
             position = self._end
-            self._end += room
+            self._end += size
         written = 0
         while written < len(data):
             written += os.pwrite(self._file.fileno(), data[written:], position + written)
@@ -48,11 +48,11 @@ class FileSpill:
 
     def drop(self, handle: int) -> None:
         size = self._pieces.pop(handle)
-        self._free.setdefault(_room(size), []).append(handle)
+        self._free.setdefault(_piece_bytes(size), []).append(handle)
 
     def close(self) -> None:
         self._file.close()
 
 
-def _room(size: int) -> int:
+def _piece_bytes(size: int) -> int:
     return max(PIECE_BYTES_MIN, 1 << (size - 1).bit_length()) if size else PIECE_BYTES_MIN

@@ -48,7 +48,7 @@ class EntryTable:
         self.wants_log = False  # an acknowledgement of the last changes has to wait for the log
         self._dirty: dict[ValueEntry, None] = {}
         self._marked: dict[ValueEntry, None] = {}
-        self._gone: dict[bytes, None] = {}
+        self._removed: dict[bytes, None] = {}
         self.replication = Replication()
         self._pending: dict[bytes, dict[bytes, None]] = {}  # by the key that has no value yet
         self.unannounced: list[bytes] = []  # keys expired since the last tick, for listeners
@@ -107,15 +107,15 @@ class EntryTable:
     @property
     def unlogged(self) -> bool:
         """Whether `drain` has anything to do."""
-        return bool(self._dirty or self._gone or self._marked) or self.wants_log
+        return bool(self._dirty or self._removed or self._marked) or self.wants_log
 
     def drain(self) -> tuple[list[bytes], list[ValueEntry], list[ValueEntry]]:
         """
-        What the log must learn, once: keys to forget, entries to keep whole, entries of which only
-        mark and expiry changed. The keys to forget come first in the log.
+        Return what to log, once: removed keys, entries to log whole, and entries of which only mark and
+        expiry changed. The removed keys come first in the log.
         """
         self.wants_log = False
-        if not (self._dirty or self._gone or self._marked):
+        if not (self._dirty or self._removed or self._marked):
             return [], [], []
         whole: list[ValueEntry] = []
         for entry in self._dirty:
@@ -126,13 +126,13 @@ class EntryTable:
                 whole.append(entry)
             elif entry.logged:
                 entry.logged = False
-                self._gone.update(dict.fromkeys(entry.keys))
+                self._removed.update(dict.fromkeys(entry.keys))
         marked = [e for e in self._marked if e.logged and e.keys and e not in self._dirty]
-        gone = list(self._gone)
+        removed = list(self._removed)
         self._dirty.clear()
         self._marked.clear()
-        self._gone.clear()
-        return gone, whole, marked
+        self._removed.clear()
+        return removed, whole, marked
 
     def restore(self, entry: ValueEntry, value: Value, now: int) -> None:
         """Add an entry from the log or a snapshot, in place of what its keys led to before."""
@@ -156,7 +156,7 @@ class EntryTable:
             self._set_data(entry, value)
             self._set_expiry(entry, entry.expires)
 
-    def restore_gone(self, key: bytes) -> None:
+    def restore_removed(self, key: bytes) -> None:
         self._detach(key)
 
     def restore_mark(
@@ -171,7 +171,7 @@ class EntryTable:
         self._tombstones = deque(sorted(self._tombstones, key=itemgetter(0)))
         self._dirty.clear()
         self._marked.clear()
-        self._gone.clear()
+        self._removed.clear()
         self.wants_log = False
 
     # Helpers.
@@ -185,7 +185,7 @@ class EntryTable:
 
     def _create(self, key: bytes, timestamp: int) -> ValueEntry:
         self._detach(key)
-        entry = ValueEntry(key, timestamp)
+        entry = ValueEntry([key], timestamp, timestamp, timestamp)
         self._entries[key] = entry
         self._keys.add(key)
         self.memory_bytes += self._overhead(key)
@@ -197,11 +197,11 @@ class EntryTable:
         for linked in self._pending.get(entry.keys[0], {}).copy():
             self._attach(entry, linked, self._entries[linked].timestamp)
 
-    def _attach(self, entry: ValueEntry, key: bytes, moment: int) -> None:
+    def _attach(self, entry: ValueEntry, key: bytes, linked_at: int) -> None:
         """Add a key to a live entry."""
         self._detach(key)
         entry.keys.append(key)
-        entry.links = {**entry.links, key: moment}
+        entry.links = {**entry.links, key: linked_at}
         self._entries[key] = entry
         self._keys.add(key)
         self.memory_bytes += len(key)
@@ -223,7 +223,7 @@ class EntryTable:
                 self._pending.pop(entry.alias, None)
         self.memory_bytes -= len(key)
         if entry.logged:
-            self._gone[key] = None
+            self._removed[key] = None
             self.wants_log = True
         if entry.keys:
             self._changed(entry)
@@ -239,7 +239,7 @@ class EntryTable:
     ) -> None:
         """Replace a key by a tombstone, so that an older change cannot bring it back."""
         self._detach(key)
-        entry = ValueEntry(key, timestamp)
+        entry = ValueEntry([key], timestamp, timestamp, timestamp)
         if alias is not None:
             entry.alias = alias
             self._pending.setdefault(alias, {})[key] = None
@@ -259,12 +259,11 @@ class EntryTable:
         with; otherwise the order of their arrival would decide.
         """
         root, value = entry.keys[0], self.value(entry)
-        moments = {key: max(entry.timestamp, at) for key, at in entry.links.items()}
-        for key, timestamp in moments.items():
-            self.replication.link_expired(key, timestamp)
+        for key, linked_at in entry.links.items():
+            self.replication.link_expired(key, max(entry.timestamp, linked_at))
         for key in list(entry.keys):
-            moment = moments.get(key, entry.timestamp)
-            self._bury(key, moment, now, persist=entry.persist)
+            timestamp = max(entry.timestamp, entry.timestamp_of(key))
+            self._bury(key, timestamp, now, persist=entry.persist)
             self._entries[key].expires = entry.expires  # it was over, not deleted
             self.unannounced.append(key)
         tombstone = self._entries[root]

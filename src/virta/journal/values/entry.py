@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from msgspec import Struct, field
+
 from virta.journal.protocol.messages import Details
 
 
@@ -22,58 +24,34 @@ class Spill(Protocol):
 _NO_LINKS: dict[bytes, int] = {}  # shared by all values with one key, never changed
 
 
-class ValueEntry:
+class ValueEntry(Struct, eq=False):
     """One value under one or more keys, or the tombstone of one key."""
 
-    __slots__ = (
-        "accessed",
-        "alias",
-        "created",
-        "data",
-        "expires",
-        "handle",
-        "keys",
-        "links",
-        "lock_owner",
-        "lock_until",
-        "logged",
-        "marked_at",
-        "modified",
-        "over",
-        "persist",
-        "queued",
-        "size",
-        "timestamp",
-        "tombstone",
-        "ttl",
-        "type",
-        "worked_until",
-    )
-
-    def __init__(self, key: bytes, timestamp: int) -> None:
-        self.keys = [key]  # the first is the value's own, the others were linked to it
-        self.links: dict[bytes, int] = _NO_LINKS  # when each of the others was
-        self.alias: bytes | None = None  # a tombstone until that key has a value
-        self.type = 0
-        self.data: bytes | None = b""  # None: spilled, `handle` says where
-        self.handle = 0
-        self.size = 0
-        self.timestamp = timestamp
-        self.created = timestamp
-        self.modified = timestamp
-        self.accessed = 0
-        self.expires = 0
-        self.ttl = 0
-        self.worked_until = 0
-        self.marked_at = 0  # when the mark was made
-        self.persist = False
-        self.tombstone = False
-        self.over = False  # a tombstone with the first bytes of a value that expired
-        self.logged = False  # a record of it is in the log
-        self.queued = 0  # its time in the expiry heap, 0: not in it
-        # In memory only: a lock never outlives its connection.
-        self.lock_owner: object = None
-        self.lock_until = 0
+    keys: list[bytes]  # the first is the value's own, the others were linked to it
+    timestamp: int
+    created: int
+    modified: int
+    links: dict[bytes, int] = field(
+        default_factory=lambda: _NO_LINKS
+    )  # when each of the others was
+    alias: bytes | None = None  # a tombstone until that key has a value
+    type: int = 0
+    data: bytes | None = b""  # None: spilled, `handle` says where
+    handle: int = 0
+    size: int = 0
+    accessed: int = 0
+    expires: int = 0
+    ttl: int = 0
+    worked_until: int = 0
+    marked_at: int = 0  # when the mark was made
+    persist: bool = False
+    tombstone: bool = False
+    over: bool = False  # a tombstone with the first bytes of a value that expired
+    logged: bool = False  # a record of it is in the log
+    queued: int = 0  # its time in the expiry heap, 0: not in it
+    # In memory only: a lock never outlives its connection.
+    lock_owner: object = None
+    lock_until: int = 0
 
     def timestamp_of(self, key: bytes) -> int:
         """Return when a key was linked, or else the timestamp of the value or tombstone."""

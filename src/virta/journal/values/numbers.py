@@ -1,5 +1,5 @@
 """
-Numbers inside values: the only data the journal ever looks into (ADD, NOT, TRUNCATE).
+Numbers inside values: the only data that the journal reads (ADD, NOT, TRUNCATE).
 
 Integers are two's complement big-endian in 1, 2, 4 or 8 bytes, floats IEEE 754 big-endian in 4 or 8,
 a boolean is one byte 0 or 1. A result keeps the type and width of what was stored.
@@ -25,7 +25,7 @@ def integer_of(value: Value) -> int:
 
 
 def added(stored: Value | None, amount: Value) -> Value:
-    """The sum; nothing stored counts as 0 of the amount's type and width."""
+    """Return the sum; nothing stored counts as 0 of the amount's type and width."""
     if stored is not None and stored.type != amount.type:
         raise RefusedError("type-mismatch", f"adding {_name(amount)} to {_name(stored)}")
     if amount.type == Type.INTEGER:
@@ -42,7 +42,7 @@ def inverted(stored: Value) -> Value:
 
 
 def truncated(stored: Value, size: int) -> Value:
-    """Cut to `size` bytes, or filled with zeros up to it."""
+    """Return the value cut to `size` bytes, or filled with zeros up to it."""
     if stored.type not in (Type.BUFFER, Type.STRING):
         raise RefusedError("type-mismatch", f"{_name(stored)} is neither buffer nor string")
     if size < 0:
@@ -63,7 +63,6 @@ def _added_integer(stored: Value | None, amount: Value) -> Value:
 
 def _added_float(stored: Value | None, amount: Value) -> Value:
     terms = [amount] if stored is None else [stored, amount]
-    total = math.nan
     numbers = []
     for term in terms:
         if len(term.data) not in _FLOATS:

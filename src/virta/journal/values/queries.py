@@ -3,8 +3,8 @@ Reading many keys: bounds, regular expressions, and cursors that carry everythin
 
 A cursor is `c1:` and a MessagePack array (query, bound or pattern, last key, count, flags). The daemon
 keeps no state for it: it is valid on any connection and after a restart, and continues strictly
-after the last key returned. There is no snapshot. One that would be longer than CURSOR_BYTES holds, instead
-of long keys, as much of them as tells them from the keys next to them.
+after the last key returned. There is no snapshot. In a cursor that would be longer than CURSOR_BYTES, long
+keys are cut where they differ from their neighbours.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 PATTERN_BYTES_MAX = 1024
 # RE2's automata for one pattern; more is refused rather than built.
 REGEX_MEMORY_BYTES_MAX = 1024 * 1024
-# Keys looked at in vain for one reply: some 10 ms of regular expressions.
+# Keys that may be skipped for one reply: some 10 ms of regular expressions.
 SCAN_KEYS_MAX = 20_000
 CURSOR_BYTES = 255  # what any client can send back; more only where keys differ that late, or patterns are long
 _CURSOR_PREFIX = b"c1:"
@@ -55,13 +55,13 @@ class Query(msgspec.Struct, array_like=True):
     kind: int
     bound: bytes  # the upper end of a range (empty: none), or the pattern
     last: bytes  # the last key of the reply before; or the lower end
-    # A cursor comes from outside, whatever it says of itself.
+    # A cursor comes from outside: check it.
     count: Annotated[int, msgspec.Meta(ge=0, le=PAIRS_MAX)]
     flags: Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
     after: bool = True
 
     def cursor(self, last: bytes, following: bytes, *scanned: Scanned) -> bytes:
-        """Where the next reply begins: after `last`, the key that `following` comes after."""
+        """Return the cursor of a reply that begins after `last`, which `following` comes after."""
         exact = self._encoded(self.bound, last, after=True)
         if len(exact) <= CURSOR_BYTES or following <= last:
             return _checked(exact)
@@ -76,14 +76,14 @@ class Query(msgspec.Struct, array_like=True):
         return _CURSOR_PREFIX + msgspec.msgpack.encode(following)
 
     def span(self) -> tuple[bytes, bytes | None]:
-        """From where to where keys have to be looked at; None: to the end."""
+        """Return the bounds of the keys to read; None: to the end."""
         if self.kind == QUERY_RANGE:
             return self.last, self.bound or None
         prefix = literal_prefix(self.bound)
         return max(self.last, prefix), _after_all(prefix)
 
     def keys(self, *scanned: Scanned) -> Iterator[tuple[bytes, bool]]:
-        """Keys in order, and whether each is asked for."""
+        """Yield keys in order, and whether each is part of the result."""
         lower, upper = self.span()
         after = self.after and lower == self.last
         scans = [source.scan(lower, upper, after=after) for source in scanned]
@@ -98,7 +98,7 @@ class Query(msgspec.Struct, array_like=True):
 
 
 def separator(low: bytes, high: bytes) -> bytes:
-    """The shortest beginning of `high` that is larger than `low`, which is smaller than `high`."""
+    """Return the shortest prefix of `high` that is larger than `low`, which is smaller than `high`."""
     size = next(
         (at for at, (one, two) in enumerate(zip(low, high, strict=False)) if one != two), None
     )
@@ -106,7 +106,7 @@ def separator(low: bytes, high: bytes) -> bytes:
 
 
 def literal_prefix(pattern: bytes) -> bytes:
-    """What every key that an anchored pattern finds begins with."""
+    """Return the prefix of every key that an anchored pattern finds."""
     found = _ANCHORED.match(pattern)
     if found is None or b"|" in pattern:
         return b""
@@ -114,7 +114,7 @@ def literal_prefix(pattern: bytes) -> bytes:
 
 
 def _after_all(prefix: bytes) -> bytes | None:
-    """The first key behind all that begin with these plain characters."""
+    """Return the first key after all with this prefix of plain characters."""
     return prefix[:-1] + bytes((prefix[-1] + 1,)) if prefix else None
 
 
@@ -132,7 +132,7 @@ def parse_cursor(cursor: bytes) -> Query:
     except msgspec.DecodeError as error:
         raise RefusedError("bad-cursor", "it was not given by this journal") from error
     if query.kind not in (QUERY_RANGE, QUERY_REGEX):
-        raise RefusedError("bad-cursor", f"it holds query {query.kind}")
+        raise RefusedError("bad-cursor", f"its query is {query.kind}")
     return query
 
 
@@ -142,9 +142,9 @@ _CACHE_PATTERNS_MAX = 64
 
 def compiled(pattern: bytes) -> KeyPattern:
     """
-    RE2 only: its time is linear in the key, whatever the pattern.
+    Compile a pattern with RE2, whose time is linear in the key.
 
-    What Python reads otherwise, or not at all, is refused, so that a pattern means the same to everybody.
+    What Python's `re` reads otherwise, or not at all, is refused, so that a pattern has one meaning.
     """
     found = _cache.get(pattern)
     if found is not None:
@@ -167,9 +167,7 @@ def compiled(pattern: bytes) -> KeyPattern:
         raise RefusedError("bad-regex", detail[:200]) from error
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "error"
-            )  # classes in brackets that Python takes for something else
+            warnings.simplefilter("error")  # for classes in brackets that Python reads otherwise
             re.compile(pattern)
     except (re.error, RecursionError, OverflowError, Warning) as error:
         raise RefusedError("bad-regex", f"not in Python's re: {error}"[:200]) from error

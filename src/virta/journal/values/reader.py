@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from virta.journal.jobs.job import HELD, Job
+from virta.journal.jobs.job import WAITING_BEHIND, Job
 from virta.journal.jobs.key_index import JobKeys
 from virta.journal.protocol.messages import (
     DATA,
@@ -78,7 +78,7 @@ class ValueReader:
         return Reply(request.identifier, flags, entry.timestamp, entry.expires or None, pair=pair)
 
     def _get_job(self, job: Job, request: Request, session: Session, now: int) -> Reply:
-        """A job is the value `uri` under its two keys; a timeout extends, gives back or reserves it."""
+        """A job is the value `uri` under its two keys; a timeout extends, returns or reserves it."""
         if request.flags & WORKED_ON and job.lease:
             raise RefusedError("worked-on", timestamp=job.timestamp)
         if request.flags & LISTEN:
@@ -152,8 +152,8 @@ class ValueReader:
         return entry
 
     def _mark_job(self, job: Job, request: Request, now: int) -> None:
-        """Reserve, extend or give back a job; one that waits behind another is only read."""
-        if request.timeout is not None and job.state != HELD:
+        """Reserve, extend or return a job; one that waits behind another is only read."""
+        if request.timeout is not None and job.state != WAITING_BEHIND:
             self._jobs.mark(job, request.timeout, now)
 
     def _query(self, request: Request) -> Query:

@@ -72,7 +72,7 @@ class SortedKeys:
             del self._maxima[index]
 
     def before(self, key: bytes) -> bytes:
-        """The last key smaller than this one; empty if there is none."""
+        """Return the last key smaller than this one; empty if there is none."""
         index = min(bisect_left(self._maxima, key), len(self._chunks) - 1)
         while index >= 0:
             at = bisect_left(self._chunks[index], key)
@@ -83,7 +83,7 @@ class SortedKeys:
 
     def scan(self, lower: bytes, upper: bytes | None, *, after: bool = False) -> Iterator[bytes]:
         """
-        Keys from `lower` (not including it if `after`) up to, not including, `upper`.
+        Yield keys from `lower` (not including it if `after`) up to, not including, `upper`.
 
         The keys must not change while the iterator is in use.
         """

@@ -100,12 +100,12 @@ class Store(EntryTable):
             else:
                 self._bury(key, timestamp, now, persist=True)
             return False
-        moments = {each: max(timestamp, entry.links.get(each, 0)) for each in entry.keys}
-        for each, moment in moments.items():
+        times = {each: max(timestamp, entry.links.get(each, 0)) for each in entry.keys}
+        for each, deleted_at in times.items():
             if complete:
                 self._detach(each)
             else:
-                self._bury(each, moment, now, persist=entry.persist)
+                self._bury(each, deleted_at, now, persist=entry.persist)
         return True
 
     def delete_copy(self, key: bytes, timestamp: int, now: int, *, owner: object = None) -> bool:
@@ -212,8 +212,8 @@ class Store(EntryTable):
             raise RefusedError("too-large", f"a value has at most {KEYS_PER_VALUE_MAX} keys")
         self._make_space(len(additional))
         before = self._entries.get(additional)
-        moment = timestamp if before is None else max(timestamp, before.timestamp + 1)
-        self._attach(entry, additional, moment)
+        linked_at = timestamp if before is None else max(timestamp, before.timestamp + 1)
+        self._attach(entry, additional, linked_at)
         return entry
 
     def link_copy(self, key: bytes, additional: bytes, timestamp: int, now: int) -> bool:
@@ -274,8 +274,8 @@ class Store(EntryTable):
     def _detach_links(self, entry: ValueEntry, now: int) -> None:
         """Detach the linked keys of a value that loses its own; they wait until that has a value again."""
         root = entry.keys[0]
-        for key, moment in list(entry.links.items()):
-            self._bury(key, moment, now, persist=entry.persist, alias=root)
+        for key, linked_at in list(entry.links.items()):
+            self._bury(key, linked_at, now, persist=entry.persist, alias=root)
             self.unannounced.append(key)
 
     # Attributes that change without a new version.

@@ -57,7 +57,7 @@ class JournalApi:
                 request.scope["query_string"].decode("latin-1"),
                 body,
                 request.headers.get("content-type", "application/json"),
-                gone=disconnected,
+                disconnected=disconnected,
             )
         finally:
             if watch is not None:
