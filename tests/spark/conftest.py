@@ -22,6 +22,7 @@ def spark(tmp_path_factory):
             **{
                 "spark.driver.memory": "1500m",
                 "spark.sql.shuffle.partitions": "2",
+                "spark.sql.python.filterPushdown.enabled": True,
                 "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
             },
         )

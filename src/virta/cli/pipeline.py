@@ -226,8 +226,7 @@ def start_spark(
     py_files: tuple[str, ...],
     archives: str | None,
 ) -> SparkSession:
-    # Nothing can be pushed down here, and a session without push-down starts sooner.
-    settings = {"spark.sql.python.filterPushdown.enabled": "false"}
+    settings: dict[str, Any] = {}
     if wanted is not None:
         own = wanted.spark
         settings |= own.conf

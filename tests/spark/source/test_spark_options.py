@@ -108,7 +108,7 @@ def test_topics_are_a_list_of_names():
         ),
         ({"path": "x", "batchRows": "many"}, "option batchRows is 'many': expected a number"),
         ({"path": "x", "maxRecordsPerTrigger": "0"}, "option maxRecordsPerTrigger is '0'"),
-        ({"path": "x", "pushdown": "maybe"}, "option pushdown is 'maybe': expected true or false"),
+        ({"path": "x", "pushdown": "true"}, "unknown option 'pushdown': choose from path, events"),
     ],
 )
 def test_wrong_options_are_refused(given, message):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -219,14 +221,40 @@ def test_bounds_and_topics_as_options(spark, filled):
         load(spark, path, startOffset="1").count()
 
 
-def test_a_session_without_pushdown_reads_too(spark, filled):
-    """The source works in any session: with Spark's default, conditions are simply not pushed."""
+PLAIN_SESSION = """
+import logging, sys
+from virta.spark import session
+from virta.spark.launch.plan_rule import PUSHDOWN_SETTING, plan_each_query
+
+logging.basicConfig(level="WARNING", stream=sys.stdout, format="%(message)s")
+spark = session(master="local[1]")
+def counts():
+    df = spark.read.format("virta").load(sys.argv[1])
+    return [df.where("offset < 10").count(), df.count()]
+print(spark.conf.get(PUSHDOWN_SETTING), counts())
+spark.conf.set(PUSHDOWN_SETTING, "true")
+print(counts())
+plan_each_query(spark)
+print(spark.conf.get(PUSHDOWN_SETTING), counts())
+"""
+
+
+def test_a_session_without_the_rule_never_lies(filled):
+    """By default, and where the rule comes too late, nothing is pushed: a DataFrame can be used twice."""
     path, _ = filled
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
-    try:
-        assert load(spark, path).where("offset < 10").count() == 10
-    finally:
-        spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PLAIN_SESSION, path],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout.splitlines() == [
+        "false [10, 1500]",
+        "[10, 1500]",
+        "conditions on a log are not pushed down by this Spark: the session has analysed a query already",
+        "false [10, 1500]",
+    ]
 
 
 def test_an_empty_log_and_a_missing_one(spark, tmp_path):

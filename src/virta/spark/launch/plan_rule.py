@@ -6,8 +6,11 @@ share: conditions pushed down by one query stay in the plan of the next one, whi
 to the session's analyser replaces the table of the format `virta` by one with a plan per query. The rule is
 Java, compiled at session start by the compiler that Spark uses for its queries.
 
-Invariants: a session has the rule, or no conditions are pushed unless the option `pushdown` asks for it. All
-queries on a loaded DataFrame see the log up to the same end, the one it had at the first of them.
+It is opt-in: the rule depends on Spark's internals. `session(**{"spark.sql.python.filterPushdown.enabled": True})`
+adds it and checks that it took effect.
+
+Invariants: a session has the rule, or no conditions are pushed. All queries on a loaded DataFrame see the log up to
+the same end, the one it had at the first of them.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
+
+from virta.errors import VirtaError
+from virta.spark.source.options import OWN_PLAN
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,8 +58,7 @@ public class VirtaPlans extends scala.runtime.AbstractFunction1 {
       if (!(node instanceof DataSourceV2Relation)) return false;
       DataSourceV2Relation relation = (DataSourceV2Relation) node;
       Table table = relation.table();
-      return table.getClass() == PythonTable.class && "virta".equalsIgnoreCase(table.name())
-        && !"false".equalsIgnoreCase(relation.options().get("pushdown"));
+      return table.getClass() == PythonTable.class && "virta".equalsIgnoreCase(table.name());
     }
 
     public Object applyOrElse(Object node, scala.Function1 otherwise) {
@@ -84,16 +89,11 @@ public class VirtaPlans extends scala.runtime.AbstractFunction1 {
 
     public ScanBuilder newScanBuilder(CaseInsensitiveStringMap options) {
       java.util.Map given = new java.util.HashMap(options.asCaseSensitiveMap());
-      given.keySet().removeIf(new IsPushdown());
-      given.put("pushdown", "session");
+      given.put("OWN_PLAN", "true");
       PythonDataSourceV2 source = new OnePlan(made);
       source.setShortName(shortName);
       return new PythonScanBuilder(source, shortName, columns, new CaseInsensitiveStringMap(given));
     }
-  }
-
-  public static class IsPushdown implements java.util.function.Predicate {
-    public boolean test(Object name) { return "pushdown".equalsIgnoreCase((String) name); }
   }
 
   // A plan with pushed conditions belongs to this scan; the one without any is shared.
@@ -123,11 +123,18 @@ public class VirtaPlans extends scala.runtime.AbstractFunction1 {
 _ruled: WeakSet[SparkSession] = WeakSet()  # the sessions that have the rule
 
 
+class PlanRuleError(VirtaError):
+    """The rule has no effect in a session."""
+
+    default_code = "plan_rule"
+
+
 def plan_each_query(spark: SparkSession) -> None:
     """
-    Add the rule to a session once; it takes effect if the session has not analysed a query yet.
+    Add the rule to a session once, and check that it took effect.
 
-    On a Spark with other internals, log a warning instead: conditions are not pushed down.
+    Where it did not (the session has analysed a query already, or Spark has other internals), switch push-down off and
+    log a warning.
     """
     from py4j.protocol import (  # type: ignore[import-untyped]  # noqa: PLC0415 - part of an extra
         Py4JError,
@@ -139,7 +146,8 @@ def plan_each_query(spark: SparkSession) -> None:
     _ruled.add(spark)
     try:
         add_rule(spark)
-    except (Py4JError, PySparkException, TypeError) as error:
+    except (Py4JError, PySparkException, TypeError, VirtaError) as error:
+        spark.conf.set(PUSHDOWN_SETTING, "false")
         reason = str(error).strip().splitlines()[0]
         logger.warning("conditions on a log are not pushed down by this Spark: %s", reason)
 
@@ -150,6 +158,8 @@ def add_rule(spark: SparkSession) -> None:
     session: Any = spark._jsparkSession  # noqa: SLF001
     compiler = jvm.org.codehaus.janino.SimpleCompiler()
     compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
-    compiler.cook(RULE)
+    compiler.cook(RULE.replace("OWN_PLAN", OWN_PLAN))
     rule = compiler.getClassLoader().loadClass("VirtaPlans").newInstance()
     session.extensions().injectResolutionRule(rule)
+    if "VirtaPlans" not in str(session.sessionState().analyzer().extendedResolutionRules()):
+        raise PlanRuleError("the session has analysed a query already")

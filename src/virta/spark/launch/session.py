@@ -44,7 +44,6 @@ def base_conf(cores: int) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         # A shuffle has as many parts as there are cores: micro-batches are small.
         "spark.sql.shuffle.partitions": str(cores),
-        PUSHDOWN_SETTING: "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
         # The default manager forks `readlink` and `chmod` for every checkpoint file: 80 ms a batch.
         "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_MANAGER,
@@ -84,7 +83,7 @@ def session(app: str = "virta", master: str | None = None, **conf: object) -> Sp
         if value is not None and name != "spark.master":
             builder = builder.config(name, setting_text(value))
     spark = builder.getOrCreate()
-    if spark.conf.get(PUSHDOWN_SETTING) == "true":
+    if setting_text(own.get(PUSHDOWN_SETTING)) == "true":
         plan_each_query(spark)
     spark.sparkContext.setLogLevel(str(own.get("spark.log.level") or "ERROR"))
     return spark

@@ -34,13 +34,13 @@ READ_OPTIONS = (
     "batchRows",
     "maxRecordsPerTrigger",
     "maxBytesPerTrigger",
-    "pushdown",
     "filters",
     "on",
 )
 SPARKS_OWN = ("checkpointLocation", "queryName")  # Spark passes its own options to a sink
 WRITE_OPTIONS = ("path", "topic", "durability", "queryId", "sequence", *SPARKS_OWN)
-BY_SESSION = "session"  # the option pushdown, set by sessions with a plan per query
+# Set by the rule of virta.spark.launch.plan_rule in each scan; no option of users.
+OWN_PLAN = "__virta_own_plan"
 SPLIT_BYTES_MIN = 64 * 1024
 BATCH_ROWS_MAX = 1_000_000
 
@@ -69,7 +69,7 @@ class ReadOptions:
     batch_rows: int
     max_records: int | None
     max_bytes: int | None
-    pushdown: bool
+    pushdown: bool  # this scan has a plan of its own
     filters: str | None
     on: str
 
@@ -81,7 +81,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
     Raises:
         OptionError: an unknown name or an invalid value.
     """
-    given = by_name(options, READ_OPTIONS)
+    given = by_name(options, (*READ_OPTIONS, OWN_PLAN), hidden=OWN_PLAN)
     topics = given.get("topics")
     return ReadOptions(
         path=required(given, "path", "the log's directory, as in .load(directory)"),
@@ -98,20 +98,22 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         batch_rows=number(given, "batchRows", ROWS_MAX, 1, BATCH_ROWS_MAX),
         max_records=optional_number(given, "maxRecordsPerTrigger"),
         max_bytes=optional_number(given, "maxBytesPerTrigger"),
-        pushdown=given.get("pushdown") == BY_SESSION
-        or choice(given, "pushdown", {"true": True, "false": False}, "false"),
+        pushdown=OWN_PLAN in given,
         filters=given.get("filters"),
         on=given.get("on", "event"),
     )
 
 
-def by_name(options: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]:
+def by_name(
+    options: Mapping[str, str], known: tuple[str, ...], hidden: str | None = None
+) -> dict[str, str]:
     """Return the options under the spelling of `known`, from any case."""
     names = {name.lower(): name for name in known}
     given: dict[str, str] = {}
     for name, value in options.items():
         if name.lower() not in names:
-            raise OptionError(f"unknown option {name!r}: choose from {', '.join(known)}")
+            shown = ", ".join(one for one in known if one != hidden)
+            raise OptionError(f"unknown option {name!r}: choose from {shown}")
         given[names[name.lower()]] = str(value)
     return given
 

@@ -42,7 +42,7 @@ from virta.spark.schemas import EVENT, FILTER_ID, MATCH, RECORD, RESCUED, check_
 from virta.spark.source.arrow import RECORD_COLUMNS, TEXT_COLUMNS, make_array
 from virta.spark.source.decode import DecodedRows, ScanSpec, read_rows, report_skipped
 from virta.spark.source.events import EventColumns
-from virta.spark.source.options import BY_SESSION, ReadOptions, read_options
+from virta.spark.source.options import OWN_PLAN, ReadOptions, read_options
 from virta.spark.source.pushdown import Bounds, push
 from virta.spark.source.sink import LogStreamWriter, LogWriter
 from virta.spark.source.splits import Ends, Plan, Split
@@ -62,7 +62,7 @@ class VirtaSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(dict(options))
-        if self.options.get("pushdown") == BY_SESSION:
+        if OWN_PLAN in self.options:
             self.options["end"] = end_now(self.options)
 
     @classmethod
@@ -77,10 +77,9 @@ class VirtaSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(self.options)
-        # Only in sessions with a plan per query (virta.spark.launch.plan_rule), or on request: other sessions keep
-        # the plan of a query with pushed conditions for all later queries on the loaded DataFrame. And Spark
-        # refuses such a reader while push-down is off in the session (its default), so only the process that
-        # pushes conditions gets one.
+        # Only in sessions with a plan per query (virta.spark.launch.plan_rule): others keep the plan of a query with
+        # pushed conditions for all later queries on the loaded DataFrame. And Spark refuses such a reader while
+        # push-down is off in the session, so only the process that pushes conditions gets one.
         pushing = options.pushdown and in_pushdown_worker()
         return (PushingReader if pushing else LogReader)(options, schema)
 
