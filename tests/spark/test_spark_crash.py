@@ -14,6 +14,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -26,6 +27,7 @@ from spark_logs import fill, read_log
 import virta
 from virta.spark.lake import compact, lake_ranges, read_all
 from virta.spark.launch.java import ensure_java
+from virta.spark.launch.package import write_package
 
 pytestmark = pytest.mark.slow
 
@@ -38,6 +40,7 @@ ROLES = ("python_streaming_source_runner", "pyspark.worker ", "python_streaming_
 DEADLINE = 240.0
 DRIVER = Path(__file__).with_name("copy_driver.py")
 SRC = Path(virta.__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def ids(path, topic=None):
@@ -276,10 +279,19 @@ def check_lakes(spark, source, interrupted):
 class Cluster:
     """Spark's own master and workers; the pip package has the classes but not the scripts."""
 
-    def __init__(self, directory, workers=2):
+    prefix: ClassVar[list[str]] = []
+
+    def __init__(self, directory, workers=2, hide=None):
         import pyspark
 
         home = Path(pyspark.__file__).parent
+        if hide is not None:
+            # Each process in a mount namespace of its own, where `hide` is empty; Spark itself is bound elsewhere.
+            (directory / "spark-home").mkdir()
+            moved = directory / "spark-home"
+            mounts = f"mount --bind {home} {moved} && mount -t tmpfs none {hide} && cd / && exec"
+            self.prefix = ["unshare", "-m", "sh", "-c", f'{mounts} "$@"', "sh"]
+            home = moved
         self.environment = {
             **os.environ,
             "JAVA_HOME": str(ensure_java()),
@@ -290,7 +302,9 @@ class Cluster:
             "PYTHONPATH": str(SRC),
             "PYSPARK_PYTHON": sys.executable,
         }
-        self.command = [str(home / "bin" / "spark-class")]
+        if hide is not None:
+            del self.environment["PYTHONPATH"], self.environment["PYSPARK_PYTHON"]
+        self.command = [*self.prefix, str(home / "bin" / "spark-class")]
         self.directory = directory
         self.processes = []
         self.start("master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
@@ -390,6 +404,32 @@ def test_cluster_with_killed_executors(spark, tmp_path):
     # Which of the two got tasks is Spark's to decide; that the archive was unpacked there is ours.
     assert places
     assert places <= {tmp_path / "worker-0", tmp_path / "worker-1"}
+
+
+def can_unshare():
+    return (
+        subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
+    )
+
+
+@pytest.mark.skipif(not can_unshare(), reason="needs the right to make a mount namespace")
+def test_a_cluster_that_cannot_see_the_repository(tmp_path):
+    """Executors with nothing but the packaged environment, under 100 MB, read, match, stream and write."""
+    source, target, checkpoint = str(tmp_path / "in"), str(tmp_path / "out"), str(tmp_path / "c")
+    events = fill(source, 2000)
+    size = write_package(tmp_path / "environment.tar.gz")
+    cluster = Cluster(tmp_path, workers=1, hide=ROOT)
+    process = None
+    try:
+        process = start_driver(cluster.url, source, target, checkpoint, limit=700)
+        wait_for(lambda: next_offset(target) == len(events), "all rows", process)
+    finally:
+        if process is not None:
+            kill_group(process)
+        cluster.stop()
+
+    assert size < 100_000_000
+    assert sorted(ids(target, "copy")) == sorted(event["id"] for event in events)
 
 
 def test_the_name_of_the_packed_python_ends_with_its_last_user(tmp_path):

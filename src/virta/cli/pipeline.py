@@ -60,7 +60,7 @@ def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of commands that start Spark."""
     for option in (
         click.option(
-            "--archives", help="A packed environment for executors (venv-pack), as a file."
+            "--archives", help="An environment for executors, made by `virta pipeline package`."
         ),
         click.option("--py-files", multiple=True, help="Python files or zips for executors."),
         click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A Spark setting."),
@@ -179,6 +179,19 @@ def replay(log: str, **options: Any) -> None:
         count = write_replay(replayed(events, filters), log, options["topic"], options["parquet"])
         seconds = time.monotonic() - begun
         click.echo(json.dumps({"events": count, "seconds": round(seconds, 2)}))
+
+
+@pipeline.command()
+@click.argument("archive", type=click.Path(dir_okay=False))
+def package(archive: str) -> None:
+    """Pack what executors need into ARCHIVE: .tar.gz for --archives, .zip for --py-files."""
+    from virta.spark.launch.package import write_package
+
+    try:
+        size = write_package(Path(archive))
+    except VirtaError as error:
+        fail(error.message)
+    click.echo(f"{archive}: {size / 1e6:.0f} MB")
 
 
 # Shared by the commands.

