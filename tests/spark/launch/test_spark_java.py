@@ -161,11 +161,23 @@ def test_the_python_of_workers(monkeypatch, given, conf, expected):
     assert tuple(os.environ[name] for name in names) == expected
 
 
-def test_settings_can_be_taken_back():
-    """The base settings are plain text for any number of cores."""
-    conf = base_conf(4)
+@pytest.mark.parametrize(
+    ("master", "parts"),
+    [
+        ("local[4]", "4"),
+        ("local[3,2]", "3"),
+        ("local", "1"),
+        ("local[*]", str(os.cpu_count())),
+        ("local-cluster[2,1,1024]", None),
+        ("spark://host:7077", None),
+        ("yarn", None),
+    ],
+)
+def test_shuffles_have_the_cores_of_one_machine_only(master, parts):
+    """The driver's cores say nothing about a cluster, and a checkpoint keeps the number for ever."""
+    conf = base_conf(master)
 
-    assert conf["spark.sql.shuffle.partitions"] == "4"
+    assert conf.get("spark.sql.shuffle.partitions") == parts
     assert all(isinstance(value, str) for value in conf.values())
 
 

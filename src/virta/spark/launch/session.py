@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import os
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -32,18 +33,21 @@ CHECKPOINT_MANAGER = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
 JAVA_END_SECONDS_MAX = 10.0
+LOCAL = re.compile(r"local(?:\[(\*|\d+)(?:,\d+)?\])?")
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
-def base_conf(cores: int) -> dict[str, str]:
-    """Return the settings of a session on `cores` cores, before the caller's own."""
+def base_conf(master: str) -> dict[str, str]:
+    """Return the settings of a session on `master`, before the caller's own."""
+    cores = local_cores(master)
     return {
+        # On one machine a shuffle has as many parts as there are cores: micro-batches are small. A checkpoint keeps
+        # the number for ever, and the driver's cores say nothing about a cluster: there it is Spark's default.
+        **({} if cores is None else {"spark.sql.shuffle.partitions": str(cores)}),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": "2g",
         "spark.sql.session.timeZone": "UTC",
-        # A shuffle has as many parts as there are cores: micro-batches are small.
-        "spark.sql.shuffle.partitions": str(cores),
         "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
         # The default manager forks `readlink` and `chmod` for every checkpoint file: 80 ms a batch.
         "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_MANAGER,
@@ -52,6 +56,15 @@ def base_conf(cores: int) -> dict[str, str]:
         "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
         "spark.python.sql.dataFrameDebugging.enabled": "false",
     }
+
+
+def local_cores(master: str) -> int | None:
+    """Return the cores of a local master, None for a cluster."""
+    matched = LOCAL.fullmatch(master)
+    if matched is None:
+        return None
+    cores = matched[1] or "1"
+    return os.cpu_count() or 1 if cores == "*" else int(cores)
 
 
 def session(app: str = "virta", master: str | None = None, **conf: object) -> SparkSession:
@@ -80,7 +93,7 @@ def session(app: str = "virta", master: str | None = None, **conf: object) -> Sp
     prepare_environment(master, None if python is None else str(python))
 
     builder = SparkSession.builder.appName(app).master(master)
-    for name, value in {**base_conf(os.cpu_count() or 1), **own}.items():
+    for name, value in {**base_conf(master), **own}.items():
         if value is not None and name != "spark.master":
             builder = builder.config(name, setting_text(value))
     spark = builder.getOrCreate()
