@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from virta.client import AsyncClient, Client
-    from virta.log import Log, Record, open, open_async  # noqa: A004
+    from virta.log import Log, Record, open_async
+    from virta.tier.opening import open  # noqa: A004
 
 __version__ = "0.1.0"
 __all__ = ["AsyncClient", "Client", "Log", "Record", "__version__", "open", "open_async"]
@@ -18,11 +19,11 @@ _HOMES = {
     "Client": "virta.client",
     "Log": "virta.log",
     "Record": "virta.log",
-    "open": "virta.log",
+    "open": "virta.tier.opening",
     "open_async": "virta.log",
 }
 # Packages that users import from: imported on first access, and always shown by `dir`.
-_PACKAGES = ("client", "errors", "event", "filters", "journal", "log", "match", "spark")
+_PACKAGES = ("client", "errors", "event", "filters", "journal", "log", "match", "spark", "tier")
 
 
 def __getattr__(name: str) -> Any:

@@ -15,6 +15,7 @@ One tree of coded errors.
     │   ├── LogGapError             offsets asked for are no longer there
     │   ├── LogCorruptionError      bytes that fail their checksum, with file and ranges
     │   └── ConsumerError           a position, a lease or a group that does not allow the call
+    ├── TierError                   object storage cannot be used, or another shipper has taken over
     ├── EventError                  not a valid CloudEvent
     ├── FilterError                 a filter that cannot be parsed or is not allowed
     ├── JournalError                the journal refused a request
@@ -132,6 +133,12 @@ class LogCorruptionError(LogError):
 
 class ConsumerError(LogError):
     default_code = "consumer_error"
+
+
+class TierError(VirtaError):
+    """Object storage cannot be reached or used, or another process ships the same log."""
+
+    default_code = "tier_error"
 
 
 class EventError(VirtaError):

@@ -99,7 +99,12 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
 
 def sync_directory(path: str | os.PathLike[str]) -> None:
     """Make the names in a directory durable: files created, renamed and removed in it."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    sync_file(path)
+
+
+def sync_file(path: str | os.PathLike[str]) -> None:
+    """Make the content of a file durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:

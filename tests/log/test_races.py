@@ -108,7 +108,7 @@ def test_retention_between_listing_and_opening(log, monkeypatch, read_somehow):
             (path / directory.segment_name(base)).unlink(missing_ok=True)
         return bases
 
-    for module in ("seek", "upkeep.verify", "engine.producers"):
+    for module in ("seek", "reader", "upkeep.verify", "engine.producers"):
         monkeypatch.setattr(f"virta.log.{module}.segment_bases", removed_meanwhile)
     read_somehow(log)
     assert len(listed(log.path)) == 2

@@ -33,6 +33,7 @@ EXTRAS = {
     "server": ("uvicorn", "starlette"),
     "match": ("google-re2",),
     "spark": ("pyspark", "pyarrow", "pandas"),
+    "tier": ("obstore",),
     "cli": ("rich",),
 }
 

@@ -20,7 +20,7 @@ from virta.log.engine import kernel
 from virta.log.engine.writer import DURABILITIES, Writer
 from virta.log.format.checkpoints import Checkpoints
 from virta.log.format.codec import Encoded
-from virta.log.format.directory import Meta, boot_id, open_locks, segment_bases
+from virta.log.format.directory import Meta, boot_id, open_locks
 from virta.log.limits import (
     BATCH_BYTES_MAX,
     LEASE_S_DEFAULT,
@@ -29,7 +29,7 @@ from virta.log.limits import (
     TOPICS_MAX,
 )
 from virta.log.open_logs import open_handles
-from virta.log.reader import FOREVER, LogSource, Reader
+from virta.log.reader import FOREVER, History, LogSource, Reader, all_bases
 from virta.log.topics import TopicCounts, TopicInfo
 from virta.log.upkeep import compaction, retention
 from virta.log.upkeep.verify import RepairReport, VerifyReport, repair_log, verify_log
@@ -74,6 +74,7 @@ class Log:
         self.durability = durability
         self.visibility = visibility
         self.read_only = read_only
+        self.history: History | None = None  # older segments, kept elsewhere
         self._meta = meta
         self._lock_timeout = lock_timeout
         self._core: Any = None
@@ -116,9 +117,7 @@ class Log:
         durability: Durability | None = None,
     ) -> Appended:
         """
-        Append one record; return its offset, which also has the durability that was met.
-
-        A value that is a dict or a list is written as JSON.
+        Append one record, a dict or a list as JSON; return its offset, with the durability that was met.
 
         Raises:
             LogTypeError, LogLimitError: an argument is not acceptable; nothing was written.
@@ -249,8 +248,7 @@ class Log:
         Args:
             start: where a new consumer begins.
             partitions: keys are spread over so many; fixed when the consumer is created.
-            lease: the poll interval: seconds that a member may take between two reads or commits.
-                After that, and at most a third more, it is hung and loses its partitions to others.
+            lease: seconds between two reads or commits; after a third more a member is hung and loses its partitions.
             on_gap: what to do when retention removed records before they were read.
         """
         self._writable()
@@ -273,8 +271,7 @@ class Log:
         """
         Count the records of each topic: up to `limit` topics in order of their names, after the name `after`.
 
-        Every sealed segment is read once per handle and remembered; later calls read what is new. Call again
-        with `after` set to the last name if there are `limit` topics.
+        Sealed segments are read once per handle. If there are `limit` topics, call again with `after`.
         """
         self._open_or_raise()
         return self._topics.find(self, after, limit)
@@ -282,7 +279,7 @@ class Log:
     @property
     def first_offset(self) -> int:
         self._open_or_raise()
-        return next(iter(segment_bases(self.path)), 0)
+        return next(iter(all_bases(self.path, self.history)), 0)
 
     @property
     def next_offset(self) -> int:
@@ -290,7 +287,7 @@ class Log:
         snapshot = self._snapshot()
         if snapshot is not None and snapshot.current:
             return snapshot.next
-        return seek.valid_end(self.path)
+        return max(seek.valid_end(self.path), self.history.next if self.history else 0)
 
     @property
     def durable_offset(self) -> int:
@@ -337,15 +334,18 @@ class Log:
         max_bytes: int | None = None,
         consumed: bool = False,
         keep_unread: bool = False,
+        unshipped: bool = False,
         dry_run: bool = False,
     ) -> retention.RetentionReport:
-        """Remove whole sealed segments, oldest first, while any given rule says so.
+        """
+        Remove whole sealed segments, oldest first, while any given rule says so.
 
         Args:
             max_age: last record older than that.
             max_bytes: the log is larger than that.
             consumed: every named consumer has read past it.
             keep_unread: never what a named consumer has not read yet, whatever the other rules say.
+            unshipped: also what is not in object storage yet, if the log is shipped there.
         """
         self._writable()
         return retention.retain(
@@ -354,6 +354,7 @@ class Log:
             max_bytes=max_bytes,
             consumed=consumed,
             keep_unread=keep_unread,
+            unshipped=unshipped,
             dry_run=dry_run,
         )
 
@@ -412,7 +413,7 @@ class Log:
 
     @property
     def source(self) -> LogSource:
-        # Not cached: without a reference cycle a dropped log is closed at once, in the thread that dropped it.
+        # Not cached: without a reference cycle a dropped log is closed at once.
         return LogSource(
             self.path,
             snapshot=self._snapshot,
@@ -422,13 +423,13 @@ class Log:
             wake=self._wake,
             closed=lambda: self._closed,
             checkpoints=self._checkpoints,
+            history=self.history,
         )
 
     def _open_or_raise(self) -> None:
         if self._closed:
             raise LogClosedError(f"the log at {self.path} is closed")
-        if self._forked:
-            # In a forked child: open everything again, on first use.
+        if self._forked:  # in a child: open everything again
             with self._connecting:
                 if self._forked:
                     self._connect()
@@ -444,10 +445,7 @@ class Log:
         self._open_or_raise()
         if self._core is None:
             return None
-        try:
-            return kernel.Snapshot(*self._core.snapshot())
-        except ValueError as exc:
-            raise LogClosedError(f"the log at {self.path} is closed") from exc
+        return kernel.Snapshot(*self._unless_closed(self._core.snapshot))
 
     def _sync_to(self, fd: int, base: int, end: int) -> None:
         """Make durable what a reader is about to return."""
@@ -464,18 +462,19 @@ class Log:
 
     def _notified(self) -> int:
         self._open_or_raise()
-        try:
-            return 0 if self._core is None else int(self._core.notified())
-        except ValueError as exc:
-            raise LogClosedError(f"the log at {self.path} is closed") from exc
+        return 0 if self._core is None else int(self._unless_closed(self._core.notified))
 
     def _wait(self, seen: int, timeout: float) -> None:
         if self._core is None:
             time.sleep(min(timeout, POLL_S))
             self._core = kernel.open_read_only(self.path)  # a writer may have created the page
             return
+        self._unless_closed(self._core.wait, seen, timeout)
+
+    def _unless_closed(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a method of the kernel, which raises ValueError after another thread closed it."""
         try:
-            self._core.wait(seen, timeout)
+            return call(*arguments)
         except ValueError as exc:
             raise LogClosedError(f"the log at {self.path} is closed") from exc
 

@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from virta.errors import LogClosedError, LogCorruptionError, LogError
 from virta.log.engine import kernel
@@ -41,6 +41,20 @@ FOREVER: Final = (1 << 63) - 1
 logger = logging.getLogger("virta.log")
 
 
+class History(Protocol):
+    """Older segments of a log that are kept elsewhere, and fetched when a reader needs them."""
+
+    @property
+    def next(self) -> int:
+        """The offset after the last record that is kept there."""
+
+    def bases(self) -> list[int]:
+        """Return the first offsets of its segments, in order."""
+
+    def fetch(self, base: int) -> Path:
+        """Return the directory that has the segment's file now; raise FileNotFoundError if there is none."""
+
+
 class LogSource:
     """What a reader needs of its log: where it is, what is published, and how to wait."""
 
@@ -55,6 +69,7 @@ class LogSource:
         wake: Callable[[], None],
         closed: Callable[[], bool],
         checkpoints: Checkpoints,
+        history: History | None = None,
     ) -> None:
         self.directory = directory
         self.snapshot = snapshot  # the control page, None where there is none
@@ -64,6 +79,41 @@ class LogSource:
         self.wake = wake  # end every wait of this handle
         self.closed = closed
         self.checkpoints = checkpoints
+        self.history = history
+
+    def bases(self) -> list[int]:
+        """Return the first offsets of all segments, in order; those of the history come first."""
+        return all_bases(self.directory, self.history)
+
+    def segment(self, base: int) -> Segment:
+        """Open a segment here or in the history."""
+        return open_segment(self.directory, base, self.history)
+
+    def extend(self, segment: Segment) -> bool:
+        """Fetch what the history has more of an open segment by now; return whether its file has changed."""
+        if self.history is None or segment.path.parent == self.directory:
+            return False
+        before = segment.size
+        self.history.fetch(segment.base)
+        return segment.size > before or segment.replaced
+
+
+def all_bases(directory: Path, history: History | None) -> list[int]:
+    """Return the first offsets of a log's segments, in order: those of the history, then those of its directory."""
+    bases = segment_bases(directory)
+    if history is None:
+        return bases
+    return [base for base in history.bases() if not bases or base < bases[0]] + bases
+
+
+def open_segment(directory: Path, base: int, history: History | None) -> Segment:
+    """Open a segment of a log's directory, or of its history."""
+    try:
+        return Segment(directory, base)
+    except FileNotFoundError:
+        if history is None:
+            raise
+    return Segment(history.fetch(base), base)
 
 
 class Reader:
@@ -247,11 +297,16 @@ class Reader:
 
     def _at_end(self, segment: Segment, limit: int, status: Status = Status.SHORT) -> bool:
         """Return whether to continue after the end of a segment without a seal, which is valid in the last one only."""
+        if self._source.extend(segment):
+            if segment.replaced:  # compacted: read on by offset in the new file
+                segment.close()
+                self._segment, self._at = None, Position(0, -1, self._at.next)
+            return True
         snapshot = self._source.snapshot()
         if snapshot is not None and snapshot.current:
             sealed = snapshot.active > segment.base
         else:
-            sealed = segment_bases(self._source.directory)[-1:] > [segment.base]
+            sealed = self._source.bases()[-1:] > [segment.base]
         if not sealed:
             return False
         return segment.size > limit or self._damage(segment, status, limit)
@@ -261,7 +316,7 @@ class Reader:
         snapshot = self._source.snapshot()
         if snapshot is None or not snapshot.current or snapshot.next <= first:
             return False
-        if snapshot.active in segment_bases(self._source.directory):
+        if snapshot.active in self._source.bases():
             return True  # it was created just now
         if not self._skip_gaps:
             self._raise_gap(first, snapshot.next)
@@ -270,11 +325,11 @@ class Reader:
     def _segment_at(self, base: int) -> Segment | None:
         """Open a segment; return None after skipping one with a damaged header, if that is allowed."""
         try:
-            return Segment(self._source.directory, base)
+            return self._source.segment(base)
         except LogCorruptionError as exc:
             if not self._skip_damage:
                 raise
-            later = [b for b in segment_bases(self._source.directory) if b > base]
+            later = [b for b in self._source.bases() if b > base]
             following = later[0] if later else None
             problem = problem_of(exc, following)
             if problem not in self.problems:
@@ -288,7 +343,7 @@ class Reader:
 
     def _open(self) -> bool:
         """Open the segment of the position; return False while there is none."""
-        bases = segment_bases(self._source.directory)
+        bases = self._source.bases()
         wanted = self._at.next
         at_or_before = [base for base in bases if base <= wanted]
         if not at_or_before:
@@ -304,7 +359,7 @@ class Reader:
             return False
         self._segment = segment
         checkpoints = self._source.checkpoints
-        index = load_index(self._source.directory, segment.base, segment.header.salt)
+        index = load_index(segment.path.parent, segment.base, segment.header.salt)
         known = index.position(wanted) if index else checkpoints.find(segment.header, wanted)
         self._at = known or segment.start()
         return True
@@ -317,7 +372,7 @@ class Reader:
         try:
             segment = self._segment_at(base)
         except FileNotFoundError:
-            later = [b for b in segment_bases(self._source.directory) if b >= base]
+            later = [b for b in self._source.bases() if b >= base]
             if not later:
                 return self._is_missing(base)  # or the rollover is not finished
             if later[0] == base:
@@ -362,7 +417,7 @@ class Reader:
         if after is not None:
             self._at = after
             return True
-        later = [b for b in segment_bases(self._source.directory) if b > segment.base]
+        later = [b for b in self._source.bases() if b > segment.base]
         if later:
             segment.close()
             self._segment = None

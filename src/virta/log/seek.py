@@ -72,10 +72,10 @@ def _bad_start(start: object) -> LogTypeError:
 def offset_at(log: Log, time: int) -> int:
     """Return the first offset appended at or after `time` (µs); the end if all records are older."""
     end = log.next_offset  # read first, so that records appended during the search are not skipped
-    for base in segment_bases(log.path):
+    for base in log.source.bases():
         # Retention may have removed it.
-        with suppress(FileNotFoundError), Segment(log.path, base) as segment:
-            index = load_index(log.path, base, segment.header.salt)
+        with suppress(FileNotFoundError), log.source.segment(base) as segment:
+            index = load_index(segment.path.parent, base, segment.header.salt)
             if index is not None and index.last_time < time:
                 continue
             start = segment.start() if index is None else index.position_at(time) or segment.start()

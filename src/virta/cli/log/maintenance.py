@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 import virta
+from virta.cli.log.tier import inspect_store, verify_store
 from virta.cli.report import (
     EXIT_PROBLEMS,
     json_option,
@@ -18,6 +19,7 @@ from virta.cli.report import (
 )
 from virta.cli.units import DURATION, SIZE, show_count, show_size, show_time
 from virta.log.limits import CLOCK_AHEAD_S, TOPICS_MAX
+from virta.tier.store import is_store_url
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -38,7 +40,10 @@ TOPIC_ROWS_MAX: Final = 100
 )
 @json_option
 def inspect(path: str, *, no_topics: bool, as_json: bool) -> None:
-    """Show segments, offsets, sizes, topics, consumers and how far behind they are."""
+    """Show segments, offsets, sizes, topics, consumers and how far behind they are; of a URL, what was shipped."""
+    if is_store_url(path):
+        inspect_store(path, as_json=as_json)
+        return
     with virta.open(path, create=False, read_only=True) as source:
         members = _describe(source) | ({} if no_topics else _topics(source))
     segments, consumers = members["segments"], members["consumers"]
@@ -159,7 +164,10 @@ def _problem_lines(problems: list[Problem]) -> list[str]:
 @json_option
 @click.pass_context
 def verify(ctx: click.Context, path: str, *, as_json: bool) -> None:
-    """Check every checksum of the log. Exit code 1 when something is damaged."""
+    """Check every checksum of the log, or of a shipped log's objects. Exit code 1 when something is damaged."""
+    if is_store_url(path):
+        verify_store(ctx, path, as_json=as_json)
+        return
     with (
         virta.open(path, create=False, read_only=True) as source,
         progress("verify", quiet=as_json) as bar,
@@ -229,10 +237,12 @@ def compact(path: str, *, topics: tuple[str, ...], as_json: bool) -> None:
 )
 @click.option("--consumed", is_flag=True, help="Drop what every named consumer has read.")
 @click.option("--keep-unread", is_flag=True, help="Never drop what a named consumer has not read.")
+@click.option("--unshipped", is_flag=True, help="Also drop what is not in object storage yet.")
 @click.option("--dry-run", is_flag=True, help="Only report what would be dropped.")
 @json_option
 def retain(
-    path: str, *, max_age: timedelta | None, max_bytes: int | None, consumed: bool, keep_unread: bool, dry_run: bool, as_json: bool
+    path: str, *, max_age: timedelta | None, max_bytes: int | None, consumed: bool, keep_unread: bool,
+    unshipped: bool, dry_run: bool, as_json: bool
 ) -> None:  # fmt: skip
     """Drop old sealed segments by age, size or consumption."""
     if max_age is None and max_bytes is None and not consumed:
@@ -243,6 +253,7 @@ def retain(
             max_bytes=max_bytes,
             consumed=consumed,
             keep_unread=keep_unread,
+            unshipped=unshipped,
             dry_run=dry_run,
         )
     verb = "would drop" if dry_run else "dropped"

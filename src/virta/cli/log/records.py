@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal
 import click
 
 import virta
-from virta.cli.log import maintenance, transfer
+from virta.cli.log import maintenance, tier, transfer
 from virta.cli.report import InputError, ReportingGroup, json_option, print_report
 from virta.cli.units import DURATION, PLACE, show_count
 from virta.errors import ConsumerError, LogGapError
@@ -38,7 +38,7 @@ def log() -> None:
     """Append to, read, inspect and maintain an event log (a directory)."""
 
 
-for _command in (*maintenance.COMMANDS, *transfer.COMMANDS):
+for _command in (*maintenance.COMMANDS, *transfer.COMMANDS, *tier.COMMANDS):
     log.add_command(_command)
 
 

@@ -32,6 +32,7 @@ META_BYTES_MAX: Final = 64 * 1024  # ours has 200
 CONTROL: Final = "control"
 WRITER_LOCK, SYNC_LOCK, MAINT_LOCK = "writer.lock", "sync.lock", "maint.lock"
 GROUPS, PINS, QUARANTINE = "groups", "pins", "quarantine"
+SHIPPED = "shipped.json"  # how far object storage has the log
 SEGMENT_SUFFIX, INDEX_SUFFIX = ".puro", ".pidx"
 CRC8_VARIANT: Final = "0x31/00/MSB"
 CONTROL_BYTES: Final = 4096

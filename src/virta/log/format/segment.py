@@ -141,6 +141,14 @@ class Segment:
     def size(self) -> int:
         return os.fstat(self.fd).st_size
 
+    @property
+    def replaced(self) -> bool:
+        """Whether the name now belongs to another file, or to none."""
+        try:
+            return os.stat(self.path).st_ino != os.fstat(self.fd).st_ino
+        except FileNotFoundError:
+            return True
+
     def data_end(self, pos: int) -> int:
         """Return the position after the last byte from `pos` on that is not zero; `pos` if all is headroom."""
         end = self.size

@@ -2,6 +2,7 @@
 Retention: remove whole sealed segments, oldest first. Readers that have one open finish it undisturbed.
 
 A pin (pins/<id>, a locked file) keeps everything from its offset on; the pin of a process that ended is ignored.
+What object storage does not have yet (`shipped.json`) stays, too, if the log is shipped there.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from virta.log.consumers import consumer
 from virta.log.disk_errors import translate_disk_errors
 from virta.log.format.directory import (
     PINS,
+    SHIPPED,
     index_name,
     maintenance_lock,
     segment_bases,
@@ -106,8 +108,24 @@ def lowest_pin(directory: Path) -> int | None:
     return lowest
 
 
+def write_shipped(directory: Path, url: str, offset: int) -> None:
+    """Record that object storage at `url` has all records below `offset`: retention keeps the others."""
+    files.write_whole(
+        directory / SHIPPED, json.dumps({"url": url, "offset": offset}).encode() + b"\n"
+    )
+
+
+def shipped_offset(directory: Path) -> int | None:
+    """Return the offset below which object storage has all records; None if the log is not shipped."""
+    try:
+        text = (directory / SHIPPED).read_bytes()
+    except FileNotFoundError:
+        return None
+    return _pinned_offset(text)
+
+
 def _pinned_offset(text: bytes) -> int:
-    """Return a pin's offset; an unreadable or invalid pin keeps everything."""
+    """Return the offset in a file; an unreadable or invalid one keeps everything."""
     try:
         offset = json.loads(text)["offset"] if text else 0
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -123,6 +141,7 @@ def retain(
     max_bytes: int | None,
     consumed: bool,
     keep_unread: bool,
+    unshipped: bool,
     dry_run: bool,
 ) -> RetentionReport:
     seconds = max_age.total_seconds() if isinstance(max_age, timedelta) else max_age
@@ -135,7 +154,13 @@ def retain(
             positions = consumer.advance_consumers(log, dry_run=dry_run)
         slowest = min(positions) if positions else None
         removed = _to_remove(
-            log, seconds, max_bytes, slowest, consumed=consumed, keep_unread=keep_unread
+            log,
+            seconds,
+            max_bytes,
+            slowest,
+            consumed=consumed,
+            keep_unread=keep_unread,
+            shipped=None if unshipped else shipped_offset(log.path),
         )
         if not dry_run:
             for info in removed:
@@ -158,15 +183,16 @@ def _to_remove(
     *,
     consumed: bool,
     keep_unread: bool,
+    shipped: int | None,
 ) -> list[SegmentInfo]:
     """Return the segments to remove; every consumer has read the records below `slowest`."""
     segments = log.segments()
-    pinned = lowest_pin(log.path)
+    kept_from = [offset for offset in (lowest_pin(log.path), shipped) if offset is not None]
     total = sum(info.bytes for info in segments)
     oldest = None if max_age is None else now_us() - int(max_age * 1e6)
     removed: list[SegmentInfo] = []
     for info in segments[:-1]:  # the active one always stays
-        if not info.sealed or (pinned is not None and info.next > pinned):
+        if not info.sealed or any(info.next > offset for offset in kept_from):
             break
         unread = slowest is not None and info.next > slowest
         if keep_unread and unread:

@@ -1,0 +1,232 @@
+"""
+The segments of a log in object storage, as local files in a bounded cache.
+
+A segment is fetched whole when a reader needs it. The active one grows: what was shipped since is added to the file
+that readers have open. When the cache is full, the files that were used least recently are removed; a reader that
+has one open finishes it undisturbed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from virta import files
+from virta.errors import TierError
+from virta.log.engine.kernel import crc32c
+from virta.log.format.directory import segment_name
+from virta.log.limits import SEGMENT_HEADER_BYTES
+from virta.tier import manifest as manifests
+from virta.tier.store import CACHE_BYTES_MAX, TierStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from virta.tier.manifest import Manifest, ShippedSegment, ShippedTail
+
+# The store is asked for a newer manifest at most this often.
+REFRESH_S: Final = 1.0
+# A shipper may replace objects between reading the manifest and reading them; the next manifest names the new ones.
+ATTEMPTS_MAX: Final = 3
+
+
+class TierHistory:
+    """The older segments of a log; `fetch` makes one a local file. Safe to share between threads."""
+
+    def __init__(
+        self,
+        url: str,
+        cache: Path,
+        *,
+        bytes_max: int = CACHE_BYTES_MAX,
+        refresh_s: float = REFRESH_S,
+        store: TierStore | None = None,
+    ) -> None:
+        self.url = url
+        self._cache = cache
+        self._bytes_max = bytes_max
+        self._refresh_s = refresh_s
+        self._store, self._pid = store, os.getpid()
+        self._lock = threading.Lock()
+        self._manifest: Manifest | None = None
+        self._checked_at = -refresh_s
+        files.make_directory(cache)
+
+    @property
+    def next(self) -> int:
+        """The offset after the last shipped record."""
+        return self.manifest().next
+
+    def bases(self) -> list[int]:
+        """Return the first offsets of the shipped segments, in order."""
+        manifest = self.manifest()
+        bases = [segment.base for segment in manifest.segments]
+        if manifest.tail is not None and manifest.tail.bytes:
+            bases.append(manifest.tail.base)
+        return bases
+
+    def manifest(self, *, newest: bool = False) -> Manifest:
+        """
+        Return the manifest, not older than a second.
+
+        Raises:
+            TierError: nothing was shipped to the store, or it cannot be reached.
+        """
+        with self._lock:
+            return self._refreshed(newest=newest)
+
+    def fetch(self, base: int) -> Path:
+        """
+        Return the cache's directory after the segment that begins at `base` is there, whole or as far as shipped.
+
+        Raises:
+            FileNotFoundError: the store has no such segment.
+            TierError: the store cannot be reached, or has other bytes than were shipped.
+        """
+        with self._lock:
+            for attempt in range(ATTEMPTS_MAX):
+                manifest = self._refreshed(newest=attempt > 0)
+                try:
+                    self._fetch(manifest, base)
+                except TierError as exc:
+                    if exc.code != "tier_object_missing" or attempt == ATTEMPTS_MAX - 1:
+                        raise
+                else:
+                    return self._cache
+        raise AssertionError("unreachable")
+
+    # Under the lock.
+
+    def _refreshed(self, *, newest: bool) -> Manifest:
+        present = self._manifest
+        now = time.monotonic()
+        if present is not None and not newest and now - self._checked_at < self._refresh_s:
+            return present
+        store = self._open_store()
+        if present is None or manifests.newest_number(store, present.number) is not None:
+            present = manifests.find_manifest(store)
+        self._manifest, self._checked_at = present, now
+        return present
+
+    def _open_store(self) -> TierStore:
+        if self._store is None or self._pid != os.getpid():
+            # The threads of the store's client do not survive a fork.
+            self._store, self._pid = TierStore(self.url), os.getpid()
+        return self._store
+
+    def _fetch(self, manifest: Manifest, base: int) -> None:
+        path = self._cache / segment_name(base)
+        tail = manifest.tail
+        if tail is not None and tail.base == base:
+            self._extend(path, tail)
+            return
+        segment = next((s for s in manifest.segments if s.base == base), None)
+        if segment is None:
+            raise FileNotFoundError(f"{self.url} has no segment that begins at offset {base}")
+        if _is_whole(path, segment):
+            os.utime(path)
+            return
+        self._make_room(segment.bytes, keep=path)
+        for suffix in segment.suffixes:
+            files.write_whole(
+                path.with_suffix(suffix), self._open_store().read(segment.name + suffix)
+            )
+        if path.exists() and self._complete(path, segment):
+            return
+        self._download(path, segment)
+
+    def _download(self, path: Path, segment: ShippedSegment) -> None:
+        temporary = path.with_suffix(".fetch")
+        fd = files.open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        crc = pos = 0
+        try:
+            for piece in self._open_store().stream(segment.name):
+                files.write_all(fd, piece, pos)
+                crc, pos = crc32c(piece, crc), pos + len(piece)
+        finally:
+            os.close(fd)
+        if (crc, pos) != (segment.crc, segment.bytes):
+            temporary.unlink()
+            raise TierError(
+                f"{self.url}/{segment.name} has other bytes than were shipped: {pos} bytes with crc32c"
+                f" {crc:08x}, expected {segment.bytes} with {segment.crc:08x}",
+                code="tier_corrupt",
+            )
+        os.rename(temporary, path)
+
+    def _complete(self, path: Path, segment: ShippedSegment) -> bool:
+        """Add the rest of a segment that was active when it was fetched: readers may have the file open."""
+        size = path.stat().st_size
+        if size >= segment.bytes:
+            return False
+        rest = self._open_store().read_range(segment.name, size, segment.bytes)
+        if crc32c(rest, _file_crc(path)) != segment.crc:
+            return False  # compacted or repaired since: another file
+        _append(path, rest)
+        return True
+
+    def _extend(self, path: Path, tail: ShippedTail) -> None:
+        if _salt(path) not in {None, tail.salt}:
+            path.unlink()
+        size = path.stat().st_size if path.exists() else 0
+        store = self._open_store()
+        for chunk in tail.chunks:
+            if chunk.end > size:
+                data = store.read(tail.name(chunk))
+                if crc32c(data) != chunk.crc:
+                    raise TierError(
+                        f"{self.url}/{tail.name(chunk)} has other bytes than were shipped",
+                        code="tier_corrupt",
+                    )
+                _append(path, data[max(size - chunk.start, 0) :])
+                size = chunk.end
+
+    def _make_room(self, wanted: int, *, keep: Path) -> None:
+        """Remove the files used least recently until `wanted` more bytes fit."""
+        found = []
+        for path in self._cache.glob("*.puro"):
+            with suppress(FileNotFoundError):
+                stat = path.stat()
+                found.append((stat.st_mtime_ns, stat.st_size, path))
+        total = sum(size for _, size, _ in found) + wanted
+        for _, size, path in sorted(found):
+            if total <= self._bytes_max:
+                return
+            if path != keep:
+                for related in self._cache.glob(f"{path.stem}.*"):
+                    related.unlink(missing_ok=True)
+                total -= size
+
+
+def _is_whole(path: Path, segment: ShippedSegment) -> bool:
+    """Return whether the cache has this generation of a segment, whole."""
+    return _salt(path) == segment.salt and path.stat().st_size == segment.bytes
+
+
+def _salt(path: Path) -> int | None:
+    """Return what distinguishes generations of a segment (docs/format.md, 4.1); None without a header."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(SEGMENT_HEADER_BYTES)
+    except FileNotFoundError:
+        return None
+    return int.from_bytes(head[40:44], "little") if len(head) == SEGMENT_HEADER_BYTES else None
+
+
+def _file_crc(path: Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while data := file.read(1024 * 1024):
+            crc = crc32c(data, crc)
+    return crc
+
+
+def _append(path: Path, data: bytes) -> None:
+    fd = files.open_file(path, os.O_WRONLY | os.O_CREAT)
+    try:
+        files.write_all(fd, data, os.fstat(fd).st_size)
+    finally:
+        os.close(fd)
