@@ -1,12 +1,13 @@
 """
 Job queues side by side: put/s and reserve+acknowledge/s, with their latencies.
 
-    python bench/journal_bench.py [--seconds 0.5] [--rounds 5] [--pick best] [--only NAME,NAME] [--json]
+    python bench/journal_bench.py [--seconds 0.5] [--rounds 5] [--pick best] [--only NAME,NAME] [--cpu] [--json]
 
 Every system runs on this machine, on its own directory of the same file system, and is used through a
 Python client, by one process and by sixteen. Durable rows acknowledge after fsync; the others do not.
 Batches are 100 jobs per request or pipeline. A system that is not installed is skipped with the reason.
 Ratios are made within each round, where everything is measured within seconds, and then summed up.
+`--cpu` prints the CPU time of a job instead, in the server and in its clients: other load does not change that.
 """
 
 from __future__ import annotations
@@ -76,9 +77,10 @@ def work(system, what, first, seconds, barrier, results):
     }[what]
     if barrier is not None:
         barrier.wait()
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), time.process_time()
     did, latencies = timed(call, seconds)
-    results.put((did, time.perf_counter() - began, latencies[:50_000]))
+    took, cpu = time.perf_counter() - began, time.process_time() - cpu
+    results.put((did, took, latencies[:50_000], cpu))
     getattr(queue, "close", lambda: None)()
 
 
@@ -94,17 +96,30 @@ def measure(system, what, clients, seconds, base):
         )
         for i in range(clients)
     ]
+    before = cpu_seconds(system)
     for process in processes:
         process.start()
     outcomes = [results.get(timeout=120) for _ in processes]
+    server = cpu_seconds(system) - before
     for process in processes:
         process.join()
-    latencies = sorted(value for _, _, values in outcomes for value in values)
+    latencies = sorted(value for _, _, values, _ in outcomes for value in values)
+    jobs = max(sum(did for did, *_ in outcomes), 1)
     return {
-        "rate": sum(did / max(took, 1e-9) for did, took, _ in outcomes),
+        "rate": sum(did / max(took, 1e-9) for did, took, *_ in outcomes),
         "p50": statistics.median(latencies),
         "p99": latencies[int(len(latencies) * 0.99)],
+        "server_us": server / jobs * 1e6,
+        "client_us": sum(cpu for *_, cpu in outcomes) / jobs * 1e6,
     }
+
+
+def cpu_seconds(system):
+    """Return the CPU time of a system's server process so far, 0 if there is none."""
+    if system.process is None:
+        return 0.0
+    fields = Path(f"/proc/{system.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def fill(system, base, seconds):
@@ -170,7 +185,7 @@ def summed_up(system, figures, pick):
     return row
 
 
-def printed(rows):
+def printed(rows, *, cpu):
     heads = [name for name in rows[0] if "," in name] if rows else []
     for lasting in (True, False):
         print(f"\n{'acknowledged after fsync' if lasting else 'not synced at acknowledgement'}:\n")
@@ -178,13 +193,18 @@ def printed(rows):
         print("|---|---|" + "---|" * len(heads))
         for figures in rows:
             if figures["lasting"] == lasting:
-                cells = [
-                    f"{f['rate']:,.0f}/s ({f['p50']:.0f} / {f['p99']:.0f} µs)" if f else "-"
-                    for f in (figures.get(head) for head in heads)
-                ]
+                cells = [cell(figures.get(head), cpu=cpu) for head in heads]
                 print(
                     f"| {figures['system']} | {figures['durability']} | " + " | ".join(cells) + " |"
                 )
+
+
+def cell(found, *, cpu):
+    if found is None:
+        return "-"
+    if cpu:
+        return f"{found['server_us']:.1f} + {found['client_us']:.1f} µs"
+    return f"{found['rate']:,.0f}/s ({found['p50']:.0f} / {found['p99']:.0f} µs)"
 
 
 def ratio_of(ours, peer, head):
@@ -228,9 +248,10 @@ def main():
     parser.add_argument("--seconds", type=float, default=0.5, help="of each measure")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--only", default="", help="systems whose name holds one of these, with commas between"
+        "--only", default="", help="systems whose name contains one of these, with commas between"
     )
     parser.add_argument("--pick", choices=["median", "best"], default="median")
+    parser.add_argument("--cpu", action="store_true", help="CPU time of a job, not rates")
     parser.add_argument("--json", action="store_true", help="all rounds, for programs")
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
@@ -247,10 +268,12 @@ def main():
     print(
         f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
         f"load {os.getloadavg()[0]:.1f}; {options.pick} of {options.rounds} rounds of "
-        f"{options.seconds} s; cells are rate (p50 / p99 of one call)"
+        f"{options.seconds} s; cells are "
+        + ("CPU time of a job: server + clients" if options.cpu else "rate (p50 / p99 of one call)")
     )
-    printed(rows)
-    ratios_printed(rows)
+    printed(rows, cpu=options.cpu)
+    if not options.cpu:
+        ratios_printed(rows)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ WORK_FOR = click.FloatRange(min=0, min_open=True)
 
 @journal.command("next")
 @click.argument("domain", default="")
-@click.option("--count", default=1, type=click.IntRange(1, 1_000), help="Take up to so many.")
+@click.option("--count", default=1, type=click.IntRange(1, 1_000), help="Reserve up to so many.")
 @click.option("--work-for", type=WORK_FOR, help="Seconds until they count as lapsed.")
 @click.option("--remove", is_flag=True, help="Count them as done at once.")
 @click.option("--wait", default=0.0, type=SECONDS, help="Seconds to wait for one.")
@@ -34,7 +34,7 @@ def reserve(
     client: Client, out: Output, domain: str, *, count: int, work_for: float | None, remove: bool,
     wait: float,
 ) -> None:  # fmt: skip
-    """Take due jobs, of DOMAIN or of all; acknowledge each with `done KEY`."""
+    """Reserve due jobs, of DOMAIN or of all; acknowledge each with `done KEY`."""
     end = time.monotonic() + wait
     while True:
         found: Next = client.call(
@@ -78,7 +78,7 @@ def extend(client: Client, out: Output, keys: tuple[str, ...], *, seconds: float
 @click.argument("keys", nargs=-1, required=True)
 @connected
 def give_back(client: Client, out: Output, keys: tuple[str, ...]) -> None:
-    """Let another worker do the jobs with these KEYS, at once; that counts as no attempt."""
+    """Return the jobs with these KEYS to the queue, due at once; that counts as no attempt."""
     report_all(keys, client.give_back, "given_back", out)
 
 
@@ -93,7 +93,7 @@ def give_back(client: Client, out: Output, keys: tuple[str, ...]) -> None:
 def fail(
     client: Client, out: Output, keys: tuple[str, ...], *, reason: str, delay: float | None, dead: bool
 ) -> None:  # fmt: skip
-    """Say that the jobs with these KEYS failed: tried again, or dead after too many attempts."""
+    """Report that the jobs with these KEYS failed: tried again, or dead after too many attempts."""
     report_all(keys, lambda key: client.fail(key, reason, delay=delay, dead=dead), "failed", out)
 
 

@@ -65,7 +65,7 @@ uri_option = click.option(
 
 
 class TakesNumbers(click.Command):
-    """A command whose arguments may be numbers below 0, which look like options."""
+    """A command whose arguments may be negative numbers, which click would read as options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.ignore_unknown_options = any(re.fullmatch(r"-[0-9.]+.*", word) for word in args)

@@ -161,7 +161,7 @@ def kick(client: Client, out: Output, domain: str, *, uri: str, limit: int) -> N
 @click.argument("domain")
 @connected
 def pause(client: Client, out: Output, domain: str) -> None:
-    """Hand out no jobs of DOMAIN until it is resumed."""
+    """Reserve no jobs of DOMAIN until it is resumed."""
     out.show(client.admin("configure", domain=domain, settings={"paused": True}), "paused")
 
 
@@ -169,7 +169,7 @@ def pause(client: Client, out: Output, domain: str) -> None:
 @click.argument("domain")
 @connected
 def resume(client: Client, out: Output, domain: str) -> None:
-    """Hand out jobs of DOMAIN again."""
+    """Reserve jobs of DOMAIN again."""
     out.show(client.admin("configure", domain=domain, settings={"paused": False}), "resumed")
 
 
@@ -211,7 +211,7 @@ def configure(client: Client, out: Output, domain: str, **settings: Any) -> None
     type=click.Choice(["none", "once"]),
     help="What becomes of times that pass while the daemon is down: nothing, or one push for all.",
 )
-@click.option("--remove", is_flag=True, help="Let it no longer recur.")
+@click.option("--remove", is_flag=True, help="Remove it.")
 @connected
 def cron(
     client: Client, out: Output, name: str, schedule: str | None, uri: str | None, *, remove: bool,

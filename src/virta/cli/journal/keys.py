@@ -198,7 +198,7 @@ def rename(client: Client, out: Output, key: str, new: str, *, overwrite: bool) 
 @click.argument("additional")
 @connected
 def link(client: Client, out: Output, key: str, additional: str) -> None:
-    """Let ADDITIONAL lead to the value under KEY, too."""
+    """Add ADDITIONAL as another key of the value under KEY."""
     client.link(key, additional)
     out.show({"key": key, "additional": additional}, "ok")
 
@@ -207,7 +207,7 @@ def link(client: Client, out: Output, key: str, additional: str) -> None:
 @click.argument("key")
 @connected
 def unlink(client: Client, out: Output, key: str) -> None:
-    """Let KEY no longer lead to its value; the last key takes the value with it."""
+    """Remove KEY from its value; removing the last key removes the value."""
     out.show({"key": key, "deleted": client.unlink(key)}, "ok")
 
 

@@ -94,7 +94,7 @@ class JobCommands:
         return Reply(request.identifier, 0, now, announced, pairs=[])
 
     def end(self, request: Request, now: int) -> Reply | None:
-        """Done, or cancelled; None if the key belongs to no job."""
+        """Finish a job by its key, or cancel it by its uri; None if the key belongs to no job."""
         key = request.key
         job = self._jobs.find(key)
         if job is not None and job.lease and job.worked_until <= now:

@@ -47,4 +47,4 @@ class Replication:
         return []
 
     def put_back(self, outgoing: list[Request]) -> None:
-        """Take requests back that could not be kept for the peers; `take` returns them again."""
+        """Return requests that could not be spooled; `take` returns them again."""

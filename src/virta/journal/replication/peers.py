@@ -70,7 +70,7 @@ class Peer(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Peer:
-        """`name=host:port`."""
+        """Return the peer of a text `name=host:port`."""
         name, _, address = text.partition("=")
         host, _, port = address.rpartition(":")
         if not name or not host or not port.isdigit() or not 0 < int(port) < 65_536:
@@ -86,7 +86,7 @@ class Ticket:
         self._waiting: list[tuple[int, Callable[[], None]]] = []
 
     def arrived(self) -> None:
-        """One more peer has everything."""
+        """Count one more peer that has everything, and call who waits for that."""
         self._copies += 1
         ready = [callback for copies, callback in self._waiting if copies <= self._copies]
         self._waiting = [item for item in self._waiting if item[0] > self._copies]

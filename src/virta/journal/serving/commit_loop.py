@@ -294,7 +294,7 @@ class CommitLoop:
         return records or None
 
     def _append(self, records: list[images.Record], lock_timeout: float) -> None:  # noqa: ARG002
-        """Commit; in the loop or in a thread. No other process has this log's lock."""
+        """Commit, in the loop or in a thread; no other process has this log's lock."""
         assert self._persistence is not None
         try:
             self._persistence.commit(records)
@@ -343,7 +343,7 @@ class CommitLoop:
             callback()
 
     def _await_copies(self, ticket: Ticket, respond: Respond, reply: Reply) -> None:
-        """Respond when enough daemons have the change, or that they do not."""
+        """Respond when enough daemons have the change, or with `no-copies` after the timeout."""
         assert self._loop is not None
         assert self.peers is not None
         wanted = self.peers.copies

@@ -318,7 +318,7 @@ class Handler:
                 await self._call(commands.give_back(job.key))
 
     async def _setting(self, method: str, rest: str, body: bytes) -> Response:
-        """Settings of a domain and recurring jobs: JSON values under their own keys."""
+        """Answer for settings of domains and recurring jobs: JSON values under their own keys."""
         _, kind, name = rest[1:].split("/", 2)
         if kind == "domains":
             return await self._domain(method, unquote_to_bytes(name).lower(), body)

@@ -74,7 +74,7 @@ class EntryTable:
 
     @property
     def by_key(self) -> dict[bytes, ValueEntry]:
-        """All entries by key, not to be changed."""
+        """Return all entries by key; read-only."""
         return self._entries
 
     def scan(self, lower: bytes, upper: bytes | None, *, after: bool = False) -> Iterator[bytes]:

@@ -78,7 +78,7 @@ class ValueReader:
         return Reply(request.identifier, flags, entry.timestamp, entry.expires or None, pair=pair)
 
     def _get_job(self, job: Job, request: Request, session: Session, now: int) -> Reply:
-        """A job is the value `uri` under its two keys; a timeout extends, returns or reserves it."""
+        """Read a job: the value `uri` under its two keys; a timeout extends, returns or reserves it."""
         if request.flags & WORKED_ON and job.lease:
             raise RefusedError("worked-on", timestamp=job.timestamp)
         if request.flags & LISTEN:
