@@ -35,8 +35,14 @@ class Replay:
         if name == "schema-changes":
             (change,) = event.data["tableChanges"]
             self.schemas.append((change["type"], change["id"].replace('"', "")))
+            name = self.schemas[-1][1]
             if change["type"] == "DROP":
-                self.tables.pop(self.schemas[-1][1], None)
+                self.tables.pop(name, None)
+                return
+            # Rows from before have no value in new columns, and those that are dropped vanish.
+            columns = [column["name"] for column in change["table"]["columns"]]
+            for key, row in self.tables.get(name, {}).items():
+                self.tables[name][key] = {column: row.get(column) for column in columns}
             return
         if name == "transaction":
             self.transactions.append(event.data)

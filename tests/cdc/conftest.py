@@ -22,3 +22,16 @@ def processes():
     for process in started:
         process.kill()
         process.wait()
+
+
+@pytest.fixture(scope="session")
+def pg():
+    """One PostgreSQL for all tests; each has a database of its own."""
+    pytest.importorskip("psycopg2", reason="pip install virta[cdc]")
+    from pg_server import PgServer, binaries
+
+    if binaries() is None:
+        pytest.skip("PostgreSQL is not installed (apt-get install postgresql)")
+    server = PgServer()
+    yield server
+    server.stop()

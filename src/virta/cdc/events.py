@@ -55,6 +55,16 @@ class CapturedTable:
     def title(self) -> str:
         return f"{self.schema}.{self.name}"
 
+    def key_is_sent(self, unchanged: list[str]) -> bool:
+        return not set(unchanged) & set(self.key)
+
+    def unsent_key(self) -> CaptureError:
+        return CaptureError(
+            f"the primary key of a row of {self.title} was not sent, because it is stored out of line (TOAST): "
+            f"ALTER TABLE {self.title} REPLICA IDENTITY FULL, or leave the table out",
+            code="capture_key_unsent",
+        )
+
     def key_of(self, row: Row) -> bytes:
         """Return the record key of a row."""
         key = encode({name: row[name] for name in self.key})

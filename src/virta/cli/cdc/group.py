@@ -73,6 +73,34 @@ def sqlite(file: str, action: str, **options: Any) -> None:
         run(lambda: SqliteCapture(file, options["data_dir"], name=name, tables=tables), options)
 
 
+@cdc.command()
+@click.argument("dsn")
+@capture_options
+def postgres(dsn: str, action: str, **options: Any) -> None:
+    """
+    Capture the changes of a PostgreSQL database by logical replication.
+
+    DSN is postgresql://user@host/database or host=… dbname=…; `-` takes it from the variable VIRTA_CDC_DSN.
+    ACTION is run (the default), create (publication and slot only), drop (remove them) or status.
+    """
+    try:
+        from virta.cdc.postgres import admin, connections
+        from virta.cdc.postgres.capture import PostgresCapture
+    except ModuleNotFoundError as error:
+        raise missing_driver(error) from None
+    where = os.environ.get(DSN_VARIABLE, "") if dsn == "-" else dsn
+    name = options["name"] or connections.database_name(where)
+    tables = options["tables"] or None
+    if action == "status":
+        show(admin.status(where, options["data_dir"], name), as_json=options["as_json"])
+    elif action == "drop":
+        admin.drop(where, options["data_dir"], name)
+    elif action == "create":
+        admin.create(where, options["data_dir"], name, tables)
+    else:
+        run(lambda: PostgresCapture(where, options["data_dir"], name=name, tables=tables), options)
+
+
 def run(make: Callable[[], Any], options: dict[str, Any]) -> None:
     """Run a capture until a signal, the end of standard input, or with --once until it has caught up."""
     from virta.cdc.running import run_capture

@@ -1,0 +1,1 @@
+"""Capture of PostgreSQL by logical replication: needs psycopg2 (`pip install 'virta[cdc]'`)."""

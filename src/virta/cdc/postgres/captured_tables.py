@@ -1,0 +1,242 @@
+"""
+CapturedTables: which tables are captured, their columns, and the reading of their rows.
+
+A table is read (`t`, then its rows as `r`) when it is new, when its read was interrupted, when its key changed, and
+when its columns changed in a way that is not replicated. Changes of transactions that the read has seen are skipped
+for that table.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import psycopg2
+import psycopg2.errors
+
+from virta import clock
+from virta.cdc.events import CapturedTable, Origin
+from virta.cdc.outbox_rows import OUTBOX_TABLE, is_outbox
+from virta.cdc.postgres import catalog, connections, slot
+from virta.cdc.postgres.decoding import DecodedTable, needs_reading, relation_columns
+from virta.cdc.postgres.table_read import Visibility, read_rows, state_of
+from virta.cdc.postgres.values import TypeTable
+from virta.cdc.state import TableState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from virta.cdc.change_log import ChangeLog
+    from virta.cdc.events import ChangeEvents, Row
+    from virta.cdc.postgres import pgoutput
+    from virta.cdc.postgres.catalog import CatalogTable
+
+    AddChange = Callable[
+        [CapturedTable, str, Row | None, Row | None, Origin, dict[str, list[str]]], None
+    ]
+
+logger = logging.getLogger("virta.cdc")
+
+
+class CapturedTables:
+    """The tables of one capture."""
+
+    def __init__(
+        self,
+        dsn: str,
+        connection: Any,
+        name: str,
+        wanted: frozenset[str] | None,
+        changes: ChangeLog,
+        add: AddChange,
+        keep_alive: Callable[[], None],
+    ) -> None:
+        self._dsn = dsn
+        self._sql = connection
+        self.name = name
+        self.slot = slot.slot_name(name)
+        self._wanted = wanted
+        self._changes = changes
+        self._add = add
+        self._keep_alive = keep_alive
+        self._events: ChangeEvents
+        self.types = TypeTable()
+        self.chosen: dict[str, CatalogTable] = {}
+        self.relations: dict[int, DecodedTable | None] = {}
+        self.to_read: dict[str, bool] = {}
+        self._visible: dict[str, Visibility] = {}
+        self._told: set[str] = set()
+
+    def prepare(self, events: ChangeEvents) -> None:
+        """Load types and tables; the publication lists them afterwards."""
+        self._events = events
+        catalog.load_types(self._sql, self.types)
+        for title, known in self._changes.state.tables.items():
+            if known.read_at:
+                self._visible[title] = Visibility(known.read_at)
+        self.sync()
+
+    def sync(self) -> None:
+        """Let the publication list every table that should be captured, and note which have to be read."""
+        chosen, notes = slot.choose_tables(catalog.tables(self._sql), self._wanted)
+        for note in notes:
+            if note not in self._told:
+                self._told.add(note)
+                logger.warning("cdc_table %s", note)
+        try:
+            slot.sync_publication(self._sql, self.slot, chosen)
+        except psycopg2.errors.LockNotAvailable:
+            logger.warning("cdc_table a new table is in use by writers: it is added later")
+            present = catalog.published(self._sql, self.slot) or set()
+            chosen = {title: table for title, table in chosen.items() if title in present}
+        self.chosen = chosen
+        known = self._changes.state.tables
+        columns = catalog.columns(self._sql, [table.oid for table in chosen.values()])
+        for title, table in chosen.items():
+            was = known.get(title)
+            if (
+                was is None
+                or not was.complete
+                or was.key != table.key
+                or needs_reading(was.columns, columns.get(table.oid, []))
+            ):
+                self.to_read[title] = True
+        for title in sorted(known.keys() - chosen.keys()):
+            self._drop(title)
+
+    def _drop(self, title: str) -> None:
+        state = self._changes.state
+        known = state.tables.pop(title)
+        self._visible.pop(title, None)
+        for oid, decoded in self.relations.items():
+            if decoded is not None and decoded.table.title == title:
+                self.relations[oid] = None
+        schema, _, name = title.partition(".")
+        gone = CapturedTable(self.name, schema, name, known.columns, known.key)
+        state.reads = max(state.reads + 1, clock.now_ms())
+        origin = self._origin(title, 0, "true", 0, clock.now_ms())
+        self._changes.add([self._events.schema_change(gone, "DROP", origin)])
+        if name != OUTBOX_TABLE:
+            self._changes.add(self._events.change(gone, "t", None, None, origin))
+        self._changes.append(self._changes.position)
+        self._changes.save()
+
+    def read_all(self, snapshot: str | None) -> None:
+        """Read the rows of the tables that need it, all at one state of the database."""
+        titles = [title for title in self.to_read if title in self.chosen]
+        self.to_read.clear()
+        if not titles:
+            return
+        connection = connections.connect_reading(self._dsn, snapshot)
+        try:
+            state = state_of(connection)
+            for title in titles:
+                self._read(connection, title, state)
+        finally:
+            connection.close()
+
+    def _read(self, connection: Any, title: str, at: tuple[str, int, int]) -> None:
+        found = self.chosen[title]
+        columns = catalog.columns(connection, [found.oid]).get(found.oid, [])
+        key = found.key or []
+        if any(column["typeOid"] not in self.types for column in columns):
+            catalog.load_types(self._sql, self.types)
+        if not columns:
+            return  # dropped meanwhile
+        decoded = DecodedTable(self.name, found.schema, found.name, columns, key, self.types)
+        table = decoded.table
+        state = self._changes.state
+        snapshot, lsn, ms = at
+        known = state.tables.get(title)
+        state.reads = max(state.reads + 1, clock.now_ms())
+        origin = self._origin(title, 0, "first", lsn, ms)
+        kind = "CREATE" if known is None else "ALTER"
+        self._changes.add([self._events.schema_change(table, kind, origin)])
+        if not (known is None and self._changes.fresh) and not is_outbox(table):
+            self._changes.add(self._events.change(table, "t", None, None, origin))
+        state.tables[title] = TableState(columns, key)
+        # Saved before the first row: after a crash the table is known to be incomplete, and is emptied first.
+        self._changes.append(self._changes.position)
+        self._changes.save()
+        number = 0
+
+        def on_row(values: list[str | None]) -> None:
+            nonlocal number
+            number += 1
+            row, _ = decoded.row(values)  # type: ignore[arg-type]
+            self._add(table, "r", None, row, self._origin(title, number, "true", lsn, ms), {})
+            if self._changes.full:
+                self._changes.append(self._changes.position)
+                self._keep_alive()
+
+        read_rows(connection, table, on_row)
+        self._changes.append(self._changes.position)
+        state.tables[title] = TableState(columns, key, snapshot, lsn, complete=True)
+        self._visible[title] = Visibility(snapshot)
+        self.relations = {
+            oid: one for oid, one in self.relations.items() if one and one.table.title != title
+        }
+        self.relations[found.oid] = decoded
+        self._changes.save()
+        logger.info("cdc_table_read %s: %s rows", table.topic, number)
+
+    def _origin(self, title: str, number: int, snapshot: str, lsn: int, ms: int) -> Origin:
+        id_ = f"read:{self._changes.state.reads};table:{title};n:{number}"
+        return Origin(id=id_, ts_ms=ms, snapshot=snapshot, lsn=lsn)
+
+    def was_read(self, title: str, begin: pgoutput.Begin) -> bool:
+        """Return whether the rows of the table were read after the transaction: then they have its changes."""
+        visible = self._visible.get(title)
+        if visible is None:
+            return False
+        if begin.commit_lsn > self._changes.state.tables[title].read_lsn:
+            del self._visible[title]
+            return False
+        return visible.has(begin.xid)
+
+    def on_relation(
+        self, relation: pgoutput.Relation, begin: pgoutput.Begin, origin: Origin | None
+    ) -> None:
+        """
+        Follow the columns that the next changes of a table have.
+
+        Args:
+            origin: of a schema event; None while changes are skipped.
+        """
+        title = f"{relation.schema}.{relation.name}"
+        if any(column.type_oid not in self.types for column in relation.columns):
+            catalog.load_types(self._sql, self.types)
+        known = self._changes.state.tables.get(title)
+        if known is None:
+            # Renamed, or added to the publication a moment ago: its rows are read after this transaction.
+            self.relations[relation.oid] = None
+            self.to_read[title] = True
+            return
+        columns = relation_columns(
+            relation, catalog.columns(self._sql, [relation.oid]).get(relation.oid, [])
+        )
+        decoded = DecodedTable(
+            self.name, relation.schema, relation.name, columns, known.key, self.types
+        )
+        self.relations[relation.oid] = decoded
+        if self.was_read(title, begin):
+            return  # the table as it was before its rows were read
+        if self._key_changed(relation, known.key):
+            logger.warning("cdc_table the primary key of %s has changed: it is read again", title)
+            self.relations[relation.oid] = None
+            self.to_read[title] = True
+            known.complete = False
+            return
+        if needs_reading(known.columns, columns):
+            self.to_read[title] = True
+            known.complete = False
+        if [c["name"] for c in known.columns] != [c["name"] for c in columns]:
+            known.columns = columns
+            if origin is not None:
+                self._changes.add([self._events.schema_change(decoded.table, "ALTER", origin)])
+
+    @staticmethod
+    def _key_changed(relation: pgoutput.Relation, key: list[str]) -> bool:
+        if relation.identity == "f":
+            return not set(key) <= {column.name for column in relation.columns}
+        return {column.name for column in relation.columns if column.in_key} != set(key)

@@ -1,0 +1,583 @@
+"""Replaying the events of a PostgreSQL capture rebuilds the tables, whatever happens to the capture or the server."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import signal
+import threading
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import virta
+
+psycopg2 = pytest.importorskip("psycopg2", reason="pip install virta[cdc]")
+
+from cdc_replay import Replay  # noqa: E402
+from pg_server import PgServer, binaries  # noqa: E402
+from pg_tables import SCHEMA, VALUES, check_rebuilt  # noqa: E402
+
+from virta import outbox  # noqa: E402
+from virta.cdc.postgres import admin, catalog  # noqa: E402
+from virta.cdc.postgres.capture import PostgresCapture  # noqa: E402
+from virta.errors import CaptureError  # noqa: E402
+
+DEADLINE_S = 60
+_numbers = itertools.count()
+
+
+class Database:
+    """A database of its own with a capture into a folder."""
+
+    def __init__(self, pg, folder):
+        self.name = f"shop{next(_numbers)}"
+        self.dsn = pg.database(self.name)
+        self.data = folder / "data"
+        self.connection = psycopg2.connect(self.dsn)
+        self.connection.autocommit = True
+        self.cursor = self.connection.cursor()
+
+    def run(self, statement, *values):
+        self.cursor.execute(statement, values or None)
+
+    def one(self, statement, *values):
+        self.run(statement, *values)
+        return self.cursor.fetchone()[0]
+
+    def capture(self, **options):
+        """Capture everything that is committed now; return the number of records."""
+        capture = PostgresCapture(self.dsn, self.data, name=self.name, **options)
+        try:
+            capture.run(threading.Event(), until_caught_up=True)
+            return capture.changes
+        finally:
+            capture.close()
+
+    def close(self):
+        """Drop slot and database, so that the server keeps no WAL for them."""
+        admin.drop(self.dsn, self.data, self.name)
+        self.connection.close()
+
+    def replay(self):
+        return Replay(self.data, self.name)
+
+    def check(self, *tables):
+        return check_rebuilt(self.connection, self.data, self.name, tables)
+
+
+@pytest.fixture
+def db(pg, tmp_path):
+    made = Database(pg, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def shop(db):
+    db.run(SCHEMA)
+    return db
+
+
+class TestEvents:
+    """The shape of events, and what is special about PostgreSQL."""
+
+    def test_a_change_is_a_debezium_event(self, db):
+        """Topic, key, attributes and data are those of the documentation."""
+        db.run("CREATE TABLE orders (id int PRIMARY KEY, status text)")
+        db.capture()
+        db.run("INSERT INTO orders VALUES (7, 'new')")
+        db.run("UPDATE orders SET status = 'paid'")
+        db.capture()
+
+        with virta.open(db.data / "log") as log:
+            _, updated = log.read(f"{db.name}.public.orders")
+        event = virta.event.Event.from_json(updated.value)
+        assert str(updated.key) == '{"id":7}'
+        assert event.type == "io.debezium.postgresql.datachangeevent"
+        assert event.source == f"/debezium/postgresql/{db.name}"
+        assert event.extensions["iodebeziumop"] == "u"
+        assert event.extensions["iodebeziumlsn"] == str(event.data["source"]["lsn"])
+        assert event.extensions["iodebeziumtxid"] == str(event.data["source"]["txId"])
+        assert event.id.startswith(f"name:{db.name};lsn:{event.data['source']['lsn']};txId:")
+        assert event.data["after"] == {"id": 7, "status": "paid"}
+
+    def test_every_type(self, shop):
+        """Each value of each type, read from the table and from the stream, is rebuilt exactly."""
+        width = max(map(len, VALUES.values()))
+
+        def insert(first):
+            for at in range(width):
+                names = ", ".join(VALUES)
+                texts = [texts[at % len(texts)] for texts in VALUES.values()]
+                shop.run(
+                    f"INSERT INTO every (id, {names}) VALUES (%s, {', '.join(['%s'] * len(texts))})",
+                    first + at,
+                    *texts,
+                )
+            shop.run("INSERT INTO every (id) VALUES (%s)", first + width)
+
+        insert(0)
+        shop.capture()
+        insert(100)
+        shop.capture()
+
+        replay = shop.check("every")
+        assert len(replay.tables["public.every"]) == 2 * (width + 1)
+        assert {op for _, op, _ in replay.ops} == {"r", "c"}
+
+    def test_a_changed_key_is_two_events(self, shop):
+        """A delete of the old key and an insert of the new one."""
+        shop.run("INSERT INTO pairs VALUES ('a', 1, 'x')")
+        shop.capture()
+        shop.run("UPDATE pairs SET b = 2")
+        shop.capture()
+
+        ops = [(op, key) for _, op, key in shop.check("pairs").ops]
+        assert ops == [("r", '{"b":1,"a":"a"}'), ("d", '{"b":1,"a":"a"}'), ("c", '{"b":2,"a":"a"}')]
+
+    def test_values_that_are_not_sent(self, shop):
+        """An unchanged long value is marked, or filled from the old row with REPLICA IDENTITY FULL."""
+        shop.run("INSERT INTO docs (n, body) VALUES (1, repeat('long', 2000))")
+        shop.capture()
+        shop.run("UPDATE docs SET n = 2")
+        shop.capture()
+        with virta.open(shop.data / "log") as log:
+            *_, last = log.read(f"{shop.name}.public.docs")
+        data = virta.event.Event.from_json(last.value).data
+        assert data["after"]["body"] == "__unchanged"
+        assert data["unchanged"] == ["body"]
+
+        shop.run("ALTER TABLE docs REPLICA IDENTITY FULL")
+        shop.run("UPDATE docs SET n = 3")
+        shop.capture()
+        with virta.open(shop.data / "log") as log:
+            *_, last = log.read(f"{shop.name}.public.docs")
+        data = virta.event.Event.from_json(last.value).data
+        assert data["after"]["body"] == "long" * 2000
+        assert data["before"]["n"] == 2
+        shop.check("docs")
+
+    def test_truncate(self, shop):
+        """Every table of a TRUNCATE is emptied."""
+        shop.run("INSERT INTO pairs VALUES ('a', 1, 'x'); INSERT INTO evolving VALUES (1, 'x')")
+        shop.capture()
+        shop.run("TRUNCATE pairs, evolving")
+        shop.run("INSERT INTO pairs VALUES ('b', 1, 'x')")
+        shop.capture()
+
+        replay = shop.check("pairs", "evolving")
+        assert [op for _, op, _ in replay.ops].count("t") == 2
+
+    def test_a_transaction_is_one_batch(self, shop):
+        """All of its changes are visible together, whatever else happens in between."""
+        shop.capture()
+        with psycopg2.connect(shop.dsn) as other, other.cursor() as cursor:
+            cursor.execute("INSERT INTO pairs VALUES ('a', 1, 'x')")
+            shop.run("INSERT INTO evolving VALUES (1, 'between')")
+            cursor.execute("INSERT INTO pairs VALUES ('b', 1, 'x')")
+        other.close()
+        shop.capture()
+
+        names = [name for name, _, _ in shop.replay().ops]
+        assert names == ["public.evolving", "public.pairs", "public.pairs"]
+
+    def test_a_large_transaction_takes_several_batches(self, shop, monkeypatch):
+        """Memory is bounded; the last batch says that the transaction is complete."""
+        monkeypatch.setattr("virta.cdc.change_log.BATCH_RECORDS", 100)
+        shop.capture()
+        shop.run("INSERT INTO evolving SELECT g, 'x' FROM generate_series(1, 1050) g")
+        shop.capture()
+
+        replay = shop.check("evolving")
+        assert [(t["status"], t["event_count"]) for t in replay.transactions] == [("END", 1050)]
+
+    def test_partitions_are_one_table(self, db):
+        """Rows of partitions are rows of their root."""
+        db.run(
+            "CREATE TABLE parts (id int, day int, PRIMARY KEY (id, day)) PARTITION BY RANGE (day);"
+            "CREATE TABLE p1 PARTITION OF parts FOR VALUES FROM (0) TO (10);"
+            "CREATE TABLE p2 PARTITION OF parts FOR VALUES FROM (10) TO (20);"
+            "INSERT INTO parts VALUES (1, 1), (2, 11)"
+        )
+        db.capture()
+        db.run("UPDATE parts SET day = 12 WHERE id = 1; DELETE FROM parts WHERE id = 2")
+        db.capture()
+
+        assert set(db.check("parts").tables) == {"public.parts"}
+
+    def test_the_outbox(self, db):
+        """Events of committed transactions are forwarded once, and their rows removed."""
+        outbox.create_table(db.connection)
+        outbox.add(db.connection, "payments", {"order": 1}, key="1")
+        db.capture()
+        outbox.add(db.connection, "payments", {"order": 2}, key="2")
+        db.capture()
+
+        with virta.open(db.data / "log") as log:
+            found = [virta.event.Event.from_json(r.value).data for r in log.read("payments")]
+        assert found == [{"order": 1}, {"order": 2}]
+        assert db.one("SELECT count(*) FROM virta_outbox") == 0
+
+
+class TestSchemaChanges:
+    """Tables that appear, change and vanish are followed."""
+
+    def test_columns_come_and_go(self, shop):
+        """Also where PostgreSQL replicates nothing: defaults of new columns, changed types, new names."""
+        shop.run("INSERT INTO evolving VALUES (1, '10'), (2, '20')")
+        shop.capture()
+        steps = [
+            "ALTER TABLE evolving ADD COLUMN b int",
+            "ALTER TABLE evolving ADD COLUMN c text DEFAULT 'later'",
+            "ALTER TABLE evolving ALTER COLUMN a TYPE int USING a::int",
+            "ALTER TABLE evolving RENAME COLUMN a TO renamed",
+            "ALTER TABLE evolving DROP COLUMN b",
+            "ALTER TABLE evolving ADD COLUMN d int GENERATED ALWAYS AS IDENTITY",
+            "ALTER TABLE evolving DROP CONSTRAINT evolving_pkey, ADD PRIMARY KEY (id, d)",
+        ]
+        for number, step in enumerate(steps):
+            shop.run("UPDATE evolving SET id = id + 10")
+            shop.run(step)
+            shop.run("INSERT INTO evolving (id) VALUES (%s)", number)
+            shop.capture()
+            shop.check("evolving")
+        assert ("ALTER", "public.evolving") in shop.replay().schemas
+
+    def test_a_column_with_a_default_is_noticed_without_a_change(self, shop):
+        """The next check of the tables finds it."""
+        shop.run("INSERT INTO evolving VALUES (1, 'x')")
+        shop.capture()
+        shop.run("ALTER TABLE evolving ADD COLUMN c int DEFAULT 7")
+        shop.capture()
+
+        shop.check("evolving")
+
+    def test_new_and_dropped_tables_while_it_runs(self, shop):
+        """A table that is created is added to the publication and read; one that is dropped is emptied."""
+        stopping = threading.Event()
+        capture = PostgresCapture(shop.dsn, shop.data, name=shop.name, heartbeat_s=0.2)
+        thread = threading.Thread(target=capture.run, args=(stopping,))
+        shop.run("INSERT INTO evolving VALUES (1, 'x')")
+        thread.start()
+        try:
+            shop.run("CREATE TABLE late (id int PRIMARY KEY)")
+            shop.run("INSERT INTO late VALUES (1)")
+            wait_for(lambda: "public.late" in shop.replay().tables)
+            shop.run("INSERT INTO late VALUES (2)")
+            shop.run("DROP TABLE evolving")
+            wait_for(lambda: ("DROP", "public.evolving") in shop.replay().schemas)
+        finally:
+            stopping.set()
+            thread.join()
+            capture.close()
+        shop.capture()
+
+        assert shop.check("late").rows("public.evolving") == []
+
+    def test_tables_that_cannot_be_captured_are_named(self, db, caplog):
+        """They are left out with a reason, and writing to them still works."""
+        db.run("CREATE TABLE loose (x int); CREATE TABLE mute (id int PRIMARY KEY)")
+        db.run("ALTER TABLE mute REPLICA IDENTITY NOTHING")
+        db.capture(tables=["loose", "mute", "nowhere"])
+        db.run("INSERT INTO loose VALUES (1); UPDATE loose SET x = 2; INSERT INTO mute VALUES (1)")
+        db.run("UPDATE mute SET id = 2; DELETE FROM mute")
+
+        assert "public.loose has no primary key" in caplog.text
+        assert "public.mute has REPLICA IDENTITY NOTHING" in caplog.text
+        assert "there is no table 'nowhere'" in caplog.text
+
+
+def wait_for(condition, seconds=DEADLINE_S):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+class TestRefusals:
+    """Each is one sentence that says what to do."""
+
+    @pytest.mark.parametrize(
+        ("dsn", "words"),
+        [
+            ("nonsense", "a DSN is postgresql://"),
+            ("host=127.0.0.1 port=1 dbname=x", "127.0.0.1:1/x: .*refused"),
+        ],
+    )
+    def test_no_database(self, tmp_path, dsn, words):
+        with pytest.raises(CaptureError, match=words):
+            PostgresCapture(dsn, tmp_path / "data", name="x")
+
+    def test_a_missing_slot(self, db):
+        db.run("CREATE TABLE orders (id int PRIMARY KEY)")
+        db.capture()
+        db.run(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()"
+        )
+        with pytest.raises(CaptureError, match=r"does not exist any more, so changes .* are lost"):
+            db.capture()
+        admin.drop(db.dsn, db.data, db.name)
+        db.run("INSERT INTO orders VALUES (1)")
+        db.capture()
+
+        db.check("orders")
+
+    def test_another_database(self, db, pg, tmp_path):
+        db.run("CREATE TABLE orders (id int PRIMARY KEY)")
+        db.capture()
+        other = pg.database(f"other{next(_numbers)}")
+        capture = PostgresCapture(other, db.data, name=db.name)
+        with pytest.raises(CaptureError, match="belongs to another database"):
+            capture.run(threading.Event())
+        capture.close()
+
+    def test_status_and_create(self, db):
+        db.run("CREATE TABLE orders (id int PRIMARY KEY); CREATE TABLE loose (x int)")
+        admin.create(db.dsn, db.data, db.name)
+        db.run("INSERT INTO orders VALUES (1)")
+        status = admin.status(db.dsn, db.data, db.name)
+        assert (status["state"], status["tables"]) == ("stopped", {"public.orders": "to be read"})
+        assert "public.loose has no primary key" in status["left_out"][0]
+        db.capture()
+
+        assert admin.status(db.dsn, db.data, db.name)["tables"] == {"public.orders": "captured"}
+        db.check("orders")
+
+
+def test_a_large_key_and_row_are_sentences(db):
+    """What the log cannot store stops the capture, with the table and the limit."""
+    db.run("CREATE TABLE keys (k text PRIMARY KEY)")
+    db.capture()
+    db.run("INSERT INTO keys VALUES (repeat('k', 2000))")
+    with pytest.raises(CaptureError, match=r"primary key of public\.keys takes 2008 bytes"):
+        db.capture()
+
+
+@pytest.mark.slow
+def test_an_invalidated_slot_is_a_sentence(tmp_path):
+    """PostgreSQL removed WAL that the slot needs: the capture stops and says what to do; `drop` starts again."""
+    if binaries() is None:
+        pytest.skip("PostgreSQL is not installed")
+    server = PgServer(max_slot_wal_keep_size="'1MB'", max_wal_size="'32MB'", min_wal_size="'32MB'")
+    try:
+        db = Database(server, tmp_path)
+        db.run(
+            "CREATE TABLE orders (id int PRIMARY KEY, t text); INSERT INTO orders VALUES (1, 'x')"
+        )
+        db.capture()
+        deadline = time.monotonic() + DEADLINE_S
+        while catalog.slot(db.connection, f"virta_{db.name}").wal_status != "lost":
+            assert time.monotonic() < deadline
+            db.run("UPDATE orders SET t = repeat('y', 100000)")
+            db.run("SELECT pg_switch_wal()")
+            db.run("CHECKPOINT")
+        with pytest.raises(CaptureError, match=r"was invalidated, .*max_slot_wal_keep_size"):
+            db.capture()
+        admin.drop(db.dsn, db.data, db.name)
+        db.capture()
+        db.check("orders")
+        db.close()
+    finally:
+        server.stop()
+
+
+@pytest.mark.slow
+def test_an_idle_table_retains_no_wal(db):
+    """Another table is busy: the slot of the idle one keeps up, although no change of its own arrives."""
+    db.run("CREATE TABLE idle (id int PRIMARY KEY); CREATE TABLE busy (id int PRIMARY KEY, t text)")
+    stopping = threading.Event()
+    capture = PostgresCapture(db.dsn, db.data, name=db.name, tables=["idle"], heartbeat_s=0.3)
+    thread = threading.Thread(target=capture.run, args=(stopping,))
+    thread.start()
+    try:
+        wait_for(lambda: catalog.slot(db.connection, f"virta_{db.name}") is not None)
+        start = db.one("SELECT pg_current_wal_lsn() - '0/0'")
+        for _ in range(4):
+            db.run("INSERT INTO busy SELECT g, repeat('x', 200) FROM generate_series(1, 20000) g")
+            db.run("DELETE FROM busy")
+            db.run("CHECKPOINT")
+        written = db.one("SELECT pg_current_wal_lsn() - '0/0'") - start
+
+        def retained():
+            db.run("CHECKPOINT")  # the slot's restart position follows such records
+            return catalog.slot(db.connection, f"virta_{db.name}").retained_bytes
+
+        wait_for(lambda: retained() < 1_000_000)
+        print(f"{written} bytes written, {retained()} retained")
+        assert written > 20_000_000
+    finally:
+        stopping.set()
+        thread.join()
+        capture.close()
+    assert capture.changes <= 1  # the schema event
+
+
+# Random changes.
+
+IDS = st.integers(0, 5)
+
+
+def column_value():
+    return st.sampled_from(sorted(VALUES)).flatmap(
+        lambda name: st.tuples(st.just(name), st.one_of(st.none(), st.sampled_from(VALUES[name])))
+    )
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("INSERT INTO every (id, {0}) VALUES (%s, %s) ON CONFLICT (id) DO UPDATE SET {0} = excluded.{0}"), column_value(), IDS),
+    st.tuples(st.just("UPDATE every SET {0} = %s WHERE id >= %s"), column_value(), IDS),
+    st.tuples(st.just("DELETE FROM every WHERE id = %s"), IDS),
+    st.tuples(st.just("UPDATE every SET id = id + 6 WHERE id = %s"), IDS),
+    st.tuples(st.just("INSERT INTO docs (n, body) VALUES (%s, repeat('long', 1500))"), IDS),
+    st.tuples(st.just("UPDATE docs SET n = n + 1 WHERE n = %s"), IDS),
+    st.tuples(st.just("INSERT INTO evolving (id) VALUES (%s) ON CONFLICT DO NOTHING"), IDS),
+    st.tuples(st.just("UPDATE pairs SET b = b + 1 WHERE b = %s"), IDS),
+    st.tuples(st.just("INSERT INTO pairs SELECT 'a' || g, %s, 'x' FROM generate_series(1, 40) g ON CONFLICT DO NOTHING"), IDS),
+    st.tuples(st.sampled_from([
+        "TRUNCATE pairs", "TRUNCATE every, docs", "BEGIN", "BEGIN", "COMMIT", "ROLLBACK", "capture", "capture",
+        "ALTER TABLE evolving ADD COLUMN b int", "ALTER TABLE evolving ADD COLUMN c text DEFAULT 'later'",
+        "ALTER TABLE evolving DROP COLUMN c", "ALTER TABLE evolving RENAME COLUMN b TO bb",
+        "ALTER TABLE evolving ALTER COLUMN a TYPE varchar(9)",
+    ])),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def random_db(pg, tmp_path_factory):
+    made = Database(pg, tmp_path_factory.mktemp("random"))
+    made.run(SCHEMA)
+    yield made
+    made.connection.close()
+
+
+def statement_of(statement, values):
+    """Return the statement and its values in order, with the name of the column filled in."""
+    if not values or not isinstance(values[0], tuple):
+        return statement, *values
+    (name, value), id_ = values
+    pair = (id_, value) if statement.startswith("INSERT") else (value, id_)
+    return statement.format(name), *pair
+
+
+@pytest.mark.slow
+@settings(max_examples=25)
+@given(steps=st.lists(STEPS, max_size=25), limit=st.sampled_from([3, 10_000]))
+def test_random_changes_are_rebuilt(random_db, tmp_path_factory, steps, limit):
+    """Whatever is written, with rollbacks and schema changes: replay equals the tables."""
+    db = random_db
+    db.name = f"random{next(_numbers)}"
+    db.data = tmp_path_factory.mktemp("random") / "data"
+    in_transaction = False
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("virta.cdc.change_log.BATCH_RECORDS", limit)
+        for statement, *values in steps:
+            if statement == "BEGIN":
+                if not in_transaction:
+                    db.run("BEGIN")
+                in_transaction = True
+                continue
+            if statement in {"COMMIT", "ROLLBACK", "capture"}:
+                if in_transaction:
+                    db.run("ROLLBACK" if statement == "ROLLBACK" else "COMMIT")
+                in_transaction = False
+                if statement == "capture":
+                    db.capture()
+                    db.check("every", "pairs", "docs", "evolving")
+                continue
+            try:
+                db.run(*statement_of(statement, values))
+            except psycopg2.Error:  # such as a duplicate key: the transaction is over
+                if in_transaction:
+                    db.run("ROLLBACK")
+                in_transaction = False
+        if in_transaction:
+            db.run("COMMIT")
+        try:
+            db.capture()
+            db.check("every", "pairs", "docs", "evolving")
+        finally:
+            admin.drop(db.dsn, db.data, db.name)
+
+
+@pytest.mark.slow
+def test_kills_of_capture_and_server_lose_and_double_nothing(tmp_path, processes):
+    """Both are killed again and again while a client writes."""
+    if binaries() is None:
+        pytest.skip("PostgreSQL is not installed")
+    server = PgServer()
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    stopping = threading.Event()
+    try:
+        db = Database(server, tmp_path)
+        db.run(SCHEMA)
+
+        def write():
+            mine = random.Random(seed)
+            while not stopping.is_set():
+                try:
+                    connection = psycopg2.connect(db.dsn)
+                    while not stopping.is_set():
+                        with connection, connection.cursor() as cursor:
+                            for _ in range(mine.choice([1, 5, 300])):
+                                random_change(cursor, mine)
+                        stopping.wait(0.002)
+                except (psycopg2.OperationalError, psycopg2.InterfaceError):
+                    stopping.wait(0.02)  # the server was killed
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        command = (
+            "-m",
+            "virta",
+            "cdc",
+            "postgres",
+            db.dsn,
+            "--data-dir",
+            db.data,
+            "--name",
+            db.name,
+        )
+        process = processes(*command)
+        for _ in range(8):
+            # A condition would make the point of the kill less random.
+            stopping.wait(chance.uniform(0.4, 1.5))
+            if chance.random() < 0.6:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+                process = processes(*command)
+            else:
+                server.kill()
+                server.start()
+        stopping.set()
+        writer.join()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        db.connection = psycopg2.connect(db.dsn)
+        db.connection.autocommit = True
+        wait_for(lambda: not catalog.slot(db.connection, f"virta_{db.name}").active)
+        db.capture()
+
+        replay = db.check("pairs", "docs")
+        assert len(replay.ops) > 200
+        db.close()
+    finally:
+        stopping.set()
+        server.stop()
+
+
+def random_change(cursor, chance):
+    key = chance.randrange(100)
+    statement = chance.choice([
+        "INSERT INTO pairs VALUES ('a', %s, md5(random()::text)) ON CONFLICT (a, b) DO UPDATE SET v = excluded.v",
+        "UPDATE pairs SET v = 'u' WHERE b = %s",
+        "DELETE FROM pairs WHERE b = %s",
+        "INSERT INTO docs (n, body) VALUES (%s, repeat('long', 1500))",
+        "UPDATE docs SET n = n + 1 WHERE n = %s",
+        "DELETE FROM docs WHERE n > %s + 50",
+    ])  # fmt: skip
+    cursor.execute(statement, (key,))
