@@ -176,7 +176,8 @@ def test_pipelines_are_private(under, monkeypatch):
     OutputFile(under / "logs" / "p.log")._write(b"line\n")
     monkeypatch.setattr(sink, "MESSAGE_BYTES_MAX", 0)
     rows = pa.record_batch({"topic": ["t"], "key": [b""], "value": [b"v"]})
-    sink.stage(SimpleNamespace(path=str(under / "log")), [rows])
+    with virta.open(under / "log") as log:
+        sink.stage(SimpleNamespace(path=str(log.path), stream=log.id), [rows])
     check_private(under, {"checkpoint", "lake", "problems", "p.log", sink.STAGING})
 
     java.write_shim(under / "java" / "bin" / "java", "#!/bin/sh\n")

@@ -57,7 +57,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 UNRESTRICTED = {"cli", "__init__", "__main__"}  # these may import anything
 # The blocking and asyncio clients of the journal have the names of the server's clients on purpose.
-SHARED_CLASS_NAMES = {"AsyncClient", "Client", "Problem"}
+SHARED_CLASS_NAMES = {"AsyncClient", "Client"}
 
 
 def package_of(path: Path) -> str:

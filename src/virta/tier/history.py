@@ -25,7 +25,7 @@ from virta.tier.store import CACHE_BYTES_MAX, TierStore
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from virta.tier.manifest import Manifest, ShippedSegment, ShippedTail
+    from virta.tier.manifest import TierManifest, ShippedSegment, ShippedTail
 
 # The store is asked for a newer manifest at most this often.
 REFRESH_S: Final = 1.0
@@ -51,7 +51,7 @@ class TierHistory:
         self._refresh_s = refresh_s
         self._store, self._pid = store, os.getpid()
         self._lock = threading.Lock()
-        self._manifest: Manifest | None = None
+        self._manifest: TierManifest | None = None
         self._checked_at = -refresh_s
         files.make_directory(cache)
 
@@ -68,7 +68,7 @@ class TierHistory:
             bases.append(manifest.tail.base)
         return bases
 
-    def manifest(self, *, newest: bool = False) -> Manifest:
+    def manifest(self, *, newest: bool = False) -> TierManifest:
         """
         Return the manifest, not older than a second.
 
@@ -100,7 +100,7 @@ class TierHistory:
 
     # Under the lock.
 
-    def _refreshed(self, *, newest: bool) -> Manifest:
+    def _refreshed(self, *, newest: bool) -> TierManifest:
         present = self._manifest
         now = time.monotonic()
         if present is not None and not newest and now - self._checked_at < self._refresh_s:
@@ -117,7 +117,7 @@ class TierHistory:
             self._store, self._pid = TierStore(self.url), os.getpid()
         return self._store
 
-    def _fetch(self, manifest: Manifest, base: int) -> None:
+    def _fetch(self, manifest: TierManifest, base: int) -> None:
         path = self._cache / segment_name(base)
         tail = manifest.tail
         if tail is not None and tail.base == base:

@@ -69,7 +69,7 @@ class ShippedTail(msgspec.Struct, frozen=True):
         return f"{folder}/{self.epoch:08d}-{chunk.start:012d}-{chunk.end:012d}"
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class TierManifest(msgspec.Struct, frozen=True):
     number: int
     epoch: int
     shipper: str  # a uuid of the process that wrote it
@@ -105,14 +105,14 @@ def manifest_number(name: str) -> int:
     return int(name.rpartition("/")[2].removesuffix(".json"))
 
 
-def encode(manifest: Manifest) -> bytes:
+def encode(manifest: TierManifest) -> bytes:
     """Return the manifest as stored: without the segments if another one has the same list."""
     if manifest.segments_in is not None:
         manifest = msgspec.structs.replace(manifest, segments=())
     return msgspec.json.encode(manifest)
 
 
-def read_manifest(store: TierStore, number: int) -> Manifest:
+def read_manifest(store: TierStore, number: int) -> TierManifest:
     """
     Return a manifest with its segments.
 
@@ -125,13 +125,13 @@ def read_manifest(store: TierStore, number: int) -> Manifest:
     return msgspec.structs.replace(manifest, segments=_decode(store, manifest.segments_in).segments)
 
 
-def _decode(store: TierStore, number: int) -> Manifest:
+def _decode(store: TierStore, number: int) -> TierManifest:
     name = manifest_name(number)
     data = store.read(name)
     try:
         version = msgspec.json.decode(data, type=_Version).version
         if version == VERSION:
-            return msgspec.json.decode(data, type=Manifest)
+            return msgspec.json.decode(data, type=TierManifest)
     except msgspec.DecodeError as exc:
         raise TierError(
             f"{store.url}/{name} is damaged: {exc}; the segments below {store.url}/segments are not"
@@ -155,7 +155,7 @@ def newest_number(store: TierStore, after: int = -1) -> int | None:
     return manifest_number(names[-1]) if names else None
 
 
-def newest_manifest(store: TierStore) -> Manifest | None:
+def newest_manifest(store: TierStore) -> TierManifest | None:
     """Return the valid manifest, or None if nothing was shipped to this store."""
     number = newest_number(store)
     while number is not None:
@@ -172,7 +172,7 @@ def newest_manifest(store: TierStore) -> Manifest | None:
     return None
 
 
-def find_manifest(store: TierStore) -> Manifest:
+def find_manifest(store: TierStore) -> TierManifest:
     """
     Return the valid manifest.
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from virta.tier.manifest import Manifest
+    from virta.tier.manifest import TierManifest
 
 
 class Restored(NamedTuple):
@@ -31,7 +31,7 @@ class Restored(NamedTuple):
 class TierReport(NamedTuple):
     """What the store has of a log; `problems` are sentences, empty if everything is there."""
 
-    manifest: Manifest
+    manifest: TierManifest
     objects: int
     bytes: int
     problems: list[str]
@@ -116,7 +116,7 @@ def verify_store(
     return TierReport(manifest, len(expected), total, problems)
 
 
-def _order_problems(manifest: Manifest) -> list[str]:
+def _order_problems(manifest: TierManifest) -> list[str]:
     """Return a sentence for each range of offsets that no segment has."""
     problems = []
     ends = [(s.base, s.next) for s in manifest.segments]

@@ -29,7 +29,7 @@ from virta.log.format.index import index_sealed, load_index
 from virta.log.format.segment import Segment, Walk
 from virta.log.upkeep.retention import write_shipped
 from virta.tier import manifest as manifests
-from virta.tier.manifest import Manifest, ShippedSegment, ShippedTail, TailChunk
+from virta.tier.manifest import TierManifest, ShippedSegment, ShippedTail, TailChunk
 
 if TYPE_CHECKING:
     import threading
@@ -84,7 +84,7 @@ class Shipper:
         self._garbage_age_s = garbage_age_s
         self._id = uuid.uuid4().hex
         self._lock = -1
-        self._manifest: Manifest | None = None
+        self._manifest: TierManifest | None = None
         self._listed_in = -1  # the manifest that has the present list of segments
         self._signatures: dict[int, _Signature] = {}
         self._trusted_before = 0  # µs; the last shipper has seen files that are older
@@ -133,7 +133,7 @@ class Shipper:
                     " shipped; restore it from the store",
                     code="tier_ahead",
                 )
-            claim = Manifest(
+            claim = TierManifest(
                 number=0 if found is None else found.number + 1,
                 epoch=1 if found is None else found.epoch + 1,
                 shipper=self._id,
@@ -227,7 +227,7 @@ class Shipper:
     # Sealed segments.
 
     def _ship_sealed(
-        self, before: Manifest, bases: list[int]
+        self, before: TierManifest, bases: list[int]
     ) -> tuple[tuple[ShippedSegment, ...], list[ShippedSegment]]:
         known = {segment.base: segment for segment in before.segments}
         uploaded = []
@@ -337,19 +337,19 @@ class Shipper:
 
     # Manifests.
 
-    def _present(self) -> Manifest:
+    def _present(self) -> TierManifest:
         if self._manifest is None:
             raise TierError("the shipper is not started, or closed", code="tier_closed")
         return self._manifest
 
     def _publish(
         self,
-        before: Manifest,
+        before: TierManifest,
         segments: tuple[ShippedSegment, ...],
         tail: ShippedTail | None,
     ) -> None:
         listed = segments != before.segments
-        following = Manifest(
+        following = TierManifest(
             number=before.number + 1,
             epoch=before.epoch,
             shipper=self._id,
@@ -375,12 +375,12 @@ class Shipper:
             self._listed_in = following.number
             self._save_state()
 
-    def _check_newest(self, present: Manifest) -> None:
+    def _check_newest(self, present: TierManifest) -> None:
         number = manifests.newest_number(self.store, present.number)
         if number is not None:
             raise self._fenced(manifests.read_manifest(self.store, number))
 
-    def _fenced(self, found: Manifest) -> TierError:
+    def _fenced(self, found: TierManifest) -> TierError:
         return TierError(
             f"another process ships this log to {self.store.url} since {time_text(found.written)}"
             f" (epoch {found.epoch}); this one stops. Run one shipper per log",
