@@ -25,7 +25,7 @@ from virta.tier.store import CACHE_BYTES_MAX, TierStore
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from virta.tier.manifest import TierManifest, ShippedSegment, ShippedTail
+    from virta.tier.manifest import ShippedSegment, ShippedTail, TierManifest
 
 # The store is asked for a newer manifest at most this often.
 REFRESH_S: Final = 1.0

@@ -29,7 +29,7 @@ from virta.log.format.index import index_sealed, load_index
 from virta.log.format.segment import Segment, Walk
 from virta.log.upkeep.retention import write_shipped
 from virta.tier import manifest as manifests
-from virta.tier.manifest import TierManifest, ShippedSegment, ShippedTail, TailChunk
+from virta.tier.manifest import ShippedSegment, ShippedTail, TailChunk, TierManifest
 
 if TYPE_CHECKING:
     import threading
