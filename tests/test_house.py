@@ -49,6 +49,7 @@ ALLOWED: dict[str, set[str]] = {
         "tier",
         "views",
     },
+    "console": set(),  # static files, served by the server
     "client": {*ROOT_MODULES, "event"},
     "outbox": {*ROOT_MODULES, "event"},
     "spark": {*ROOT_MODULES, "event", "log", "filters", "match", "tier"},

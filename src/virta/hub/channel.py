@@ -25,19 +25,26 @@ logger = logging.getLogger("virta.hub")
 class FilterGroup:
     """One distinct filter and its subscriptions, by output format."""
 
-    __slots__ = ("filter", "hits", "id", "subscriptions")
+    __slots__ = ("filter", "hits", "id", "sent", "subscriptions")
 
     def __init__(self, filter_: Filter) -> None:
         self.filter = filter_
         self.id = ""  # in the index
         self.subscriptions: dict[int, dict[ChannelSubscription, None]] = {}
         self.hits: list[Delivery] = []
+        self.sent = 0  # events that matched while somebody was subscribed
 
     def __bool__(self) -> bool:
         return bool(self.subscriptions)
 
     def add(self, subscription: ChannelSubscription) -> None:
         self.subscriptions.setdefault(subscription.encoding, {})[subscription] = None
+        subscription.sent_before = self.sent
+
+    @property
+    def size(self) -> int:
+        """How many subscriptions it has."""
+        return sum(len(same) for same in self.subscriptions.values())
 
     def remove(self, subscription: ChannelSubscription) -> bool:
         """Remove a subscription; return False if it is not in the group."""
@@ -53,6 +60,7 @@ class FilterGroup:
         """Send the hits to every subscription, encoded once per output format; return the copies sent."""
         hits, self.hits = self.hits, []
         count = len(hits)
+        self.sent += count
         sent = 0
         # Copies: a send may close a subscription and so change the group.
         for encoding, subscriptions in tuple(self.subscriptions.items()):
@@ -103,6 +111,10 @@ class Channel:
         """Return the distinct filters of the channel."""
         return [group.filter for group in self._groups.values()]
 
+    def groups(self) -> list[FilterGroup]:
+        """Return the distinct filters with their subscriptions."""
+        return list(self._groups.values())
+
     def add(self, subscription: ChannelSubscription) -> None:
         filter_ = subscription.filter
         root = root_of(filter_)
@@ -134,6 +146,14 @@ class Channel:
             else:
                 self._indexes[root].remove(group)
         return True
+
+    def matching(self, event: Delivery) -> list[FilterGroup]:
+        """Return the groups whose filter an event satisfies; nothing is delivered."""
+        found = [] if self._everything is None else [self._everything]
+        for index in self._indexes.values():
+            if index.groups:
+                found += [index.groups[id_] for id_ in index.matcher.match([event])[0]]
+        return found
 
     def deliver(self, deliveries: list[Delivery], now: float) -> int:
         """Match events in order and send each to the subscriptions that match; return the copies sent."""

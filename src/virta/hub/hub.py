@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from virta.clock import Clock
     from virta.filters import Filter
+    from virta.hub.channel import FilterGroup
     from virta.hub.event_batch import EventBatch
     from virta.hub.stream_consumer import StreamConsumer
     from virta.hub.subscription import ChannelSubscription
@@ -86,6 +87,7 @@ class Hub:
         if name not in self._channels:
             self._channels[name] = Channel(self._tag)
         self._channels[name].add(subscription)
+        subscription.since = self._clock_us() / 1e6
         self._subscriptions.add(subscription)
         self.conjunctions += subscription.query.count(";") + 1
 
@@ -128,6 +130,25 @@ class Hub:
         """Return the distinct filters of a channel."""
         found = self._channels.get(channel)
         return found.filters() if found is not None else []
+
+    def groups(self, channel: str | None = None) -> list[tuple[str, FilterGroup]]:
+        """Return the distinct filters of a channel, or of all, each with the channel's name."""
+        names = list(self._channels) if channel is None else [channel]
+        return [
+            (name, group)
+            for name in names
+            if name in self._channels
+            for group in self._channels[name].groups()
+        ]
+
+    def matching(self, channel: str, event: Delivery) -> list[FilterGroup]:
+        """Return the filters of a channel that an event satisfies; nothing is delivered."""
+        found = self._channels.get(channel)
+        return found.matching(event) if found is not None else []
+
+    def subscription(self, id_: str) -> ChannelSubscription | None:
+        """Return the subscription with this id."""
+        return next((one for one in self._subscriptions if one.id == id_), None)
 
     def subscribers(self) -> dict[str, int]:
         """Return how many subscriptions each channel has; channels without any are left out."""

@@ -11,6 +11,7 @@ is refused (`overloaded`), never queued.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from typing import TYPE_CHECKING, cast
 
 from virta.hub.delivery import STREAMS, Delivery, read_delivery
@@ -38,6 +39,34 @@ OUTSTANDING_BYTES_MAX = 256 * 1024 * 1024
 
 DUPLICATE = ""  # no key is empty
 
+# Upper ends, in seconds, of the classes in which times from publish to deliver are counted: 0.1 ms to about 17 s.
+DELAY_BOUNDS = tuple(0.0001 * 1.25**step for step in range(55))
+# Channels whose events are counted; those of further channels are in the total only.
+COUNTED_CHANNELS_MAX = 10_000
+
+
+class PublishFigures:
+    """What was published since the start: events by channel, and how long publications took."""
+
+    __slots__ = ("by_channel", "delays", "seconds")
+
+    def __init__(self) -> None:
+        self.by_channel: dict[str, int] = {}
+        # Publications by the time from their arrival until they are durable and delivered; the last class has no end.
+        self.delays = [0] * (len(DELAY_BOUNDS) + 1)
+        self.seconds = 0.0
+
+    def count(self, channel: str, events: int) -> None:
+        known = self.by_channel.get(channel)
+        if known is not None:
+            self.by_channel[channel] = known + events
+        elif len(self.by_channel) < COUNTED_CHANNELS_MAX:
+            self.by_channel[channel] = events
+
+    def observe(self, seconds: float) -> None:
+        self.delays[bisect_left(DELAY_BOUNDS, seconds)] += 1
+        self.seconds += seconds
+
 
 class _Run:
     """Consecutive events with their idempotency keys; stream messages have none."""
@@ -55,11 +84,12 @@ class _Run:
 class _Submission:
     """The events of one request, or of several that arrived in one tick, and their answer."""
 
-    __slots__ = ("answer", "parts", "repeats", "size")
+    __slots__ = ("answer", "arrived_at", "parts", "repeats", "size")
 
-    def __init__(self, answer: Answer, size: int) -> None:
+    def __init__(self, answer: Answer, size: int, arrived_at: float) -> None:
         self.answer = answer
         self.size = size
+        self.arrived_at = arrived_at
         self.parts: list[_Run | EventBatch] = []  # with claimed keys, in the order of the log
         self.repeats: list[Delivery] = []  # of events that are not in the log yet
 
@@ -79,6 +109,7 @@ class Publisher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.published = 0
+        self.figures = PublishFigures()
         self.duplicates = 0
         self.commits = 0
         self._hub = hub
@@ -103,6 +134,11 @@ class Publisher:
     def outstanding(self) -> int:
         """Events that are accepted and not answered."""
         return self._commits.pending
+
+    @property
+    def append_figures(self) -> tuple[int, float]:
+        """How many appends there were, and the seconds they took, syncs included."""
+        return self._commits.commits, self._commits.commit_seconds
 
     @property
     def outstanding_bytes(self) -> int:
@@ -134,12 +170,13 @@ class Publisher:
 
     def add(self, parts: Iterable[Part], answer: Answer) -> None:
         """Queue events for `write`; check `capacity` first."""
-        self._idempotency.expire(self._clock())
+        now = self._clock()
+        self._idempotency.expire(now)
         number = size = 0
         for part in parts:
             number += len(part)
             size += part.size if isinstance(part, EventBatch) else sum([len(d.value) for d in part])
-        submission = _Submission(answer, size)
+        submission = _Submission(answer, size, now)
         for part in parts:
             if not isinstance(part, EventBatch):
                 self._claim(submission, part)
@@ -195,6 +232,8 @@ class Publisher:
                     continue
                 written.append((key, delivery.offset))
             deliveries.append(delivery)
+        for delivery in deliveries:
+            self.figures.count(delivery.channel, 1)
         self._idempotency.commit(written, self._clock())
         self._hub.advance(records[-1].offset + 1)
         self._hub.deliver(deliveries)
@@ -265,6 +304,9 @@ class Publisher:
             self._follower.pass_own()
             self._deliver(parts, appended.offset, appended.timestamp)
             self._follower.deliver()
+            now, observe = self._clock(), self.figures.observe
+            for submission in submissions:
+                observe(now - submission.arrived_at)
         elif error is not None:
             size = sum([submission.size for submission in submissions])
             self._follower.append_ended(error, size)
@@ -281,13 +323,16 @@ class Publisher:
 
     def _deliver(self, parts: list[_Run | EventBatch], first: int, timestamp: int) -> None:
         offset = first
+        count = self.figures.count
         for part in parts:
             self._commit_keys(part, offset)
             if isinstance(part, EventBatch):
                 part.offset = offset
+                count(part.channel, len(part))
             else:
                 for at, draft in enumerate(part.drafts, offset):
                     draft.offset = at
+                    count(draft.channel, 1)
             offset += len(part)
         self.published += offset - first
         self._hub.advance(offset)

@@ -84,6 +84,8 @@ class ChannelSubscription:
         "query",
         "reached",
         "report_overflow",
+        "sent_before",
+        "since",
         "sink",
         "written_at",
     )
@@ -107,6 +109,8 @@ class ChannelSubscription:
         # Called with payloads while not blocked; a transport may set something faster.
         self.put: Callable[[bytes], object] = sink.write
         self.written_at = 0.0  # seconds of the monotonic clock
+        self.since = 0.0  # when it was attached, seconds since 1970
+        self.sent_before = 0  # events that its group had sent when it was attached
         self.encoding = encoding
         self.policy = policy or SlowPolicy()
         self.closed = False

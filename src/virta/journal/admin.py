@@ -53,10 +53,12 @@ RAN_PREFIX = b"virta:ran:"  # when a recurring job with `catch_up` was last due
 # A clock that goes back by more than this was set, and what is due by it has to be worked out anew.
 CLOCK_BACK_US = 1_000_000
 CRONS_MAX = 10_000
-READ_ONLY = frozenset({"stats", "list", "show", "export"})
+READ_ONLY = frozenset({"stats", "list", "show", "recurring", "export"})
 LIMIT_MAX = 1 << 53
 DELAY_S_MAX = 3650 * 86_400
 NESTED = "the JSON is nested too deeply: 900 levels are always readable"
+PAYLOAD_SHOWN_BYTES_MAX = 64 * 1024  # of one job that is shown
+NEXT_RUNS = 5  # of a recurring job that is listed
 T = TypeVar("T")
 
 
@@ -308,7 +310,23 @@ class Admin:
         job = self._engine.jobs.find(name) or self._engine.jobs.dead(name)
         if job is None:
             raise RefusedError("does-not-exist")
-        return _job_view(job)
+        view = _job_view(job)
+        if job.payload is not None:
+            shown = job.payload.data[:PAYLOAD_SHOWN_BYTES_MAX]
+            view["payload"] = shown.decode(errors="replace")
+        view["max_attempts"] = job.domain.settings.max_attempts
+        return view
+
+    def _do_recurring(self, command: AdminCommand, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
+        """All recurring jobs, each with its next runs in microseconds."""
+        found = []
+        for key, (cron, schedule, due) in sorted(self._crons.items())[:LIST_MAX]:
+            runs = [due]
+            while len(runs) < NEXT_RUNS:
+                runs.append(schedule.after(runs[-1]))
+            name = key[len(CRON_PREFIX) :].decode(errors="replace")
+            found.append({"name": name, **msgspec.to_builtins(cron), "next": runs})
+        return {"recurring": found}
 
     def _do_export(self, command: AdminCommand, session: Session, now: int) -> bytes:
         """Return everything stored as requests, page by page, for another daemon; offset 0 starts over."""

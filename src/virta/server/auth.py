@@ -43,8 +43,8 @@ VERSIONS = frozenset({"1.0", "1.1"})
 HOST = re.compile(rb"[^\x00- /?#@\\\x7f]*")
 # An absolute target, as proxies write it (RFC 9112 §3.2.2); the group is its host.
 ABSOLUTE = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
-# Paths that need no token: probes, and a webhook's callback, whose address contains a key.
-WITHOUT_TOKEN = re.compile(rb"/(?:livez|readyz|subscriptions/[^/%]+/confirm)")
+# Paths that need no token: probes, the files of the console, and a webhook's callback, whose address contains a key.
+WITHOUT_TOKEN = re.compile(rb"/(?:livez|readyz|console/.*|subscriptions/[^/%]+/confirm)?")
 # Paths that links on pages of other sites may lead to: the console, and the callback of a webhook.
 LINKED = re.compile(rb"/(?:subscriptions/[^/?#]+/confirm)?(?:\?.*)?", re.DOTALL)
 # Headers in which browsers identify the page that makes a request.

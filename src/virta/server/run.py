@@ -117,7 +117,7 @@ def _greet(url: str, data_dir: str) -> None:
     """Print the address before any log line, on a terminal only."""
     if sys.stdout.isatty():
         lines = LogLines(sys.stdout)
-        lines.write(f"Virta at {url} (Ctrl-C stops it)\n")
+        lines.write(f"Console at {url}/ (Ctrl-C stops it)\n")
         lines.write(f"Data in {os.path.abspath(data_dir)}\n")
         lines.flush()
 

@@ -40,6 +40,7 @@ from virta.server.hosts import Hosts, host_name, is_loopback
 from virta.server.http.deadlines import TimerWheel
 from virta.server.http.limits import UnfinishedBodies
 from virta.server.http.responses import Responder
+from virta.server.operating.figures import Figures
 from virta.server.origins import Origins
 from virta.server.pipeline_supervisor import Pipelines, RestartLimits
 from virta.server.webhooks.subscriptions import Webhooks
@@ -132,18 +133,22 @@ class Service:
         self.webhooks.start()
         self.pipelines = self._listed_pipelines()
         self.pipelines.start()
+        self.figures = Figures(self)
+        self.figures.start()
         self.ready = True
 
     def drain(self) -> None:
         """Begin to drain: accept nothing new, and give running requests until the drain's deadline."""
         self.draining = True
         self._drain_until = time.monotonic() + self.config.drain_timeout_ms / 1000
+        self.figures.stop()
         self.pipelines.stop_soon()
         self.webhooks.stop_soon()
 
     async def stop(self) -> None:
         """Finish what was accepted, then close the log."""
         self.ready = False
+        self.figures.stop()
         self.timers.stop()
         await asyncio.to_thread(self.pipelines.stop)
         await self.webhooks.stop(max(0.0, self._drain_until - time.monotonic()))

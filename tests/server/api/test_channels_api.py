@@ -122,6 +122,7 @@ def test_a_count_that_takes_long(monkeypatch):
         log=SlowLog(),
         hub=SimpleNamespace(subscribers=dict),
         responder=SimpleNamespace(event_headers=dict),
+        figures=SimpleNamespace(rates={}),
     )
     request = SimpleNamespace(query_params={})
 

@@ -127,6 +127,9 @@ class Handler:
             return _json(await self._admin("stats", domain=arguments.get("domain", "")))
         if rest in ("/jobs", "/jobs/"):
             return await self._jobs(method, arguments, body)
+        if rest == "/jobs/recurring":
+            _only(method, "GET")
+            return _json(await self._admin("recurring"))
         if rest.startswith(("/jobs/domains/", "/jobs/recurring/")):
             return await self._setting(method, rest, body)
         if rest.startswith("/jobs/"):

@@ -28,6 +28,13 @@ from virta.server.api.description.openapi import openapi
 from virta.server.api.filters import FiltersApi
 from virta.server.api.handler import ApiHandler
 from virta.server.api.journal import JournalApi
+from virta.server.api.observe.explanations import ExplanationsApi
+from virta.server.api.observe.health import HealthApi
+from virta.server.api.observe.pipelines import PipelineDetailsApi
+from virta.server.api.observe.static_files import ConsoleApi
+from virta.server.api.observe.stats import StatsApi
+from virta.server.api.observe.subscribers import SubscribersApi
+from virta.server.api.observe.webhooks import WebhooksApi
 from virta.server.api.pipelines import PipelinesApi
 from virta.server.api.subscriptions import SubscriptionsApi
 from virta.server.consumers.handshake import check_subscribe
@@ -66,9 +73,16 @@ def build_app(service: Service) -> ASGIApp:
         Route("/openapi.json", endpoints.openapi, methods=["GET"]),
         Route("/asyncapi.json", endpoints.asyncapi, methods=["GET"]),
         Route(f"{problems.PATH}{{code}}", endpoints.problem, methods=["GET"]),
+        *ConsoleApi(service).routes(),
+        *StatsApi(service).routes(),
+        *SubscribersApi(service).routes(),
+        *HealthApi(service).routes(),
+        *ExplanationsApi(service).routes(),
         *ChannelsApi(service).routes(),
         *FiltersApi(service).routes(),
+        *WebhooksApi(service).routes(),
         *SubscriptionsApi(service).routes(),
+        *PipelineDetailsApi(service).routes(),
         *PipelinesApi(service).routes(),
     ]
     if service.journal is not None:

@@ -58,6 +58,9 @@ class ChannelsApi(ApiHandler):
             raise RequestError(
                 503, "channels-not-counted", "the log is still being counted: try again later"
             ) from None
+        rates = self._service.figures.rates
+        for channel in page.channels:
+            channel.events_per_second = rates.get(channel.name, 0.0)
         return self._json(page)
 
     async def _count(self, log: Log) -> None:

@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from virta.errors import RequestError
 from virta.filters import DIALECTS, parse
+from virta.filters.tree import conditions
 from virta.server.api.description.schemas import FilterIds, FilterValidation
 from virta.server.api.handler import ApiHandler, errors_as_refusals, not_found, read_json
 
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 DIALECT_DEFAULT = "koncorde"
 NAME_CHARS_MAX = 256  # of an index or a collection
-VALIDATE = "validate"
+# Routes below /filters that are no ids.
+ACTIONS = frozenset({"validate", "explain", "standing", "count"})
 EVENTS = "events"
 EVENT_STREAM = "text/event-stream"
 FILTER_ID = re.compile(r"[0-9a-f]{64}")
@@ -84,8 +86,17 @@ class FiltersApi(ApiHandler):
     async def validate(self, request: Request) -> Response:
         source, dialect = _source_and_dialect(await read_json(request))
         filter_ = await _in_thread(parse, source, dialect)
-        canonical = msgspec.Raw(filter_.canonical().encode())
-        return self._json(FilterValidation(valid=True, id=filter_.id, canonical=canonical))
+        standing = [
+            group.size for _, group in self._service.hub.groups() if group.filter.id == filter_.id
+        ]
+        view = FilterValidation(
+            valid=True,
+            id=filter_.id,
+            canonical=msgspec.Raw(filter_.canonical().encode()),
+            conditions=sum(1 for _ in conditions(filter_.tree)),
+            subscribers=sum(standing),
+        )
+        return self._json(view)
 
     async def test(self, request: Request) -> Response:
         """Return which filters match `{"event": …}` or `{"document": …, "documentId": …}`."""
@@ -150,7 +161,7 @@ def _place(request: Request) -> tuple[str, str]:
 def _filter_id(request: Request) -> str:
     """Return the id of the path; anything else is the name of another route, or of nothing."""
     id_ = str(request.path_params["id"])
-    if id_ == VALIDATE:
+    if id_ in ACTIONS:
         raise HTTPException(405, headers={"Allow": "POST"})
     if not FILTER_ID.fullmatch(id_):
         raise not_found("no filter has this id")

@@ -97,6 +97,16 @@ class HttpConsumer:
         self._detach()
         self.subscriber = None
 
+    @property
+    def address(self) -> str | None:
+        """The peer's address and port; None if the transport has none."""
+        peer = self._connection.transport.get_extra_info("peername")
+        return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else None
+
+    def disconnect(self, reason: str) -> None:
+        """End the stream because an operator asked for it; the client may come back."""
+        raise NotImplementedError
+
     # For subclasses.
 
     def _ping(self, now: float) -> float | None:

@@ -180,6 +180,9 @@ class SseConsumer(HttpConsumer):
         """End the stream because the server stops; the client reconnects later."""
         self.finish("shutdown", retry_ms=RETRY_MS)
 
+    def disconnect(self, reason: str) -> None:
+        self.finish(reason)
+
     def finish(self, reason: str, *, retry_ms: int | None = None) -> None:
         """Write `disconnect` with a reason and end the body; nothing may follow its last chunk."""
         if self.subscription.closed:

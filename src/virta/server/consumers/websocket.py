@@ -269,6 +269,10 @@ class WebSocket(HttpConsumer):
         self._close(CloseCode.GOING_AWAY, "the server is stopping")
         self._connection.transport.close()
 
+    def disconnect(self, reason: str) -> None:
+        self._close(CloseCode.GOING_AWAY, reason)
+        self._connection.transport.close()
+
     def refuse_message(self, code: str) -> None:
         """Refuse the arriving message, because all unfinished bodies together are too large."""
         self._close(CloseCode.TRY_AGAIN_LATER, code)

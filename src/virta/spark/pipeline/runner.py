@@ -217,6 +217,7 @@ class QueryCounter:
         self.clean: set[int] = set()  # batches that dropped nothing
         self.lag: int | None = None
         self.offset: int | None = None
+        self.watermark: str | None = None  # RFC 3339; None without a window or deduplication
 
     def collect(self, query: StreamingQuery) -> bool:
         """Add new progress; return whether there was any."""
@@ -232,6 +233,7 @@ class QueryCounter:
             self.seconds += progress["durationMs"].get("triggerExecution", 0) / 1000
             self.drops(progress)
             self.update_position(progress)
+            self.watermark = (progress["eventTime"] or {}).get("watermark") or self.watermark
         return moved
 
     def drops(self, progress: Any) -> None:
@@ -263,6 +265,7 @@ class QueryCounter:
             "dead": self.dead,
             "offset": self.offset,
             "lag": self.lag,
+            "watermark": self.watermark,
         }
 
 

@@ -141,6 +141,7 @@ def read_status(pipeline: Pipeline, supervised: dict[str, Any] | None = None) ->
         "dead": sum(query.get("dead", 0) for query in queries),
         "lag": max((query["lag"] for query in queries if query["lag"] is not None), default=None),
         "batch": first.get("batches", 0) - 1,
+        "watermark": first.get("watermark"),
         "queries": status["queries"],
     }
 

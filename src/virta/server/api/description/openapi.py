@@ -8,6 +8,7 @@ import msgspec
 
 from virta import __version__
 from virta.server.api.description.operations import COMMON, JSON, OPERATIONS
+from virta.server.api.observe.operations import OBSERVING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +43,7 @@ def openapi() -> Schema:
     """Return the whole document."""
     components = Components()
     paths: dict[str, Schema] = {}
-    for operation in OPERATIONS:
+    for operation in (*OPERATIONS, *OBSERVING):
         method, path = operation.route.split()
         paths.setdefault(path, {})[method.lower()] = _operation(operation, components)
     return {

@@ -399,6 +399,7 @@ JOURNAL = [
         _journal(f"POST /jobs/{action}", f"{action.replace('-', '')}Job", kind, body=JobBody, body_required=False)
         for action, kind in JOB_RESULTS.items()
     ],
+    _journal("GET /jobs/recurring", "listRecurring", result_of("RecurringJobs", recurring=array(dict[str, Any]))),
     _journal("GET /jobs/domains/{domain}", "getDomain", Settings, DOMAIN),
     _journal("PUT /jobs/domains/{domain}", "setDomain", Settings, DOMAIN, body=Settings),
     _journal("PATCH /jobs/domains/{domain}", "changeDomain", Settings, DOMAIN, body=Settings),

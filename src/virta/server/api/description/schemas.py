@@ -71,9 +71,13 @@ class FilterIds(Struct):
 
 
 class FilterValidation(Struct):
+    """`subscribers` have an equal query now."""
+
     valid: Literal[True]
     id: str
     canonical: Any
+    conditions: int
+    subscribers: int
 
 
 class FilterDescription(Struct):
@@ -95,6 +99,7 @@ class ChannelSummary(Struct, rename="camel"):
     last_offset: int | None
     last_time: str | None
     subscribers: int
+    events_per_second: Annotated[float, Meta(description="In the last second.")] = 0.0
 
 
 class ChannelPage(Struct):
@@ -174,3 +179,4 @@ class PipelineView(Struct):
     dead: int | UnsetType = UNSET
     lag: int | UnsetType | None = UNSET
     batch: int | UnsetType = UNSET
+    watermark: str | UnsetType | None = UNSET

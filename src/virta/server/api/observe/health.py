@@ -1,0 +1,186 @@
+"""`/health`: checks with a sentence each, the segments of the log, versions; and verifying the log."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import time
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from starlette.routing import Route
+
+from virta import __version__, files, native
+from virta.clock import time_text
+from virta.errors import RequestError
+from virta.server.api.handler import ApiHandler, errors_as_refusals
+from virta.server.api.observe.schemas import HealthCheck, HealthView, SegmentView, VerifyView
+from virta.server.hosts import is_loopback
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from virta.log import Log
+    from virta.server.api.observe.schemas import CheckState
+    from virta.server.service import Service
+
+SEGMENTS_MAX = 200  # listed, newest first
+PROBLEMS_MAX = 100
+PACKAGES = ("uvicorn", "starlette", "websockets", "httpx", "msgspec")
+# Used shares of the disk from which on there is a warning, and a fault.
+DISK_WARNING, DISK_WRONG = 0.85, 0.97
+APPEND_MS_WARNING = 100.0  # on average, in the last second with appends
+CLOCK_S_MAX = 5.0
+ORDER = {"wrong": 0, "warning": 1, "ok": 2}
+
+
+class HealthApi(ApiHandler):
+    """Handlers under `/health`."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self._verifying = False
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/health", self.show, methods=["GET"]),
+            Route("/health/verify", self.verify, methods=["POST"]),
+        ]
+
+    async def show(self, request: Request) -> Response:  # noqa: ARG002
+        service = self._service
+        checks = sorted(
+            [*_log_checks(service), *_access_checks(service), *_part_checks(service)],
+            key=lambda check: ORDER[check.state],
+        )
+        with errors_as_refusals():
+            segments = await asyncio.to_thread(segment_views, service.log)
+        view = HealthView(
+            checks[0].state, checks, segments[:SEGMENTS_MAX], len(segments), _versions()
+        )
+        return self._json(view)
+
+    async def verify(self, request: Request) -> Response:  # noqa: ARG002
+        if self._verifying:
+            raise RequestError(
+                409, "verify-running", "the log is being verified already: wait for it"
+            )
+        self._verifying = True
+        began = time.monotonic()
+        try:
+            with errors_as_refusals():
+                report = await asyncio.to_thread(self._service.log.verify)
+        finally:
+            self._verifying = False
+        problems = [
+            f"{one.segment}, bytes {one.byte_from} to {one.byte_to}: {one.reason}"
+            for one in report.problems[:PROBLEMS_MAX]
+        ]
+        seconds = time.monotonic() - began
+        return self._json(
+            VerifyView(
+                not problems, report.segments, report.records, report.bytes, seconds, problems
+            )
+        )
+
+
+def segment_views(log: Log) -> list[SegmentView]:
+    """Return the segments, newest first; blocks."""
+    return [
+        SegmentView(
+            one.base, one.next, one.bytes, time_text(one.created), time_text(one.last_time),
+            one.sealed, one.compacted,
+        )
+        for one in reversed(log.segments())
+    ]  # fmt: skip
+
+
+def _log_checks(service: Service) -> list[HealthCheck]:
+    found = []
+    trouble = service.follower.trouble
+    if trouble is not None:
+        found.append(HealthCheck("log", "wrong", f"The log has a problem: {trouble}"))
+    else:
+        text = f"The log is written and read; the next offset is {service.log.next_offset:,}"
+        found.append(HealthCheck("log", "ok", text))
+    append_ms = service.figures.last.append_ms
+    if append_ms is not None:
+        state: CheckState = "warning" if append_ms > APPEND_MS_WARNING else "ok"
+        text = f"An append takes {append_ms:.2f} ms, sync included ({service.config.durability})"
+        found.append(HealthCheck("append", state, text))
+    if service.config.durability in ("none", "interval"):
+        text = f"Durability is {service.config.durability}: a power cut may lose accepted events"
+        found.append(HealthCheck("durability", "warning", text))
+    if (ahead := service.log.clock_ahead) > CLOCK_S_MAX:
+        text = f"The newest record is {ahead:.0f} s ahead of this machine's clock: check the clock"
+        found.append(HealthCheck("clock", "warning", text))
+    disk = os.statvfs(service.config.data_dir)
+    used = 1 - disk.f_bavail / max(disk.f_blocks, 1)
+    fullness: CheckState = (
+        "wrong" if used >= DISK_WRONG else "warning" if used >= DISK_WARNING else "ok"
+    )
+    free = disk.f_bavail * disk.f_frsize / 2**30
+    found.append(
+        HealthCheck("disk", fullness, f"The disk is {used:.0%} full, {free:,.1f} GiB are free")
+    )
+    return found
+
+
+def _access_checks(service: Service) -> list[HealthCheck]:
+    config = service.config
+    found = []
+    local = is_loopback(config.host)
+    tokens = config.token_file is not None
+    if not tokens and not local:
+        text = (
+            f"Everyone who reaches {config.host} may do anything: give tokens instead of --insecure"
+        )
+        found.append(HealthCheck("tokens", "wrong", text))
+    elif not tokens:
+        text = "No tokens: programs on this machine may do anything, other machines reach nothing"
+        found.append(HealthCheck("tokens", "ok", text))
+    else:
+        found.append(HealthCheck("tokens", "ok", "Every request needs a token"))
+    if config.tls_cert is None and not local:
+        text = (
+            "No TLS: tokens and events cross the network in clear; give --tls-cert, or use a proxy"
+        )
+        found.append(HealthCheck("tls", "warning", text))
+    if exposed := files.open_to_others(config.data_dir):
+        found.append(HealthCheck("data directory", "warning", exposed))
+    return found
+
+
+def _part_checks(service: Service) -> list[HealthCheck]:
+    found = []
+    journal = service.journal
+    if journal is not None and journal.node.failure is not None:
+        text = "The journal accepts nothing persistent since a sync failed: restart the server"
+        found.append(HealthCheck("journal", "wrong", text))
+    dead = (service.figures.last.jobs or {}).get("dead", 0)
+    if dead:
+        found.append(HealthCheck("jobs", "warning", f"{dead:,} jobs are dead"))
+    last = service.figures.last
+    if last.pipelines_failed:
+        text = f"{last.pipelines_failed} of {last.pipelines} pipelines failed or have a wrong file"
+        found.append(HealthCheck("pipelines", "wrong", text))
+    if last.webhooks_failing:
+        text = f"{last.webhooks_failing} of {last.webhooks} webhooks had an error lately"
+        found.append(HealthCheck("webhooks", "warning", text))
+    plain = [name for name in native.MODULES[:4] if native.load(name) is None]
+    if plain:
+        text = f"{', '.join(plain)} run as plain Python, which is slower: see virta doctor"
+        found.append(HealthCheck("native", "warning", text))
+    return found
+
+
+def _versions() -> dict[str, str]:
+    found = {"virta": __version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

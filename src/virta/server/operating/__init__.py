@@ -1,0 +1,1 @@
+"""What keeps a server healthy: figures over time, retention."""

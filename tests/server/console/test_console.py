@@ -1,0 +1,342 @@
+"""The console in a real Chromium, against a real server."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from server_harness import Server, event
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+SCREENS = {
+    "overview": "#/",
+    "channels": "#/channels",
+    "channel": "#/channels/orders?filter=status%3Dpaid%26total%3D%3E120&from=earliest",
+    "views": "#/views",
+    "queries": "#/queries",
+    "why": "#/why?channel=orders&offset=0&filter=status%3Dpaid",
+    "jobs": "#/jobs",
+    "webhooks": "#/webhooks",
+    "pipelines": "#/pipelines",
+    "health": "#/health",
+}
+READY = {
+    "overview": "#channels tr a",
+    "channels": "#channels tr a",
+    "channel": "#rows tr.pick.yes",
+    "views": ".pipe-list a",
+    "queries": "#queries tr",
+    "why": ".answer.yes",
+    "jobs": "#jobs tr.pick",
+    "webhooks": "#webhooks tr",
+    "pipelines": "#pipeline .empty",
+    "health": "#checks li",
+}
+HARMLESS = "net::ERR_"  # a request that was cut by leaving the page
+
+
+def order(n, status="paid", total=69.08):
+    return event(f"o{n}", {"status": status, "total": total, "id": f"o-{n}"}, subject=f"o-{n}")
+
+
+def post(server, path, body):
+    answer = server.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+    assert answer.status < 300, answer
+    return answer.json
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A server with events, jobs in each state, and one dead job."""
+    with Server(tmp_path_factory.mktemp("data"), "--durability", "none") as server:
+        server.publish("orders", order(0), order(1, total=200), order(2, "refunded"))
+        server.publish("clicks", event("c1", {"page": "/"}))
+        post(server, "/journal/jobs", {"uri": "mail://shop/dies", "payload": '{"order": 1}'})
+        (job,) = post(server, "/journal/jobs/next", {})["jobs"]
+        trace = "Traceback (most recent call last):\n  worker.py:61\n"
+        body = {"key": job["key"], "reason": "ValueError: no", "traceback": trace, "dead": True}
+        post(server, "/journal/jobs/fail", body)
+        post(server, "/journal/jobs", {"uri": "crawl://partner/later", "delay": 3600})
+        yield server
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+class Tab:
+    """A page that remembers what its console said."""
+
+    def __init__(self, browser, server, *, width=1440, theme="light"):
+        self.page = browser.new_page(
+            viewport={"width": width, "height": 900}, color_scheme=theme, reduced_motion="reduce"
+        )
+        self.base = f"http://127.0.0.1:{server.port}/"
+        self.errors = []
+        self.page.on("console", lambda said: said.type == "error" and self.add(said.text))
+        self.page.on("pageerror", lambda error: self.add(str(error)))
+        self.page.set_default_timeout(15_000)
+
+    def add(self, text):
+        if HARMLESS not in text:
+            self.errors.append(text)
+
+    def open(self, hash_):
+        self.page.goto("about:blank")
+        self.page.goto(self.base + hash_)
+        return self.page
+
+
+@pytest.fixture
+def tab(browser, served):
+    made = Tab(browser, served)
+    yield made
+    made.page.close()
+
+
+def accessibility(page):
+    """Return what axe finds against WCAG 2.2 AA and its best practices."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    found = axe.run(page).response["violations"]
+    return [(one["id"], [node["html"][:160] for node in one["nodes"][:3]]) for one in found]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "theme"), [(1440, "light"), (1440, "dark"), (375, "light"), (375, "dark")])  # fmt: skip
+def test_every_screen_is_clean(browser, served, width, theme):
+    """No console error, nothing for axe, nothing wider than the window, one heading."""
+    tab = Tab(browser, served, width=width, theme=theme)
+    problems = {}
+    for name, hash_ in SCREENS.items():
+        page = tab.open(hash_)
+        page.wait_for_selector(READY[name])
+        page.wait_for_selector("#status.good")
+        wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        headings = page.locator("h1").count()
+        found = accessibility(page)
+        if wide > 0 or headings != 1 or found:
+            problems[name] = (wide, headings, found)
+    tab.page.close()
+
+    assert problems == {}
+    assert tab.errors == []
+
+
+def test_the_page_is_strict(served):
+    """The policy allows the server's own files only, and no file is missing from the package."""
+    index = served.request("GET", "/")
+
+    assert index.status == 200
+    assert "default-src 'none'; script-src 'self'" in index.headers["content-security-policy"]
+    assert "unsafe" not in index.headers["content-security-policy"]
+    assert served.request("GET", "/console/js/main.js").headers["content-type"].startswith("text/javascript")  # fmt: skip
+    etag = {"If-None-Match": index.headers["etag"]}
+    assert served.request("GET", "/", headers=etag).status == 304
+    for path in ("/console/none.js", "/console/../errors.py", "/console/__init__.py"):
+        assert served.request("GET", path).status == 404
+
+
+def test_numbers_move_when_events_flow(tab, served):
+    """The tiles and the table of the overview change by themselves."""
+    page = tab.open("#/")
+    page.wait_for_selector("#status.good")
+    numbers = iter(range(1000, 10_000))
+    for _ in range(40):
+        served.publish("moving", *[event(f"m{next(numbers)}") for _ in range(25)])
+        figure = page.locator(".tile .figure span").first.text_content()
+        if figure not in {"0", ""}:
+            break
+        page.wait_for_timeout(100)
+
+    assert figure not in {"0", ""}
+    page.wait_for_selector("#channels a:text-is('moving')")
+    assert tab.errors == []
+
+
+def test_the_filter_finds_and_explains(tab, served):
+    """A match is marked; an event that does not match says which condition failed."""
+    page = tab.open(SCREENS["channel"])
+    page.wait_for_selector("#rows tr.pick >> nth=2")
+    page.wait_for_selector("#rows tr.yes")
+
+    assert page.locator("#rows tr.yes").count() == 1
+    assert "o-1" in page.locator("#rows tr.yes").text_content()
+    page.locator("#rows tr.no", has_text="o-0").click()
+    page.wait_for_selector(".answer.no")
+    assert "data.total is 69.08" in page.locator(".answer").text_content()
+    assert page.locator(".why-tree .fails > .node code").all_text_contents() == ["data.total"]
+    assert page.locator("#json .hit").all_text_contents() == ['"status"', '"total"']
+
+
+def test_a_wrong_filter_is_refused_while_the_old_one_runs(tab, served):
+    """The message stands under the field, and the marks stay as they were."""
+    page = tab.open(SCREENS["channel"])
+    page.wait_for_selector("#rows tr.yes")
+    page.fill("#filter", "status=paid&total=>1&total=>2&a=<3&b=<4")
+    page.wait_for_selector(".field.bad")
+
+    assert page.get_attribute("#filter", "aria-invalid") == "true"
+    assert "The filter before it still runs" in page.locator("#verdict").text_content()
+    assert page.locator("#rows tr.yes").count() == 1
+    page.fill("#filter", "status=refunded")
+    page.wait_for_selector("#rows tr.yes:has-text('o-2')")
+    assert page.locator("#rows tr.yes").count() == 1
+    assert "filter=status%3Drefunded" in page.url
+
+
+@pytest.mark.parametrize(
+    ("dialect", "filter_"),
+    [
+        ("cesql", "subject = 'o-1'"),
+        ("koncorde", '{"range": {"total": {"gt": 120}}}'),
+        ("cloudevents", '{"exact": {"subject": "o-1"}}'),
+    ],
+)
+def test_each_dialect_finds_the_event(tab, served, dialect, filter_):
+    """The switch keeps a draft for each dialect, and the server decides."""
+    page = tab.open("#/channels/orders?from=earliest")
+    page.wait_for_selector("#rows tr.pick >> nth=2")
+    page.click(f'#dialect button[value="{dialect}"]')
+    page.fill("#filter", filter_)
+    page.wait_for_selector("#rows tr.no")
+
+    assert page.locator("#rows tr.yes").count() == 1
+    assert "o-1" in page.locator("#rows tr.yes").text_content()
+
+
+def test_pause_and_resume_lose_nothing(tab, served):
+    """Events that are published while the tail is paused arrive when it goes on, each once."""
+    page = tab.open("#/channels/paused")
+    page.wait_for_selector("#tailstate.good")
+    served.publish("paused", event("before"))
+    page.wait_for_selector("#rows tr.pick")
+    page.click("#pause")
+    page.wait_for_selector("#tailstate:text-is('Paused')")
+    served.publish("paused", *[event(f"p{n}", {"n": n}) for n in range(30)])
+    page.wait_for_selector("#held:has-text('30 new, none is lost')")
+    assert page.locator("#rows tr.pick").count() == 1
+    page.click("#pause")
+    page.wait_for_selector("#rows tr.pick >> nth=30")
+
+    shown = page.locator("#rows tr.pick td:last-child").all_text_contents()
+    assert [row.replace("n ", "").strip() for row in shown[:30]] == [str(n) for n in reversed(range(30))]  # fmt: skip
+    assert len(shown) == 31
+
+
+def test_publish_from_the_page(tab, served):
+    """The form has the last event as its template; the new event appears in the tail."""
+    page = tab.open("#/channels/written?from=earliest")
+    page.wait_for_selector("#tailstate.good")
+    page.click("#publish")
+    page.fill("dialog textarea", json.dumps(event("w1", {"by": "hand"})))
+    page.click("dialog button[type=submit]")
+    page.wait_for_selector("#rows tr.pick:has-text('hand')")
+    page.click("#rows tr.pick")
+    page.click("#republish")
+    page.wait_for_selector("#rows tr.pick >> nth=1")
+
+    assert served.request("GET", "/channels?limit=1000").json["channels"]
+    assert tab.errors == []
+
+
+def test_large_numbers_are_shown_as_they_were_sent(tab, served):
+    """A whole number beyond 2^53 keeps its digits."""
+    body = (
+        '{"specversion":"1.0","type":"t","source":"/s","id":"1","data":{"n":12345678901234567890}}'
+    )
+    kind = {"Content-Type": "application/cloudevents+json"}
+    assert served.request("POST", "/channels/exact", body, kind).status == 202
+    page = tab.open("#/channels/exact?from=earliest")
+    page.click("#rows tr.pick")
+    page.wait_for_selector("#json .n")
+
+    assert page.locator("#json .n").all_text_contents() == ["12345678901234567890"]
+
+
+def test_kick_requeue_and_pause(tab, served):
+    """A delayed job is kicked, a dead one is requeued with its traceback shown, a domain is paused."""
+    page = tab.open("#/jobs")
+    page.wait_for_selector("#jobs tr:has-text('mail://shop/dies')")
+    page.wait_for_selector(".trace:has-text('worker.py:61')")
+    assert "ValueError" in page.locator(".trace b").text_content()
+    page.click("#requeue")
+    page.wait_for_selector("#jobs .empty:has-text('No dead jobs')")
+    page.click("[data-state=delayed]")
+    page.wait_for_selector("#jobs tr:has-text('crawl://partner/later')")
+    page.click("#kick")
+    page.wait_for_selector("#jobs .empty:has-text('No delayed jobs')")
+    page.click("button[aria-label='Pause shop']")
+    page.wait_for_selector("button[aria-label='Resume shop']")
+
+    shown = served.request("GET", "/journal/jobs/show?uri=crawl://partner/later").json
+    assert shown["state"] == "ready"
+    assert served.request("GET", "/journal/jobs/domains/shop").json["paused"] is True
+    assert tab.errors == []
+
+
+def test_keys_and_palette(tab):
+    """`g c` goes to the channels, Ctrl K finds a channel, `?` lists the keys, `t` changes the theme."""
+    page = tab.open("#/")
+    page.wait_for_selector("#status.good")
+    page.keyboard.press("g")
+    page.keyboard.press("c")
+    page.wait_for_url("**/#/channels")
+    page.keyboard.press("Control+k")
+    page.wait_for_selector("#places li:has-text('orders')")
+    page.keyboard.type("orders")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/#/channels/orders**")
+    page.wait_for_selector("#rows")
+    page.keyboard.press("?")
+    page.wait_for_selector("dialog .keys")
+    page.keyboard.press("Escape")
+    page.keyboard.press("t")
+
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+@pytest.mark.slow
+def test_a_lost_connection_is_shown_and_healed(browser, tmp_path):
+    """Pill and line while the server is away; the tail resumes without a gap when it is back."""
+    server = Server(tmp_path / "data", "--durability", "none")
+    tab = Tab(browser, server)
+    page = tab.open("#/channels/lost")
+    page.wait_for_selector("#tailstate.good")
+    server.publish("lost", event("1"))
+    page.wait_for_selector("#rows tr.pick")
+    server.stop()
+    page.wait_for_selector("#status:has-text('Reconnecting')")
+    page.wait_for_selector(".lost:has-text('No connection since')")
+    assert page.locator("#publish").is_disabled()
+    again = Server(tmp_path / "data", "--durability", "none", "--server-port", server.port)
+    again.publish("lost", event("2"))
+    page.click(".lost button")
+    page.wait_for_selector("#rows tr.pick >> nth=1", timeout=40_000)
+    page.wait_for_selector("#status.good")
+    assert page.locator(".lost").count() == 0
+    page.close()
+    again.stop()
+
+
+def test_a_server_with_tokens_asks_for_one(browser, tmp_path):
+    """The files need no token, the API does; after logging in everything works, streams too."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text("a-token-of-many-characters\n")
+    tokens.chmod(0o600)
+    with Server(tmp_path / "data", "--durability", "none", "--token-file", tokens) as server:
+        tab = Tab(browser, server)
+        page = tab.open("#/")
+        page.wait_for_selector("dialog.token")
+        page.fill("dialog.token input", "a-token-of-many-characters")
+        page.click("dialog.token button[type=submit]")
+        page.wait_for_selector("#status.good")
+        page.wait_for_selector(".tile .figure")
+        assert page.locator("dialog.token").count() == 0
+        page.close()
