@@ -123,8 +123,8 @@ def test_an_empty_peer_catches_up_although_it_is_killed(tmp_path):
         port = alone.port
     gate = Gate(port, limit=3 * 1024 * 1024)
     known_as = ("--name", "b", "--peer", f"a=127.0.0.1:{gate.port}")
-    daemons, port = [], Port()
-    other = port.number
+    daemons, reserved = [], Port()
+    other = reserved.number
     try:
         a = Daemon(tmp_path / "a", "--name", "a", "--peer", f"b=127.0.0.1:{other}", port=port)
         daemons.append(a)
@@ -147,7 +147,7 @@ def test_an_empty_peer_catches_up_although_it_is_killed(tmp_path):
         for daemon in daemons:
             daemon.kill()
         gate.close()
-        port.close()
+        reserved.close()
 
     assert 0 < kept < COUNT
     assert ours == theirs

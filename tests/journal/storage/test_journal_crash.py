@@ -62,6 +62,7 @@ disk.close()
 RESTART = """
 import json, resource, sys, time
 from pathlib import Path
+from virta.clock import now_us
 from virta.journal.engine import JournalEngine
 from virta.journal.storage.directory import Persistence
 

@@ -280,9 +280,10 @@ class JobTable:
         """Add a job from the log or a snapshot; `restored` has to follow."""
         job.logged = True
         self.saw_id(job.id)
-        for other in self.entries(job.uri):
-            if (other.state == WORKING) == bool(job.lease):
-                self._remove(other)  # it was replaced while the snapshot was written
+        if job.uri in self._jobs:
+            for other in self.entries(job.uri):
+                if (other.state == WORKING) == bool(job.lease):
+                    self._remove(other)  # it was replaced while the snapshot was written
         self._insert(job)
         if dead:
             job.domain.restore(job, DEAD)
