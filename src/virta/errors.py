@@ -23,6 +23,7 @@ One tree of coded errors.
     ├── ConfigError                 a setting that cannot be used
     ├── CaptureError                changes of a database cannot be captured
     ├── HubError                    the hub cannot accept this event or subscription
+    ├── ViewError                   a live view that cannot be opened or cannot go on
     ├── RequestError                an HTTP request that is refused, with its status
     └── ClientError                 the server refused or could not be reached
 
@@ -216,6 +217,10 @@ class CaptureError(VirtaError):
 
 class HubError(VirtaError):
     default_code = "hub_error"
+
+
+class ViewError(VirtaError):
+    default_code = "view_error"
 
 
 class RequestError(VirtaError):

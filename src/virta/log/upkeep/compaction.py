@@ -4,6 +4,9 @@ Compaction by key: in sealed segments only the newest record of each (topic, key
 Offsets never change: a GAP record replaces what is removed. Records without a key always stay. An empty value
 deletes its key; that record is kept for TOMBSTONE_AGE_S. A compacted segment is written next to the old one with a
 new salt and renamed over it, so readers of the old file finish it undisturbed.
+
+Only records below the end of the last segment that is rewritten supersede others: whoever reads from that offset on
+finds, for every key, the record that was the newest there. A live view that is rebuilt relies on it.
 """
 
 from __future__ import annotations
@@ -56,6 +59,8 @@ if TYPE_CHECKING:
     from virta.log.record import Record
     from virta.log.seek import SegmentInfo
 
+    Stays = Callable[[Record], bool]
+
 
 class CompactionReport(NamedTuple):
     segments: int
@@ -79,23 +84,16 @@ def compact(
     with maintenance_lock(log.path):
         # The last batch of a producer may be removed; then only the indexes list it.
         index_missing(log.path)
-        newest: dict[bytes, int] = {}
         total = log.bytes
-        done = 0
-        end = log.next_offset
-        for batch in log.read(end=end, on_gap="skip", visibility="durable").batches():
-            for record in batch:
-                if record.key and (topics is None or bytes(record.topic) in topics):
-                    newest[_identity(record)] = record.offset
-                done += len(record.value) + len(record.topic) + len(record.key)
-            if progress is not None:
-                progress(min(done, total), 2 * total)
         pinned = lowest_pin(log.path)
-        counts = [0, 0, 0, 0, 0]
+        sealed: list[SegmentInfo] = []
         for info in log.segments()[:-1]:
             if not info.sealed or (pinned is not None and info.next > pinned):
                 break
-            for i, n in enumerate(_compact_segment(log, info, newest, topics)):
+            sealed.append(info)
+        counts = [0, 0, 0, 0, 0]
+        for info, stays, kept in _plan(log, sealed, topics, progress):
+            for i, n in enumerate(_compact_segment(log, info, stays, kept)):
                 counts[i] += n
             if progress is not None:
                 progress(total + min(counts[1], total), 2 * total)
@@ -105,10 +103,49 @@ def compact(
     return CompactionReport(*counts)
 
 
-def _compact_segment(
-    log: Log, info: SegmentInfo, newest: dict[bytes, int], topics: frozenset[bytes] | None
-) -> tuple[int, int, int, int, int]:
-    """Compact one segment: (rewritten, bytes before, after, records before, after)."""
+def _plan(
+    log: Log,
+    segments: list[SegmentInfo],
+    topics: frozenset[bytes] | None,
+    progress: Callable[[int, int], None] | None,
+) -> list[tuple[SegmentInfo, Stays, tuple[int, int]]]:
+    """Return what stays in each segment, and its records before and after."""
+    while segments:
+        end = segments[-1].next
+        stays = _stays(_newest(log, end, topics, progress), topics)
+        counts = [_count(log, info, stays) for info in segments]
+        changed = [
+            info.next
+            for info, (before, after) in zip(segments, counts, strict=True)
+            if before != after
+        ]
+        if not changed or changed[-1] == end:
+            return [(info, stays, kept) for info, kept in zip(segments, counts, strict=True)]
+        # The last ones would not be rewritten, so their records supersede nothing.
+        segments = [info for info in segments if info.next <= changed[-1]]
+    return []
+
+
+def _newest(
+    log: Log,
+    end: int,
+    topics: frozenset[bytes] | None,
+    progress: Callable[[int, int], None] | None,
+) -> dict[bytes, int]:
+    """Return the offset of the newest record below `end` of each key."""
+    newest: dict[bytes, int] = {}
+    total, done = log.bytes, 0
+    for batch in log.read(end=end, on_gap="skip", visibility="durable").batches():
+        for record in batch:
+            if record.key and (topics is None or bytes(record.topic) in topics):
+                newest[_identity(record)] = record.offset
+            done += len(record.value) + len(record.topic) + len(record.key)
+        if progress is not None:
+            progress(min(done, total), 2 * total)
+    return newest
+
+
+def _stays(newest: dict[bytes, int], topics: frozenset[bytes] | None) -> Stays:
     horizon = now_us() - int(TOMBSTONE_AGE_S * 1e6)
 
     def stays(record: Record) -> bool:
@@ -118,14 +155,28 @@ def _compact_segment(
             return False
         return bool(record.value) or record.timestamp >= horizon
 
+    return stays
+
+
+def _count(log: Log, info: SegmentInfo, stays: Stays) -> tuple[int, int]:
+    """Return the records of a segment before and after compaction."""
+    before = after = 0
     with Segment(log.path, info.base) as segment:
-        before = after = 0
         for batch in _batches(segment):
             records = _records(segment, batch)
             before += len(records)
             after += sum(map(stays, records))
-        if before == after:
-            return 0, info.bytes, info.bytes, before, after
+    return before, after
+
+
+def _compact_segment(
+    log: Log, info: SegmentInfo, stays: Stays, kept: tuple[int, int]
+) -> tuple[int, int, int, int, int]:
+    """Compact one segment: (rewritten, bytes before, after, records before, after)."""
+    before, after = kept
+    if before == after:
+        return 0, info.bytes, info.bytes, before, after
+    with Segment(log.path, info.base) as segment:
         old = load_index(log.path, info.base, segment.header.salt)
         size = _rewrite(segment, stays, info.next, old.producers if old else {})
     return 1, info.bytes, size, before, after
@@ -226,9 +277,7 @@ class _Rewriter:
         self.at = Position(self.at.pos + len(buf), crc, self.at.next + count)
 
 
-def _rewrite(
-    segment: Segment, stays: Callable[[Record], bool], following: int, producers: Producers
-) -> int:
+def _rewrite(segment: Segment, stays: Stays, following: int, producers: Producers) -> int:
     """Write the compacted file next to the segment and rename it over it; return its size."""
     header = segment.header._replace(salt=new_salt(), flags=segment.header.flags | FLAG_COMPACTED)
     temporary = segment.path.with_suffix(".compact")

@@ -1,0 +1,146 @@
+"""
+The frames of a live view, and their bytes as server-sent events and WebSocket texts.
+
+    snapshot row live enter update leave reset ping aggregate
+
+The id of a frame is the position up to which the consumer has everything: an offset, none, or empty. An empty one
+makes a client forget its position: else a cut inside a snapshot would resume from before the reset.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from virta.views.tables.changes import parse_pointer, raw_at
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SNAPSHOT, ROW, LIVE, RESET, PING, AGGREGATE = (
+    "snapshot",
+    "row",
+    "live",
+    "reset",
+    "ping",
+    "aggregate",
+)
+NO_ID, EMPTY_ID = -1, -2
+# Members that every projected event has.
+IDENTITY: Final = ("id", "source", "type", "subject")
+FIELDS_MAX: Final = 64
+
+_encode = msgspec.json.Encoder().encode
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class Frame:
+    """One frame; `data` is given for frames without a row."""
+
+    __slots__ = ("data", "event", "id", "key", "name", "offset", "reason")
+
+    def __init__(
+        self,
+        name: str,
+        id_: int = NO_ID,
+        key: str = "",
+        offset: int = -1,
+        event: bytes | None = None,
+        reason: str = "",
+        data: dict[str, Any] | None = None,
+    ) -> None:
+        self.name = name
+        self.id = id_
+        self.key = key
+        self.offset = offset
+        self.event = event
+        self.reason = reason
+        self.data = data
+
+    def __repr__(self) -> str:
+        more = self.data if self.data is not None else (self.key, self.offset, self.reason)
+        return f"<Frame {self.name} id={self.id} {more}>"
+
+
+class Projection:
+    """The part of an event that a consumer gets: its identity and the values at some pointers."""
+
+    __slots__ = ("pointers", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        names = [name for name in text.split(",") if name]
+        self.pointers = tuple(parse_pointer(name, "$fields") for name in names[:FIELDS_MAX])
+
+    def __call__(self, event: bytes) -> bytes:
+        members = _decode_members(event)
+        shown: dict[str, Any] = {name: members[name] for name in IDENTITY if name in members}
+        for steps in self.pointers:
+            raw = raw_at(event, steps)
+            if raw is not None:
+                _place(shown, steps, msgspec.Raw(raw))
+        return _encode(shown)
+
+
+def _place(shown: dict[str, Any], steps: tuple[str, ...], raw: msgspec.Raw) -> None:
+    """Put a value where it is in the event; a part of a value that is there already needs no place."""
+    at = shown
+    for step in steps[:-1]:
+        below = at.setdefault(step, {})
+        if not isinstance(below, dict):
+            return
+        at = below
+    at[steps[-1]] = raw
+
+
+class FrameEncoder:
+    """Makes bytes of frames; equal encoders share what they made for a step."""
+
+    __slots__ = ("_fields", "_tag", "_texts", "key")
+
+    def __init__(self, tag: str, fields: Projection | None = None, *, texts: bool = False) -> None:
+        self._tag = tag.encode()
+        self._fields = fields
+        self._texts = texts
+        self.key = (tag, "" if fields is None else fields.text, texts)
+
+    def position(self, offset: int) -> str:
+        return f"{self._tag.decode()}.{offset}"
+
+    def encode(self, frames: Sequence[Frame]) -> list[bytes]:
+        """Return the frames as server-sent events, or as JSON texts of a WebSocket."""
+        make = self._text if self._texts else self._sse
+        return [make(frame) for frame in frames]
+
+    def _sse(self, frame: Frame) -> bytes:
+        id_line = b""
+        if frame.id >= 0:
+            id_line = b"id: %b.%d\n" % (self._tag, frame.id)
+        elif frame.id == EMPTY_ID:
+            id_line = b"id\n"
+        return b"event: %b\n%bdata: {%b}\n\n" % (frame.name.encode(), id_line, self._members(frame))
+
+    def _text(self, frame: Frame) -> bytes:
+        id_ = b""
+        if frame.id >= 0:
+            id_ = b',"id":"%b.%d"' % (self._tag, frame.id)
+        elif frame.id == EMPTY_ID:
+            id_ = b',"id":""'
+        members = self._members(frame)
+        return b'{"frame":"%b"%b%b%b}' % (
+            frame.name.encode(),
+            id_,
+            b"," if members else b"",
+            members,
+        )
+
+    def _members(self, frame: Frame) -> bytes:
+        if frame.data is not None:
+            return _encode(frame.data)[1:-1]
+        reason = b',"reason":"%b"' % frame.reason.encode() if frame.reason else b""
+        event = b""
+        if frame.event is not None:
+            shown = frame.event if self._fields is None else self._fields(frame.event)
+            event = b',"event":%b' % shown
+        return b'"key":%b,"offset":%d%b%b' % (_encode(frame.key), frame.offset, reason, event)

@@ -1,0 +1,1 @@
+"""Row tables: what records do to rows, memberships, the touch ring, passes, and table files."""

@@ -1,0 +1,261 @@
+"""
+A row table: the newest event of every key of one channel, and which views have each row.
+
+    keys     number -> key, and back
+    offsets  number -> offset of the row; ~offset of its deletion while the ring refers to it
+    members  number -> V: the views that have the row, as an interned set
+
+The table is a function of all records of its topic in log order. `apply` is one live step: it matches every event
+once for all views and compares the hits M with V: enter = M - V, update = M & V, leave = V - M. `exact_from` is the
+lowest position from which a consumer can resume exactly; it only grows. View numbers are never used again, so a
+number of a view that was removed may stay in V; row numbers are used again when nothing refers to them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Final
+
+from virta.errors import ViewError
+from virta.views.limits import DEFAULT_LIMITS
+from virta.views.tables.changes import DELETE, NONE, SET, TRUNCATE, KeyRule, RowChange
+from virta.views.tables.index import ViewIndex
+from virta.views.tables.ring import TouchRing
+from virta.views.tables.values import ValueCache
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from virta.views.limits import ViewLimits
+    from virta.views.tables.ring import Members
+    from virta.views.view import View
+
+EMPTY: Final[frozenset[int]] = frozenset()
+CHANGED, DELETED, EXPIRED = "changed", "deleted", "expired"
+FREE: Final = -(1 << 62)  # the offset of a number without a key
+# Interned sets that no row uses any more are dropped when there are this many, and twice as many as in use.
+INTERNED_MIN: Final = 4096
+
+
+class RowTable:
+    """The rows of one channel under one key rule."""
+
+    def __init__(
+        self, channel: str, rule: KeyRule, *, position: int = 0, limits: ViewLimits = DEFAULT_LIMITS
+    ) -> None:
+        self.channel = channel
+        self.rule = rule
+        self.limits = limits
+        self.position = position  # everything below is applied
+        self.first_offset = 0  # of the log, as far as it was noticed
+        self.exact_from = 0
+        self.rows = 0
+        self.keyed = 0  # records with a key
+        self.unkeyed = 0
+        self.numbers: dict[str, int] = {}
+        self.keys: list[str | None] = []
+        self.offsets = array("q")
+        self.members: list[Members] = []
+        self.ring = TouchRing(limits.view_ring)
+        self.values = ValueCache(limits.view_cache_bytes_max)
+        self.index = ViewIndex()
+        self._free: list[int] = []
+        self._interned: dict[Members, Members] = {EMPTY: EMPTY}
+        self._intern_at = INTERNED_MIN
+
+    # Reading.
+
+    def row_offset(self, key: str) -> int:
+        """Return the offset of a row; negative if there is none."""
+        number = self.numbers.get(key)
+        return -1 if number is None else self.offsets[number]
+
+    def has(self, view: View, key: str) -> bool:
+        """Return whether a view has the row of this key."""
+        number = self.numbers.get(key)
+        return (
+            number is not None and self.offsets[number] >= 0 and view.number in self.members[number]
+        )
+
+    def present(self) -> list[tuple[int, int]]:
+        """Return (offset, number) of all rows, in offset order."""
+        return sorted((offset, number) for number, offset in enumerate(self.offsets) if offset >= 0)
+
+    # The live step.
+
+    def apply(self, changes: Sequence[tuple[int, RowChange]], position: int) -> list[View]:
+        """
+        Apply what records do, in log order; return the views with hits.
+
+        Raises:
+            ViewError: too-many-rows.
+        """
+        sets = [change for _, change in changes if change.kind == SET]
+        found = iter(self.index.match(sets) if self.index.views else [EMPTY] * len(sets))
+        touched: dict[View, None] = {}
+        for offset, change in changes:
+            if change.kind == SET:
+                self._set(offset, change, self.intern(next(found)), touched)
+            elif change.kind == DELETE:
+                self._delete(offset, change, touched)
+            elif change.kind == TRUNCATE:
+                self._truncate(offset, touched)
+            else:
+                assert change.kind == NONE
+                self.unkeyed += 1
+        self.position = max(self.position, position)
+        return list(touched)
+
+    def _set(self, offset: int, change: RowChange, now: Members, touched: dict[View, None]) -> None:
+        key = change.key
+        assert key is not None
+        self.keyed += 1
+        number = self.numbers.get(key)
+        if number is None:
+            number = self._new_number(key)
+        previous, before = self.offsets[number], self.members[number]
+        if previous < 0:
+            previous = -1
+            self.rows += 1
+            self._check_rows()
+        else:
+            self.values.drop(previous)
+        self.offsets[number] = offset
+        self.members[number] = now
+        self.values.put(offset, change.event)
+        self._touch(offset, number, previous, before)
+        if before or now:
+            self.index.compare(number, before, now, offset, change, touched)
+
+    def _delete(self, offset: int, change: RowChange, touched: dict[View, None]) -> None:
+        assert change.key is not None
+        self.keyed += 1
+        number = self.numbers.get(change.key)
+        if number is None or self.offsets[number] < 0:
+            return  # a delete of an absent row is nothing
+        previous, before = self.offsets[number], self.members[number]
+        self.rows -= 1
+        self.values.drop(previous)
+        self.offsets[number] = ~offset
+        self.members[number] = EMPTY
+        self._touch(offset, number, previous, before)
+        self.index.leave(number, before, change.key, offset, DELETED, touched)
+
+    def _touch(self, offset: int, number: int, previous: int, before: Members) -> None:
+        dropped = self.ring.append(offset, number, previous, before)
+        if dropped is not None:
+            old, row = dropped
+            self.exact_from = max(self.exact_from, old + 1)
+            if self.offsets[row] == ~old:
+                self._release(row)
+
+    def _truncate(self, offset: int, touched: dict[View, None]) -> None:
+        self.rows = 0
+        self.numbers.clear()
+        self.keys.clear()
+        self.members.clear()
+        self.offsets = array("q")
+        self._free.clear()
+        self.values.clear()
+        self.ring.clear()
+        self.exact_from = max(self.exact_from, offset + 1)
+        self.index.truncate(offset, touched)
+
+    def expire(self, first_offset: int) -> list[View]:
+        """Remove the rows below the log's first offset; return the views with hits."""
+        if first_offset <= self.first_offset:
+            return []
+        self.first_offset = first_offset
+        return self._lose(
+            [n for n, offset in enumerate(self.offsets) if 0 <= offset < first_offset]
+        )
+
+    def lose(self, offsets: set[int]) -> list[View]:
+        """Remove rows that are no longer in the log; return the views with hits."""
+        return self._lose([n for n, offset in enumerate(self.offsets) if offset in offsets])
+
+    def _lose(self, numbers: list[int]) -> list[View]:
+        touched: dict[View, None] = {}
+        for number in numbers:
+            key, offset = self.keys[number], self.offsets[number]
+            assert key is not None
+            before = self.members[number]
+            self.rows -= 1
+            self.values.drop(offset)
+            self.offsets[number] = ~offset
+            self.members[number] = EMPTY
+            self.index.leave(number, before, key, self.position - 1, EXPIRED, touched)
+        if numbers:
+            # A consumer at this very position may still have the rows: only later positions are exact.
+            self.forget(self.position + 1)
+        return list(touched)
+
+    def forget(self, exact_from: int) -> None:
+        """Drop all touches: no position below `exact_from` can be resumed."""
+        self.ring.clear()
+        self.exact_from = max(self.exact_from, exact_from)
+        for number, offset in enumerate(self.offsets):
+            if FREE < offset < 0:
+                self._release(number)
+
+    # Numbers and sets.
+
+    def restore(self, keys: list[str], offsets: array[int]) -> None:
+        """Fill an empty table with the rows of a file."""
+        assert not self.keys
+        self.keys = list(keys)
+        self.offsets = offsets
+        self.members = [EMPTY] * len(keys)
+        self.numbers = {key: number for number, key in enumerate(keys)}
+        self.rows = sum(1 for offset in offsets if offset >= 0)
+        self._check_rows()
+
+    def _new_number(self, key: str) -> int:
+        if self._free:
+            number = self._free.pop()
+            self.keys[number] = key
+            self.offsets[number] = -1
+        else:
+            number = len(self.keys)
+            self.keys.append(key)
+            self.offsets.append(-1)
+            self.members.append(EMPTY)
+        self.numbers[key] = number
+        return number
+
+    def _release(self, number: int) -> None:
+        key = self.keys[number]
+        assert key is not None
+        del self.numbers[key]
+        self.keys[number] = None
+        self.offsets[number] = FREE
+        self.members[number] = EMPTY
+        self._free.append(number)
+
+    def _check_rows(self) -> None:
+        if self.rows > self.limits.view_rows_max:
+            raise ViewError(
+                f"channel {self.channel!r} has more than {self.limits.view_rows_max} rows: "
+                "raise view_rows_max, or publish to several channels",
+                code="too-many-rows",
+            )
+
+    def intern(self, members: Members) -> Members:
+        """Return the one copy of a set of views."""
+        found = self._interned.get(members)
+        if found is not None:
+            return found
+        if len(self._interned) >= self._intern_at:
+            self._interned = {EMPTY: EMPTY}
+            for used in self.members:
+                self._interned[used] = used
+            self.ring.intern(self._interned)
+            self._intern_at = max(INTERNED_MIN, 2 * len(self._interned))
+        self._interned[members] = members
+        return members
+
+    def add_member(self, number: int, view: View) -> None:
+        """Add a view to a row, as a pass found it."""
+        if view.number not in self.members[number]:
+            self.members[number] = self.intern(self.members[number] | {view.number})
+            view.joined(number)

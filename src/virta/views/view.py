@@ -1,0 +1,159 @@
+"""
+A view: a filter over a row table, shared by all consumers with an equal one.
+
+`hits` is what one live step did, until `deliver` hands it to the consumers. A consumer that keeps up gets the frames of
+a step as they are, made once for all of them; for every other one they become entries of its waiting map.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from typing import TYPE_CHECKING, Final
+
+from virta.filters import Filter
+from virta.filters.tree import all_of
+from virta.hub.event_matcher import matches_everything, root_of, single_matcher
+from virta.hub.resume.positions import TAG_DIGITS
+from virta.views.frames import Frame
+from virta.views.tables.changes import ROOT_AUTO, row_of
+from virta.views.tables.index import LEAVE, TRUNCATED, Hit, MatchedEvent, event_id
+
+if TYPE_CHECKING:
+    from virta.views.consumer import ViewConsumer
+    from virta.views.tables.changes import KeyRule
+    from virta.views.tables.table import RowTable
+
+# Numbers of rows that left are kept among those that joined until they are half of them.
+CANDIDATES_MIN: Final = 64
+
+
+class ViewFilter:
+    """The filter of a view: its own, and the row filter of the token that opened it."""
+
+    __slots__ = ("id", "own", "parts", "root", "row_filter")
+
+    def __init__(
+        self, own: Filter, row_filter: Filter | None = None, root: str = ROOT_AUTO
+    ) -> None:
+        self.own = own
+        self.row_filter = row_filter
+        self.root = root
+        filters = [own] if row_filter is None else [row_filter, own]
+        by_root: dict[str, list[Filter]] = {}
+        for filter_ in filters:
+            if not matches_everything(filter_):
+                by_root.setdefault(root_of(filter_), []).append(filter_)
+        self.parts = tuple(
+            (seen, _all(same)) for seen, same in sorted(by_root.items())
+        )  # of (what it sees, filter): empty for everything
+        row_id = "" if row_filter is None else f"{root_of(row_filter)}:{row_filter.id}"
+        whole = "&".join(f"{seen}:{part.id}" for seen, part in self.parts)
+        # The row filter counts by itself, too: it decides what a `leave` shows.
+        self.id = f"{root}|{whole}|{row_id}"
+
+
+def _all(filters: list[Filter]) -> Filter:
+    if len(filters) == 1:
+        return filters[0]
+    return Filter(all_of([f.tree for f in filters]), dialect=filters[0].dialect)
+
+
+class View:
+    """A standing filter over a table."""
+
+    __slots__ = (
+        "candidates",
+        "consumers",
+        "count",
+        "exact_since",
+        "filter",
+        "hits",
+        "number",
+        "parts",
+        "root",
+        "table",
+        "unused_since",
+    )
+
+    def __init__(self, table: RowTable, filter_: ViewFilter) -> None:
+        self.table = table
+        self.filter = filter_
+        self.number = table.index.new_number()
+        self.parts = filter_.parts
+        self.root = filter_.root
+        self.count = 0  # rows
+        self.candidates = array("I")  # numbers of the rows, and of some that have left
+        # From this position on the memberships in the ring are right; None until the pass is done.
+        self.exact_since: int | None = None
+        self.consumers: dict[ViewConsumer, None] = {}
+        self.unused_since = 0.0  # monotonic seconds, while it has no consumer
+        self.hits: list[Hit] = []
+
+    # Called by the table.
+
+    def joined(self, number: int) -> None:
+        """Count a row that the view has now."""
+        self.count += 1
+        self.candidates.append(number)
+        if len(self.candidates) > 2 * self.count + CANDIDATES_MIN:
+            self.candidates = array("I", self.row_numbers())
+
+    def emptied(self) -> None:
+        self.count = 0
+        self.candidates = array("I")
+
+    def row_numbers(self) -> list[int]:
+        """Return the numbers of the view's rows, in order."""
+        members, mine = self.table.members, self.number
+        return [number for number in sorted(set(self.candidates)) if mine in members[number]]
+
+    # Delivery.
+
+    def deliver(self) -> None:
+        """Hand the hits of a step to the consumers."""
+        hits, self.hits = self.hits, []
+        if not self.consumers:
+            return
+        frames: list[Frame] | None = None
+        truncated = any(hit.kind == TRUNCATED for hit in hits)
+        payloads: dict[object, object] = {}
+        for consumer in tuple(self.consumers):
+            if truncated or not consumer.keeps_up:
+                consumer.note(hits)
+            else:
+                if frames is None:
+                    frames = [self.frame(hit) for hit in hits]
+                consumer.send_step(frames, payloads)
+
+    def frame(self, hit: Hit) -> Frame:
+        """Return the frame of a hit for a consumer that keeps up."""
+        event = None
+        if hit.change is not None and (hit.kind != LEAVE or self.shows(hit.change.event)):
+            event = hit.change.row if self.root == ROOT_AUTO else hit.change.event
+        return Frame(hit.kind, hit.offset + 1, hit.key, hit.offset, event, hit.reason)
+
+    def shows(self, event: bytes) -> bool:
+        """Return whether a row that left may be shown: only if the token's row filter allows it."""
+        row_filter = self.filter.row_filter
+        if row_filter is None:
+            return True
+        seen = root_of(row_filter)
+        value = row_of(event) if self.root == ROOT_AUTO else event
+        if matches_everything(row_filter):
+            return True
+        found = single_matcher(row_filter, seen).match([MatchedEvent(event_id(event, seen), value)])
+        return bool(found[0])
+
+
+def view_tag(
+    log_id: str, epoch: int, channel: str, rule: KeyRule, filter_: ViewFilter, more: str = ""
+) -> str:
+    """
+    Return the tag of positions of a view: everything that decides what a consumer gets.
+
+    Args:
+        more: fields and aggregates, as text.
+    """
+    text = "\0".join([log_id, str(epoch), channel, rule.text, filter_.id, more])
+    return hashlib.sha256(text.encode()).hexdigest()[:TAG_DIGITS]
