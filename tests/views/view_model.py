@@ -17,7 +17,7 @@ from typing import Any
 from virta.filters import Filter, parse
 from virta.log.record import Name, Record
 from virta.views.consumer import GAP, UNKNOWN_POSITION, ViewConsumer
-from virta.views.frames import EMPTY_ID, Frame
+from virta.views.frames import EMPTY_ID, ViewFrame
 from virta.views.limits import ViewLimits
 from virta.views.tables.changes import KeyRule, read_change
 from virta.views.tables.passes import (
@@ -177,7 +177,7 @@ class Client:
     row_filter: Filter | None
     rows: dict[str, tuple[int, Any]] = field(default_factory=dict)
     last_id: tuple[str, int] | None = None
-    flight: list[Frame] = field(default_factory=list)  # written, not read
+    flight: list[ViewFrame] = field(default_factory=list)  # written, not read
     consumer: ViewConsumer | None = None
     blocked: bool = False
     live: bool = False
@@ -191,7 +191,7 @@ class Client:
 
     def write_frames(self, frames, payloads) -> None:
         self.flight += [
-            Frame(f.name, f.id, f.key, f.offset, f.event, f.reason, f.data) for f in frames
+            ViewFrame(f.name, f.id, f.key, f.offset, f.event, f.reason, f.data) for f in frames
         ]
 
     def wants_pump(self, consumer) -> None:
@@ -405,7 +405,7 @@ class Model:
             self.apply(client, frame)
         del client.flight[:count]
 
-    def apply(self, client: Client, frame: Frame) -> None:
+    def apply(self, client: Client, frame: ViewFrame) -> None:
         if frame.name == "snapshot":
             client.rows.clear()
             client.in_snapshot = True
@@ -438,7 +438,7 @@ class Model:
         elif frame.id == EMPTY_ID:
             client.last_id = None
 
-    def check_kind(self, client: Client, frame: Frame) -> None:
+    def check_kind(self, client: Client, frame: ViewFrame) -> None:
         """The first frame of a key after a resume says what happened since the position."""
         if client.resumed_at is None or frame.key in client.seen:
             return

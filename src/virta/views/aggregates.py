@@ -25,7 +25,7 @@ from virta.views.tables.index import ENTER, LEAVE, UPDATE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from virta.views.frames import Frame
+    from virta.views.frames import ViewFrame
 
 TERMS_MAX: Final = 16
 # Longer decimals, and those with an exponent, are read as doubles: an exact fraction of 1e999999 fills the memory.
@@ -135,7 +135,7 @@ class AggregateFold:
         self._changed: dict[bytes, None] = {}
         self.not_numbers: dict[str, int] = {}  # term -> rows with something else there
 
-    def fold(self, frames: Sequence[Frame]) -> None:
+    def fold(self, frames: Sequence[ViewFrame]) -> None:
         """Take the frames of a view."""
         for frame in frames:
             if frame.name == SNAPSHOT:

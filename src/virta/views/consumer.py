@@ -20,7 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from virta.views.frames import EMPTY_ID, LIVE, NO_ID, PING, RESET, ROW, SNAPSHOT, Frame
+from virta.views.frames import EMPTY_ID, LIVE, NO_ID, PING, RESET, ROW, SNAPSHOT, ViewFrame
 from virta.views.tables.changes import ROOT_AUTO, row_of
 from virta.views.tables.index import ENTER, LEAVE, TRUNCATED, UPDATE
 from virta.views.tables.table import CHANGED, DELETED, EXPIRED
@@ -46,7 +46,7 @@ class FrameSink(Protocol):
     def blocked(self) -> bool:
         """Whether it accepts no frames now."""
 
-    def write_frames(self, frames: Sequence[Frame], payloads: dict[object, Any]) -> None:
+    def write_frames(self, frames: Sequence[ViewFrame], payloads: dict[object, Any]) -> None:
         """Send frames; `payloads` keeps what equal sinks made of the same frames."""
 
     def wants_pump(self, consumer: ViewConsumer) -> None:
@@ -130,7 +130,7 @@ class ViewConsumer:
 
     # Called by the view.
 
-    def send_step(self, frames: list[Frame], payloads: dict[object, Any]) -> None:
+    def send_step(self, frames: list[ViewFrame], payloads: dict[object, Any]) -> None:
         """Send the frames of one step."""
         self.sink.write_frames(frames, payloads)
 
@@ -192,7 +192,7 @@ class ViewConsumer:
         """
         if self.closed or self.sink.blocked:
             return []
-        frames: list[Frame] = []
+        frames: list[ViewFrame] = []
         missing: list[int] = []
         if self._snapshot_due:
             frames += self._start_snapshot()
@@ -204,32 +204,32 @@ class ViewConsumer:
             self._live = True
             position = self.view.table.position
             data = {"offset": position, "rows": self.view.count}
-            frames.append(Frame(LIVE, position, data=data))
+            frames.append(ViewFrame(LIVE, position, data=data))
         if frames:
             self.sink.write_frames(frames, {})
         if not missing and not self.idle and not self.sink.blocked and not self.closed:
             self.sink.wants_pump(self)
         return missing
 
-    def ping(self, timestamp: str) -> Frame:
+    def ping(self, timestamp: str) -> ViewFrame:
         """Return a `ping`; its id is the position if nothing waits."""
         position = self.view.table.position
         data = {"timestamp": timestamp, "offset": position}
-        return Frame(PING, position if self.idle else NO_ID, data=data)
+        return ViewFrame(PING, position if self.idle else NO_ID, data=data)
 
-    def _start_snapshot(self) -> list[Frame]:
+    def _start_snapshot(self) -> list[ViewFrame]:
         self._snapshot_due = False
         frames = []
         if self._reset:
-            frames.append(Frame(RESET, EMPTY_ID, data={"reason": self._reset}))
-        frames.append(Frame(SNAPSHOT, EMPTY_ID, data={"rows": self.view.count}))
+            frames.append(ViewFrame(RESET, EMPTY_ID, data={"reason": self._reset}))
+        frames.append(ViewFrame(SNAPSHOT, EMPTY_ID, data={"rows": self.view.count}))
         self._reset = ""
         self._map.clear()
         self._numbers = self.view.row_numbers()
         self._cursor = 0
         return frames
 
-    def _send_rows(self, frames: list[Frame], values: Mapping[int, bytes]) -> list[int]:
+    def _send_rows(self, frames: list[ViewFrame], values: Mapping[int, bytes]) -> list[int]:
         """Send rows of the snapshot from the cursor on."""
         numbers, table, view = self._numbers, self.view.table, self.view
         assert numbers is not None
@@ -247,7 +247,7 @@ class ViewConsumer:
                     ahead = numbers[self._cursor : self._cursor + PIECE_FRAMES]
                     return self._missing(ahead, offset, values)
                 size += len(event)
-                frames.append(Frame(ROW, NO_ID, key, offset, event))
+                frames.append(ViewFrame(ROW, NO_ID, key, offset, event))
             self._cursor += 1
         self._numbers = None
         return []
@@ -269,10 +269,10 @@ class ViewConsumer:
             return None
         return row_of(event) if self.view.root == ROOT_AUTO else event
 
-    def _send_map(self, frames: list[Frame], values: Mapping[int, bytes]) -> list[int]:
+    def _send_map(self, frames: list[ViewFrame], values: Mapping[int, bytes]) -> list[int]:
         """Send waiting keys in order."""
         size = 0
-        made: Frame | None = None
+        made: ViewFrame | None = None
         missing: list[int] = []
         while self._map and len(frames) < PIECE_FRAMES and size < PIECE_BYTES:
             key = next(iter(self._map))
@@ -295,7 +295,7 @@ class ViewConsumer:
 
     def _map_frame(
         self, key: str, waiting: _Waiting, values: Mapping[int, bytes]
-    ) -> tuple[Frame | None, int]:
+    ) -> tuple[ViewFrame | None, int]:
         """Return the frame of a waiting key, None for nothing; and the offset of a value it lacks, or -1."""
         view, table = self.view, self.view.table
         offset = table.row_offset(key)
@@ -303,19 +303,19 @@ class ViewConsumer:
             event = self._value(offset, values)
             if event is None:
                 return None, offset
-            return Frame(UPDATE if waiting.was else ENTER, NO_ID, key, offset, event), -1
+            return ViewFrame(UPDATE if waiting.was else ENTER, NO_ID, key, offset, event), -1
         if not waiting.may_have:
             return None, -1
         if offset < 0:
             reason = EXPIRED if waiting.expired else DELETED
-            return Frame(LEAVE, NO_ID, key, waiting.last, None, reason), -1
+            return ViewFrame(LEAVE, NO_ID, key, waiting.last, None, reason), -1
         event = None
         raw = table.values.get(offset) or values.get(offset)
         if raw is None:
             return None, offset
         if view.shows(raw):
             event = row_of(raw) if view.root == ROOT_AUTO else raw
-        return Frame(LEAVE, NO_ID, key, offset, event, CHANGED), -1
+        return ViewFrame(LEAVE, NO_ID, key, offset, event, CHANGED), -1
 
     def _missing_keys(self, stuck: int, values: Mapping[int, bytes]) -> list[int]:
         table = self.view.table

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from virta.log import Log
-    from virta.views.frames import Frame
+    from virta.views.frames import ViewFrame
     from virta.views.limits import ViewLimits
 
 # A follower looks for rows that retention removed so often.
@@ -150,7 +150,7 @@ class LiveView:
 
     # As a sink.
 
-    def write_frames(self, frames: Sequence[Frame], payloads: dict[object, Any]) -> None:  # noqa: ARG002
+    def write_frames(self, frames: Sequence[ViewFrame], payloads: dict[object, Any]) -> None:  # noqa: ARG002
         """Apply frames to `rows`."""
         if self._fold is not None:
             self._fold.fold(frames)

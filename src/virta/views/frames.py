@@ -35,7 +35,7 @@ _encode = msgspec.json.Encoder().encode
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-class Frame:
+class ViewFrame:
     """One frame; `data` is given for frames without a row."""
 
     __slots__ = ("data", "event", "id", "key", "name", "offset", "reason")
@@ -60,7 +60,7 @@ class Frame:
 
     def __repr__(self) -> str:
         more = self.data if self.data is not None else (self.key, self.offset, self.reason)
-        return f"<Frame {self.name} id={self.id} {more}>"
+        return f"<ViewFrame {self.name} id={self.id} {more}>"
 
 
 class Projection:
@@ -108,12 +108,12 @@ class FrameEncoder:
     def position(self, offset: int) -> str:
         return f"{self._tag.decode()}.{offset}"
 
-    def encode(self, frames: Sequence[Frame]) -> list[bytes]:
+    def encode(self, frames: Sequence[ViewFrame]) -> list[bytes]:
         """Return the frames as server-sent events, or as JSON texts of a WebSocket."""
         make = self._text if self._texts else self._sse
         return [make(frame) for frame in frames]
 
-    def _sse(self, frame: Frame) -> bytes:
+    def _sse(self, frame: ViewFrame) -> bytes:
         id_line = b""
         if frame.id >= 0:
             id_line = b"id: %b.%d\n" % (self._tag, frame.id)
@@ -121,7 +121,7 @@ class FrameEncoder:
             id_line = b"id\n"
         return b"event: %b\n%bdata: {%b}\n\n" % (frame.name.encode(), id_line, self._members(frame))
 
-    def _text(self, frame: Frame) -> bytes:
+    def _text(self, frame: ViewFrame) -> bytes:
         id_ = b""
         if frame.id >= 0:
             id_ = b',"id":"%b.%d"' % (self._tag, frame.id)
@@ -135,7 +135,7 @@ class FrameEncoder:
             members,
         )
 
-    def _members(self, frame: Frame) -> bytes:
+    def _members(self, frame: ViewFrame) -> bytes:
         if frame.data is not None:
             return _encode(frame.data)[1:-1]
         reason = b',"reason":"%b"' % frame.reason.encode() if frame.reason else b""

@@ -15,7 +15,7 @@ from virta.filters import Filter
 from virta.filters.tree import all_of
 from virta.hub.event_matcher import matches_everything, root_of, single_matcher
 from virta.hub.resume.positions import TAG_DIGITS
-from virta.views.frames import Frame
+from virta.views.frames import ViewFrame
 from virta.views.tables.changes import ROOT_AUTO, row_of
 from virta.views.tables.index import LEAVE, TRUNCATED, Hit, MatchedEvent, event_id
 
@@ -115,7 +115,7 @@ class View:
         hits, self.hits = self.hits, []
         if not self.consumers:
             return
-        frames: list[Frame] | None = None
+        frames: list[ViewFrame] | None = None
         truncated = any(hit.kind == TRUNCATED for hit in hits)
         payloads: dict[object, object] = {}
         for consumer in tuple(self.consumers):
@@ -126,12 +126,12 @@ class View:
                     frames = [self.frame(hit) for hit in hits]
                 consumer.send_step(frames, payloads)
 
-    def frame(self, hit: Hit) -> Frame:
+    def frame(self, hit: Hit) -> ViewFrame:
         """Return the frame of a hit for a consumer that keeps up."""
         event = None
         if hit.change is not None and (hit.kind != LEAVE or self.shows(hit.change.event)):
             event = hit.change.row if self.root == ROOT_AUTO else hit.change.event
-        return Frame(hit.kind, hit.offset + 1, hit.key, hit.offset, event, hit.reason)
+        return ViewFrame(hit.kind, hit.offset + 1, hit.key, hit.offset, event, hit.reason)
 
     def shows(self, event: bytes) -> bool:
         """Return whether a row that left may be shown: only if the token's row filter allows it."""

@@ -43,7 +43,7 @@ class MatchedEvent(NamedTuple):
     value: bytes
 
 
-class FilterSet:
+class ViewFilters:
     """Matchers over the filters of some views, by what they see."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class ViewIndex:
 
     def __init__(self) -> None:
         self.views: dict[int, View] = {}
-        self._filters = FilterSet()
+        self._filters = ViewFilters()
         self._numbers = count(1)
 
     def new_number(self) -> int:

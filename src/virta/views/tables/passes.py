@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from virta.views.tables.changes import ROOT_AUTO, row_of
-from virta.views.tables.index import FilterSet
+from virta.views.tables.index import ViewFilters
 from virta.views.tables.values import read_values
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Piece:
         self,
         rows: list[tuple[int, int]],
         known: dict[int, bytes],
-        filters: FilterSet,
+        filters: ViewFilters,
         *,
         with_rows: bool,
     ) -> None:
@@ -65,7 +65,7 @@ class _Pass:
     def __init__(self, table: RowTable, views: Sequence[View]) -> None:
         self.table = table
         self.views = list(views)
-        self._filters = FilterSet()
+        self._filters = ViewFilters()
         for view in views:
             self._filters.add(view)
         self._with_rows = any(view.root == ROOT_AUTO for view in views)
