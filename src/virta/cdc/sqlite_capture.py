@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from virta import clock
-from virta.cdc import sqlite_schema
+from virta.cdc import sqlite_schema, status_file
 from virta.cdc.change_log import ChangeLog
 from virta.cdc.events import CapturedTable, ChangeEvents, Origin, Row
 from virta.cdc.outbox_rows import OUTBOX_TABLE, forwarded, is_outbox
@@ -69,6 +69,7 @@ class SqliteCapture:
             raise CaptureError(f"there is no database file {file}", code="capture_no_database")
         self._wanted = None if tables is None else frozenset(tables)
         self._poll_s = poll_s
+        self._data_dir = data_dir
         self._db = connect(self.path)
         try:
             self._changes = ChangeLog(data_dir, self.name, KIND)
@@ -157,6 +158,7 @@ class SqliteCapture:
                 self._save_at = now + SAVE_S
                 self._changes.save()
                 self._remove_captured(1)
+                status_file.write(self._data_dir, self.name, records=self._changes.changes)
 
     def _outbox_ids(self) -> list[Any]:
         """Return the rows of the outbox: every one that this transaction sees was forwarded."""

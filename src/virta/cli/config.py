@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import Any
 
 import click
@@ -22,7 +23,10 @@ def config(*, as_json: bool, **options: Any) -> None:
     """
     values = load_config(options, os.environ).values
     if as_json:
-        report = {name: {"value": v.value, "origin": v.origin} for name, v in values.items()}
+        report = {
+            name: {"value": _without_passwords(v.value), "origin": v.origin}
+            for name, v in values.items()
+        }
         click.echo(json.dumps(report, indent=2))
         return
     width = max(map(len, values))
@@ -34,5 +38,12 @@ def _shown(value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, tuple):
-        return ",".join(value)
+        return ",".join(_without_passwords(value))
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _without_passwords(value: Any) -> Any:
+    """Hide the passwords of DSNs (`cdc`)."""
+    if isinstance(value, tuple):
+        return tuple(re.sub(r"(://[^:@/]*):[^@/]*@", r"\1:…@", text) for text in value)
+    return value

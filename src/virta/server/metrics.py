@@ -74,6 +74,13 @@ PIPELINE_FIGURES = (
     ("late", "Rows that came too late"),
     ("dead", "Rows among the dead letters"),
 )
+CAPTURE_FIGURES = (
+    ("restarts", "Starts after failures"),
+    ("records", "Records its run has appended"),
+    ("lag_bytes", "Bytes of WAL that are not confirmed"),
+    ("retained_bytes", "Bytes of WAL that the database keeps for it"),
+    ("recorded", "Changes in the database that are not captured"),
+)
 # fmt: on
 
 
@@ -110,6 +117,8 @@ class Metrics:
             yield from self._of_journal(service.journal)
         if self._pipelines:
             yield from self._of_pipelines()
+        if captures := self._service.captures.overviews():
+            yield from _of_captures(captures)
 
     def _labelled_like_thorium(self) -> Iterator[Metric]:
         hub, service = self._service.hub, self._service
@@ -185,3 +194,15 @@ class Metrics:
         for pipeline in self._pipelines:
             gauge.add_metric([pipeline["pipeline"]], read(pipeline))
         return gauge
+
+
+def _of_captures(captures: list[dict[str, Any]]) -> Iterator[Metric]:
+    running = GaugeMetricFamily("virta_cdc_running", "1 while a capture runs", labels=["source"])
+    for capture in captures:
+        running.add_metric([capture["name"]], capture["state"] == "running")
+    yield running
+    for name, text in CAPTURE_FIGURES:
+        gauge = GaugeMetricFamily(f"virta_cdc_{name}", text, labels=["source"])
+        for capture in captures:
+            gauge.add_metric([capture["name"]], capture.get(name) or 0)
+        yield gauge

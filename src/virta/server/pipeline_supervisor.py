@@ -63,6 +63,8 @@ class RestartLimits:
 class SupervisedPipeline:
     """One pipeline and the thread that restarts its process."""
 
+    noun = "pipeline"  # in log lines
+
     def __init__(
         self,
         pipeline: Pipeline,
@@ -75,7 +77,8 @@ class SupervisedPipeline:
         self.log = log
         self._command = list(command)
         self._limits = limits
-        self._logger = logger.bind(pipeline=pipeline.name)
+        self._logger = logger.bind(**{self.noun: pipeline.name})
+        self._environment: dict[str, str] | None = None  # that of the server
         self._failures: deque[float] = deque(maxlen=limits.failures_max)
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()  # of _process and _closed
@@ -115,7 +118,7 @@ class SupervisedPipeline:
             self._publish("stopped")
 
     def _make_thread(self) -> threading.Thread:
-        return threading.Thread(target=self._run, name=f"pipeline-{self.pipeline.name}")
+        return threading.Thread(target=self._run, name=f"{self.noun}-{self.pipeline.name}")
 
     def facts(self) -> dict[str, Any]:
         """Return the supervisor's last state; the run's own status has the rest."""
@@ -150,7 +153,7 @@ class SupervisedPipeline:
         """Wait until a time of the monotonic clock, then kill it and all it started."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
-            self._logger.warning("pipeline_killed", after_ms=self._limits.stop_ms)
+            self._logger.warning(self._event("killed"), after_ms=self._limits.stop_ms)
             with self._lock:
                 self._kill_all()
             self._thread.join()
@@ -165,7 +168,7 @@ class SupervisedPipeline:
                     False  # before the state is shown: a start may be ordered after it
                 )
                 self._publish("finished")
-                self._logger.info("pipeline_finished")
+                self._logger.info(self._event("finished"))
                 return
             delay = self._failed(code)
             if delay is None:
@@ -186,12 +189,13 @@ class SupervisedPipeline:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
+                    env=self._environment,
                 )
             except OSError as error:
                 self._last_error = f"its process cannot be started: {error}"
                 return EXIT_NOT_STARTED
             self._publish("running")
-        self._logger.info("pipeline_started", pid=process.pid)
+        self._logger.info(self._event("started"), pid=process.pid)
         assert process.stdout is not None
         assert process.stdin is not None
         output = OutputFile(self.log)
@@ -226,25 +230,33 @@ class SupervisedPipeline:
             self._restarting = False  # before the state is shown, as above
             self._publish("failed")
             self._logger.error(
-                "pipeline_gave_up", failures=len(recent), within_ms=self._limits.window_ms,
+                self._event("gave_up"), failures=len(recent), within_ms=self._limits.window_ms,
                 error=self._last_error,
             )  # fmt: skip
             return None
         first = min(self._limits.backoff_ms, BACKOFF_MS_MAX)
         wait_ms = int(backoff(len(recent) - 1, first, BACKOFF_MS_MAX))
         self._publish("waiting")
-        self._logger.warning("pipeline_failed", again_in_ms=wait_ms, error=self._last_error)
+        self._logger.warning(self._event("failed"), again_in_ms=wait_ms, error=self._last_error)
         return wait_ms / 1000
 
     def _reason(self, pid: int, code: int, last_line: str) -> str:
         """Return why the process ended: the reason in its status, else its last line, else its exit code."""
-        status: dict[str, Any] = {}
-        with contextlib.suppress(OSError):  # such as too many open files
-            status = read_json(self.pipeline, "status.json")
+        status = self._run_status()
         if status.get("pid") == pid and status.get("reason"):
             return str(status["reason"])
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return last_line if last_line and code > 0 else how
+
+    def _event(self, what: str) -> str:
+        """Return the name of a log line, such as pipeline_started."""
+        return f"{self.noun}_{what}"
+
+    def _run_status(self) -> dict[str, Any]:
+        """Return the last status that the process wrote."""
+        with contextlib.suppress(OSError):  # such as too many open files
+            return read_json(self.pipeline, "status.json")
+        return {}
 
     def _publish(self, state: str) -> None:
         # The file first: a client that gets a state from the server finds the same there.

@@ -35,6 +35,7 @@ from virta.hub.resume.replay import Replayer
 from virta.hub.subscription import SlowPolicy
 from virta.journal.serving.tcp import JournalServer
 from virta.server.auth import THORIUM_CORS, Authenticator, read_tokens
+from virta.server.capture_supervisor import Captures
 from virta.server.config_loader import LOG_NAME
 from virta.server.hosts import Hosts, host_name, is_loopback
 from virta.server.http.deadlines import TimerWheel
@@ -135,6 +136,10 @@ class Service:
         self.pipelines.start()
         self.figures = Figures(self)
         self.figures.start()
+        self.captures = Captures(
+            config.cdc or (), Path(config.data_dir), self._restart_limits(), self.logger
+        )
+        self.captures.start()
         self.ready = True
 
     def drain(self) -> None:
@@ -143,6 +148,7 @@ class Service:
         self._drain_until = time.monotonic() + self.config.drain_timeout_ms / 1000
         self.figures.stop()
         self.pipelines.stop_soon()
+        self.captures.stop_soon()
         self.webhooks.stop_soon()
 
     async def stop(self) -> None:
@@ -151,6 +157,7 @@ class Service:
         self.figures.stop()
         self.timers.stop()
         await asyncio.to_thread(self.pipelines.stop)
+        await asyncio.to_thread(self.captures.stop)
         await self.webhooks.stop(max(0.0, self._drain_until - time.monotonic()))
         if self.journal is not None:
             await self.journal.stop()
@@ -179,16 +186,18 @@ class Service:
                 setting="journal_port",
             ) from error
 
-    def _listed_pipelines(self) -> Pipelines:
+    def _restart_limits(self) -> RestartLimits:
         config = self.config
-        limits = RestartLimits(
+        return RestartLimits(
             failures_max=config.pipeline_failures_max,
             window_ms=config.pipeline_failure_window_ms,
             backoff_ms=config.pipeline_backoff_ms,
             stop_ms=config.pipeline_stop_ms,
         )
-        logs = Path(config.data_dir) / PIPELINES_NAME
-        return Pipelines(config.pipelines or (), logs, limits, self.logger)
+
+    def _listed_pipelines(self) -> Pipelines:
+        logs = Path(self.config.data_dir) / PIPELINES_NAME
+        return Pipelines(self.config.pipelines or (), logs, self._restart_limits(), self.logger)
 
     def overloaded(self, refused: int) -> RequestError:
         """Return the 429 for a publication of `refused` events."""

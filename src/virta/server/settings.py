@@ -177,6 +177,8 @@ SETTINGS: tuple[Setting, ...] = (
     # Pipelines beside the server.
     _list("pipelines", None,
           help="Pipeline files to run beside the server: paths or patterns, separated by commas."),
+    _list("cdc", None,
+          help="Databases to capture beside the server, separated by commas: [NAME=]sqlite:FILE or [NAME=]postgresql://…"),
     _number("pipeline_failures_max", 5, 1, 1000,
             help="Failures within --pipeline-failure-window-ms after which a pipeline is left alone."),
     _number("pipeline_failure_window_ms", 600_000, 1000, INT_MAX,

@@ -20,10 +20,11 @@ import select
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from virta.cdc import status_file
 from virta.cdc.change_log import ChangeLog
 from virta.cdc.events import CapturedTable, ChangeEvents, Origin, Row
 from virta.cdc.outbox_rows import OUTBOX_TABLE, forwarded, is_outbox
-from virta.cdc.postgres import catalog, connections, pgoutput, slot, status_file
+from virta.cdc.postgres import catalog, connections, pgoutput, slot
 from virta.cdc.postgres.captured_tables import CapturedTables
 from virta.errors import CaptureError
 
@@ -221,7 +222,14 @@ class PostgresCapture:
         status = catalog.slot(self._sql, self.slot)
         slot.check_slot(status, self.slot, self._dsn, self._events.database)
         if status is not None:
-            status_file.write(self._data_dir, self.name, status, self._changes.changes)
+            status_file.write(
+                self._data_dir,
+                self.name,
+                slot=status.wal_status,
+                lag_bytes=status.lag_bytes,
+                retained_bytes=status.retained_bytes,
+                records=self._changes.changes,
+            )
 
     def _remove_sent(self) -> None:
         by_schema: dict[str, list[str]] = {}

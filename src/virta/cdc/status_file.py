@@ -1,33 +1,23 @@
-"""The last status of a capture, for `virta cdc … status`, metrics and the console: `<data-dir>/cdc/<name>.status`."""
+"""The last status of a capture, for metrics and the console: `<data-dir>/cdc/<name>.status`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from virta import clock, files
 from virta.cdc.state import DIRECTORY
 
-if TYPE_CHECKING:
-    from virta.cdc.postgres.catalog import SlotStatus
 
-
-def write(data_dir: str | Path, name: str, slot: SlotStatus, records: int) -> None:
+def write(data_dir: str | Path, name: str, **figures: Any) -> None:
     """Replace the status; it is not worth a sync."""
-    status = {
-        "time": clock.time_text(clock.now_us()),
-        "slot": slot.wal_status,
-        "retained_bytes": slot.retained_bytes,
-        "lag_bytes": slot.lag_bytes,
-        "records": records,
-    }
     path = Path(data_dir) / DIRECTORY / f"{name}.status"
     temporary = path.with_suffix(".status.tmp")
     with open(temporary, "wb", opener=files.open_file) as file:
         file.truncate(0)
-        file.write(msgspec.json.encode(status))
+        file.write(msgspec.json.encode({"time": clock.time_text(clock.now_us()), **figures}))
     temporary.rename(path)
 
 
