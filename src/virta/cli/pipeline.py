@@ -112,6 +112,9 @@ def run(file: str, *, as_json: bool, until_eof: bool, **spark: Any) -> None:
 def run_claimed(
     wanted: Pipeline, spark: dict[str, Any], stopping: StopFlag, *, as_json: bool
 ) -> None:
+    from virta.spark.pipeline.status import write_starting
+
+    write_starting(wanted)
     session = start_spark(f"{STARTED_NAME}-{wanted.name}", wanted, **spark)
     from virta.spark.pipeline.runner import run as run_pipeline
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -18,6 +19,7 @@ from virta.spark.pipeline.builder import read_range
 from virta.spark.pipeline.file import loads
 from virta.spark.pipeline.late_rows import HANDLED, DroppedRows
 from virta.spark.pipeline.runner import run
+from virta.spark.pipeline.status import read_status, run_status, write_status
 
 pytestmark = pytest.mark.slow
 
@@ -188,7 +190,7 @@ def test_rows_after_an_idle_time(spark, tmp_path):
         spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
     fill(tmp_path / "log", BATCH, seed=5)
     with pytest.MonkeyPatch.context() as patch:  # killed before it has processed what it dropped
-        patch.setattr(DroppedRows, "catch_up", lambda _: 0)
+        patch.setattr(DroppedRows, "catch_up", lambda *_: 0)
         now = replace(pipeline, trigger="available-now")
         run(spark, now)
     found = late_offsets(tmp_path)
@@ -198,6 +200,35 @@ def test_rows_after_an_idle_time(spark, tmp_path):
     timed = [number for number, made in enumerate(filled) if "time" in made]
     assert found == [BATCH + number for number in timed]
     assert len(late_offsets(tmp_path)) > len(found)
+
+
+def test_reports_do_not_wait_for_dropped_rows(spark, tmp_path, monkeypatch):
+    """After a crash the status is that of the new run at once, while it still finds what the last one dropped."""
+    place = 'log = "dead"\ntopic = "dead"'
+    steps = WINDOWS.replace("{slide}", "")
+    text = TEXT.format(steps=steps, dead="channel", place=place)
+    pipeline = loads(text, directory=str(tmp_path))
+    fill(tmp_path / "log", BATCH, seed=3)
+    lost = {**run_status(pipeline, "running", None, {}), "pid": 1, "began": 1}
+    write_status(pipeline, lost)
+    states, has_rows = [], threading.Event()
+
+    def report(status):
+        states.append(read_status(pipeline)["state"])
+        if status["queries"]["channel-0"]["rows"] == BATCH:
+            has_rows.set()
+
+    def catch_up(self, stopping):
+        assert has_rows.wait(60), "the reports wait for the dropped rows"
+        return original(self, stopping)
+
+    original = DroppedRows.catch_up
+    monkeypatch.setattr(DroppedRows, "catch_up", catch_up)
+    assert read_status(pipeline)["state"] == "lost"
+
+    status = run(spark, pipeline, on_progress=report)
+
+    assert (states[0], status["state"]) == ("running", "finished")
 
 
 def late_offsets(path):

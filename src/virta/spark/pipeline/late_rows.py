@@ -86,10 +86,16 @@ class DroppedRows:
         if kept and kept["query"] == self._identity():
             self._handled = kept["batch"]
 
-    def catch_up(self) -> int:
-        """Process the committed micro-batches that were not yet; return the number of rows found."""
+    def catch_up(self, stopping: Callable[[], bool] = lambda: False) -> int:
+        """
+        Process the committed micro-batches that were not yet; return the number of rows found.
+
+        It ends early, between two micro-batches, once `stopping` returns true.
+        """
         found = 0
         for number in self._committed():
+            if stopping():
+                break
             if number > self._handled:
                 if number not in self.clean:
                     found += self._process(number)

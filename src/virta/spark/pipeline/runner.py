@@ -9,9 +9,9 @@ checkpoints, replaced as a whole, for `virta pipeline status` and the server.
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -24,7 +24,7 @@ from virta.spark.pipeline.builder import build
 from virta.spark.pipeline.errors import explain
 from virta.spark.pipeline.late_rows import DroppedRows, can_follow, count_of
 from virta.spark.pipeline.outputs import write_dead, writer
-from virta.spark.pipeline.status import began, write_status
+from virta.spark.pipeline.status import run_status, write_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +41,7 @@ JVM_ENDED = (
     "Spark's JVM has ended: it was killed, or had no memory left; a new run goes on from here"
 )
 POLL_SECONDS = 0.5
+STOP_SECONDS_MAX = 5.0  # for rows that were dropped before a stop; the next run finds the rest
 # Only the report of a micro-batch that ran has this duration. An idle query reports too, every ten seconds, under
 # the number of the next micro-batch, which is still to be counted.
 EXECUTED = "addBatch"
@@ -101,20 +102,28 @@ class PipelineRun:
         # Lateness depends on a sink's micro-batches; the dead letters use those of the first sink.
         self._first = self._counts[names[0]]
         self._dropped = self._follow(names[0]) if can_follow(pipeline) else None
+        # Finding dropped rows may take minutes after a crash: reports must not wait for it.
+        self._thread = ThreadPoolExecutor(1, "virta-dropped-rows")
+        self._catching_up: Future[int] | None = None
+        self._gives_up = False
+        self._is_behind = True  # a run that was killed may have left some after its last commit
 
     def go(self, stopping: Callable[[], bool]) -> dict[str, Any]:
         try:
+            # At once: until the first report, the status is that of the run before.
+            self._report("running", None)
             self._start()
-            self._catch_up()
             while any(query.isActive for query in self._queries.values()) and not stopping():
                 if self._failure() is not None:
                     break
+                self._catch_up()
                 time.sleep(POLL_SECONDS)
                 if self._collect():
                     self._report("running", None)
             self._stop()
             self._collect()
             failed = self._failure()
+            self._finish_catching_up(stopping)
         except JVM_ERRORS as error:
             # A signal to the whole process group, as service managers send it, ends the JVM as well.
             if not stopping():
@@ -122,6 +131,8 @@ class PipelineRun:
             return self._report("stopped", None)
         except (PySparkException, VirtaError) as error:
             self._fail(error if isinstance(error, VirtaError) else RunError(explain(error)))
+        finally:
+            self._thread.shutdown(wait=False, cancel_futures=True)
         if failed is not None and not stopping():
             self._fail(RunError(f"{self._pipeline.name}.{failed[0]}: {explain(failed[1])}"))
         return self._report("stopped" if stopping() else "finished", None)
@@ -131,7 +142,7 @@ class PipelineRun:
         built = build(self._spark, pipeline)
         for name, sink in zip(pipeline.sink_names(), pipeline.sinks, strict=True):
             mode = pipeline.aggregate.mode if pipeline.aggregate else "append"
-            stream = writer(built.results, sink, pipeline).outputMode(mode)
+            stream = writer(built.results, sink, pipeline, name).outputMode(mode)
             self._queries[name] = begin(stream, name, pipeline)
         if self._dropped is not None:
             self._dropped.resume()
@@ -159,17 +170,37 @@ class PipelineRun:
     def _collect(self) -> bool:
         """Collect new progress of the queries; return whether there was any."""
         moved = [self._counts[name].collect(query) for name, query in self._queries.items()]
-        if moved[0]:
-            self._catch_up()
+        self._is_behind |= moved[0]
         return any(moved)
 
     def _catch_up(self) -> None:
-        """Process dropped rows; also at the start, for a run that was killed after its last commit."""
-        if self._dropped is not None:
+        """Process dropped rows in the thread, unless it still does."""
+        if self._dropped is None or (self._catching_up and not self._catching_up.done()):
+            return
+        if self._catching_up is not None:
+            self._catching_up.result()  # raises what it raised
+            self._first.late = self._dropped.late
+            self._catching_up = None
+        if self._is_behind:
+            self._is_behind = False
             self._dropped.clean |= self._first.clean
             self._first.clean.clear()
-            self._dropped.catch_up()
-            self._first.late = self._dropped.late
+            self._catching_up = self._thread.submit(self._find_dropped)
+
+    def _find_dropped(self) -> int:
+        assert self._dropped is not None
+        # Makes this session the thread's active one: without it Spark does not find the format `virta`.
+        self._spark.createDataFrame([], "nothing INT")
+        return self._dropped.catch_up(lambda: self._gives_up)
+
+    def _finish_catching_up(self, stopping: Callable[[], bool]) -> None:
+        """Process all dropped rows; a run that is stopped leaves the rest to the next one after some seconds."""
+        deadline = time.monotonic() + STOP_SECONDS_MAX
+        while self._dropped is not None and (self._is_behind or self._catching_up is not None):
+            self._gives_up = stopping() and time.monotonic() > deadline
+            self._catch_up()
+            if self._catching_up is not None:
+                wait([self._catching_up], POLL_SECONDS)
 
     def _failure(self) -> tuple[str, BaseException] | None:
         for name, query in self._queries.items():
@@ -189,15 +220,8 @@ class PipelineRun:
         raise error
 
     def _report(self, state: str, reason: str | None) -> dict[str, Any]:
-        status = {
-            "pipeline": self._pipeline.name,
-            "state": state,
-            "pid": os.getpid(),
-            "began": began(os.getpid()),
-            "updated": round(time.time(), 3),
-            "reason": reason,
-            "queries": {name: counter.as_dict() for name, counter in self._counts.items()},
-        }
+        queries = {name: counter.as_dict() for name, counter in self._counts.items()}
+        status = run_status(self._pipeline, state, reason, queries)
         write_status(self._pipeline, status)
         if self._on_progress is not None:
             self._on_progress(status)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,26 @@ def write_status(pipeline: Pipeline, status: dict[str, Any]) -> None:
     write_json(pipeline, STATUS, status)
 
 
+def write_starting(pipeline: Pipeline) -> None:
+    """Replace the status of the run before: this process starts, and Spark takes seconds to."""
+    write_status(pipeline, run_status(pipeline, "starting", None, {}))
+
+
+def run_status(
+    pipeline: Pipeline, state: str, reason: str | None, queries: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the status of a run in this process."""
+    return {
+        "pipeline": pipeline.name,
+        "state": state,
+        "pid": os.getpid(),
+        "began": began(os.getpid()),
+        "updated": round(time.time(), 3),
+        "reason": reason,
+        "queries": queries,
+    }
+
+
 def write_supervised(pipeline: Pipeline, supervised: dict[str, Any]) -> None:
     write_json(pipeline, SUPERVISED, supervised)
 
@@ -116,7 +137,9 @@ def read_status(pipeline: Pipeline, supervised: dict[str, Any] | None = None) ->
     `supervised` is the supervisor's own knowledge, else its file is read.
     """
     status = read_json(pipeline, STATUS) or {"state": "never run", "queries": {}}
-    if status["state"] == "running" and not is_alive(status["pid"], status.get("began")):
+    if status["state"] in {"starting", "running"} and not is_alive(
+        status["pid"], status.get("began")
+    ):
         status["state"] = "lost"
     if supervised is None:
         supervised = read_json(pipeline, SUPERVISED)
@@ -157,4 +180,4 @@ def combined_state(status: dict[str, Any], supervised: dict[str, Any]) -> str:
         return state
     if status.get("pid") != supervised["pid"]:
         return "starting"
-    return "running" if status["state"] == "running" else "stopping"
+    return status["state"] if status["state"] in {"starting", "running"} else "stopping"
