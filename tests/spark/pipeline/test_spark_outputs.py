@@ -12,6 +12,7 @@ pytest.importorskip("pyspark")
 
 from spark_logs import fill
 
+from virta.spark.pipeline import jdbc
 from virta.spark.pipeline.errors import DRIVER, KAFKA
 from virta.spark.pipeline.file import loads
 from virta.spark.pipeline.jdbc import JdbcError, write_jdbc
@@ -98,6 +99,23 @@ def test_other_modes(spark, database):
     assert spark.read.jdbc(database, "modes").count() == 4
     with pytest.raises(JdbcError, match="the key 'x' is no column: there are k, v"):
         write_jdbc(rows, Sink(kind="jdbc", url=database, table="modes", keys=("x",)), "update")
+
+
+def test_two_sinks_share_a_table(spark, database, monkeypatch):
+    """A sink that writes while another is between its staging table and its transaction disturbs neither."""
+    sink = Sink(kind="jdbc", url=database, table="shared", keys=("k",))
+    rows = [spark.createDataFrame([(i, "x")], "k int, v string") for i in range(2)]
+    connected, others = jdbc.connected, iter([("b", rows[1])])
+
+    def between(*arguments):
+        for owner, row in others:
+            write_jdbc(row, sink, "update", owner)
+        return connected(*arguments)
+
+    monkeypatch.setattr(jdbc, "connected", between)
+    write_jdbc(rows[0], sink, "update", "a")
+
+    assert sorted(row.k for row in spark.read.jdbc(database, "shared").collect()) == [0, 1]
 
 
 BASE = """

@@ -257,6 +257,32 @@ def test_a_session_without_the_rule_never_lies(filled):
     ]
 
 
+def test_tables_in_sql(spark, tmp_path):
+    """CREATE TABLE and CREATE TEMPORARY VIEW keep the options; a table can be inserted into and streamed from."""
+    path = str(tmp_path / "log")
+    fill(path, 20)
+    spark.sql(f"CREATE TABLE sql_log USING virta LOCATION '{path}' COMMENT 'all of it'")
+    spark.sql(f"CREATE TABLE sql_events USING virta OPTIONS (path '{path}', events 'true', end 5)")
+    spark.sql(f"CREATE TEMPORARY VIEW sql_view USING virta OPTIONS (path '{path}', start 15)")
+    try:
+        spark.sql("INSERT INTO sql_log SELECT 'new', 0L, now(), X'41', X'42'")
+        counts = [spark.table(name).count() for name in ("sql_log", "sql_events", "sql_view")]
+        ids = {row.id for row in spark.sql("SELECT id FROM sql_events").collect()}
+        streamed = spark.readStream.table("sql_log").schema.names
+    finally:
+        spark.sql("DROP TABLE sql_log")
+        spark.sql("DROP TABLE sql_events")
+
+    assert counts == [21, 5, 6]
+    assert ids == {"0", "1", "2", "3", "4"}
+    assert streamed == ["topic", "offset", "timestamp", "key", "value"]
+    assert len(read_log(path)) == 21
+    spark.sql(f"CREATE TABLE sql_typed (offset BIGINT) USING virta LOCATION '{path}'")
+    with pytest.raises(Exception, match="is missing: give the log's directory"):
+        spark.table("sql_typed").count()
+    spark.sql("DROP TABLE sql_typed")
+
+
 def test_an_empty_log_and_a_missing_one(spark, tmp_path):
     """An empty log has no rows; a directory that is none is a clear error."""
     with virta.open(tmp_path / "empty"):

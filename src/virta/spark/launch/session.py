@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import fcntl
+import logging
 import os
 import re
 import subprocess
@@ -112,10 +113,14 @@ def outlive_java(spark: SparkSession) -> None:
     gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - no API for its process
     process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
     if process is not None and process.stdin is not None:
-        atexit.register(end_java, process, process.stdin)
+        atexit.register(end_java, gateway, process, process.stdin)
 
 
-def end_java(process: subprocess.Popen[bytes], stdin: IO[bytes]) -> None:
+def end_java(gateway: Any, process: subprocess.Popen[bytes], stdin: IO[bytes]) -> None:
+    # Threads of Py4J that still read from the JVM would log its end as an error with a traceback.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    with suppress(Exception):
+        gateway.shutdown_callback_server(raise_exception=False)
     with suppress(OSError, subprocess.TimeoutExpired):
         stdin.close()  # the JVM exits then
         process.wait(JAVA_END_SECONDS_MAX)

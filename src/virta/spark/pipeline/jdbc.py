@@ -1,13 +1,14 @@
 """
 Write rows to a database table, through Spark's JDBC.
 
-With `keys`, a micro-batch is written to a staging table (`<table>_virta`), and one transaction replaces the rows with
-the same keys: a repeated micro-batch changes nothing, and readers see all of it or none. In mode complete the table
+With `keys`, a micro-batch is written to a staging table of the sink, and one transaction replaces the rows with the
+same keys: a repeated micro-batch changes nothing, and readers see all of it or none. In mode complete the table
 is truncated and filled again. Otherwise rows are appended, at least once.
 """
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from virta.spark.pipeline.model import Sink
 
-STAGING = "_virta"  # suffix of the staging table
+STAGING = "_virta_"  # between the table's name and the sink's number in the name of a staging table
 
 
 class JdbcError(VirtaError):
@@ -29,22 +30,31 @@ class JdbcError(VirtaError):
     default_code = "jdbc_invalid"
 
 
-def jdbc_batch(sink: Sink, mode: str) -> Callable[[DataFrame, int], None]:
-    """Return the function that foreachBatch calls for a jdbc sink."""
+def jdbc_batch(sink: Sink, mode: str, owner: str) -> Callable[[DataFrame, int], None]:
+    """
+    Return the function that foreachBatch calls for a jdbc sink.
+
+    `owner` is unique to the sink: several may write to one table, each by a staging table of its own.
+    """
 
     def write(batch: DataFrame, _: int) -> None:
-        write_jdbc(batch, sink, mode)
+        write_jdbc(batch, sink, mode, owner)
 
     return write
 
 
-def write_jdbc(rows: DataFrame, sink: Sink, mode: str) -> None:
+def staging_table(table: str, owner: str) -> str:
+    return f"{table}{STAGING}{hashlib.sha256(owner.encode()).hexdigest()[:8]}"
+
+
+def write_jdbc(rows: DataFrame, sink: Sink, mode: str, owner: str = "") -> None:
     """Append, replace by keys, or (mode complete) replace all."""
     assert sink.url is not None
     assert sink.table is not None
     options = dict(sink.options)
     if sink.keys:
-        replace_by_keys(rows, sink.url, sink.table, sink.keys, options)
+        staging = staging_table(sink.table, owner)
+        replace_by_keys(rows, sink.url, (sink.table, staging), sink.keys, options)
     elif mode == "complete":
         rows.write.option("truncate", value=True).jdbc(
             sink.url, sink.table, mode="overwrite", properties=options
@@ -54,12 +64,16 @@ def write_jdbc(rows: DataFrame, sink: Sink, mode: str) -> None:
 
 
 def replace_by_keys(
-    rows: DataFrame, url: str, table: str, keys: tuple[str, ...], options: dict[str, str]
+    rows: DataFrame,
+    url: str,
+    tables: tuple[str, str],
+    keys: tuple[str, ...],
+    options: dict[str, str],
 ) -> None:
+    table, staging = tables
     missing = [key for key in keys if key not in rows.columns]
     if missing:
         raise JdbcError(f"the key {missing[0]!r} is no column: there are {', '.join(rows.columns)}")
-    staging = f"{table}{STAGING}"
     # Creates the table if it is missing; the empty write is cheap if it exists.
     rows.limit(0).write.jdbc(url, table, mode="append", properties=options)
     rows.write.jdbc(url, staging, mode="overwrite", properties=options)

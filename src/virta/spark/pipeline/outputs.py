@@ -79,7 +79,8 @@ def partitions(rows: DataFrame, sink: Sink) -> tuple[str, ...]:
     return ("day", "topic") if {"timestamp", "topic"} <= set(rows.columns) else ()
 
 
-def writer(rows: DataFrame, sink: Sink, pipeline: Pipeline) -> DataStreamWriter:
+def writer(rows: DataFrame, sink: Sink, pipeline: Pipeline, name: str) -> DataStreamWriter:
+    """Return the writer of a sink; `name` is the sink's own in its pipeline."""
     shaped = shape(rows, sink, pipeline)
     stream = shaped.writeStream.options(**dict(sink.options))
     if sink.kind == "channel":
@@ -97,7 +98,7 @@ def writer(rows: DataFrame, sink: Sink, pipeline: Pipeline) -> DataStreamWriter:
         return stream.format("parquet").option("path", pipeline.path(sink.path))
     if sink.kind == "jdbc":
         mode = pipeline.aggregate.mode if pipeline.aggregate else "append"
-        return stream.foreachBatch(jdbc_batch(sink, mode))
+        return stream.foreachBatch(jdbc_batch(sink, mode, f"{pipeline.checkpoint_path()}/{name}"))
     return stream.format(sink.kind)
 
 

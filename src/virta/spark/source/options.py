@@ -7,8 +7,11 @@ everything.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from pyspark.sql.types import StructField, StructType
 
 from virta.errors import VirtaError
 from virta.event.times import parse_moment
@@ -40,6 +43,17 @@ READ_OPTIONS = (
 SPARKS_OWN = ("checkpointLocation", "queryName")  # Spark passes its own options to a sink
 WRITE_OPTIONS = ("path", "topic", "durability", "queryId", "sequence", *SPARKS_OWN)
 # Set by the rule of virta.spark.launch.plan_rule in each scan; no option of users.
+# What CREATE TABLE passes besides the options of the statement.
+TABLE_PROPERTIES = (
+    "location",
+    "owner",
+    "provider",
+    "comment",
+    "external",
+    "is_managed_location",
+    "collation",
+)
+IN_SCHEMA = "virta.options"  # metadata of a table's first column: the options of its CREATE TABLE
 OWN_PLAN = "__virta_own_plan"
 SPLIT_BYTES_MIN = 64 * 1024
 BATCH_ROWS_MAX = 1_000_000
@@ -104,6 +118,38 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
     )
 
 
+def table_options(options: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of a read or write, without the properties that Spark adds for CREATE TABLE."""
+    given = dict(options)
+    if "provider" not in given:
+        return given
+    path = given.get("path", "").removeprefix("file:")
+    kept = {n: v for n, v in given.items() if n not in TABLE_PROPERTIES and n[:7] != "option."}
+    return {**kept, "path": path} if path else kept
+
+
+def keep_options(schema: StructType, options: Mapping[str, str]) -> StructType:
+    """
+    Return a table's schema with the options of its CREATE TABLE in it.
+
+    Spark keeps the schema of a table and forgets its options when it reads from a Python source.
+    """
+    first = schema.fields[0]
+    metadata = {**first.metadata, IN_SCHEMA: json.dumps(table_options(options))}
+    kept = StructField(first.name, first.dataType, first.nullable, metadata)
+    return StructType([kept, *schema.fields[1:]])
+
+
+def with_kept_options(options: Mapping[str, str], schema: StructType) -> dict[str, str]:
+    """Return the options of a query; those of its CREATE TABLE if it reads a table."""
+    given = table_options(options)
+    for field in schema.fields:
+        if IN_SCHEMA in field.metadata:
+            kept = json.loads(field.metadata[IN_SCHEMA])
+            return {**kept, **given, "path": kept["path"]}
+    return given
+
+
 def by_name(
     options: Mapping[str, str], known: tuple[str, ...], hidden: str | None = None
 ) -> dict[str, str]:
@@ -121,7 +167,10 @@ def by_name(
 def required(given: Mapping[str, str], name: str, meaning: str) -> str:
     value = given.get(name)
     if not value:
-        raise OptionError(f"option {name!r} is missing: give {meaning}")
+        raise OptionError(
+            f"option {name!r} is missing: give {meaning}; a table needs CREATE TABLE without columns,"
+            " because Spark forgets its options otherwise"
+        )
     return value
 
 

@@ -42,7 +42,14 @@ from virta.spark.schemas import EVENT, FILTER_ID, MATCH, RECORD, RESCUED, check_
 from virta.spark.source.arrow import RECORD_COLUMNS, TEXT_COLUMNS, make_array
 from virta.spark.source.decode import DecodedRows, ScanSpec, read_rows, report_skipped
 from virta.spark.source.events import EventColumns
-from virta.spark.source.options import OWN_PLAN, ReadOptions, read_options
+from virta.spark.source.options import (
+    OWN_PLAN,
+    ReadOptions,
+    keep_options,
+    read_options,
+    table_options,
+    with_kept_options,
+)
 from virta.spark.source.pushdown import Bounds, push
 from virta.spark.source.sink import LogStreamWriter, LogWriter
 from virta.spark.source.splits import Ends, Plan, Split
@@ -62,7 +69,9 @@ class VirtaSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(dict(options))
-        if OWN_PLAN in self.options:
+        if (
+            OWN_PLAN in self.options and "path" in self.options
+        ):  # a table has its options in its schema
             self.options["end"] = end_now(self.options)
 
     @classmethod
@@ -70,13 +79,12 @@ class VirtaSource(DataSource):
         return "virta"
 
     def schema(self) -> StructType:
-        options = read_options(self.options)
-        if options.filters is not None:
-            return MATCH
-        return EVENT if options.events else RECORD
+        options = read_options(table_options(self.options))
+        found = MATCH if options.filters is not None else EVENT if options.events else RECORD
+        return keep_options(found, self.options) if "provider" in self.options else found
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        options = read_options(self.options)
+        options = read_options(with_kept_options(self.options, schema))
         # Only in sessions with a plan per query (virta.spark.launch.plan_rule): others keep the plan of a query with
         # pushed conditions for all later queries on the loaded DataFrame. And Spark refuses such a reader while
         # push-down is off in the session, so only the process that pushes conditions gets one.
@@ -84,10 +92,11 @@ class VirtaSource(DataSource):
         return (PushingReader if pushing else LogReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        return LogStreamReader(read_options(self.options), schema)
+        return LogStreamReader(read_options(with_kept_options(self.options, schema)), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> LogWriter:  # noqa: FBT001
-        return LogWriter(dict(self.options), schema, overwrite=overwrite)
+        options = with_kept_options(self.options, schema)
+        return LogWriter(options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> LogStreamWriter:  # noqa: N802, FBT001
         return LogStreamWriter(dict(self.options), schema, overwrite=overwrite)
