@@ -18,6 +18,7 @@ from virta.journal.replication.peers import Peer, Peers
 from virta.journal.serving.commit_loop import CommitLoop
 from virta.journal.serving.tcp import JournalServer
 from virta.journal.sessions import Session
+from virta.journal.storage.directory import Persistence
 
 REPLY_WAIT_S = 10
 CONSOLE_US = 1_700_000_000_000_000  # where the clock of a `Console` starts
@@ -227,19 +228,46 @@ class Daemon:
 class Gate:
     """Calls in a thread other than the test's wait until the gate is opened; then `error` is raised, if any."""
 
-    def __init__(self, call, error=None):
+    def __init__(self, error=None):
         self.reached = threading.Event()
         self.open = threading.Event()
         self.error = error
-        self._call = call
 
-    def __call__(self, *args):
+    def __call__(self):
         if threading.current_thread() is not threading.main_thread():
             self.reached.set()
             assert self.open.wait(GATE_S_MAX)
             if self.error is not None:
                 raise self.error
-        return self._call(*args)
+
+
+class Disks:
+    """Opens journal directories for a test: `on_commit` is called before each commit, and may raise or wait."""
+
+    def __init__(self, on_commit=lambda: None):
+        self.on_commit = on_commit
+        self.opened = None
+
+    def __call__(self, directory, **options):
+        disks = self
+
+        class Disk(Persistence):
+            def commit(self, records):
+                disks.on_commit()
+                super().commit(records)
+
+        self.opened = Disk(directory, **options)
+        return self.opened
+
+
+def raising(errors):
+    """Raise each of these errors once, then do nothing."""
+
+    def on_commit():
+        if errors:
+            raise errors.pop()
+
+    return on_commit
 
 
 async def turns():
@@ -250,9 +278,9 @@ async def turns():
 @asynccontextmanager
 async def slow_node(directory, error=None):
     """A journal whose commits are made in a thread, and the gate they pass."""
-    running = CommitLoop(directory, inline_s_max=-1)
+    gate = Gate(error)
+    running = CommitLoop(directory, inline_s_max=-1, open_disk=Disks(gate))
     await running.start()
-    gate = running._persistence.commit = Gate(running._persistence.commit, error)
     try:
         yield running, gate
     finally:

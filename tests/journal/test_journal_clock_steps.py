@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from journal_support import Clock, Daemon, daemon_thread
+from journal_support import Clock, Daemon, Disks, daemon_thread
 
 from virta.clock import now_us
 from virta.journal import Client, Spool, Worker
@@ -39,16 +39,17 @@ class Restarting:
 
     def __init__(self, directory, now, *, killed):
         self.directory, self.killed, self.clock = directory, killed, Clock(now)
-        self.journal = Journal(directory, clock=self.clock)
+        self.disks = Disks()
+        self.journal = Journal(directory, clock=self.clock, open_disk=self.disks)
 
     def restart(self, now):
         if self.killed:
-            self.journal._disk.close()  # no snapshot: the log alone, as after a SIGKILL
+            self.disks.opened.close()  # no snapshot: the log alone, as after a SIGKILL
             self.journal.engine.jobs.close()
         else:
             self.journal.close()
         self.clock.now = now
-        self.journal = Journal(self.directory, clock=self.clock)
+        self.journal = Journal(self.directory, clock=self.clock, open_disk=self.disks)
         return self.journal
 
     def handed_out(self):
@@ -336,13 +337,14 @@ def test_copies_take_over_what_a_set_clock_moved(tmp_path):
     assert run.states() == {b"x://a": READY, b"x://b": WORKING}
     assert run.engine.jobs.find(b"x://b").worked_until < run.clock.now + 2 * DAY
     # A daemon with peers copies, and is not the one that hands out, from before it restores.
-    node = CommitLoop(tmp_path)
+    disks = Disks()
+    node = CommitLoop(tmp_path, open_disk=disks)
     Peers(node.engine, tmp_path, "a", [Peer("b", "127.0.0.1", 1)])
     engine = node.engine
     assert engine.replication.active
     assert engine.jobs.replication is engine.store.replication is engine.replication
     assert not engine.primary
-    node._persistence.close()
+    disks.opened.close()
 
 
 def test_spooled_commands_keep_their_order_when_the_clock_is_set_back(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from journal_support import VIRTA, Clock, daemon, daemon_thread, eventually
+from journal_support import VIRTA, Clock, Disks, daemon, daemon_thread, eventually
 
 from virta.errors import JournalError
 from virta.journal import Client, Worker
@@ -58,16 +58,16 @@ def test_jobs_that_failed_together_do_not_come_back_together():
 
 def test_a_job_that_kills_its_worker_is_dead_in_the_end(tmp_path):
     """No failure is reported, but expired deadlines count as attempts, also over restarts."""
-    clock = Clock(S)
-    journal = Journal(tmp_path, clock=clock)
+    clock, disks = Clock(S), Disks()
+    journal = Journal(tmp_path, clock=clock, open_disk=disks)
     journal.push("x://poison", domain="d")
     for attempt in range(ATTEMPTS_DEFAULT):
         (job,) = journal.next("d").jobs
         assert job.attempts == attempt
-        journal._disk.close()  # the daemon is killed as well
+        disks.opened.close()  # the daemon is killed as well
         journal.engine.jobs.close()
         clock.now += 25 * 3600 * S
-        journal = Journal(tmp_path, clock=clock)
+        journal = Journal(tmp_path, clock=clock, open_disk=disks)
     assert journal.next("d").jobs == []
     dead = journal.admin("show", uri="x://poison")
     assert (dead["state"], dead["attempts"]) == ("dead", ATTEMPTS_DEFAULT)

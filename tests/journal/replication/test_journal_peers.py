@@ -10,6 +10,7 @@ from journal_faulty import URIS, admin, copies_of
 from journal_support import (
     GATE_S_MAX,
     Clock,
+    Disks,
     Gate,
     Wire,
     connected,
@@ -29,6 +30,7 @@ from virta.journal.replication.peers import Peer, Peers
 from virta.journal.serving.commit_loop import CommitLoop
 from virta.journal.serving.embedded import Journal
 from virta.journal.serving.tcp import JournalServer
+from virta.journal.storage.directory import Persistence
 from virta.log.group_commit import INLINE_S_MAX
 
 
@@ -244,9 +246,9 @@ async def silent_peer():
         await server.wait_closed()
 
 
-def beside(directory, port, *, inline_s_max=INLINE_S_MAX, **options):
+def beside(directory, port, *, inline_s_max=INLINE_S_MAX, open_disk=Persistence, **options):
     """A journal whose only peer is at that port."""
-    running = CommitLoop(directory / "journal", inline_s_max=inline_s_max)
+    running = CommitLoop(directory / "journal", inline_s_max=inline_s_max, open_disk=open_disk)
     peer = Peer("b", "127.0.0.1", port)
     running.peers = Peers(running.engine, directory, "a", [peer], **options)
     return running
@@ -301,10 +303,11 @@ def test_what_comes_while_the_peers_stop_is_answered(tmp_path):
 
     async def run():
         async with silent_peer() as port:
-            running = beside(tmp_path, port, inline_s_max=-1)
+            disks = Disks()
+            running = beside(tmp_path, port, inline_s_max=-1, open_disk=disks)
             await running.start()
             await running.submit(commands.push("http://h/1").request)
-            gate = running._persistence.commit = Gate(running._persistence.commit)
+            gate = disks.on_commit = Gate()
             stop, asked = running.peers.stop, []
 
             async def stopped():

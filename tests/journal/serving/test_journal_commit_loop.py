@@ -7,7 +7,17 @@ import shutil
 import threading
 import time
 
-from journal_support import GATE_S_MAX, connected, daemon, eventually, nop, slow_node, turns
+from journal_support import (
+    GATE_S_MAX,
+    Disks,
+    connected,
+    daemon,
+    eventually,
+    nop,
+    raising,
+    slow_node,
+    turns,
+)
 
 from virta.errors import LogSyncError, LogWriteError
 from virta.journal.protocol import commands
@@ -133,23 +143,6 @@ def test_a_stop_while_a_rotation_is_being_finished(tmp_path, monkeypatch):
             assert [journal.get(str(i)) for i in range(6)] == ["v"] * 6
 
 
-def failing(disk, error, times):
-    """Let the next appends fail, as a full or broken disk does."""
-    left = [times]
-
-    def once_broken(original):
-        def append(*args, **kwargs):
-            if left[0]:
-                left[0] -= 1
-                raise error
-            return original(*args, **kwargs)
-
-        return append
-
-    disk._log.append = once_broken(disk._log.append)
-    disk._log.append_many = once_broken(disk._log.append_many)
-
-
 def test_full_disk_is_refused_and_then_retried(tmp_path, monkeypatch):
     """While the disk is full persist commands get `disk`; when there is space again all is as it was."""
     monkeypatch.setattr("virta.journal.serving.commit_loop.RETRY_AFTER_WRITE_ERROR_S", 3600)
@@ -160,8 +153,12 @@ def test_full_disk_is_refused_and_then_retried(tmp_path, monkeypatch):
         )
 
     async def run():
-        async with daemon(tmp_path) as server, connected(server) as wire:
-            failing(server.node._persistence, LogWriteError("no space left"), 1)
+        errors = []
+        async with (
+            daemon(tmp_path, open_disk=Disks(raising(errors))) as server,
+            connected(server) as wire,
+        ):
+            errors.append(LogWriteError("no space left"))
             first = await wire.ask(set_(b"a"))
             second = await wire.ask(set_(b"b"))
             memory = await wire.ask(
@@ -180,8 +177,12 @@ def test_failed_fsync_is_final(tmp_path):
     """After a failed fsync nothing that must survive is accepted; reading and memory go on."""
 
     async def run():
-        async with daemon(tmp_path) as server, connected(server) as wire:
-            failing(server.node._persistence, LogSyncError("EIO"), 1)
+        errors = []
+        async with (
+            daemon(tmp_path, open_disk=Disks(raising(errors))) as server,
+            connected(server) as wire,
+        ):
+            errors.append(LogSyncError("EIO"))
             request = Request(
                 Function.SET, flags=m.PERSIST, key=b"a", value=Value(Type.STRING, b"")
             )

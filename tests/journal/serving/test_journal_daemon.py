@@ -24,6 +24,7 @@ from journal_vectors import (
 )
 from journal_vectors import VECTORS as WIRE_VECTORS
 
+import virta
 from virta.journal.jobs.job import WORKING
 from virta.journal.jobs.lifecycle import Jobs
 from virta.journal.protocol import messages as m
@@ -261,8 +262,8 @@ def test_removed_on_delivery_is_on_disk(tmp_path):
         async with daemon(tmp_path) as server, connected(server) as wire:
             await wire.ask(push(b"x"))
             await wire.ask(next_(flags=m.OVERWRITE))
-            server.node._persistence._log.flush()
-            records = [(str(r.topic), r.value) for r in server.node._persistence._log.read()]
+            with virta.open(tmp_path / f"{0:020}.log", visibility="committed") as log:
+                records = [(str(record.topic), record.value) for record in log.read()]
             return [msgspec.msgpack.decode(value)[3] for topic, value in records if topic == "job"]
 
     entries = asyncio.run(run())

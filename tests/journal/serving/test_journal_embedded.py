@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 
 import pytest
+from journal_support import Disks, raising
 
 from virta.errors import JournalError, LogWriteError
 from virta.journal.protocol import commands
@@ -14,7 +16,8 @@ from virta.journal.storage import directory as persistence
 
 
 def test_everything_is_there_again(tmp_path):
-    """Values and jobs survive closing, and closing without a chance to say goodbye."""
+    """Values and jobs survive closing, and a crash."""
+    tmp_path, crashed = tmp_path / "journal", tmp_path / "crashed"
     with Journal(tmp_path) as journal:
         journal.set("color", "blue")
         journal.set("short", 1, persist=False)
@@ -25,9 +28,8 @@ def test_everything_is_there_again(tmp_path):
         assert journal.next("h").jobs == []
         assert journal.done(job.key) is True
         journal.push("http://h/2")
-        journal._disk.close()  # as a crash would
-        journal._closed = True
-    with Journal(tmp_path) as journal:
+        shutil.copytree(tmp_path, crashed)  # what a crash would leave
+    with Journal(crashed) as journal:
         assert [job.uri for job in journal.next("h", count=9).jobs] == [b"http://h/2"]
 
 
@@ -82,18 +84,14 @@ def test_rotation_in_between(tmp_path, monkeypatch):
 
 def test_after_a_failure_nothing_is_accepted(tmp_path, monkeypatch):
     """When the disk refuses, so does the journal, until it is opened again; nothing false is kept."""
-    journal = Journal(tmp_path)
+    errors = []
+    journal = Journal(tmp_path, open_disk=Disks(raising(errors)))
     journal.set("k", 1)
-    real = journal._disk._log.append
-
-    def broken(*args, **kwargs):
-        raise LogWriteError("no space left")
-
-    journal._disk._log.append = journal._disk._log.append_many = broken
+    errors += [LogWriteError("no space left")] * 2
     for _ in range(2):
         with pytest.raises(RefusedError, match="disk"):
             journal.set("k", 2)
-    journal._disk._log.append = real
+    errors.clear()
     with pytest.raises(RefusedError, match="disk"):
         journal.get("k")
     journal.close()

@@ -20,6 +20,7 @@ JOB_KEY = f"h:000:{0:020}:{1:016x}"
 
 class Api:
     def __init__(self, node):
+        self.node = node
         self.handler = Handler(node)
 
     async def __call__(self, method, path, body=None, query="", content_type="application/json"):
@@ -386,7 +387,7 @@ def test_a_client_that_disconnects_gets_no_job(tmp_path):
         waiting = asyncio.create_task(
             api.handler.handle("POST", "/journal/jobs/next", "", body, disconnected=left)
         )
-        engine = api.handler._node.engine
+        engine = api.node.engine
         await eventually(lambda: engine.handled)  # nothing was there, so it waits
         left.set()
         await asyncio.wait_for(waiting, 5)

@@ -73,9 +73,10 @@ class CommitLoop:
         memory_bytes_max: int = MEMORY_BYTES_MAX,
         jobs_max: int = JOBS_MAX,
         inline_s_max: float = INLINE_S_MAX,
+        open_disk: Callable[..., Persistence] = Persistence,
     ) -> None:
         self._persistence = (
-            None if directory is None else Persistence(directory, durability=durability)
+            None if directory is None else open_disk(directory, durability=durability)
         )
         spill = None if self._persistence is None else self._persistence.spill
         self.engine = JournalEngine(

@@ -48,10 +48,11 @@ class Journal(BlockingMethods):
         clock: Callable[[], int] = now_us,
         memory_bytes_max: int = MEMORY_BYTES_MAX,
         jobs_max: int = JOBS_MAX,
+        open_disk: Callable[..., Persistence] = Persistence,
     ) -> None:
         self._closed = False
         self._session = Session()
-        self._disk = Persistence(directory, durability=durability)
+        self._disk = open_disk(directory, durability=durability)
         self.engine = JournalEngine(
             clock,
             Store(self._disk.spill, memory_bytes_max=memory_bytes_max),
