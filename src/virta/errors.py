@@ -14,8 +14,8 @@ One tree of coded errors.
     │   ├── LogSyncError            fsync failed: this writer is poisoned
     │   ├── LogGapError             offsets asked for are no longer there
     │   ├── LogCorruptionError      bytes that fail their checksum, with file and ranges
+    │   ├── TierError               object storage cannot be used, or another shipper has taken over
     │   └── ConsumerError           a position, a lease or a group that does not allow the call
-    ├── TierError                   object storage cannot be used, or another shipper has taken over
     ├── EventError                  not a valid CloudEvent
     ├── FilterError                 a filter that cannot be parsed or is not allowed
     ├── JournalError                the journal refused a request
@@ -136,7 +136,7 @@ class ConsumerError(LogError):
     default_code = "consumer_error"
 
 
-class TierError(VirtaError):
+class TierError(LogError):
     """Object storage cannot be reached or used, or another process ships the same log."""
 
     default_code = "tier_error"

@@ -123,6 +123,10 @@ def _read_file(file: str | Path | None) -> tuple[dict[str, Any], Path]:
         raise ConfigError(
             f"{path}: `{FILE_TABLE}` must be a table, got {table!r}", origin=str(path)
         )
+    log = document.get("log", {})
+    tier = log.get("tier", {}) if isinstance(log, dict) else {}
+    if isinstance(tier, dict):
+        table = {f"tier_{key}": value for key, value in tier.items()} | table
     # A file for the server alone needs no table; other tables are for other programs.
     loose = {key: value for key, value in document.items() if not isinstance(value, dict)}
     # Keys may be written like flags: server-port.

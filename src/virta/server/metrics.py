@@ -113,6 +113,18 @@ class Metrics:
             refusals.add_metric([str(status)], number)
         yield refusals
         yield from self._labelled_like_thorium()
+        if service.shipper is not None:
+            shipping = service.shipper.status()
+            for name, text, value in (
+                (
+                    "shipped_offset",
+                    "Offset after the last record in object storage",
+                    shipping.next_offset,
+                ),
+                ("lag_records", "Records that are not in object storage yet", shipping.lag),
+                ("failing", "1 while shipping fails", int(shipping.problem is not None)),
+            ):
+                yield GaugeMetricFamily(f"virta_tier_{name}", text, value=value)
         if service.journal is not None:
             yield from self._of_journal(service.journal)
         if self._pipelines:

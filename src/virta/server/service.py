@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import structlog
 
-import virta.log
+import virta
 from virta import files
 from virta.errors import ConfigError, RequestError
 from virta.hub.delivery import STREAMS, read_delivery
@@ -45,6 +45,7 @@ from virta.server.operating.figures import Figures
 from virta.server.origins import Origins
 from virta.server.pipeline_supervisor import Pipelines, RestartLimits
 from virta.server.webhooks.subscriptions import Webhooks
+from virta.tier.background import BackgroundShipper
 
 if TYPE_CHECKING:
     from virta.log.log import Visibility
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 
 # Threads that read history; more would compete for the disk.
 READERS_MAX = 4
+# What was appended last is shipped before the server ends, if the store answers within this time.
+SHIP_S_MIN = 2.0
 LOCK_NAME = "serve.lock"
 REGISTRY_NAME = "registry"
 JOURNAL_NAME = "journal"
@@ -95,6 +98,7 @@ class Service:
         self.translations = 0
         self.translation_seconds = 0.0
         self.journal: JournalServer | None = None
+        self.shipper: BackgroundShipper | None = None
         self.filter_streams: dict[str, set[SseConsumer]] = {}
 
     async def start(self) -> None:
@@ -106,8 +110,12 @@ class Service:
             self.logger.warning("data_directory_open", detail=exposed)
         visibility: Visibility | None = "committed" if config.durability == "none" else None
         self.log = await asyncio.to_thread(
-            virta.log.open, config.log_path, durability=config.durability, visibility=visibility
+            virta.open, config.log_path, durability=config.durability, visibility=visibility
         )
+        if config.tier_url:
+            interval_s = config.tier_interval_ms / 1000
+            self.shipper = BackgroundShipper(self.log, config.tier_url, interval_s=interval_s)
+            self.shipper.start()
         self.executor = ThreadPoolExecutor(READERS_MAX, thread_name_prefix="virta-reader")
         self.idempotency = Idempotency(
             keys_max=config.max_idempotency_keys,
@@ -165,6 +173,9 @@ class Service:
         await asyncio.to_thread(self.follower.stop)
         await asyncio.to_thread(self.executor.shutdown)
         await asyncio.to_thread(self.registry.close)
+        if self.shipper is not None:
+            left = max(SHIP_S_MIN, self._drain_until - time.monotonic())
+            await asyncio.to_thread(self.shipper.stop, left)
         await asyncio.to_thread(self.log.close)
         os.close(self._lock)
 

@@ -97,6 +97,10 @@ SETTINGS: tuple[Setting, ...] = (
           help="Mode of a data directory that the server creates: 0750 lets its group read, 0770 write too."),
     _text("durability", "group", choices=("none", "interval", "group", "fsync"),
           help="What a 202 promises: handed to the kernel, or synced to disk (group shares syncs)."),
+    _text("tier_url", None, form="the URL of a store such as s3://bucket/prefix",
+          help="Ship the log to this object storage while serving; `url` in [log.tier] of the file."),
+    _number("tier_interval_ms", 1000, 10, 3_600_000,
+            help="How often new records are shipped; `interval_ms` in [log.tier] of the file."),
     # Access.
     _text("token_file", None, help="File of bearer tokens, one per line, plain or `sha256:<hex>`."),
     _switch("insecure", False,

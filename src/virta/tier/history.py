@@ -1,7 +1,8 @@
 """
 The segments of a log in object storage, as local files in a bounded cache.
 
-A segment is fetched whole when a reader needs it. The active one grows: what was shipped since is added to the file
+What the store has is read from its newest manifest, or, next to the log itself, from the copy of the manifest that
+the shipper writes there: then the store is asked only for segments that are no longer here. A segment is fetched whole when a reader needs it. The active one grows: what was shipped since is added to the file
 that readers have open. When the cache is full, the files that were used least recently are removed; a reader that
 has one open finishes it undisturbed.
 """
@@ -43,13 +44,15 @@ class TierHistory:
         *,
         bytes_max: int = CACHE_BYTES_MAX,
         refresh_s: float = REFRESH_S,
-        store: TierStore | None = None,
+        copy: Path | None = None,
     ) -> None:
         self.url = url
         self._cache = cache
         self._bytes_max = bytes_max
         self._refresh_s = refresh_s
-        self._store, self._pid = store, os.getpid()
+        self._copy, self._copied = copy, 0  # the file, and its time when it was read
+        self._store: TierStore | None = None
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._manifest: TierManifest | None = None
         self._checked_at = -refresh_s
@@ -58,10 +61,12 @@ class TierHistory:
     @property
     def next(self) -> int:
         """The offset after the last shipped record."""
-        return self.manifest().next
+        return 0 if self._nothing_shipped() else self.manifest().next
 
     def bases(self) -> list[int]:
         """Return the first offsets of the shipped segments, in order."""
+        if self._nothing_shipped():
+            return []
         manifest = self.manifest()
         bases = [segment.base for segment in manifest.segments]
         if manifest.tail is not None and manifest.tail.bytes:
@@ -98,9 +103,14 @@ class TierHistory:
                     return self._cache
         raise AssertionError("unreachable")
 
+    def _nothing_shipped(self) -> bool:
+        return self._copy is not None and not self._copy.exists()
+
     # Under the lock.
 
     def _refreshed(self, *, newest: bool) -> TierManifest:
+        if self._copy is not None and not newest:
+            return self._copied_manifest(self._copy)
         present = self._manifest
         now = time.monotonic()
         if present is not None and not newest and now - self._checked_at < self._refresh_s:
@@ -110,6 +120,13 @@ class TierHistory:
             present = manifests.find_manifest(store)
         self._manifest, self._checked_at = present, now
         return present
+
+    def _copied_manifest(self, path: Path) -> TierManifest:
+        changed = path.stat().st_mtime_ns
+        if self._manifest is None or changed > self._copied:
+            self._manifest = manifests.decode(path.read_bytes(), str(path))
+            self._copied = changed
+        return self._manifest
 
     def _open_store(self) -> TierStore:
         if self._store is None or self._pid != os.getpid():

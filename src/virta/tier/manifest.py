@@ -127,19 +127,27 @@ def read_manifest(store: TierStore, number: int) -> TierManifest:
 
 def _decode(store: TierStore, number: int) -> TierManifest:
     name = manifest_name(number)
-    data = store.read(name)
+    return decode(store.read(name), f"{store.url}/{name}")
+
+
+def decode(data: bytes, place: str) -> TierManifest:
+    """
+    Return a manifest from its bytes; `place` is for the message.
+
+    Raises:
+        TierError: it is damaged or of a newer version.
+    """
     try:
         version = msgspec.json.decode(data, type=_Version).version
         if version == VERSION:
             return msgspec.json.decode(data, type=TierManifest)
     except msgspec.DecodeError as exc:
         raise TierError(
-            f"{store.url}/{name} is damaged: {exc}; the segments below {store.url}/segments are not"
-            " affected",
+            f"{place} is damaged: {exc}; the segments next to it are not affected",
             code="tier_manifest",
         ) from exc
     raise TierError(
-        f"{store.url}/{name} has version {version}; this Virta reads version {VERSION}: upgrade Virta",
+        f"{place} has version {version}; this Virta reads version {VERSION}: upgrade Virta",
         code="tier_version",
     )
 

@@ -20,14 +20,12 @@ from virta.errors import LogReadOnlyError
 from virta.log.disk_errors import translate_disk_errors
 from virta.log.format.directory import META, SHIPPED
 from virta.log.opening import open_log
-from virta.tier.store import CACHE_BYTES_MAX, is_store_url
+from virta.tier.store import CACHE, CACHE_BYTES_MAX, COPY, is_store_url
 
 if TYPE_CHECKING:
     import os
 
     from virta.log.log import Log
-
-CACHE = "cache"
 
 
 @translate_disk_errors("opening")
@@ -54,7 +52,8 @@ def open(  # noqa: A001
         from virta.tier.history import TierHistory  # noqa: PLC0415  # most logs are not shipped
 
         cache = log.path / CACHE if tier_cache is None else Path(tier_cache)
-        log.history = TierHistory(url, cache, bytes_max=tier_cache_bytes_max)
+        copy = log.path / COPY
+        log.history = TierHistory(url, cache, bytes_max=tier_cache_bytes_max, copy=copy)
     return log
 
 
@@ -79,6 +78,8 @@ def _open_url(
 
 def _shipped_to(directory: Path) -> str | None:
     try:
+        if not (directory / COPY).exists():
+            return None
         url = json.loads((directory / SHIPPED).read_bytes())["url"]
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None

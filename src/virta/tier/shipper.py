@@ -19,6 +19,8 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
 
+import msgspec
+
 from virta import files
 from virta.backoff import Backoff
 from virta.clock import now_us, time_text
@@ -30,6 +32,7 @@ from virta.log.format.segment import Segment, Walk
 from virta.log.upkeep.retention import write_shipped
 from virta.tier import manifest as manifests
 from virta.tier.manifest import ShippedSegment, ShippedTail, TailChunk, TierManifest
+from virta.tier.store import CACHE, COPY
 
 if TYPE_CHECKING:
     import threading
@@ -84,6 +87,7 @@ class Shipper:
         self._garbage_age_s = garbage_age_s
         self._id = uuid.uuid4().hex
         self._lock = -1
+        self.problem: str | None = None  # why the last upload of `run` failed
         self._manifest: TierManifest | None = None
         self._listed_in = -1  # the manifest that has the present list of segments
         self._signatures: dict[int, _Signature] = {}
@@ -179,10 +183,12 @@ class Shipper:
                 self.ship()
                 self.collect_garbage()
                 retry.reset()
+                self.problem = None
             except TierError as exc:
                 if exc.code == "tier_fenced" or stopping:
                     raise
                 wait = retry.next()
+                self.problem = exc.message
                 logger.warning("ship_failed code=%s: %s", exc.code, exc.message)
             if stopping:
                 return
@@ -389,7 +395,11 @@ class Shipper:
 
     def _save_state(self) -> None:
         """Record how far sealed segments are shipped: retention does not remove later ones."""
-        segments = self._present().segments
+        present = self._present()
+        segments = present.segments
+        copy = msgspec.structs.replace(present, segments_in=None)
+        files.make_inside(self._directory / CACHE)
+        files.write_whole(self._directory / COPY, manifests.encode(copy))
         write_shipped(self._directory, self.store.url, segments[-1].next if segments else 0)
 
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "file", "memory")
+# In a log's directory: segments that were fetched, and the shipper's copy of the newest manifest with all segments.
+CACHE: Final = "cache"
+COPY: Final = "cache/manifest.json"
 # Segments that were fetched from the store, on this machine's disk.
 CACHE_BYTES_MAX: Final = 2 * 1024 * 1024 * 1024
 # One request with all its repetitions; after that the caller decides.
