@@ -46,7 +46,6 @@ def test_extras_are_what_exists():
     extras = PROJECT["optional-dependencies"]
     single = set(extras) - {"all"}
 
-    assert "cdc" not in single
     (all_,) = extras["all"]
     assert set(re.fullmatch(r"virta\[(.*)\]", all_)[1].split(",")) == single
     assert set(doctor.EXTRAS) == single
@@ -111,7 +110,7 @@ def test_serving_installs_only_what_it_needs(clone):
     assert "spark" not in run
     assert "--group dev" not in run
     assert test.count("--editable") == 1
-    assert '"virta[cli,match,server,spark,tier]" --group dev' in test
+    assert '"virta[cli,match,server,spark,tier,cdc]" --group dev' in test
 
     stamps = clone / ".venv"
     stamps.mkdir()
