@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <string>
 
 namespace virta {
 
@@ -64,6 +65,14 @@ class Hooks {
     virtual bool search(uint32_t node, const char* text, uint32_t length, uint32_t from, void* numbers) = 0;
     // Whether an opaque condition holds for the present event.
     virtual bool opaque(uint32_t number, bool& holds) = 0;
+    // The text of an attribute of the event that is neither string, boolean nor Integer.
+    virtual bool attribute(const char* name, size_t length, std::string& text) = 0;
+    // A text in upper or lower case, by the rules of Unicode.
+    virtual bool fold(bool upper, const char* text, size_t length, std::string& folded) = 0;
+    // The text of any value at a node, as JavaScript writes it.
+    virtual bool text(uint32_t node, std::string& text) = 0;
+    // Whether the value at a node contains a JSON pattern; `known` is false if that takes too long here.
+    virtual bool contains(uint32_t node, const char* pattern, bool& known, bool& holds) = 0;
     // The geopoint at a node when it is none of the plain forms.
     virtual bool point(uint32_t node, bool& found, double& lat, double& lon) = 0;
 };

@@ -65,6 +65,10 @@ void Index::gather(Context& context) {
             for (const auto& [length, users] : node.extra->suffixes.counts)
                 if (length <= slot.length)
                     want(context, id, kSuffix, slot.text + slot.length - length, length);
+        if (node.needs & kNeedSubstring)
+            for (const auto& [length, users] : node.extra->substrings.counts)
+                for (uint32_t at = 0; at + length <= slot.length; at++)
+                    want(context, id, kSubstring, slot.text + at, length);
         if (node.needs & kNeedRegexp && node.extra->regexps_access) {
             context.searches.push_back({search_hash(context, id), id, 0});
             if (context.searched_by_text) context.searched_by_text->prefetch(context.searches.back().hash);
@@ -132,9 +136,37 @@ uint32_t Index::find_search(Context& context, uint32_t node, uint64_t hash) {
 }
 
 void Index::apply_search(Context& context, uint32_t node, uint32_t id) {
+    context.slots[node].searched = true;
+    complete_search(context, node, id);
+    const Extra& extra = *paths.nodes[node].extra;
+    for (uint32_t number : (*context.searched)[id].numbers)
+        if (number < extra.regexps.size() && extra.regexps[number]) set_atom(context, extra.regexps[number]);
+}
+
+// Whether a pattern is in the text of any value. No atom is set: a pattern finds only strings.
+bool Index::text_has(Context& context, uint32_t node, uint32_t atom) {
+    Slot& slot = context.slots[node];
+    if (!slot.searched) {
+        std::string text;
+        if (!context.hooks->text(node, text)) {
+            context.failed = true;
+            return false;
+        }
+        slot.length = static_cast<uint32_t>(text.size());
+        slot.text = context.texts.copy(text.data(), text.size());
+        slot.searched = true;
+    }
+    reserve_searches(context);
+    const uint32_t id = find_search(context, node, search_hash(context, node));
+    complete_search(context, node, id);
+    const std::vector<uint32_t>& numbers = (*context.searched)[id].numbers;
+    return std::binary_search(numbers.begin(), numbers.end(), atoms_.pool[atom].number);
+}
+
+// Search for the patterns that are newer than what is known of the text.
+void Index::complete_search(Context& context, uint32_t node, uint32_t id) {
     const Extra& extra = *paths.nodes[node].extra;
     const Slot& slot = context.slots[node];
-    context.slots[node].searched = true;
     Context::Searched& known = (*context.searched)[id];
     if (known.generation != extra.regexps_generation) {
         known.generation = extra.regexps_generation;
@@ -147,9 +179,8 @@ void Index::apply_search(Context& context, uint32_t node, uint32_t id) {
             return;
         }
         known.upto = static_cast<uint32_t>(extra.regexps.size());
+        std::sort(known.numbers.begin(), known.numbers.end());
     }
-    for (uint32_t number : known.numbers)
-        if (number < extra.regexps.size() && extra.regexps[number]) set_atom(context, extra.regexps[number]);
 }
 
 }  // namespace virta

@@ -20,6 +20,7 @@
 
 #include "match_lock.hpp"
 #include "match_terms.hpp"
+#include "match_text.hpp"
 
 namespace virta {
 
@@ -111,6 +112,13 @@ struct PointAt {
     Point point;
 };
 
+struct ExpressionValue {  // on the stack of match_expression.cpp
+    uint8_t type;
+    int32_t number;  // of an Integer or Boolean
+    uint32_t length;
+    const char* text;
+};
+
 // What one matching thread needs; taken from the index for a call and given back.
 struct Context {
     std::vector<Slot> slots;
@@ -153,6 +161,19 @@ struct Context {
     std::unique_ptr<Table> searched_by_text;
     std::vector<uint32_t> suspects;
     std::vector<uint8_t> stack;     // of tree programs
+    std::vector<ExpressionValue> values;  // of expressions
+    TextArena texts;                      // made for this event
+    struct OddText {  // the text of an attribute that is no string
+        uint32_t node, length;
+        const char* text;
+    };
+    std::vector<OddText> odd_texts;
+    struct Folded {  // a text in upper or lower case
+        const char *text, *result;
+        uint32_t length, result_length;
+        bool upper, valid;
+    };
+    std::vector<Folded> folded;
     Hooks* hooks = nullptr;
     uint32_t epoch = 0, events = 0;
     bool failed = false, sampled = false, clash = false;
@@ -232,6 +253,8 @@ class Index {
     double cover(const Payload& tree, std::vector<Literal>& literals) const;
 
     // Matching (match_run.cpp).
+    void compute_paths(Context& context) const;
+    void compute_path(Context& context, uint32_t id) const;
     void gather(Context& context);
     void want(Context& context, uint32_t node, uint8_t kind, const char* data, uint32_t length);
     void want_scalar(Context& context, uint32_t node, const Value& value, uint8_t element);
@@ -240,6 +263,8 @@ class Index {
     void search_all(Context& context);
     uint32_t find_search(Context& context, uint32_t node, uint64_t hash);
     void apply_search(Context& context, uint32_t node, uint32_t id);
+    void complete_search(Context& context, uint32_t node, uint32_t id);
+    bool text_has(Context& context, uint32_t node, uint32_t atom);
     void search(Context& context, uint32_t node);
     static void reserve_searches(Context& context);
     void run_bucket(Context& context, const Bucket& bucket);

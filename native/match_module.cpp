@@ -198,6 +198,13 @@ PyObject* index_find(IndexObject* self, PyObject* object) {
     return PyLong_FromUnsignedLong(self->ids->find(digest));
 }
 
+PyObject* index_count(IndexObject* self, PyObject* object) {
+    const char* digest;
+    if (!read_digest(object, digest)) return nullptr;
+    const uint32_t filter = self->ids->find(digest);
+    return PyLong_FromUnsignedLong(filter ? (*self->ids)[filter].users : 0);
+}
+
 PyObject* index_id(IndexObject* self, PyObject* object) {
     const unsigned long filter = PyLong_AsUnsignedLong(object);
     if (PyErr_Occurred()) return nullptr;
@@ -364,19 +371,17 @@ Py_ssize_t index_length(PyObject* object) { return reinterpret_cast<IndexObject*
 // The type.
 
 int index_init(IndexObject* self, PyObject* args, PyObject* keywords) {
-    static const char* names[] = {"search", "patterns", "point", "holds", "parse", nullptr};
+    static const char* names[] = {"search", "patterns",  "point", "holds",
+                                  "parse",  "attribute", "text",  nullptr};
     Callbacks given;
     if (self->index ||
-        !PyArg_ParseTupleAndKeywords(args, keywords, "OOOOO", const_cast<char**>(names), &given.search,
-                                     &given.patterns, &given.point, &given.holds, &given.parse)) {
+        !PyArg_ParseTupleAndKeywords(args, keywords, "OOOOOOO", const_cast<char**>(names), &given.search,
+                                     &given.patterns, &given.point, &given.holds, &given.parse,
+                                     &given.attribute, &given.text)) {
         if (self->index) PyErr_SetString(PyExc_RuntimeError, "an index is made once");
         return -1;
     }
-    Py_INCREF(given.search);
-    Py_INCREF(given.patterns);
-    Py_INCREF(given.point);
-    Py_INCREF(given.holds);
-    Py_INCREF(given.parse);
+    for (PyObject* callback : given.all()) Py_INCREF(callback);
     self->callbacks = given;
     self->opaque_numbers = PyDict_New();
     if (!self->opaque_numbers) return -1;
@@ -390,22 +395,16 @@ int index_init(IndexObject* self, PyObject* args, PyObject* keywords) {
 }
 
 int index_traverse(IndexObject* self, visitproc visit, void* arg) {
-    Py_VISIT(self->callbacks.search);
-    Py_VISIT(self->callbacks.patterns);
-    Py_VISIT(self->callbacks.point);
-    Py_VISIT(self->callbacks.holds);
-    Py_VISIT(self->callbacks.parse);
+    for (PyObject* callback : self->callbacks.all()) Py_VISIT(callback);
     Py_VISIT(self->opaque_numbers);
     Py_VISIT(Py_TYPE(self));
     return 0;
 }
 
 int index_clear(IndexObject* self) {
-    Py_CLEAR(self->callbacks.search);
-    Py_CLEAR(self->callbacks.patterns);
-    Py_CLEAR(self->callbacks.point);
-    Py_CLEAR(self->callbacks.holds);
-    Py_CLEAR(self->callbacks.parse);
+    const auto callbacks = self->callbacks.all();
+    self->callbacks = Callbacks();
+    for (PyObject* callback : callbacks) Py_XDECREF(callback);
     Py_CLEAR(self->opaque_numbers);
     return 0;
 }
@@ -455,6 +454,7 @@ PyMethodDef index_methods[] = {
     {"add", as_method(many<index_add>), METH_FASTCALL, nullptr},
     {"remove", one<index_remove>, METH_O, nullptr},
     {"find", one<index_find>, METH_O, nullptr},
+    {"count", one<index_count>, METH_O, nullptr},
     {"id", one<index_id>, METH_O, nullptr},
     {"ids", one<index_ids>, METH_NOARGS, nullptr},
     {"match", one<index_match>, METH_O, nullptr},

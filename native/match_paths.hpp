@@ -7,10 +7,13 @@
 //
 // A dotted name of n parts has an edge for each way a document may spell a piece of it. Members that no
 // edge mentions are skipped with all they hold. Where a flat path goes on in exact steps (inside a `match`),
-// it does so from the flat node's exact node, which has the same value in exact space.
+// it does so from the flat node's exact node, which has the same value in exact space. An element that is
+// selected is the root of flat names of its own; a node for "each" element has several values and no slot:
+// only `contains` is tested on it. An expression makes the value of a computed node (match_expression.hpp).
 // Paths are counted; the last user of an edge removes it.
 #pragma once
 
+#include "match_expression.hpp"
 #include "match_geo.hpp"
 #include "match_hash.hpp"
 #include "match_store.hpp"
@@ -31,6 +34,9 @@ enum Need : uint32_t {
     kNeedRange = 64,
     kNeedTextRange = 128,
     kNeedPoint = 256,
+    kNeedSubstring = 512,
+    kNeedInside = 1024,    // elements of its arrays have paths of their own
+    kNeedComputed = 2048,  // expressions are computed from it
 };
 
 struct Lengths {  // of prefixes or suffixes in use, with their number
@@ -73,7 +79,7 @@ struct ShapeTest {  // a shape to test, with a rough box round it, and what hold
 };
 
 struct Extra {  // rarely needed parts of a node
-    Lengths prefixes, suffixes;
+    Lengths prefixes, suffixes, substrings;
     Levels numbers, texts;
     Levels cells;                    // of the geo grid
     Vec<ShapeTest> everywhere;       // shapes that fit no cell
@@ -83,6 +89,10 @@ struct Extra {  // rarely needed parts of a node
     uint32_t regexps_generation = 0;  // changes when the numbers do
     uint64_t low = ~0ull, high = 0;   // finite range bounds seen, to judge how wide a range is
     List<std::pair<uint32_t, uint32_t>> indexes;  // array index -> child
+    List<std::pair<int32_t, uint32_t>> selects;   // array index, from the end if negative -> flat child
+    uint32_t each = 0;                            // child for every element of an array
+    List<uint32_t> dependents;                    // computed nodes that have no value without this one
+    Own<Expression> expression;                   // of a computed node
 };
 
 struct Node {
@@ -119,16 +129,18 @@ class Paths {
 
     uint64_t seed = new_seed();  // of every hash in the index
     uint32_t empty_name = 0;  // the flat entry ""
+    uint32_t computed = 0;    // nodes with an expression
+    List<uint32_t> untriggered;  // those of them that may have a value in any event
     Pool<Node, 4> nodes;
     size_t bytes() const;
     uint32_t live() const { return paths_.live(); }
 
   private:
-    static constexpr int64_t kName = -1, kTwin = -2;
+    static constexpr int64_t kName = -1, kTwin = -2, kEach = -3, kSelect = -(1ll << 40);
     struct Edge {
         uint64_t hash = 0;
         uint32_t parent = 0, child = 0, users = 0;
-        int64_t index = kName;  // an array index, or one of the two below
+        int64_t index = kName;  // an array index, or one of the above; kSelect + a signed index
         String name;
     };
     struct Path {
@@ -148,7 +160,9 @@ class Paths {
     }
 
     bool build(Path& path);
-    bool build_flat(Path& path, const String& name);
+    bool build_flat(Path& path, const String& name, uint32_t root);
+    bool build_computed(Path& path, const char* at, const char* end);
+    void drop_computed(uint32_t node);
     uint32_t step(Path& path, uint32_t parent, const String& name, int64_t index, uint32_t child);
     void drop_edges(Path& path);
 

@@ -92,7 +92,7 @@ double Index::likelihood(Literal literal) const {
         prior = 1.0 / (200 + node.equals);
     else if (atom.kind < kPrefix)
         prior = 2.0 / (50 + node.elements);
-    else if (atom.kind < kRegexp)
+    else if (atom.kind < kRegexp || atom.kind == kSubstring)
         prior = 1.0 / (50 + 8 * std::min<uint32_t>(atom.length, 32));
     else if (atom.kind >= kKind)
         prior = atom.kind == kKind ? 0.9 : 0.7;
@@ -125,7 +125,7 @@ uint32_t Index::choose(std::vector<Literal>& literals) {
         if (literal & kComplex) {
             const uint8_t kind = conditions_.pool[literal & kTermMask].kind;
             const bool cheap = kind == kRange || kind == kIn || kind == kNegativeZero || kind == kAffix;
-            rank += cheap ? 0 : kind == kOpaque ? 8 : 2;
+            rank += cheap ? 0 : kind == kOpaque ? 8 : kind == kContains ? 4 : 2;
         }
         order.emplace_back(rank, literal);
     }
@@ -246,8 +246,9 @@ void Index::change_affix(uint32_t id, uint32_t record, bool present) {
     const Atom& atom = atoms_.pool[id];
     Node& node = paths.nodes[atom.node];
     Extra& extra = node.more();
-    Lengths& lengths = atom.kind == kPrefix ? extra.prefixes : extra.suffixes;
-    const uint32_t need = atom.kind == kPrefix ? kNeedPrefix : kNeedSuffix;
+    const bool prefix = atom.kind == kPrefix, suffix = atom.kind == kSuffix;
+    Lengths& lengths = prefix ? extra.prefixes : suffix ? extra.suffixes : extra.substrings;
+    const uint32_t need = prefix ? kNeedPrefix : suffix ? kNeedSuffix : kNeedSubstring;
     present ? lengths.add(atom.length) : lengths.remove(atom.length);
     node.needs = lengths.counts.empty() ? node.needs & ~need : node.needs | need;
     change_atom(id, record, present);

@@ -11,9 +11,11 @@
 //    3 equals      scalar                      11 point        u8 kind, u32 count, f64…
 //    4 contains    scalar                      12 junk point   -
 //    5 in          u32 count, scalars          13 negative zero -
-//    6 range       u8 flags, f64 low, f64 high 14 text regexp  text, u32 opaque
+//    6 range       u8 flags, f64 low, f64 high 14 text regexp  text
 //    7 text range  u8 flags, text low, high    15 opaque       u32 opaque
 //    8 prefix      text                        16 tree         u32 count, items: literal | 17 and, 18 or
+//   19 like        text: a LikeCode            20 match        text: a pattern, u32 opaque
+//   21 substring   text
 //
 // Flags of ranges: 1 has low, 2 has high, 4 low is open, 8 high is open. Opaque conditions are numbered
 // within the program and translated by the list that comes with it. Little-endian, nothing is aligned.
@@ -22,6 +24,7 @@
 // off: all are hashed and prefetched first, then looked up.
 
 #include "match_index.hpp"
+#include "match_pattern.hpp"
 
 namespace virta {
 
@@ -121,6 +124,9 @@ class ProgramReader {
         kOpTree,
         kOpAnd,
         kOpOr,
+        kOpLike,
+        kOpMatch,
+        kOpSubstring,
     };
 
     template <class T>
@@ -208,6 +214,12 @@ class ProgramReader {
             }
             case kOpTextRegexp:
                 return text_regexp(node);
+            case kOpLike:
+                return like(node);
+            case kOpMatch:
+                return match(node);
+            case kOpSubstring:
+                return affix(node, kSubstring);
             default:
                 return 0;
         }
@@ -345,12 +357,33 @@ class ProgramReader {
             index_.paths.release(node);
             return 0;
         }
+        return of_words(kTextRegexp, node, {pattern});
+    }
+
+    Literal like(uint32_t node) {
+        const Text code = text();
+        if (!ok_ || !LikeCode(code.data, code.length).valid()) return 0;
+        Complex condition;
+        condition.kind = kLikePattern;
+        condition.node = node;
+        condition.payload = own<Payload>();
+        condition.payload->key.assign(code.data, code.length);
+        return made(std::move(condition));
+    }
+
+    Literal match(uint32_t node) {
+        const Text pattern = text();
+        const char* end = pattern.data + pattern.length;
+        if (!ok_ || check_pattern(pattern.data, end) != end) return 0;
         const Literal fallback = opaque();
-        if (!ok_) {
-            index_.release(pattern);
-            return 0;
-        }
-        return of_words(kTextRegexp, node, {pattern, fallback});
+        if (!ok_) return 0;
+        Complex condition;
+        condition.kind = kContains;
+        condition.node = node;
+        condition.payload = own<Payload>();
+        condition.payload->key.assign(pattern.data, pattern.length);
+        condition.payload->words = {fallback};
+        return made(std::move(condition));
     }
 
     Literal made(Complex&& condition) {

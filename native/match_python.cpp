@@ -40,21 +40,81 @@ bool PythonHooks::opaque(uint32_t number, bool& holds) {
     return ok;
 }
 
+// The value at a node as a new reference, null with an exception.
+PyObject* PythonHooks::value_at(uint32_t node) {
+    const void* ref = context->slots[node].ref;
+    if (!json_) return Py_NewRef(static_cast<PyObject*>(const_cast<void*>(ref)));
+    size_t length = 0;
+    char* text = yyjson_val_write(static_cast<const yyjson_val*>(ref), 0, &length);
+    if (!text) return PyErr_NoMemory();
+    PyObject* value = PyObject_CallFunction(callbacks_.parse, "y#n", text, static_cast<Py_ssize_t>(length),
+                                            position_);
+    free(text);
+    return value;
+}
+
+// The UTF-8 of a callback's answer, which is released.
+bool PythonHooks::copy_text(PyObject* answer, std::string& text) {
+    if (!answer) return false;
+    PyObject* encoded = PyUnicode_AsEncodedString(answer, "utf-8", "surrogatepass");
+    Py_DECREF(answer);
+    if (!encoded) return false;
+    text.assign(PyBytes_AS_STRING(encoded), static_cast<size_t>(PyBytes_GET_SIZE(encoded)));
+    Py_DECREF(encoded);
+    return true;
+}
+
+bool PythonHooks::attribute(const char* name, size_t length, std::string& text) {
+    const bool taken = take();
+    PyObject* root = object();
+    PyObject* string =
+        root ? PyUnicode_DecodeUTF8(name, static_cast<Py_ssize_t>(length), "surrogatepass") : nullptr;
+    const bool ok =
+        string &&
+        copy_text(PyObject_CallFunctionObjArgs(callbacks_.attribute, root, string, nullptr), text);
+    Py_XDECREF(string);
+    give(taken);
+    return ok;
+}
+
+bool PythonHooks::fold(bool upper, const char* text, size_t length, std::string& folded) {
+    const bool taken = take();
+    PyObject* string = PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(length), "surrogatepass");
+    const bool ok =
+        string && copy_text(PyObject_CallMethod(string, upper ? "upper" : "lower", nullptr), folded);
+    Py_XDECREF(string);
+    give(taken);
+    return ok;
+}
+
+bool PythonHooks::text(uint32_t node, std::string& text) {
+    const bool taken = take();
+    PyObject* value = value_at(node);
+    const bool ok = value && copy_text(PyObject_CallFunctionObjArgs(callbacks_.text, value, nullptr), text);
+    Py_XDECREF(value);
+    give(taken);
+    return ok;
+}
+
+bool PythonHooks::contains(uint32_t node, const char* pattern, bool& known, bool& holds) {
+    const void* ref = context->slots[node].ref;
+    if (json_) {
+        JsonSource source;
+        PatternTest<JsonSource> test(source);
+        holds = test.contains(pattern, JsonSource::ref(ref));
+        known = !test.exhausted();
+    } else {
+        ObjectSource source;
+        PatternTest<ObjectSource> test(source);
+        holds = test.contains(pattern, ObjectSource::ref(ref));
+        known = !test.exhausted();
+    }
+    return true;
+}
+
 bool PythonHooks::point(uint32_t node, bool& found, double& lat, double& lon) {
     const bool taken = take();
-    const void* ref = context->slots[node].ref;
-    PyObject* value = nullptr;
-    if (json_) {
-        size_t length = 0;
-        char* text = yyjson_val_write(static_cast<const yyjson_val*>(ref), 0, &length);
-        value = text ? PyObject_CallFunction(callbacks_.parse, "y#n", text, static_cast<Py_ssize_t>(length),
-                                             position_)
-                     : PyErr_NoMemory();
-        free(text);
-    } else {
-        value = static_cast<PyObject*>(const_cast<void*>(ref));
-        Py_INCREF(value);
-    }
+    PyObject* value = value_at(node);
     PyObject* answer = value ? PyObject_CallFunctionObjArgs(callbacks_.point, value, nullptr) : nullptr;
     Py_XDECREF(value);
     bool ok = answer != nullptr;

@@ -4,8 +4,11 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <array>
+
 #include "match_ids.hpp"
 #include "match_json.hpp"
+#include "match_pattern.hpp"
 #include "match_walk.hpp"
 
 namespace virta {
@@ -106,6 +109,9 @@ struct Callbacks {
     PyObject* point = nullptr;
     PyObject* holds = nullptr;
     PyObject* parse = nullptr;
+    PyObject* attribute = nullptr;
+    PyObject* text = nullptr;
+    std::array<PyObject*, 7> all() const { return {search, patterns, point, holds, parse, attribute, text}; }
 };
 
 // Answers the core's questions about the present event, taking the GIL if the caller gave it away.
@@ -143,6 +149,10 @@ class PythonHooks : public Hooks {
     bool search(uint32_t node, const char* text, uint32_t length, uint32_t from, void* numbers) override;
     bool opaque(uint32_t number, bool& holds) override;
     bool point(uint32_t node, bool& found, double& lat, double& lon) override;
+    bool attribute(const char* name, size_t length, std::string& text) override;
+    bool fold(bool upper, const char* text, size_t length, std::string& folded) override;
+    bool text(uint32_t node, std::string& text) override;
+    bool contains(uint32_t node, const char* pattern, bool& known, bool& holds) override;
 
     PyThreadState* away = nullptr;  // set while the GIL is given away
     Context* context = nullptr;
@@ -158,6 +168,9 @@ class PythonHooks : public Hooks {
     }
 
   private:
+    PyObject* value_at(uint32_t node);
+    static bool copy_text(PyObject* answer, std::string& text);
+
     const Callbacks& callbacks_;
     const std::vector<PyObject*>& opaques_;
     PyObject* object_ = nullptr;

@@ -30,6 +30,7 @@ void Index::match(Context& context) {
         std::fill(context.known.begin(), context.known.end(), 0);
         context.epoch = 1;
     }
+    if (paths.computed) compute_paths(context);
     gather(context);
     if (context.failed) return;
     // Three passes, so that one bucket arrives while the next is prefetched. Searches on the way
@@ -68,6 +69,9 @@ void Index::clear(Context& context) {
     context.elements.clear();
     context.found_count = 0;
     context.clash = false;
+    context.texts.clear();
+    context.odd_texts.clear();
+    context.folded.clear();
 }
 
 // What it finds.

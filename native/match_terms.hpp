@@ -1,8 +1,8 @@
 // Terms: the conditions of filters, each kept once and counted.
 //
 // An *atom* is a condition whose truth is found by hashing a value of the event: equality, an element of an
-// array, presence, type, prefix, suffix, pattern. An event sets one bit for each true atom, and testing it
-// elsewhere is a bit test. Everything else is a *condition*: computed when a candidate needs it.
+// array, presence, type, prefix, suffix, substring, pattern. An event sets one bit for each true atom, and
+// testing it elsewhere is a bit test. Everything else is a *condition*: computed when a candidate needs it.
 //
 // A literal is a term in 32 bits: the id, whether it is an atom or a condition, and whether it is negated.
 #pragma once
@@ -28,6 +28,7 @@ enum AtomKind : uint8_t {
     kPrefix = 32,
     kSuffix = 33,
     kRegexp = 34,
+    kSubstring = 35,
     kKind = 64,  // + Type; kKind + 0 is exists
 };
 
@@ -120,8 +121,10 @@ enum ConditionKind : uint8_t {
     kJunkPoint,     // nothing
     kNegativeZero,  // nothing
     kPattern,       // payload: atom; values are searched on first use
-    kAffix,         // payload, low: atom of a prefix or suffix; looked up only where it finds something
-    kTextRegexp,    // payload: pattern, opaque
+    kAffix,         // payload, low: atom of a prefix, suffix or substring; looked up where it finds something
+    kTextRegexp,    // payload: pattern
+    kLikePattern,   // payload: LikeCode as key
+    kContains,      // payload: JSON pattern as key; opaque, for what is too large
     kOpaque,        // low: number given by the feeder
     kTree,          // payload: literals and operators, postfix
 };

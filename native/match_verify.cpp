@@ -8,6 +8,7 @@ namespace {
 
 bool has_affix(const Slot& slot, const Atom& atom) {
     if (slot.type != kString || slot.length < atom.length) return false;
+    if (atom.kind == kSubstring) return memmem(slot.text, slot.length, atom.data(), atom.length);
     const char* from = atom.kind == kPrefix ? slot.text : slot.text + (slot.length - atom.length);
     return same_bytes(from, atom.data(), atom.length);
 }
@@ -91,7 +92,21 @@ bool Index::compute(Context& context, const Complex& condition) {
         }
         case kTextRegexp:
             if (slot.type == kAbsent) return false;
-            return holds(context, condition.payload->words[slot.type == kString ? 0 : 1]);
+            if (slot.type == kString) return holds(context, condition.payload->words[0]);
+            return text_has(context, condition.node,
+                            conditions_.pool[condition.payload->words[0] & kTermMask].payload->words[0]);
+        case kLikePattern: {
+            if (slot.type != kString) return false;
+            const String& code = condition.payload->key;
+            return LikeCode(code.data(), code.size()).matches(slot.text, slot.length);
+        }
+        case kContains: {
+            if (slot.type == kAbsent) return false;
+            bool known = true;
+            const char* pattern = condition.payload->key.data();
+            if (!context.hooks->contains(condition.node, pattern, known, truth)) context.failed = true;
+            return known ? truth : holds(context, condition.payload->words[0]);
+        }
         case kOpaque:
             if (!context.hooks->opaque(static_cast<uint32_t>(condition.low), truth)) context.failed = true;
             return truth;

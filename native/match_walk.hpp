@@ -26,16 +26,13 @@ class Walk {
         exact(root, value.type, kExactRoot);
         if (value.type == kObject && (paths_.nodes[kFlatRoot].dotted || paths_.empty_name))
             flat(root, kFlatRoot, 0);
-        const size_t reached = context_.touched.size();
-        for (size_t i = 0; i < reached; i++) {
-            const Node& node = paths_.nodes[context_.touched[i]];
-            if (!node.flat || !node.exact_node) continue;
-            const Slot& slot = context_.slots[context_.touched[i]];
-            exact(Source::ref(slot.ref), slot.type, node.exact_node);
-        }
-        for (uint32_t node : context_.touched) {
-            const uint32_t needs = paths_.nodes[node].needs;
-            if (needs & (kNeedElement | kNeedPoint)) look_inside(node, needs);
+        // Selected elements and exact nodes add to the list that is walked here.
+        for (size_t i = 0; i < context_.touched.size(); i++) {
+            const uint32_t id = context_.touched[i];
+            const Node& node = paths_.nodes[id];
+            const Slot slot = context_.slots[id];
+            if (node.flat && node.exact_node) exact(Source::ref(slot.ref), slot.type, node.exact_node);
+            if (node.needs & (kNeedElement | kNeedPoint | kNeedInside)) look_inside(id, node.needs);
         }
         return !deep_;
     }
@@ -105,8 +102,59 @@ class Walk {
         exact(ref, value.type, child);
     }
 
+    void select(const Extra& extra, const Slot& slot) {
+        int64_t count = 0, position = 0, last = -1;
+        bool backward = false;
+        for (const auto& [index, child] : extra.selects) {
+            backward = backward || index < 0;
+            last = std::max<int64_t>(last, index);
+        }
+        if (backward) {
+            source_.elements(Source::ref(slot.ref), [&](Ref) { return ++count > 0; });
+            last = count - 1;
+        }
+        source_.elements(Source::ref(slot.ref), [&](Ref element) {
+            for (const auto& [index, child] : extra.selects) {
+                if (index != position && (!backward || index + count != position)) continue;
+                const Value value = source_.read(element);
+                record(child, value);
+                if (value.type == kObject && paths_.nodes[child].dotted) flat(element, child, 0);
+            }
+            return position++ < last;
+        });
+    }
+
+    // The scalars of every element, under the names that are wanted.
+    void each(Ref element, uint32_t node, uint32_t depth) {
+        const Value value = source_.read(element);
+        const Node& at = paths_.nodes[node];
+        if (value.type == kObject && at.names) {
+            source_.members(element, [&](const char* name, uint32_t length, Ref member) {
+                const uint32_t child = paths_.child(node, name, length);
+                if (child) each(member, child, depth + 1);
+            });
+        } else if (depth == 0 && value.type == kArray && at.needs & kNeedElement) {
+            source_.elements(element, [&](Ref inner) {
+                const Value scalar = source_.read(inner);
+                if (scalar.type < kArray) context_.elements.emplace_back(node, scalar);
+                return true;
+            });
+        } else if (depth && value.type < kArray && at.needs & kNeedElement) {
+            context_.elements.emplace_back(node, value);
+        }
+    }
+
     void look_inside(uint32_t node, uint32_t needs) {
         const Slot slot = context_.slots[node];
+        if (needs & kNeedInside && slot.type == kArray) {
+            const Extra& extra = *paths_.nodes[node].extra;
+            if (!extra.selects.empty()) select(extra, slot);
+            if (extra.each)
+                source_.elements(Source::ref(slot.ref), [&](Ref element) {
+                    each(element, extra.each, 0);
+                    return true;
+                });
+        }
         if (needs & kNeedElement && slot.type == kArray)
             source_.elements(Source::ref(slot.ref), [&](Ref element) {
                 const Value value = source_.read(element);

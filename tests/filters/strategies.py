@@ -18,6 +18,7 @@ from virta.filters.tree import (
     Condition,
     Flat,
     JsonPattern,
+    LikeText,
     Not,
     Or,
     Polygon,
@@ -73,6 +74,9 @@ exact_paths = st.lists(names | st.integers(0, 3), max_size=3).map(tuple)
 paths = flat_paths | exact_paths
 
 
+LIKES = [LikeText(pattern) for pattern in ("%a%", "_b", "a%b_%", "", "%", "%_%_")]
+
+
 @st.composite
 def ranges(draw):
     """Ranges of one kind of value, empty ones too."""
@@ -111,6 +115,7 @@ def conditions(*, at=paths, trees=None):
         st.builds(Condition, at, st.just("in"), st.lists(scalars, min_size=1, max_size=5)),
         st.builds(Condition, at, st.just("range"), ranges()),
         st.builds(Condition, at, st.sampled_from(["prefix", "suffix"]), texts),
+        st.builds(Condition, at, st.just("like"), st.sampled_from(LIKES)),
         st.builds(Condition, at, st.sampled_from(["regexp", "regexp_text"]), regexps),
         st.builds(Condition, at, st.just("match"), values.map(JsonPattern.of)),
         st.builds(Condition, at, st.sampled_from(["geo_junk", "negative_zero"])),

@@ -19,7 +19,6 @@ from virta.filters import parse
 from virta.filters.cesql import evaluate
 from virta.filters.cesql.evaluation import compiled
 from virta.filters.cesql.lexer import EXPRESSION_CHARS_MAX, quote
-from virta.filters.cesql.like import PATTERN_CHARS_MAX, LikePattern
 from virta.filters.cesql.parser import parse_expression
 from virta.filters.cesql.syntax import (
     Attribute,
@@ -32,6 +31,7 @@ from virta.filters.cesql.syntax import (
     Unary,
     unparse,
 )
+from virta.filters.text import PATTERN_CHARS_MAX, LikePattern
 from virta.filters.tree import conditions
 
 SHARED = Path(os.environ.get("VIRTA_SHARED", Path(__file__).parents[3] / "shared"))
@@ -311,18 +311,25 @@ def test_a_value_that_is_no_boolean_passes_nothing():
         ("type LIKE 'com.%'", ["prefix"]),
         ("type LIKE '%.done'", ["suffix"]),
         ("type LIKE 'com'", ["eq"]),
-        ("type LIKE 'com.%.done'", ["prefix", "suffix", "exists", "opaque"]),
+        ("type LIKE 'com.%.done'", ["prefix", "suffix", "like"]),
         ("ext = '5'", ["in"]),
         ("EXISTS ext", ["exists", "type"]),
         ("NOT (type = 'a')", ["exists", "type", "eq"]),
-        ("type = 'a' AND sequence > 5", ["eq", "exists", "opaque"]),
-        ("sequence = 5 OR type = 'a'", ["exists", "opaque"]),
-        ("ext = '1.5'", ["exists", "opaque"]),
-        ("LENGTH(ext) = LENGTH(type)", ["exists", "exists", "opaque"]),
+        ("type = 'a' AND sequence > 5", ["eq", "range"]),
+        ("sequence = 5 OR type = 'a'", ["eq", "exists", "eq"]),
+        ("sequence * 2 + 1 > 9", ["range"]),
+        ("ABS(sequence) < 3", ["range"]),
+        ("5 = sequence", ["in"]),
+        ("ext = '1.5'", ["eq"]),
+        ("ext LIKE '%.v1'", ["suffix"]),
+        ("ext LIKE '%a%'", ["like"]),
+        ("LENGTH(ext) = LENGTH(type)", ["eq"]),
+        ("LENGTH(ext) IN (1, 2)", ["in"]),
+        ("a = TRUE AND NOT b", ["eq", "eq"]),
     ],
 )
 def test_plain_comparisons_become_conditions(expression, ops):
-    """What an index can find is said in conditions; only the rest is opaque."""
+    """Comparisons with a literal become conditions on an attribute or a computed value."""
     assert [condition.op for condition in conditions(parse(expression, "cesql").tree)] == ops
 
 

@@ -25,6 +25,7 @@ from virta.filters.tree import (
     Condition,
     Flat,
     JsonPattern,
+    LikeText,
     Not,
     Or,
     Regexp,
@@ -259,6 +260,7 @@ MEANING = [
     ("range", ValueRange(False, True, lower_open=True), [True], [False, 1]),
     ("prefix", "ab", ["ab", "abc"], ["a", 5, ["ab"], None]),
     ("suffix", "bc", ["bc", "abc"], ["b", 5]),
+    ("like", LikeText("a%c_"), ["acd", "a1c2"], ["ac", "abcde", 5]),
     ("regexp", Regexp("^b.b$"), ["bob"], ["bobb", 5, ["bob"], None]),
     ("regexp", Regexp("^B", "i"), ["bob"], ["ab\nb"]),
     ("regexp", Regexp("^b", "im"), ["a\nB"], ["ab"]),
@@ -319,7 +321,7 @@ def test_opaque_conditions_see_the_whole_object():
     assert Filter(condition).canonical() == '{"opaque":[[],{"long":3}]}'
 
 
-def test_every_condition_is_told_of():
+def test_every_condition_has_a_meaning():
     """The table of meanings leaves none out."""
     assert {op for op, *_ in MEANING} | {"opaque"} | {
         "geo_distance_range",  # the shapes have a module of their own

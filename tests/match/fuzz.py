@@ -71,6 +71,8 @@ def broken_programs(randoms):
         point=lambda value: None,
         holds=lambda condition, root: True,
         parse=lambda data, position: json.loads(data),
+        attribute=lambda event, name: "",
+        text=lambda value: "",
     )
     events = [randoms.event() for _ in range(4)]
     digests = []

@@ -21,6 +21,7 @@ from virta.filters.tree import (
     Condition,
     Flat,
     JsonPattern,
+    LikeText,
     Not,
     Or,
     Polygon,
@@ -99,7 +100,21 @@ OPS = [
     "geo",
     "geo",
 ]
-OPS += ["geo_junk", "negative_zero", "select"]
+OPS += ["geo_junk", "negative_zero", "select", "like", "elements"]
+LIKES = ["%", "a%", "%b%", "_", "a_%d", "%bc%", "%\\_%", "%a%b%c%", "_b%", "%é", "%abcdefg_", ""]
+
+
+def on_value(node: Any) -> Any:
+    """The tree of a `select` as Koncorde has it: on fields below `value`."""
+    if isinstance(node, Condition):
+        name = "" if not node.path else str(getattr(node.path[0], "name", node.path[0]))
+        field = name if name == "b" else f"value.{name}" if name else "value"
+        return Condition((Flat(field),), node.op, node.value)
+    if isinstance(node, Not):
+        return Not(on_value(node.child))
+    if isinstance(node, And | Or):
+        return type(node)(tuple(map(on_value, node.children)))
+    return node
 
 
 class Randoms:
@@ -186,6 +201,12 @@ class Randoms:
         op = self.pick(OPS)
         if op == "geo":
             return Condition(path, *self.shape())
+        if op == "elements":
+            return Condition(
+                path,
+                "match",
+                JsonPattern.of([self.document(1) for _ in range(2)][: self.pick([1, 1, 2])]),
+            )
         if op == "type":
             types = ["null", "boolean", "number", "string", "array", "object"]
             return Condition(path, op, self.pick(types))
@@ -193,12 +214,15 @@ class Randoms:
             return Condition(path, op, [self.scalar() for _ in range(self.rng.randint(1, 5))])
         if op == "select":
             tree = self.condition() if depth == 0 else self.tree(1)
+            if self.rng.random() < 0.8:
+                tree = on_value(tree)
             return Condition(path, op, Select(self.rng.randint(-3, 3), tree))
         makers: dict[str, Any] = {
             "eq": self.scalar,
             "contains": self.scalar,
             "range": self.range,
             "prefix": lambda: self.pick(TEXTS),
+            "like": lambda: LikeText(self.pick(LIKES)),
             "suffix": lambda: self.pick(TEXTS),
             "regexp": lambda: Regexp(self.pick(PATTERNS), self.pick(["", "i", "ms"])),
             "regexp_text": lambda: Regexp(self.pick(PATTERNS), self.pick(["", "i", "ms"])),
@@ -257,6 +281,6 @@ class Randoms:
         roll = self.rng.random()
         if roll < 0.05:
             value = self.value()
-            return [value] if isinstance(value, str) else value  # a text would be read as JSON
+            return value if isinstance(value, dict | list) else [value]  # scalars are no events
         document = self.document()
         return {**document, "data": self.document()} if roll < 0.3 else document

@@ -262,6 +262,8 @@ def make_index(**callbacks):
         "point": lambda value: None,
         "holds": lambda condition, root: True,
         "parse": lambda data, position: json.loads(data),
+        "attribute": lambda event, name: str(event[name]),
+        "text": str,
     }
     return core.Index(**(given | callbacks))
 

@@ -28,6 +28,7 @@ from virta.filters.tree import (
     EVERYTHING,
     NOTHING,
     And,
+    Computed,
     Condition,
     Everything,
     Flat,
@@ -357,6 +358,8 @@ def _path_text(path: Path) -> str:
         if isinstance(step, Flat)
         else encode_basestring_ascii(step)
         if isinstance(step, str)
+        else json_text(step.canonical_json())
+        if isinstance(step, Computed)
         else str(step)
         for step in path
     )

@@ -20,8 +20,8 @@ from virta import jsontext
 from virta.errors import FilterError
 from virta.filters.cesql.attributes import text_equals, text_prefix, text_suffix
 from virta.filters.cesql.parser import parse_expression
-from virta.filters.cesql.syntax import Attribute, Call, Chain, Literal
-from virta.filters.cesql.trees import opaque, returns, tree_of
+from virta.filters.cesql.syntax import Call
+from virta.filters.cesql.trees import returns, tree_of
 from virta.filters.cesql.values import DATA_MEMBERS
 from virta.filters.filter import Filter
 from virta.filters.limits import CONDITIONS_MAX, DEPTH_MAX, TEXT_BYTES_MAX
@@ -30,7 +30,6 @@ from virta.filters.tree import Node, all_of, any_of, negate
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from virta.filters.cesql.syntax import Expression
 
 # Characters of one text to compare an attribute with; longer than any attribute should be (the
 # specification asks for 64 KiB events to be forwarded).
@@ -167,29 +166,10 @@ def _sql(source: Any, path: str) -> Node:
         raise FilterError(error.message, code=error.code, keyword="sql", path=path) from error
 
 
-def _exact(name: str, text: str) -> Node:
-    return text_equals(name, text) or _text_is(Attribute(name), text)
-
-
-def _prefix(name: str, text: str) -> Node:
-    left = Call("LEFT", (Attribute(name), Literal(len(text))))
-    return text_prefix(name, text) or _text_is(left, text)
-
-
-def _suffix(name: str, text: str) -> Node:
-    right = Call("RIGHT", (Attribute(name), Literal(len(text))))
-    return text_suffix(name, text) or _text_is(right, text)
-
-
-def _text_is(expression: Expression, text: str) -> Node:
-    """Return a comparison of texts, for texts that numbers or booleans could have."""
-    return opaque(Chain(expression, (("=", Literal(text)),)))
-
-
 COMPARISONS: dict[str, Callable[[str, str], Node]] = {
-    "exact": _exact,
-    "prefix": _prefix,
-    "suffix": _suffix,
+    "exact": text_equals,
+    "prefix": text_prefix,
+    "suffix": text_suffix,
 }
 
 

@@ -16,8 +16,8 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
 from virta.filters.geo import in_annulus, in_box, in_circle, in_polygon, read_point
-from virta.filters.text import search, text_of
-from virta.filters.tree import And, Condition, Everything, Flat, Node, Not, Or
+from virta.filters.text import like, search, text_of
+from virta.filters.tree import And, Computed, Condition, Everything, Flat, Node, Not, Or
 from virta.filters.values import INTEGER_EXACT_MAX, number, scalar_key
 
 if TYPE_CHECKING:
@@ -74,6 +74,9 @@ def resolve(obj: Any, path: Path) -> Any:
             obj = obj.get(step, MISSING) if isinstance(obj, dict) else MISSING
         elif isinstance(step, Flat):
             obj = flat_member(obj, step.name)
+        elif isinstance(step, Computed):
+            value = step.compute(obj)
+            obj = MISSING if value is None else value
         elif isinstance(obj, dict):
             obj = obj.get(str(step), MISSING)
         elif isinstance(obj, list | tuple) and 0 <= step < len(obj):
@@ -397,6 +400,7 @@ TESTS: dict[str, Callable[[Any, Any], bool]] = {
     "range": _range,
     "prefix": lambda prefix, value: isinstance(value, str) and value.startswith(prefix),
     "suffix": lambda suffix, value: isinstance(value, str) and value.endswith(suffix),
+    "like": lambda text, value: isinstance(value, str) and like(text.pattern).matches(value),
     "regexp": lambda regexp, value: isinstance(value, str) and search(regexp, value),
     "regexp_text": lambda regexp, value: search(regexp, text_of(value)),
     "match": lambda pattern, value: _match(pattern.value, value),

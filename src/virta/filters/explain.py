@@ -14,9 +14,11 @@ from virta.filters.evaluate import MISSING, condition_holds, resolve
 from virta.filters.geo import distance, read_point
 from virta.filters.tree import (
     And,
+    Computed,
     Condition,
     Everything,
     Flat,
+    LikeText,
     Node,
     Not,
     Nothing,
@@ -111,6 +113,8 @@ def path_text(path: Path) -> str:
     for step in path:
         if isinstance(step, int):
             text += f"[{step}]"
+        elif isinstance(step, Computed):
+            text += str(step)
         else:
             text += f".{step.name if isinstance(step, Flat) else step}"
     return text.removeprefix(".") or "the object"
@@ -154,6 +158,8 @@ def _expected(condition: Condition) -> str:
     if isinstance(value, Regexp):
         what = "match" if condition.op == "regexp" else "match, as text,"
         return f"{what} /{value.pattern}/{value.flags}"
+    if isinstance(value, LikeText):
+        return f"be LIKE {_quoted(value.pattern)}"
     if isinstance(value, Select):
         return f"have an element {value.index} that passes a filter"
     if condition.op in _SHAPES:

@@ -28,6 +28,9 @@ A path is a tuple of steps from the root of the object:
                 the dotted prefixes of the name, and for i < j an edge leads from prefix i to prefix j by
                 the member name ".".join(parts[i:j]); an edge "" leads from the root to itself.
 
+    Computed    only as the single step of a path: a scalar computed from the root by an expression of a
+                dialect (CESQL: `LENGTH(subject)`); missing where the expression has an error
+
 The empty tuple is the object itself. *Missing* is not null: a member that is null is there.
 
 Conditions
@@ -51,6 +54,8 @@ are only verified. The negation of any condition is residual, but for exists (a 
                          upper_open)           a bound of None is no bound                    type
     prefix               str                   v is a string that starts with it              trie
     suffix               str                   v is a string that ends with it                trie, reversed
+    like                 LikeText(pattern)     v is a string that the LIKE pattern matches    its literal
+                                                                                              parts
     regexp               Regexp(pattern,       v is a string and RE2 finds the pattern        set per path
                          flags)                anywhere in it
     regexp_text          Regexp                as regexp, but on text(v) for any v: strings   residual
@@ -92,8 +97,10 @@ from virta.filters.values import (
     Annulus,
     Box,
     Circle,
+    Computed,
     Flat,
     JsonPattern,
+    LikeText,
     Opaque,
     Path,
     Polygon,
@@ -116,10 +123,12 @@ __all__ = [
     "Annulus",
     "Box",
     "Circle",
+    "Computed",
     "Condition",
     "Everything",
     "Flat",
     "JsonPattern",
+    "LikeText",
     "Node",
     "Not",
     "Nothing",
@@ -185,9 +194,11 @@ class Condition:
         if self.op == "select":
             _check_size(self.levels, self.count)
         path = self.path
-        if not isinstance(path, tuple) or (len(path) > 1 and Flat in map(type, path)):
+        if not isinstance(path, tuple) or (
+            len(path) > 1 and any(isinstance(step, Flat | Computed) for step in path)
+        ):
             raise FilterError(
-                f"{self.path!r} is not a path: expected a tuple of names and indexes, or of one Flat"
+                f"{self.path!r} is not a path: expected a tuple of names and indexes, of one Flat or one Computed"
             )
 
     @property
@@ -327,6 +338,7 @@ OPS: dict[str, Any] = {
     "range": ValueRange,
     "prefix": str,
     "suffix": str,
+    "like": LikeText,
     "regexp": Regexp,
     "regexp_text": Regexp,
     "match": JsonPattern,

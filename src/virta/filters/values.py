@@ -50,7 +50,29 @@ class Flat:
             )
 
 
-Step: TypeAlias = str | int | Flat
+class Computed:
+    """
+    A step that computes a scalar from the root, by an expression of a dialect; see `virta.filters.tree`.
+
+    Hashable and equal by meaning. `names` are the members of the root that it reads; those in `required` have no
+    value only if the whole has none.
+    """
+
+    __slots__ = ()
+
+    names: tuple[str, ...]
+    required: tuple[str, ...]
+
+    def compute(self, obj: Any) -> bool | int | str | None:
+        """Return the value for a root object, None where there is none; never raise for any JSON value."""
+        raise NotImplementedError
+
+    def canonical_json(self) -> Any:
+        """Return JSON data that is equal for equal expressions in every process."""
+        raise NotImplementedError
+
+
+Step: TypeAlias = str | int | Flat | Computed
 Path: TypeAlias = tuple[Step, ...]
 
 # Cached paths of dotted names: a million filters use few fields.
@@ -112,6 +134,13 @@ class Regexp:
         if not set(self.flags) <= set(REGEXP_FLAGS):
             raise FilterError(f"regexp flags {self.flags!r}: only i, m and s are known")
         object.__setattr__(self, "flags", "".join(sorted(set(self.flags))))
+
+
+@dataclass(frozen=True, slots=True)
+class LikeText:
+    """A pattern of CESQL's LIKE for a whole text: `%` is any text, `_` any one character."""
+
+    pattern: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,5 +10,6 @@ from __future__ import annotations
 from virta.match.collections import NamedMatchers
 from virta.match.compile import Compiled, compile_filter
 from virta.match.matcher import Matcher
+from virta.match.names import Match, NamedFilter
 
-__all__ = ["Compiled", "Matcher", "NamedMatchers", "compile_filter"]
+__all__ = ["Compiled", "Match", "Matcher", "NamedFilter", "NamedMatchers", "compile_filter"]

@@ -36,6 +36,7 @@ class Compiled:
     id: str
     conjunctions: tuple[Conjunction, ...]
     tree: Node | None = None
+    canonical: str = ""  # the JSON text whose hash is the id
 
     @cached_property
     def digest(self) -> bytes:
@@ -49,7 +50,12 @@ class Compiled:
         return encode(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"id": self.id, "conjunctions": self.conjunctions, "tree": self.tree}
+        return {
+            "id": self.id,
+            "conjunctions": self.conjunctions,
+            "tree": self.tree,
+            "canonical": self.canonical,
+        }
 
 
 def compile_filter(filter_: Filter) -> Compiled:
@@ -60,6 +66,8 @@ def compile_filter(filter_: Filter) -> Compiled:
     members = tree.children if isinstance(tree, And) else (tree,)
     if all(isinstance(member, Condition | Not) for member in members):
         # A canonical conjunction is its own normal form: most filters end here.
-        return Compiled(id_, (members,))  # type: ignore[arg-type]  # just checked
+        return Compiled(id_, (members,), None, form.text)  # type: ignore[arg-type]  # just checked
     terms = form_conjunctions(form)
-    return Compiled(id_, (), tree) if terms is None else Compiled(id_, tuple(terms))
+    if terms is None:
+        return Compiled(id_, (), tree, form.text)
+    return Compiled(id_, tuple(terms), None, form.text)

@@ -10,8 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from virta.errors import EventError
+from virta.filters.cesql.values import attribute_text
 from virta.filters.evaluate import condition_holds
 from virta.filters.geo import read_point
+from virta.filters.text import text_of
 from virta.match.events import parse_event
 from virta.match.plain import PlainEngine
 from virta.match.regex import PatternSets
@@ -41,6 +43,9 @@ class MatchEngine(Protocol):
 
     def find(self, id_: str) -> int:
         """Return the filter's number, or 0."""
+
+    def count(self, id_: str) -> int:
+        """Return how often the filter was added and not removed, 0 if there is no such filter."""
 
     def id(self, number: int) -> str | None: ...
     def ids(self) -> list[str]: ...
@@ -76,6 +81,8 @@ class NativeEngine:
             point=read_point,
             holds=condition_holds,
             parse=parse_event,
+            attribute=attribute_text,
+            text=text_of,
         )
         self.id = self._index.id
         self.ids = self._index.ids
@@ -93,6 +100,10 @@ class NativeEngine:
     def find(self, id_: str) -> int:
         digest = _digest(id_)
         return 0 if digest is None else self._index.find(digest)
+
+    def count(self, id_: str) -> int:
+        digest = _digest(id_)
+        return 0 if digest is None else self._index.count(digest)
 
     def match_many(self, events: Any, *, numbers: bool) -> Any:
         return self._index.match_many(events, numbers)

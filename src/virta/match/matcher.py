@@ -2,21 +2,28 @@
 Which of many filters hold for an event.
 
 A matcher is a set of filters with counts: equal filters (equal canonical form, whatever the dialect) share
-one id and one entry in the index, and a filter stays until it is removed as often as it was added.
-All methods may be called from any thread; filters can be added and removed during matching.
+one entry in the index. A filter added without a name is known by the id of its canonical form and stays until it
+is removed as often as it was added; one added under a name is known by that name, and any number of names may be
+on one filter. All methods may be called from any thread; filters can be added and removed during matching.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from virta.errors import EventError, FilterError
 from virta.filters import Filter, parse
 from virta.match.compile import Compiled, compile_filter
 from virta.match.engine import MatchEngine, make_engine
 from virta.match.events import too_deep
+from virta.match.names import Match, NamedFilter, Names, check_metadata, check_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+# What Matcher.match takes as an event, other than JSON texts.
+_OBJECTS = (dict, list, tuple)
 
 
 class Matcher:
@@ -29,6 +36,7 @@ class Matcher:
 
     def __init__(self, *, engine: str | MatchEngine = "auto") -> None:
         self._engine = make_engine(engine) if isinstance(engine, str) else engine
+        self._names = Names()
 
     @property
     def engine(self) -> str:
@@ -37,19 +45,82 @@ class Matcher:
 
     # The set of filters.
 
-    def add(self, filter_: Filter | Compiled) -> str:
-        """Add a filter, or count it once more; returns its id."""
-        compiled = filter_ if isinstance(filter_, Compiled) else compile_filter(filter_)
-        self._engine.add(compiled)
-        return compiled.id
+    def add(
+        self,
+        filter_: Filter | Compiled | str | bytes | dict[str, Any] | list[Any],
+        *,
+        dialect: str = "query-string",
+        id: str | None = None,  # noqa: A002 - the word that users say
+        payload: Any = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> str:
+        """
+        Add a filter, or count it once more; return the id under which it matches.
 
-    def add_many(self, filters: Iterable[Filter | Compiled]) -> list[str]:
-        """Add filters; returns their ids in order."""
-        return [self.add(filter_) for filter_ in filters]
+        `filter_` is a filter, or the text or object of one in `dialect`. With an `id` the filter is known by that
+        name, with a `payload` and `metadata`; a name in use is replaced. Without one the id is the filter's own.
+
+        Raises:
+            FilterError: for what is no filter, or no name.
+        """
+        compiled = _compiled(filter_, dialect)
+        if id is None:
+            if payload is not None or metadata is not None:
+                raise FilterError(
+                    "payload and metadata need an id: add(filter, id=…)", code="bad_name"
+                )
+            with self._names.lock:
+                self._engine.add(compiled)
+                if compiled.id in self._names.owners:
+                    self._names.shared.add(compiled.id)
+                if not isinstance(filter_, Filter | Compiled):
+                    self._names.forms[compiled.id] = compiled.canonical
+            return compiled.id
+        one = NamedFilter(
+            check_name(id), compiled.id, payload, check_metadata(metadata), compiled.canonical
+        )
+        self._put(one, compiled)
+        return one.id
+
+    def _put(self, one: NamedFilter, compiled: Compiled) -> None:
+        with self._names.lock:
+            known = self._engine.find(compiled.id) > 0
+            self._engine.add(compiled)
+            self._names.forms[compiled.id] = compiled.canonical
+            replaced = self._names.put(one, known=known)
+            if replaced is not None:
+                self._drop(replaced.filter_id)
+
+    def add_many(self, filters: Iterable[Any], *, dialect: str = "query-string") -> list[str]:
+        """Add filters without names; return their ids in order."""
+        return [self.add(filter_, dialect=dialect) for filter_ in filters]
 
     def remove(self, id_: str) -> bool:
-        """Undo one `add`; return False, not an error, if there is no such filter."""
-        return self._engine.remove(id_) >= 0
+        """Remove a name, or undo one `add` without a name; return False, not an error, if there is no such id."""
+        with self._names.lock:
+            named = self._names.pop(id_)
+            if named is not None:
+                self._drop(named.filter_id)
+                return True
+            if not self._names.has_unnamed(id_):
+                return False
+            left = self._drop(id_)
+            if left == len(self._names.owners.get(id_, ())):
+                self._names.shared.discard(id_)
+            return left >= 0
+
+    def _drop(self, filter_id: str) -> int:
+        left = self._engine.remove(filter_id)
+        if left == 0:
+            self._names.forms.pop(filter_id, None)
+        return left
+
+    def get(self, id_: str) -> NamedFilter | None:
+        """Return what was added under a name or id, None if there is no such filter."""
+        found = self._names.named.get(id_)
+        if found is not None or id_ not in self:
+            return found
+        return NamedFilter(id_, id_, canonical=self._names.forms.get(id_))
 
     @staticmethod
     def validate(source: Any, dialect: str = "query-string") -> str:
@@ -60,24 +131,89 @@ class Matcher:
         return len(self._engine)
 
     def __contains__(self, id_: object) -> bool:
-        return isinstance(id_, str) and self._engine.find(id_) > 0
+        if not isinstance(id_, str):
+            return False
+        if id_ in self._names.named:
+            return True
+        return self._engine.find(id_) > 0 and self._names.has_unnamed(id_)
 
     def ids(self) -> list[str]:
-        """Return the ids of all filters, in no order."""
+        """Return the ids of all filters, in no order; names are in `names`."""
         return self._engine.ids()
+
+    def names(self) -> list[str]:
+        """Return all names, in the order in which they were first added."""
+        return list(self._names.named)
 
     # Matching.
 
-    def match(self, event: Any) -> list[str]:
+    @overload
+    def match(
+        self,
+        event: Any,
+        *,
+        where: Mapping[str, Any] | None = ...,
+        limit: int | None = ...,
+        why: Literal[False] = ...,
+    ) -> list[str]: ...
+    @overload
+    def match(
+        self,
+        event: Any,
+        *,
+        where: Mapping[str, Any] | None = ...,
+        limit: int | None = ...,
+        why: Literal[True],
+    ) -> list[Match]: ...
+
+    def match(
+        self,
+        event: Any,
+        *,
+        where: Mapping[str, Any] | None = None,
+        limit: int | None = None,
+        why: bool = False,
+    ) -> Any:
         """
         Return the ids of the filters that hold for an event (an object, or JSON as bytes or text), in no order.
 
-        Raises EventError for bytes that are no JSON.
+        `where` restricts the answer to names whose metadata has these members, `limit` its length. With `why`,
+        return `Match` values, which have the payload and the conditions that decided.
+
+        Raises:
+            EventError: for bytes that are no JSON, and for what is no event.
         """
+        if event.__class__ is not bytes and event.__class__ is not dict:
+            event = _plain(event)
         try:
-            return self._engine.match(_plain(event))
+            found = self._engine.match(event)
         except RecursionError as exc:
             raise too_deep() from exc
+        if where is None and limit is None and not why:
+            return self._names.expand(found) if self._names.named else found
+        entries = self._names.select(found, where, limit)
+        if not why:
+            return [id_ for id_, _, _ in entries]
+        return self._explained(event, entries)
+
+    def _explained(self, event: Any, entries: Iterable[tuple[str, str, Any]]) -> list[Match]:
+        from virta.match.events import parse_event  # noqa: PLC0415 - rarely needed
+        from virta.match.saved import read_filter  # noqa: PLC0415
+
+        value = parse_event(event) if isinstance(event, bytes) else event
+        reasons: dict[str, list[str]] = {}
+        matches = []
+        for id_, filter_id, named in entries:
+            if filter_id not in reasons:
+                form = self._names.forms.get(filter_id)
+                reasons[filter_id] = read_filter(form).explain(value).reasons if form else []
+            payload = None if named is None else named.payload
+            matches.append(Match(id_, filter_id, payload, reasons[filter_id]))
+        return matches
+
+    def first(self, event: Any, *, where: Mapping[str, Any] | None = None) -> str | None:
+        """Return one id of `match`, None if no filter holds."""
+        return next(iter(self.match(event, where=where, limit=1)), None)
 
     @overload
     def match_many(self, events: Any, output: Literal["ids"] = "ids") -> list[list[str]]: ...
@@ -94,20 +230,23 @@ class Matcher:
         the filters (see `id_of`) and offsets; event i has numbers[offsets[i]:offsets[i+1]]. The native engine
         matches bytes without the GIL.
 
-        Raises EventError, naming the event, for bytes that are no JSON.
+        Raises:
+            EventError: for bytes that are no JSON and for what is no event, naming the event.
         """
         if output not in ("ids", "uint32"):
             raise ValueError(f"unknown output {output!r}: expected ids or uint32")
         if isinstance(events, str):
             events = events.encode("utf-8", "surrogatepass")
         elif not isinstance(events, bytes | bytearray | memoryview):
-            events = [_plain(event) for event in events] if _odd(events) else events
+            events = (
+                [_plain(event, i) for i, event in enumerate(events)] if _odd(events) else events
+            )
         try:
             found = self._engine.match_many(events, numbers=output == "uint32")
         except RecursionError as exc:
             raise too_deep() from exc
         if output != "uint32":
-            return found
+            return [self._names.expand(ids) for ids in found] if self._names.named else found
         # No hits come as None: an empty array has no address.
         return tuple(memoryview(part or b"").cast("I") for part in found)
 
@@ -127,24 +266,73 @@ class Matcher:
         return self._engine.id(number)
 
     def number_of(self, id_: str) -> int | None:
-        """Return the number of a filter, as `match_many` gives it."""
-        return self._engine.find(id_) or None
+        """Return the number of a filter, as `match_many` gives it; `id_` is its own id or one of its names."""
+        named = self._names.named.get(id_)
+        return self._engine.find(id_ if named is None else named.filter_id) or None
+
+    # Files.
+
+    def save(self, path: str | Path) -> None:
+        """
+        Write all names and filters to a file that `load` reads.
+
+        Raises:
+            FilterError: if a filter was added as a `Filter` without a name, or a payload is not JSON.
+        """
+        from virta.match.saved import save  # noqa: PLC0415 - rarely needed
+
+        with self._names.lock:
+            save(path, self._names, {id_: self._engine.count(id_) for id_ in self._engine.ids()})
+
+    @classmethod
+    def load(cls, path: str | Path, *, engine: str = "auto") -> Matcher:
+        """
+        Return a matcher of a file that `save` wrote.
+
+        Raises:
+            FilterError: if the file is damaged, or no such file.
+        """
+        from virta.match.saved import read  # noqa: PLC0415 - rarely needed
+
+        matcher = cls(engine=engine)
+        for compiled, unnamed, named in read(path):
+            for _ in range(unnamed):
+                matcher._engine.add(compiled)
+            matcher._names.forms[compiled.id] = compiled.canonical
+            for one in named:
+                matcher._put(one, compiled)
+        return matcher
 
     def stats(self) -> dict[str, Any]:
         """Return sizes of the index: filters, conjunctions, paths, buckets, bytes, and bytes a filter."""
         stats: dict[str, Any] = {"engine": self.engine, **self._engine.stats()}
+        stats["names"] = len(self._names.named)
         total = sum(size for name, size in stats.items() if name.startswith("bytes_"))
         stats["bytes"] = total
         stats["bytes_per_filter"] = round(total / max(1, stats["filters"]), 1)
         return stats
 
 
+def _compiled(filter_: Any, dialect: str) -> Compiled:
+    if isinstance(filter_, Compiled):
+        return filter_
+    return compile_filter(filter_ if isinstance(filter_, Filter) else parse(filter_, dialect))
+
+
 def _odd(events: Sequence[Any]) -> bool:
-    return any(isinstance(event, str | bytearray | memoryview) for event in events)
+    return any(event.__class__ is not bytes and event.__class__ is not dict for event in events)
 
 
-def _plain(event: Any) -> Any:
-    """Return JSON texts and buffers as bytes, objects unchanged."""
+def _plain(event: Any, position: int | None = None) -> Any:
+    """Return JSON texts and buffers as bytes, objects and arrays unchanged; raise EventError for others."""
+    if isinstance(event, (bytes, *_OBJECTS)):
+        return event
     if isinstance(event, str):
         return event.encode("utf-8", "surrogatepass")
-    return bytes(event) if isinstance(event, bytearray | memoryview) else event
+    if isinstance(event, bytearray | memoryview):
+        return bytes(event)
+    which = "an event" if position is None else f"event {position}"
+    raise EventError(
+        f"{which} is an object (dict) or JSON (bytes or str), got {type(event).__name__} {event!r:.80}",
+        code="event_type",
+    )

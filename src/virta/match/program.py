@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from virta.filters.tree import And, Condition, Flat, Not, Or
+from virta.filters.cesql.computed import CesqlExpression
+from virta.filters.text import Segment, segments
+from virta.filters.tree import And, Computed, Condition, Everything, Flat, Not, Or
 from virta.filters.values import Annulus, Box, Circle, scalar_key
+from virta.match.expressions import encode_computed, like_code
 from virta.match.regex import plain_condition
 
 if TYPE_CHECKING:
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
 
 EXISTS, TYPE, EQUALS, CONTAINS, IN, RANGE, TEXT_RANGE, PREFIX, SUFFIX = range(1, 10)
 REGEXP, POINT, JUNK_POINT, NEGATIVE_ZERO, TEXT_REGEXP, OPAQUE, TREE, AND, OR = range(10, 19)
+LIKE, MATCH, SUBSTRING = range(19, 22)
 NEGATED = 128
 
 # The core refuses longer paths; such conditions are opaque. A dotted name of n parts has n² / 2 edges.
@@ -32,90 +37,120 @@ PATH_STEPS_MAX = 1024
 FLAT_PARTS_MAX = 24
 INDEX_MAX = 2**32 - 1
 
+# Bytes of a LIKE pattern by which its filter is found, if it has no literal start or end: an event's text is looked
+# up at every position.
+SUBSTRING_BYTES_MAX = 4
+
+# Conditions on array elements that a `match` adds to be found by.
+ELEMENT_PARTS_MAX = 8
+
 TYPES = {"null": 1, "boolean": 3, "number": 4, "string": 5, "array": 6, "object": 7}
 
 _NUMBER = struct.Struct("<Bd")
 _RANGE = struct.Struct("<Bdd")
 _LENGTH = struct.Struct("<I")
+_SIGNED = struct.Struct("<i")
 
 
 def encode(compiled: Compiled) -> tuple[bytes, tuple[Condition, ...]]:
     """Return the program of a compiled filter, and its opaque conditions in the order of their numbers."""
     writer = _Writer()
     if compiled.tree is not None:
-        terms = [writer.tree(compiled.tree)]
+        written = [writer.tree(compiled.tree)]
     else:
-        terms = [writer.conjunction(term) for term in compiled.conjunctions]
+        written = [writer.conjunction(term) for term in compiled.conjunctions]
+    terms = [term for term in written if term is not None]
     return b"".join([_LENGTH.pack(len(terms)), *terms]), tuple(writer.opaques)
+
+
+class _Inexact(Exception):  # noqa: N818 - never leaves this module
+    """A part of a `select` that the core cannot evaluate: the whole is opaque."""
+
+
+# A condition as literals: bytes of one literal, a constant, or (AND | OR, parts).
+_Formula: TypeAlias = "bytes | bool | tuple[int, list[_Formula]]"
 
 
 class _Writer:
     def __init__(self) -> None:
         self.opaques: dict[Condition, int] = {}
 
-    def conjunction(self, term: tuple[Condition | Not, ...]) -> bytes:
-        literals = [part for node in term for part in self.literals(node)]
+    def conjunction(self, term: tuple[Condition | Not, ...]) -> bytes | None:
+        """Return the literals of a conjunction, None if it never holds."""
+        whole = _joined(AND, [self.formula(node) for node in term])
+        if whole is False:
+            return None
+        parts = whole[1] if isinstance(whole, tuple) and whole[0] == AND else [whole]
+        literals = [_as_literal(part) for part in parts if part is not True]
         return b"".join([_LENGTH.pack(len(literals)), *literals])
 
-    def tree(self, node: Node) -> bytes:
+    def tree(self, node: Node) -> bytes | None:
         """Return a conjunction of one literal: the tree in postfix."""
-        items: list[bytes] = []
-        self._postfix(node, items)
-        return b"".join([_LENGTH.pack(1), bytes([TREE]), _LENGTH.pack(len(items)), *items])
+        whole = self.formula(node)
+        if isinstance(whole, bool):
+            return _LENGTH.pack(0) if whole else None
+        return _LENGTH.pack(1) + _tree_literal(whole)
 
-    def _postfix(self, node: Node, items: list[bytes]) -> None:
+    def formula(self, node: Node, base: bytes | None = None) -> _Formula:
+        """Return the literals of a tree; with `base`, of a tree on the array element at that path."""
         if isinstance(node, And | Or):
-            for child in node.children:
-                self._postfix(child, items)
-            self._operator(AND if isinstance(node, And) else OR, len(node.children), items)
-        elif isinstance(node, Not) and isinstance(node.child, Condition):
-            # Not of several parts: one of them fails.
-            parts = self._parts(node.child)
-            items += [_negated(part) for part in parts]
-            self._operator(OR, len(parts), items)
-        else:
-            assert isinstance(node, Condition), "canonical trees negate conditions only"
-            parts = self._parts(node)
-            items += parts
-            self._operator(AND, len(parts), items)
+            kind = AND if isinstance(node, And) else OR
+            return _joined(kind, [self.formula(child, base) for child in node.children])
+        if isinstance(node, Not):
+            return _negated(self.formula(node.child, base))
+        if not isinstance(node, Condition):
+            return isinstance(node, Everything)
+        if base is None:
+            return self._condition(node, encode_path(node.path))
+        path = _element_path(base, node.path)
+        return False if path is None else self._condition(node, path, inside=True)
 
-    @staticmethod
-    def _operator(operator: int, count: int, items: list[bytes]) -> None:
-        if count > 1:
-            items.append(bytes([operator]) + _LENGTH.pack(count))
-
-    def literals(self, node: Condition | Not) -> list[bytes]:
-        """Return the literals whose conjunction is a condition or its negation."""
-        if isinstance(node, Condition):
-            return self._parts(node)
-        assert isinstance(node.child, Condition), "canonical trees negate conditions only"
-        parts = self._parts(node.child)
-        if len(parts) == 1:
-            return [_negated(parts[0])]
-        items = [_negated(part) for part in parts]
-        self._operator(OR, len(parts), items)
-        return [b"".join([bytes([TREE]), _LENGTH.pack(len(items)), *items])]
-
-    def _parts(self, condition: Condition) -> list[bytes]:
-        """Return the literals whose conjunction is the condition."""
-        path = encode_path(condition.path)
-        if path is None or condition.op == "opaque":
-            return [self._opaque(condition)]
-        if condition.op == "match":
-            parts: dict[bytes, None] = {}
-            if not _pattern_parts(path, condition.value.value, parts):
-                parts[self._opaque(condition)] = None
-            return list(parts)
-        if condition.op == "select":
-            return [_typed(path, "array"), self._opaque(condition)]
-        if condition.op == "regexp_text":
-            number = _LENGTH.pack(self._number(condition))
-            return [_literal(TEXT_REGEXP, path, _regexp(condition.value) + number)]
+    def _condition(
+        self, condition: Condition, path: bytes | None, *, inside: bool = False
+    ) -> _Formula:
         op, value = condition.op, condition.value
+        computed = path is not None and path.startswith(b"C")
+        if path is None or op == "opaque" or (computed and op not in _COMPUTED_OPS):
+            if inside:
+                raise _Inexact
+            return self._opaque(condition)
+        if op == "match":
+            return self._match(condition, path, inside=inside)
+        if op == "select":
+            return self._select(condition, path, inside=inside)
+        if op == "like":
+            return _joined(AND, [*_like_parts(path, value.pattern), _like(path, value.pattern)])
         if op == "regexp":
             op, value = plain_condition(value) or (op, value)
         operation, operand = _OPERANDS[op]
-        return [_literal(operation, path, operand(value))] if operation else operand(path, value)
+        if operation:
+            return _literal(operation, path, operand(value))
+        literal: bytes = operand(path, value)
+        return literal
+
+    def _select(self, condition: Condition, path: bytes, *, inside: bool) -> _Formula:
+        select = condition.value
+        try:
+            _check_select(path, select.index)
+            element = path + b"S" + _SIGNED.pack(select.index)
+            there = _literal(EXISTS, element, b"")
+            return _joined(AND, [there, self.formula(select.tree, element)])
+        except _Inexact:
+            if inside:
+                raise
+            array = _typed(path, "array")
+            return _joined(AND, [array, self._opaque(condition)])
+
+    def _match(self, condition: Condition, path: bytes, *, inside: bool) -> _Formula:
+        pattern = condition.value.value
+        parts: dict[bytes, None] = {}
+        if _pattern_parts(path, pattern, parts):
+            return _joined(AND, list(parts))
+        if inside:
+            raise _Inexact
+        code = _pattern_code(pattern)
+        whole = _literal(MATCH, path, _LENGTH.pack(len(code)) + code)
+        return _joined(AND, [*parts, whole + _LENGTH.pack(self._number(condition))])
 
     def _opaque(self, condition: Condition) -> bytes:
         return bytes([OPAQUE]) + _LENGTH.pack(self._number(condition))
@@ -124,11 +159,77 @@ class _Writer:
         return self.opaques.setdefault(condition, len(self.opaques))
 
 
+def _check_select(path: bytes, index: int) -> None:
+    if path == b"E" or not -(2**31) <= index < 2**31:
+        raise _Inexact
+
+
+def _joined(kind: int, parts: list[_Formula] | list[bytes]) -> _Formula:
+    """Return a conjunction or disjunction without constants, and flat."""
+    neutral = kind == AND
+    kept: list[_Formula] = []
+    for part in parts:
+        if isinstance(part, bool):
+            if part is not neutral:
+                return part
+        elif isinstance(part, tuple) and part[0] == kind:
+            kept += part[1]
+        else:
+            kept.append(part)
+    if not kept:
+        return neutral
+    return kept[0] if len(kept) == 1 else (kind, kept)
+
+
+def _negated(formula: _Formula) -> _Formula:
+    if isinstance(formula, bool):
+        return not formula
+    if isinstance(formula, bytes):
+        return bytes([formula[0] ^ NEGATED]) + formula[1:]
+    return (OR if formula[0] == AND else AND, [_negated(part) for part in formula[1]])
+
+
+def _as_literal(formula: _Formula) -> bytes:
+    return formula if isinstance(formula, bytes) else _tree_literal(formula)
+
+
+def _tree_literal(formula: _Formula) -> bytes:
+    items: list[bytes] = []
+    _postfix(formula, items)
+    return b"".join([bytes([TREE]), _LENGTH.pack(len(items)), *items])
+
+
+def _postfix(formula: _Formula, items: list[bytes]) -> None:
+    if isinstance(formula, bytes):
+        items.append(formula)
+        return
+    assert isinstance(formula, tuple), "constants were removed"
+    for part in formula[1]:
+        _postfix(part, items)
+    items.append(bytes([formula[0]]) + _LENGTH.pack(len(formula[1])))
+
+
+def _element_path(base: bytes, path: Path) -> bytes | None:
+    """Return the path of a `select`'s tree, whose root is {"value": element}; None if nothing is there."""
+    if len(path) != 1 or not isinstance(path[0], Flat):
+        raise _Inexact
+    head, dot, rest = path[0].name.partition(".")
+    if head != "value":
+        return None
+    if not dot:
+        return base
+    if rest.count(".") >= FLAT_PARTS_MAX:
+        raise _Inexact
+    return base + b"F" + _text(rest)
+
+
 @lru_cache(maxsize=4096)
 def encode_path(path: Path) -> bytes | None:
     """Return a path for the core, None if it is too long."""
     if len(path) > PATH_STEPS_MAX:
         return None
+    if path and isinstance(path[0], Computed):
+        return encode_computed(path[0]) if isinstance(path[0], CesqlExpression) else None
     out = b"E"
     for step in path:
         if isinstance(step, Flat):
@@ -137,7 +238,7 @@ def encode_path(path: Path) -> bytes | None:
             out = b"F" + _text(step.name)
         elif isinstance(step, str):
             out += b"N" + _text(step)
-        elif 0 <= step <= INDEX_MAX:
+        elif isinstance(step, int) and 0 <= step <= INDEX_MAX:
             out += b"I" + _LENGTH.pack(step)
         else:
             return None
@@ -146,10 +247,6 @@ def encode_path(path: Path) -> bytes | None:
 
 def _literal(operation: int, path: bytes, operand: bytes) -> bytes:
     return b"".join([bytes([operation]), _LENGTH.pack(len(path)), path, operand])
-
-
-def _negated(literal: bytes) -> bytes:
-    return bytes([literal[0] ^ NEGATED]) + literal[1:]
 
 
 def _text(text: str) -> bytes:
@@ -184,15 +281,15 @@ def _range_flags(bounds: ValueRange) -> int:
     )
 
 
-def _range(path: bytes, bounds: ValueRange) -> list[bytes]:
+def _range(path: bytes, bounds: ValueRange) -> bytes:
     flags = _range_flags(bounds)
     lower: Any = bounds.lower
     upper: Any = bounds.upper
     if bounds.kind == "number":
-        return [_literal(RANGE, path, _RANGE.pack(flags, lower or 0, upper or 0))]
+        return _literal(RANGE, path, _RANGE.pack(flags, lower or 0, upper or 0))
     if bounds.kind == "string":
         operand = bytes([flags]) + _text(lower or "") + _text(upper or "")
-        return [_literal(TEXT_RANGE, path, operand)]
+        return _literal(TEXT_RANGE, path, operand)
     inside = tuple(
         value
         for value in (False, True)
@@ -200,9 +297,9 @@ def _range(path: bytes, bounds: ValueRange) -> list[bytes]:
         and (upper is None or value < upper or (value == upper and not bounds.upper_open))
     )
     # No boolean lies inside: encode an empty range.
-    return [
+    return (
         _literal(IN, path, _in(inside)) if inside else _literal(RANGE, path, _RANGE.pack(3, 1, 0))
-    ]
+    )
 
 
 def _regexp(regexp: Regexp) -> bytes:
@@ -236,13 +333,89 @@ def _pattern_parts(path: bytes, pattern: Any, parts: dict[bytes, None]) -> bool:
             parts[_literal(CONTAINS, path, _scalar(part))] = None
         if not scalars:
             parts[_typed(path, "array")] = None
+        compounds = [part for part in pattern if isinstance(part, dict | list)]
+        inner: dict[bytes, None] = {}
+        exact_inner = [
+            path != b"E" and _element_parts(path + b"A", part, inner) for part in compounds
+        ]
+        parts.update(dict.fromkeys(list(inner)[:ELEMENT_PARTS_MAX]))
+        if len(compounds) == 1 and len(pattern) == 1 and len(inner) == 1:
+            return exact_inner[0]
         # Different scalars cannot take each other's element, so that each is contained is enough.
         return len({scalar_key(part) for part in scalars}) == len(pattern)
     parts[_literal(EQUALS, path, _scalar(pattern))] = None
     return True
 
 
-# Operation and encoder of the value; for operation 0 the encoder makes whole literals.
+def _element_parts(path: bytes, part: Any, parts: dict[bytes, None]) -> bool:
+    """Add conditions on the elements of an array, one of which contains `part`; True if one scalar is all of it."""
+    if isinstance(part, list):
+        scalars = [one for one in part if not isinstance(one, dict | list)]
+        for one in scalars:
+            parts[_literal(CONTAINS, path, _scalar(one))] = None
+        return len(scalars) == len(part) == 1
+    exact = bool(part)
+    for key, one in part.items():
+        inner = path + b"N" + _text(key)
+        if isinstance(one, dict):
+            exact = _element_parts(inner, one, parts) and exact
+        elif isinstance(one, list):
+            exact = False
+        else:
+            parts[_literal(CONTAINS, inner, _scalar(one))] = None
+    return exact
+
+
+def _pattern_code(pattern: Any) -> bytes:
+    """Return a JSON pattern for the core; native/match_pattern.hpp documents it."""
+    if isinstance(pattern, dict):
+        members = (_text(key) + _pattern_code(part) for key, part in pattern.items())
+        return b"".join([bytes([TYPES["object"]]), _LENGTH.pack(len(pattern)), *members])
+    if isinstance(pattern, list):
+        items = map(_pattern_code, pattern)
+        return b"".join([bytes([TYPES["array"]]), _LENGTH.pack(len(pattern)), *items])
+    return _scalar(pattern)
+
+
+def _like(path: bytes, pattern: str) -> bytes:
+    code = like_code(pattern)
+    return _literal(LIKE, path, _LENGTH.pack(len(code)) + code)
+
+
+def _like_parts(path: bytes, pattern: str) -> list[bytes]:
+    """Return what a text that a LIKE pattern matches starts with, ends with and contains."""
+    cut = segments(pattern)
+    parts = []
+    head = _leading(cut[0])
+    if head:
+        parts.append(_literal(PREFIX, path, _text(head)))
+    tail = _leading(cut[-1][::-1])[::-1]
+    if tail:
+        parts.append(_literal(SUFFIX, path, _text(tail)))
+    longest = max((run for segment in cut for run in _runs(segment)), key=len, default=b"")
+    if longest and not parts:
+        # The end of a name differs more often than its start.
+        gram = longest[-SUBSTRING_BYTES_MAX:]
+        parts.append(_literal(SUBSTRING, path, _LENGTH.pack(len(gram)) + gram))
+    return parts
+
+
+def _leading(segment: Segment) -> str:
+    return "".join(takewhile(lambda char: char is not None, segment))  # type: ignore[arg-type]
+
+
+def _runs(segment: Segment) -> list[bytes]:
+    """Return the literal parts of a segment."""
+    text = "".join("\0" if char is None else char for char in segment)
+    return [run.encode("utf-8", "surrogatepass") for run in text.split("\0")]
+
+
+# What conditions on a computed value may be; other trees are possible, and evaluated in Python.
+_COMPUTED_OPS = frozenset(
+    ("exists", "type", "eq", "in", "range", "prefix", "suffix", "like", "regexp")
+)
+
+# Operation and encoder of the value; for operation 0 the encoder makes the whole literal.
 _OPERANDS: dict[str, tuple[int, Callable[..., Any]]] = {
     "exists": (EXISTS, lambda _: b""),
     "type": (TYPE, lambda name: bytes([TYPES[name]])),
@@ -253,6 +426,7 @@ _OPERANDS: dict[str, tuple[int, Callable[..., Any]]] = {
     "prefix": (PREFIX, _text),
     "suffix": (SUFFIX, _text),
     "regexp": (REGEXP, _regexp),
+    "regexp_text": (TEXT_REGEXP, _regexp),
     "geo_distance": (POINT, _shape),
     "geo_distance_range": (POINT, _shape),
     "geo_box": (POINT, _shape),

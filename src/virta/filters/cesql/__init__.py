@@ -11,18 +11,24 @@ from __future__ import annotations
 from typing import Any
 
 from virta.errors import FilterError
+from virta.filters.cesql.computed import CesqlExpression
 from virta.filters.cesql.evaluation import compiled
 from virta.filters.cesql.parser import parse_expression
 from virta.filters.cesql.trees import tree_of
 from virta.filters.cesql.values import PARSE, CesqlProblem, Value
 from virta.filters.filter import Filter
 
-__all__ = ["CesqlProblem", "Value", "evaluate", "parse"]
+__all__ = ["CesqlProblem", "Value", "computed_expression", "evaluate", "parse"]
 
 
 def parse(source: str) -> Filter:
     """Return the filter of an expression; raise FilterError with the place of a syntax error."""
     return Filter(tree_of(parse_expression(source)), dialect="cesql")
+
+
+def computed_expression(source: str) -> CesqlExpression:
+    """Return the step of a path that computes an expression; raise FilterError with the place of a syntax error."""
+    return CesqlExpression(parse_expression(source))
 
 
 def evaluate(expression: str, event: Any) -> tuple[Value, CesqlProblem | None]:

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from virta.filters.cesql import functions, syntax
-from virta.filters.cesql.like import LikePattern
 from virta.filters.cesql.values import (
     CAST,
     INTEGER_MAX,
@@ -35,6 +34,7 @@ from virta.filters.cesql.values import (
     exists,
     text_of,
 )
+from virta.filters.text import LikePattern, like
 
 Evaluator: TypeAlias = Callable[[Any], Result]
 
@@ -55,7 +55,7 @@ def compiled(node: syntax.Expression) -> Evaluator:
         case syntax.Chain(first, rest):
             return _chain(compiled(first), [(op, compiled(x)) for op, x in rest])
         case syntax.Like(operand, pattern, negated):
-            return _like(compiled(operand), LikePattern(pattern), negated=negated)
+            return _like(compiled(operand), like(pattern), negated=negated)
         case syntax.In(operand, items, negated):
             return _in(compiled(operand), [compiled(x) for x in items], negated=negated)
         case syntax.Call(name, arguments):

@@ -11,8 +11,8 @@ from __future__ import annotations
 from virta.errors import FilterError
 from virta.filters.cesql import syntax
 from virta.filters.cesql.lexer import Token, parse_error, tokens
-from virta.filters.cesql.like import PATTERN_CHARS_MAX
 from virta.filters.cesql.values import INTEGER_MAX, INTEGER_MIN
+from virta.filters.text import PATTERN_CHARS_MAX
 
 LEVELS = {
     **dict.fromkeys(("AND", "OR", "XOR"), 1),

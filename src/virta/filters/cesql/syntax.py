@@ -103,6 +103,28 @@ class Call:
 Expression: TypeAlias = Literal | Attribute | Exists | Unary | Chain | Like | In | Call
 
 
+def children(node: Expression) -> tuple[Expression, ...]:
+    """Return the direct operands of an expression."""
+    match node:
+        case Unary(_, operand) | Like(operand, _, _):
+            return (operand,)
+        case Chain(first, rest):
+            return (first, *(operand for _, operand in rest))
+        case In(operand, items, _):
+            return (operand, *items)
+        case Call(_, arguments):
+            return arguments
+        case _:
+            return ()
+
+
+def attributes(node: Expression) -> set[str]:
+    """Return the names of all attributes in an expression."""
+    if isinstance(node, Attribute | Exists):
+        return {node.name}
+    return set().union(*map(attributes, children(node)))
+
+
 def unparse(node: Expression) -> str:
     """Return the expression as text: upper-case keywords, parentheses around every compound operand."""
     match node:

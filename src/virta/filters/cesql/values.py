@@ -125,6 +125,13 @@ def attribute(event: Any, name: str) -> Value | None:
     return str(value) if isinstance(value, str) else _json_text(value)
 
 
+def attribute_text(event: Any, name: str) -> str:
+    """Return the String of an attribute that the event has."""
+    value = attribute(event, name)
+    assert value is not None, name
+    return text_of(value)
+
+
 def exists(event: Any, name: str) -> bool:
     """Return whether the event has the attribute; always true for the required ones (3.4.4)."""
     return name in REQUIRED_ATTRIBUTES or attribute(event, name) is not None

@@ -31,7 +31,7 @@ from virta import files
 from virta.errors import VirtaError
 from virta.event import document_of as event_document
 from virta.event.document import read_event
-from virta.filters.tree import Condition, Flat, Node, conditions
+from virta.filters.tree import Computed, Condition, Flat, Node, conditions
 from virta.match import Compiled, Matcher, compile_filter
 from virta.match.image import SHARED_WRITE, Programs, heap_matcher, shared_matcher
 
@@ -115,6 +115,8 @@ def _may_see_id(condition: Condition) -> bool:
     if not condition.path:
         return True  # it uses the whole event
     first = condition.path[0]
+    if isinstance(first, Computed):
+        return "id" in first.names
     return first.name.split(".", 1)[0] == "id" if isinstance(first, Flat) else first == "id"
 
 

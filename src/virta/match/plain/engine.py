@@ -3,7 +3,7 @@ The index in plain Python: runs where no extension is built, and is the referenc
 
 Each conjunction has one *access*: the condition by which an event finds it. Only the paths that an event has
 are visited, its values are looked up, and the rest of each conjunction found is verified. Each path and each
-condition exists once, as a *node* and a *test* (virta.match.path_index), which cache their result for the current
+condition exists once, as a *node* and a *test* (virta.match.plain.path_index), which cache their result for the current
 event; one lock makes sure there is one current event. Conjunctions without an access (negations, opaque
 conditions) are verified for every event.
 """
@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from virta.errors import EventError
 from virta.filters.evaluate import MISSING, holds
-from virta.filters.tree import Condition, Flat, Not
+from virta.filters.tree import Computed, Condition, Flat, Not
 from virta.filters.values import scalar_key
 from virta.match.events import lines, parse_event
-from virta.match.path_index import PathNode, Row, Rows, Test
-from virta.match.selectivity import (
+from virta.match.plain.path_index import PathNode, Row, Rows, Test
+from virta.match.plain.selectivity import (
     PATTERN,
     PRESENT,
     SCAN,
@@ -201,6 +201,10 @@ class PlainEngine:
     def find(self, id_: str) -> int:
         return self._numbers.get(id_, 0)
 
+    def count(self, id_: str) -> int:
+        entry = self._entries.get(self._numbers.get(id_, 0))
+        return entry.count if entry else 0
+
     def id(self, number: int) -> str | None:
         entry = self._entries.get(number)
         return entry.id if entry else None
@@ -323,6 +327,8 @@ class PlainEngine:
 
 def _head(path: Path) -> str:
     step = path[0] if path else ""
+    if isinstance(step, Computed):
+        return ""  # tried for every event
     return step.name.partition(".")[0] if isinstance(step, Flat) else str(step).partition(".")[0]
 
 
