@@ -6,6 +6,7 @@
  * virta/log/engine/plain_kernel.py is the same in plain Python. */
 #define _GNU_SOURCE
 #include "log_kernel.h"
+#include "log_topics.h"
 
 
 static PyObject *native_crc8(PyObject *self, PyObject *args)
@@ -127,14 +128,20 @@ static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT, "virta.log._native", NULL, -1, module_methods, NULL, NULL, NULL, NULL,
 };
 
+static int add_type(PyObject *m, const char *name, PyType_Spec *spec)
+{
+    PyObject *type = PyType_FromSpec(spec);
+    if (type && PyModule_AddObject(m, name, type) == 0) return 0;
+    Py_XDECREF(type);
+    return -1;
+}
+
 PyMODINIT_FUNC PyInit__native(void)
 {
     crc_init();
     PyObject *m = PyModule_Create(&module);
     if (!m) return NULL;
-    PyObject *type = PyType_FromSpec(&kernel_spec);
-    if (!type || PyModule_AddObject(m, "Kernel", type) < 0) {
-        Py_XDECREF(type);
+    if (add_type(m, "Kernel", &kernel_spec) < 0 || add_type(m, "TopicTable", &topic_table_spec) < 0) {
         Py_DECREF(m);
         return NULL;
     }

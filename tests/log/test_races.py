@@ -108,7 +108,7 @@ def test_retention_between_listing_and_opening(log, monkeypatch, read_somehow):
             (path / directory.segment_name(base)).unlink(missing_ok=True)
         return bases
 
-    for module in ("seek", "reader", "upkeep.verify", "engine.producers"):
+    for module in ("seek", "engine.source", "upkeep.verify", "engine.producers"):
         monkeypatch.setattr(f"virta.log.{module}.segment_bases", removed_meanwhile)
     read_somehow(log)
     assert len(listed(log.path)) == 2
@@ -132,7 +132,7 @@ def test_a_reader_meets_retention_at_work(log, monkeypatch):
         return found
 
     remove(bases[1])
-    monkeypatch.setattr("virta.log.reader.segment_bases", removed_meanwhile)
+    monkeypatch.setattr("virta.log.engine.source.segment_bases", removed_meanwhile)
     assert [r.offset for r in reader] == [*range(1, bases[1]), *range(bases[3], 60)]
 
 
@@ -305,10 +305,13 @@ def orphan_of_a_killed_process(act):
 
     def make_and_die() -> None:
         made = act()
+        ready, started = os.pipe()
         child = os.fork()
         if child == 0:
+            os.write(started, b".")  # the child has closed what it inherited
             signal.alarm(60)
             signal.pause()
+        os.read(ready, 1)
         os.write(write_end, b"%d" % child)
         os.kill(os.getpid(), signal.SIGKILL)
         made.close()

@@ -30,6 +30,24 @@ INDEX_STEP_BYTES: Final = 64 * 1024
 # Idempotent producers remembered; the least recently used is dropped first.
 PRODUCERS_MAX: Final = 65_536
 
+# Topics and batches that one topic index lists: some 100 MiB while it is built. A segment with more gets none.
+TOPIC_INDEX_TOPICS_MAX: Final = 250_000
+TOPIC_INDEX_PLACES_MAX: Final = 4_000_000
+# An index of a segment up to this size is built by the append that sealed it, a larger one by a thread.
+TOPIC_INDEX_INLINE_BYTES: Final = 4 * 1024 * 1024
+# Topic indexes that a handle keeps open: one descriptor each.
+TOPIC_INDEXES_OPEN_MAX: Final = 64
+# A reader of more topics reads everything: so many lookups would cost more.
+TOPIC_LOOKUPS_MAX: Final = 256
+# Batches closer than this are read in one go, and a topic that is denser than this is read in order: reading on is
+# cheaper than another system call.
+TOPIC_RUN_GAP_BYTES: Final = 16 * 1024
+TOPIC_DENSE_BYTES: Final = 4 * 1024
+# An active segment below this size is read in order: that takes a few milliseconds.
+ACTIVE_TABLE_BYTES_MIN: Final = 4 * 1024 * 1024
+# Positions of the active segment that a handle remembers by topic: some 50 MiB.
+ACTIVE_PLACES_MAX: Final = 2_000_000
+
 # Bytes that a reader reads at once, and records it decodes before it returns them.
 READ_CHUNK_BYTES: Final = 1024 * 1024
 READ_RECORDS_MAX: Final = 16_384

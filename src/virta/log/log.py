@@ -13,32 +13,32 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
-from virta.errors import LogClosedError, LogLimitError, LogReadOnlyError, LogSyncError
+from virta.errors import LogClosedError, LogReadOnlyError, LogSyncError
 from virta.log import seek
 from virta.log.consumers.consumer import Consumer, ConsumerInfo, list_consumers
 from virta.log.engine import kernel
+from virta.log.engine.source import History, LogSource, all_bases
 from virta.log.engine.writer import DURABILITIES, Writer
 from virta.log.format.checkpoints import Checkpoints
 from virta.log.format.codec import Encoded
 from virta.log.format.directory import Meta, boot_id, open_locks
+from virta.log.format.topic_lookup import TopicLookup
 from virta.log.limits import (
-    BATCH_BYTES_MAX,
     LEASE_S_DEFAULT,
     PARTITIONS_DEFAULT,
     POLL_S,
     TOPICS_MAX,
 )
 from virta.log.open_logs import open_handles
-from virta.log.reader import FOREVER, History, LogSource, Reader, all_bases
+from virta.log.reader import FOREVER, Reader
 from virta.log.topics import TopicCounts, TopicInfo
 from virta.log.upkeep import compaction, retention
 from virta.log.upkeep.verify import RepairReport, VerifyReport, repair_log, verify_log
 from virta.log.validation import (
     check_option,
     check_producer,
-    record_error,
+    encode_records,
     topic_set,
-    with_json_values,
 )
 
 if TYPE_CHECKING:
@@ -155,32 +155,10 @@ class Log:
         level = self.durability if durability is None else durability
         if level not in DURABILITIES:
             check_option("durability", level, DURABILITIES)
-        if isinstance(records, Encoded):
-            return writer.append(records.batch, records.records, level, producer, lock_timeout)
-        if type(records) is not list and type(records) is not tuple:
-            records = list(records)
-        try:
-            buf = kernel.encode(records)
-        except IndexError as exc:
-            plain = with_json_values(records)
-            if plain is not None:
-                return self.append_many(
-                    plain, durability=durability, producer=producer, lock_timeout=lock_timeout
-                )
-            raise record_error(records[exc.args[0]], exc.args[0], len(records)) from None
-        except OverflowError as exc:
-            raise LogLimitError(
-                f"the batch of {len(records)} records is over {BATCH_BYTES_MAX} bytes at record "
-                f"{exc.args[0]}; append it in several batches",
-                code="log_batch_too_large",
-            ) from None
-        if not records:
-            raise LogLimitError(
-                "a batch needs at least one record, got none", code="log_batch_empty"
-            )
         if producer is not None:
             check_producer(producer)
-        return writer.append(buf, len(records), level, producer, lock_timeout)
+        encoded = records if isinstance(records, Encoded) else encode_records(records)
+        return writer.append(encoded.batch, encoded.records, level, producer, lock_timeout)
 
     def flush(self) -> None:
         """Make everything appended so far, by any process, durable."""
@@ -394,6 +372,7 @@ class Log:
             self._writer.close()
         if self._core is not None:
             self._core.close()
+        self._topic_lookup.close()
         open_handles.discard(self)
 
     def __enter__(self) -> Log:
@@ -424,6 +403,7 @@ class Log:
             closed=lambda: self._closed,
             checkpoints=self._checkpoints,
             history=self.history,
+            topic_lookup=self._topic_lookup,
         )
 
     def _open_or_raise(self) -> None:
@@ -496,4 +476,5 @@ class Log:
     def _start_empty(self) -> None:
         self._connecting = threading.Lock()
         self._checkpoints = Checkpoints()
+        self._topic_lookup = TopicLookup(self.path)
         self._topics = TopicCounts()

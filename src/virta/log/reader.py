@@ -11,14 +11,15 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import deque
 from itertools import chain
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from virta.errors import LogClosedError, LogCorruptionError, LogError
 from virta.log.engine import kernel
 from virta.log.format.codec import REASONS, Status
 from virta.log.format.damage import Problem, describe_damage, gap_error, problem_of
-from virta.log.format.directory import segment_bases, segment_name
+from virta.log.format.directory import segment_name
 from virta.log.format.index import load_index
 from virta.log.format.segment import FLAGS_UNLINKED, Position, Segment, unwritten
 from virta.log.limits import (
@@ -29,91 +30,15 @@ from virta.log.limits import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Iterator
 
-    from virta.log.engine.kernel import Snapshot
-    from virta.log.format.checkpoints import Checkpoints
+    from virta.log.engine.source import LogSource
+    from virta.log.format.topic_lookup import TopicRun, TopicRuns
     from virta.log.record import Record
 
 FOREVER: Final = (1 << 63) - 1
 
 logger = logging.getLogger("virta.log")
-
-
-class History(Protocol):
-    """Older segments of a log that are kept elsewhere, and fetched when a reader needs them."""
-
-    @property
-    def next(self) -> int:
-        """The offset after the last record that is kept there."""
-
-    def bases(self) -> list[int]:
-        """Return the first offsets of its segments, in order."""
-
-    def fetch(self, base: int) -> Path:
-        """Return the directory that has the segment's file now; raise FileNotFoundError if there is none."""
-
-
-class LogSource:
-    """What a reader needs of its log: where it is, what is published, and how to wait."""
-
-    def __init__(
-        self,
-        directory: Path,
-        *,
-        snapshot: Callable[[], Snapshot | None],
-        sync: Callable[[int, int, int], None],
-        notified: Callable[[], int],
-        wait: Callable[[int, float], None],
-        wake: Callable[[], None],
-        closed: Callable[[], bool],
-        checkpoints: Checkpoints,
-        history: History | None = None,
-    ) -> None:
-        self.directory = directory
-        self.snapshot = snapshot  # the control page, None where there is none
-        self.sync = sync  # (segment fd, base, end): make durable what a reader is about to return
-        self.notified = notified
-        self.wait = wait
-        self.wake = wake  # end every wait of this handle
-        self.closed = closed
-        self.checkpoints = checkpoints
-        self.history = history
-
-    def bases(self) -> list[int]:
-        """Return the first offsets of all segments, in order; those of the history come first."""
-        return all_bases(self.directory, self.history)
-
-    def segment(self, base: int) -> Segment:
-        """Open a segment here or in the history."""
-        return open_segment(self.directory, base, self.history)
-
-    def extend(self, segment: Segment) -> bool:
-        """Fetch what the history has more of an open segment by now; return whether its file has changed."""
-        if self.history is None or segment.path.parent == self.directory:
-            return False
-        before = segment.size
-        self.history.fetch(segment.base)
-        return segment.size > before or segment.replaced
-
-
-def all_bases(directory: Path, history: History | None) -> list[int]:
-    """Return the first offsets of a log's segments, in order: those of the history, then those of its directory."""
-    bases = segment_bases(directory)
-    if history is None:
-        return bases
-    return [base for base in history.bases() if not bases or base < bases[0]] + bases
-
-
-def open_segment(directory: Path, base: int, history: History | None) -> Segment:
-    """Open a segment of a log's directory, or of its history."""
-    try:
-        return Segment(directory, base)
-    except FileNotFoundError:
-        if history is None:
-            raise
-    return Segment(history.fetch(base), base)
 
 
 class Reader:
@@ -148,6 +73,10 @@ class Reader:
         self._buffer = bytearray(READ_CHUNK_BYTES)
         self._want = READ_CHUNK_BYTES
         self._sealed_next: int | None = None
+        # With topics: the batches of this segment still to read, the end of the current ones, and what follows them.
+        self._runs: deque[TopicRun] | None = None
+        self._run_end = 0
+        self._run_from = self._after_runs = self._at
         self._closed = False
         self.problems: list[Problem] = []
         self._batches = self._run()
@@ -168,6 +97,7 @@ class Reader:
     def select(self, topics: frozenset[bytes] | None) -> None:
         """Deliver these topics only, from the next chunk on."""
         self._topics = topics
+        self._runs = None
 
     def batches(self) -> Iterator[list[Record]]:
         """Return the records in lists, as they were decoded: faster than one by one."""
@@ -232,9 +162,32 @@ class Reader:
         if segment is None:
             return [], again
         limit, published = self._limit(segment)
-        size = min(self._want, limit - self._at.pos)
+        bound = limit
+        if self._runs is not None:
+            if self._at.pos >= self._run_end and not self._next_run():
+                return [], True
+            bound = min(self._run_end, limit)
+        size = min(self._want, bound - self._at.pos)
         if size <= 0:
-            return [], self._at_end(segment, limit)
+            return [], self._leave_runs() or self._at_end(segment, limit)
+        records, status, detail, got = self._read_chunk(segment, size)
+        if status == Status.SEAL:
+            self._sealed_next = detail
+            return records, True
+        if got < size and status == Status.END:
+            status = Status.SHORT  # the file ends before its published end
+        if status == Status.SHORT and got == size and self._at.pos + detail <= bound:
+            self._want = max(READ_CHUNK_BYTES, detail)
+            return records, True
+        if status in REASONS or status == Status.REPAIR:
+            # Return the records before it first; the next step finds it again.
+            return records, bool(records) or self._obstacle(
+                segment, status, detail, limit, published=published
+            )
+        return records, status in {Status.FULL, Status.STOP}
+
+    def _read_chunk(self, segment: Segment, size: int) -> tuple[list[Record], Status, int, int]:
+        """Decode the next `size` bytes: the records, why that ended, its detail, and the bytes there were."""
         if size > len(self._buffer):
             self._buffer = bytearray(size)
         got = os.preadv(segment.fd, [memoryview(self._buffer)[:size]], self._at.pos)
@@ -254,29 +207,73 @@ class Reader:
             READ_RECORDS_MAX,
         )
         self._at = Position(at.pos + pos, prev, following)
+        if pos:
+            self._run_from = self._at
         self._source.checkpoints.add(segment.header, self._at)
         self._want = READ_CHUNK_BYTES
-        status = Status(code)
-        if status == Status.SEAL:
-            self._sealed_next = detail
-            return records, True
-        if got < size and status == Status.END:
-            status = Status.SHORT  # the file ends before its published end
-        if status == Status.SHORT and got == size and self._at.pos + detail <= limit:
-            self._want = max(READ_CHUNK_BYTES, detail)
-            return records, True
-        if status in REASONS:
-            if records:
-                return records, True  # return these first; the next step finds the damage again
-            if not published and (status == Status.SHORT or unwritten(segment, self._at)):
-                # Headroom, a batch that is being written, or a torn one: damage only in a sealed segment.
-                return [], self._at_end(segment, limit, status)
-            return [], self._damage(segment, status, limit)
+        return records, Status(code), detail, got
+
+    def _obstacle(
+        self, segment: Segment, status: Status, detail: int, limit: int, *, published: bool
+    ) -> bool:
+        """Handle what is no valid batch at the position; return whether to continue at once."""
         if status == Status.REPAIR:
-            if records:
-                return records, True
-            self._raise_gap(following, following + detail)
-        return records, status in {Status.FULL, Status.STOP}
+            self._raise_gap(self._at.next, self._at.next + detail)
+        if self._leave_runs():
+            return True
+        if not published and (status == Status.SHORT or unwritten(segment, self._at)):
+            # Headroom, a batch that is being written, or a torn one: damage only in a sealed segment.
+            return self._at_end(segment, limit, status)
+        return self._damage(segment, status, limit)
+
+    # --- topics ---
+
+    def _next_run(self) -> bool:
+        """Move to the next batches of the topics; return False after the last ones of the segment."""
+        assert self._runs is not None
+        if self._runs:
+            run = self._runs.popleft()
+            self._at, self._run_end = Position(run.pos, -1, run.base), run.end
+            return True
+        self._runs = None
+        if self._after_runs.pos < 0:
+            self._sealed_next = self._after_runs.next
+            self._at = self._at._replace(prev=-1, next=self._after_runs.next)
+        elif self._after_runs.pos > self._at.pos:
+            self._at = self._after_runs
+        return False
+
+    def _leave_runs(self) -> bool:
+        """If only runs are read, go back to the last good one and read in order: index or segment are damaged."""
+        if self._runs is None:
+            return False
+        self._runs, self._at = None, self._run_from
+        return True
+
+    def _read_runs(self, found: TopicRuns | None) -> None:
+        """Read only these batches of the segment that was just opened, if they are known."""
+        self._runs = None
+        segment = self._segment
+        if found is not None and segment is not None and found.salt == segment.header.salt:
+            self._runs, self._run_end, self._after_runs = deque(found.runs), 0, found.after
+            self._run_from = segment.start()
+
+    def _find_runs(self, base: int) -> TopicRuns | None:
+        """Return the batches of the topics in a sealed segment from the position on, if they are known."""
+        if self._topics is None or self._verify:
+            return None
+        return self._source.topic_lookup.find(base, self._topics, self._at.next)
+
+    def _find_active_runs(self, segment: Segment) -> TopicRuns | None:
+        """Return those of the active segment up to its published end, if they are known."""
+        snapshot = self._source.snapshot()
+        if self._topics is None or self._verify or snapshot is None or not snapshot.current:
+            return None
+        if snapshot.active != segment.base:
+            return None
+        return self._source.topic_lookup.find_active(
+            segment, self._topics, self._at.next, snapshot.end
+        )
 
     # --- where it may read ---
 
@@ -351,6 +348,10 @@ class Reader:
                 return self._is_missing(wanted)
             self._gap(wanted, bases[0])
             at_or_before = bases[:1]
+        found = self._find_runs(at_or_before[-1])
+        if found is not None and not found.runs and found.after.next in bases:
+            self._at = Position(0, -1, found.after.next)
+            return True
         try:
             segment = self._segment_at(at_or_before[-1])
         except FileNotFoundError:
@@ -358,17 +359,26 @@ class Reader:
         if segment is None:
             return False
         self._segment = segment
-        checkpoints = self._source.checkpoints
-        index = load_index(segment.path.parent, segment.base, segment.header.salt)
-        known = index.position(wanted) if index else checkpoints.find(segment.header, wanted)
-        self._at = known or segment.start()
+        self._read_runs(found or self._find_active_runs(segment))
+        self._at = segment.start() if self._runs else self._position_in(segment, wanted)
         return True
+
+    def _position_in(self, segment: Segment, offset: int) -> Position:
+        """Return the last known position at or before an offset."""
+        index = load_index(segment.path.parent, segment.base, segment.header.salt)
+        if index is not None:
+            return index.position(offset) or segment.start()
+        return self._source.checkpoints.find(segment.header, offset) or segment.start()
 
     def _next_segment(self, base: int) -> bool:
         """Open the segment after a seal; return False while it does not exist. A removed one is a gap."""
         sealed = self._segment
         assert sealed is not None
         prev = self._at.prev
+        found = self._find_runs(base)
+        if found is not None and not found.runs:
+            self._at, self._sealed_next = Position(0, -1, found.after.next), found.after.next
+            return True
         try:
             segment = self._segment_at(base)
         except FileNotFoundError:
@@ -392,6 +402,7 @@ class Reader:
         sealed.close()
         self._segment = segment
         self._sealed_next = None
+        self._read_runs(found or self._find_active_runs(segment))
         self._at = segment.start()
         return True
 

@@ -1,9 +1,9 @@
 """
 Topics of a log: how many records and bytes each has, and its first and last record.
 
-Offsets and times are in the batches, topics only in the records, so counting reads every record once. A segment
-changes only at its end, or with its salt (compaction), or with the log's epoch (repair): its counts are kept with
-the offset they reach, and the next call continues there.
+A sealed segment's counts are in its topic index; where there is none, and in the active segment, every record is read
+once. A segment changes only at its end, or with its salt (compaction), or with the log's epoch (repair): its counts are
+kept with the offset they reach, and the next call continues there.
 
 Memory is bounded: one answer has at most TOPICS_MAX topics, and a handle remembers TOPIC_COUNTS_MAX counts. A
 segment that does not fit is read again by each call; the answer is the same.
@@ -91,7 +91,9 @@ class TopicCounts:
     def _count_segment(self, log: Log, found: _Smallest, base: int, stop: int, salt: int) -> None:
         known = self._segments.pop(base, None)
         if known is None or known.salt != salt or known.upto > stop:
-            known = _Counted(salt, base, {})
+            rows = log.source.topic_lookup.rows(base, stop)
+            indexed = {row.topic: list(row[1:-1]) for row in rows or ()}
+            known = _Counted(salt, base if rows is None else stop, indexed)
         free = TOPIC_COUNTS_MAX - sum(len(one.table) for one in self._segments.values())
         table, complete = known.table, True
         if known.upto < stop:

@@ -7,8 +7,9 @@ import reprlib
 from typing import TYPE_CHECKING, Any
 
 from virta.errors import LogError, LogLimitError, LogTypeError
-from virta.log.format.codec import PRODUCER_ANONYMOUS
-from virta.log.limits import KEY_BYTES_MAX, TOPIC_BYTES_MAX, VALUE_BYTES_MAX
+from virta.log.engine import kernel
+from virta.log.format.codec import PRODUCER_ANONYMOUS, Encoded
+from virta.log.limits import BATCH_BYTES_MAX, KEY_BYTES_MAX, TOPIC_BYTES_MAX, VALUE_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -45,6 +46,33 @@ def check_producer(producer: object) -> None:
     raise LogTypeError(
         f"producer must be (id, sequence) with 2 <= id < 2**64 and 0 <= sequence < 2**32, got {producer!r}"
     )
+
+
+def encode_records(records: Iterable[Sequence[Any]]) -> Encoded:
+    """
+    Return (topic, key, value) records as one batch; dicts and lists are written as JSON.
+
+    Raises:
+        LogTypeError, LogLimitError: a record is not acceptable, or the batch is too large or empty.
+    """
+    if type(records) is not list and type(records) is not tuple:
+        records = list(records)
+    try:
+        buf = kernel.encode(records)
+    except IndexError as exc:
+        plain = with_json_values(records)
+        if plain is not None:
+            return encode_records(plain)
+        raise record_error(records[exc.args[0]], exc.args[0], len(records)) from None
+    except OverflowError as exc:
+        raise LogLimitError(
+            f"the batch of {len(records)} records is over {BATCH_BYTES_MAX} bytes at record "
+            f"{exc.args[0]}; append it in several batches",
+            code="log_batch_too_large",
+        ) from None
+    if not records:
+        raise LogLimitError("a batch needs at least one record, got none", code="log_batch_empty")
+    return Encoded(buf, len(records))
 
 
 def with_json_values(records: Sequence[Any]) -> list[Any] | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from virta import native
 from virta.log.engine import plain_kernel
-from virta.log.format import codec
+from virta.log.format import codec, topic_table
 from virta.log.format.directory import CONTROL, CONTROL_BYTES, boot_id
 from virta.log.record import Name, Record
 
@@ -27,6 +27,7 @@ read: Callable[..., codec.Read]
 crc8: Callable[..., int]
 crc32c: Callable[..., int]
 Kernel: Any
+TopicTable: Any  # virta/log/format/topic_table.py
 # Protect a writable map of a file that another process may truncate from SIGBUS: guard(map, fd) -> handle,
 # unguard(handle) before the map is closed, guard_faults(handle). None without the native module: do not map then.
 guard: Callable[..., int] | None = None
@@ -37,12 +38,12 @@ if _native is not None:
     _native.set_types(Record, Name)
     encode, walk, read = _native.encode, _native.walk, _native.read
     crc8, crc32c = _native.crc8, _native.crc32c
-    Kernel = _native.Kernel
+    Kernel, TopicTable = _native.Kernel, _native.TopicTable
     guard, unguard, guard_faults = _native.guard, _native.unguard, _native.guard_faults
 else:
     encode, walk, read = codec.encode, codec.walk, codec.read
     crc8, crc32c = codec.crc8, codec.crc32c
-    Kernel = plain_kernel.Kernel
+    Kernel, TopicTable = plain_kernel.Kernel, topic_table.TopicTable
 
 APPENDED, ATTENTION, ROLL, TIMEOUT = (
     plain_kernel.APPENDED,

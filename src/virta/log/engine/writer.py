@@ -25,6 +25,7 @@ from virta.errors import (
 )
 from virta.log.disk_errors import already_written, disk_error
 from virta.log.engine import kernel
+from virta.log.engine.indexer import Indexer
 from virta.log.engine.interval_sync import IntervalSync
 from virta.log.engine.kernel import FOREIGN, Snapshot
 from virta.log.engine.plain_kernel import SYNC_FSYNC, SYNC_GROUP, SYNC_NONE
@@ -32,7 +33,6 @@ from virta.log.engine.producers import ProducerTable
 from virta.log.format.codec import FLAG_SEAL, PRODUCER_ANONYMOUS, Status, seal_record
 from virta.log.format.damage import LOST_MAX
 from virta.log.format.directory import CONTROL, segment_bases, segment_name
-from virta.log.format.index import index_sealed
 from virta.log.format.segment import (
     NO_SEGMENT,
     Position,
@@ -91,7 +91,7 @@ class Writer:
         self._lock_timeout = lock_timeout
         self._segment: Segment | None = None  # its header; the kernel has the descriptor
         self._poison: str | None = None
-        self._unindexed = False
+        self._indexer = Indexer(directory)
         self._faults = 0
         self._producers = ProducerTable(directory)
         self._interval: IntervalSync | None = None
@@ -113,6 +113,7 @@ class Writer:
         except LogLockTimeoutError:
             if not current:
                 raise  # the log may need recovery before it can be read
+        self._indexer.run_after_opening()
         self._check_clock(self.snapshot().last_time)
 
     def _check_clock(self, last_time: int) -> None:
@@ -152,7 +153,7 @@ class Writer:
                     buf, count, sync, (PRODUCER_ANONYMOUS, 0)
                 )
             unsynced = sync
-            self._index()
+            self._indexer.run()
         if unsynced < 0:
             raise self._poisoned(OSError(-unsynced, os.strerror(-unsynced)))
         if unsynced or durability == "interval":
@@ -212,7 +213,7 @@ class Writer:
                     buf, count, _SYNC[durability], (producer, sequence)
                 )
                 result = Appended(base, count, time, durability)
-        self._index()
+        self._indexer.run()
         if durability != "none":
             self._make_durable(segment, end, durability)
         return result
@@ -295,6 +296,7 @@ class Writer:
         self._closed = True
         if self._interval is not None:
             self._interval.stop()
+        self._indexer.close()
         with suppress(OSError, ValueError):  # headroom that stays is harmless
             self._core.trim()
         self._segment = None
@@ -429,7 +431,7 @@ class Writer:
             self._begin(header, last_time)
         except OSError as exc:
             raise self._write_error(exc, SEGMENT_HEADER_BYTES) from exc
-        self._unindexed = True
+        self._indexer.note_sealed()
         self._check_clock(last_time)
 
     def _roll(self, epoch: int | None = None) -> None:
@@ -454,13 +456,6 @@ class Writer:
             raise self._poisoned(exc) from exc
         after = Position(end, int.from_bytes(buf[52:56], "little"), snapshot.next)
         self._begin_after(sealed, after, time, sealed.header.epoch if epoch is None else epoch)
-
-    def _index(self) -> None:
-        """Write the index of a segment that was sealed; call it without the lock."""
-        if self._unindexed:
-            self._unindexed = False
-            if not index_sealed(self.directory):
-                self._unindexed = True  # with the next rollover
 
     # --- errors ---
 

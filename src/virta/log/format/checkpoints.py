@@ -31,7 +31,7 @@ class Checkpoints:
 
     def add(self, header: SegmentHeader, position: Position) -> None:
         """Remember a position that a reader reached, if it is far enough behind the last one."""
-        segment = _identity(header)
+        segment = header.generation
         with self._lock:
             if segment != self._segment:
                 if self._segment is not None and segment < self._segment:
@@ -44,11 +44,7 @@ class Checkpoints:
     def find(self, header: SegmentHeader, offset: int) -> Position | None:
         """Return the last position at or before an offset, None when none is known."""
         with self._lock:
-            if _identity(header) != self._segment:
+            if header.generation != self._segment:
                 return None
             at = bisect_right(self._positions, offset, key=_offset) - 1
             return self._positions[at] if at >= 0 else None
-
-
-def _identity(header: SegmentHeader) -> tuple[int, int, int]:
-    return header.base, header.epoch, header.salt

@@ -7,6 +7,7 @@ A log's directory: file names, the META file, lock files, and which directories 
     control                    4096 bytes of hints, may be lost while no process has the log open
     <20 digits>.puro           segments, named by their first offset
     <20 digits>.pidx           sparse indexes of sealed segments, rebuildable
+    <20 digits>.ptix           topic indexes of sealed segments, rebuildable
     groups/ pins/ quarantine/  consumers, pins of retention, bytes that recovery removed
 """
 
@@ -33,7 +34,7 @@ CONTROL: Final = "control"
 WRITER_LOCK, SYNC_LOCK, MAINT_LOCK = "writer.lock", "sync.lock", "maint.lock"
 GROUPS, PINS, QUARANTINE = "groups", "pins", "quarantine"
 SHIPPED = "shipped.json"  # how far object storage has the log
-SEGMENT_SUFFIX, INDEX_SUFFIX = ".puro", ".pidx"
+SEGMENT_SUFFIX, INDEX_SUFFIX, TOPIC_INDEX_SUFFIX = ".puro", ".pidx", ".ptix"
 CRC8_VARIANT: Final = "0x31/00/MSB"
 CONTROL_BYTES: Final = 4096
 
@@ -52,6 +53,15 @@ def segment_name(base: int) -> str:
 
 def index_name(base: int) -> str:
     return f"{base:020d}{INDEX_SUFFIX}"
+
+
+def topic_index_name(base: int) -> str:
+    return f"{base:020d}{TOPIC_INDEX_SUFFIX}"
+
+
+def remove_topic_index(directory: Path, base: int) -> None:
+    """Remove a topic index, before its segment is changed or removed."""
+    (directory / topic_index_name(base)).unlink(missing_ok=True)
 
 
 def segment_bases(directory: Path) -> list[int]:
@@ -165,7 +175,7 @@ def _is_ours(name: str) -> bool:
     return (
         name in {META, CONTROL, WRITER_LOCK, SYNC_LOCK, MAINT_LOCK, GROUPS, PINS, QUARANTINE}
         or name.startswith(".META.")
-        or name.endswith((SEGMENT_SUFFIX, INDEX_SUFFIX))
+        or name.endswith((SEGMENT_SUFFIX, INDEX_SUFFIX, TOPIC_INDEX_SUFFIX))
     )
 
 

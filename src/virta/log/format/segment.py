@@ -47,6 +47,11 @@ class SegmentHeader(NamedTuple):
     epoch: int  # +1 whenever recovery had to drop published offsets
     flags: int = 0
 
+    @property
+    def generation(self) -> tuple[int, int, int]:
+        """What changes when positions in the segment become invalid: by compaction, or by a loss of offsets."""
+        return self.base, self.epoch, self.salt
+
     def pack(self) -> bytes:
         body = _START + _HEADER.pack(
             1,

@@ -30,7 +30,7 @@ from virta.log.format.codec import (
     gap_record,
 )
 from virta.log.format.damage import Problem
-from virta.log.format.directory import maintenance_lock
+from virta.log.format.directory import maintenance_lock, remove_topic_index
 from virta.log.format.index import Producers, build_index, index_missing, load_index, save_index
 from virta.log.format.segment import (
     FLAG_COMPACTED,
@@ -40,6 +40,7 @@ from virta.log.format.segment import (
     Walk,
     new_salt,
 )
+from virta.log.format.topic_index import index_topics
 from virta.log.limits import (
     BATCH_HEADER_BYTES,
     GAP_MAX,
@@ -97,6 +98,7 @@ def compact(
                 counts[i] += n
             if progress is not None:
                 progress(total + min(counts[1], total), 2 * total)
+        index_topics(log.path)
         files.sync_directory(log.path)
         if progress is not None:
             progress(2 * total, 2 * total)
@@ -292,6 +294,7 @@ def _rewrite(segment: Segment, stays: Stays, following: int, producers: Producer
             os.fsync(file.fileno())
             size = file.tell()
         _index_first(segment.path.parent, temporary, header, producers)
+        remove_topic_index(segment.path.parent, segment.base)
         os.rename(temporary, segment.path)
     except BaseException:
         temporary.unlink(missing_ok=True)  # a full disk needs the space

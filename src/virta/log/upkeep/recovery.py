@@ -33,7 +33,7 @@ from virta.log.format.codec import (
     seal_record,
 )
 from virta.log.format.damage import Problem, find_batch
-from virta.log.format.directory import QUARANTINE
+from virta.log.format.directory import QUARANTINE, remove_topic_index
 from virta.log.format.segment import FLAG_RESEALED, Position, Segment, Walk, WalkEnd, unwritten
 from virta.log.limits import BATCH_HEADER_BYTES, READ_CHUNK_BYTES
 
@@ -135,6 +135,7 @@ def recover(
         exact: nothing after `start` was ever published.
         following: the next segment's base: this one must be sealed and reach it.
     """
+    remove_topic_index(directory, segment.base)  # it may change now
     problems: list[Problem] = []
     kept: list[str] = []
     lost = 0

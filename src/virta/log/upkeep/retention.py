@@ -25,6 +25,7 @@ from virta.log.format.directory import (
     SHIPPED,
     index_name,
     maintenance_lock,
+    remove_topic_index,
     segment_bases,
     segment_name,
 )
@@ -164,7 +165,8 @@ def retain(
         )
         if not dry_run:
             for info in removed:
-                # The index first: a segment is complete without an index, not the reverse.
+                # The indexes first: a segment is complete without them, not the reverse.
+                remove_topic_index(log.path, info.base)
                 (log.path / index_name(info.base)).unlink(missing_ok=True)
                 (log.path / segment_name(info.base)).unlink(missing_ok=True)
             if removed:

@@ -30,6 +30,7 @@ from virta.log.format.segment import (
     SegmentHeader,
     Walk,
 )
+from virta.log.format.topic_index import index_topics
 from virta.log.limits import BATCH_HEADER_BYTES, READ_CHUNK_BYTES, SEGMENT_HEADER_BYTES
 from virta.log.reader import FOREVER
 from virta.log.seek import total_bytes
@@ -215,6 +216,7 @@ def repair_log(
             if progress is not None:
                 progress(number + 1, len(bases))
         writer.reattach(lost=lost > 0)
+        index_topics(log.path)  # recovery has removed all of them
     return RepairReport(problems, kept, lost)
 
 

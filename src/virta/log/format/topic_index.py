@@ -1,0 +1,309 @@
+"""
+The topic index of a sealed segment (.ptix): the batches that have records of a topic, and how many records.
+
+    header    "VIRTATI1" | u64 base | u32 salt | u32 segment bytes | u64 next offset | u64 first time
+              | u32 topics | u32 buckets | u32 repairs | u64 index bytes | u32 crc32c of the bytes before
+    table     u32 position of each bucket, and the end of the last
+    buckets   u32 crc32c(bucket number as u32, rows) started from the salt | rows of topics with that hash
+    places    of each topic: (u32 position, u32 size, u32 offset after base) of its batches
+
+A row is: topic length and topic; records, bytes, first offset after base, last after first, first time after the
+header's, last after first, position and number of its places (all unsigned LEB128); u32 crc32c of its places started
+from the salt. A topic's bucket is crc32c(topic) modulo the number of buckets, a power of two; no buckets mean that
+the segment has too many topics to index.
+
+A hint: a lookup reads three small pieces, each with its checksum. An index that does not fit its segment (salt and
+size) or is damaged is not used, and the segment is read instead. Recovery and repair remove it before they change a
+sealed segment.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from typing import TYPE_CHECKING, Final
+
+from virta import files
+from virta.errors import LogError
+from virta.log.engine import kernel
+from virta.log.format.codec import Status, encode_varlong
+from virta.log.format.directory import segment_bases, topic_index_name
+from virta.log.format.segment import Position, Segment
+from virta.log.format.topic_table import PLACE, REPAIRS, TopicRow
+from virta.log.limits import READ_CHUNK_BYTES, TOPIC_INDEX_PLACES_MAX, TOPIC_INDEX_TOPICS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+MAGIC: Final = b"VIRTATI1"
+_HEADER: Final = struct.Struct("<8sQIIQQIIIQ")
+_CRC: Final = struct.Struct("<I")
+_BOUNDS: Final = struct.Struct("<II")
+HEADER_BYTES: Final = _HEADER.size + _CRC.size
+assert HEADER_BYTES == 64
+# What `files.write_whole` leaves when its process is killed.
+_TEMPORARY: Final = re.compile(r"\.[0-9]{20}\.(pidx|ptix)\.[0-9]+\.tmp")
+# Rows in a bucket on average: a lookup reads one bucket.
+_ROWS_PER_BUCKET: Final = 2
+
+
+class TopicIndexError(Exception):
+    """The index is damaged or does not fit its segment; read the segment instead."""
+
+
+# --- writing ---------------------------------------------------------------------------------------
+
+
+def build_topic_index(segment: Segment) -> bytes | None:
+    """Return the topic index of a segment as bytes, or None if it is not sealed or is damaged before its seal."""
+    table = kernel.TopicTable(segment.base)
+    at, want = segment.start(), READ_CHUNK_BYTES
+    size = segment.size
+    while True:
+        data = os.pread(segment.fd, min(want, size - at.pos), at.pos)
+        try:
+            used, prev, following, code, detail = table.add(
+                data, len(data), at.pos, segment.header.salt, at.prev, at.next
+            )
+        except OverflowError:
+            return pack_topic_index(segment, [], too_many=True)
+        at = Position(at.pos + used, prev, following)
+        if len(table) > TOPIC_INDEX_TOPICS_MAX or table.places > TOPIC_INDEX_PLACES_MAX:
+            return pack_topic_index(segment, [], too_many=True)
+        if code == Status.SEAL:
+            break
+        if code == Status.SHORT and len(data) < detail <= size - at.pos:
+            want = max(READ_CHUNK_BYTES, detail)
+        elif used == 0:
+            return None
+        else:
+            want = READ_CHUNK_BYTES
+    return pack_topic_index(segment, [TopicRow(*row) for row in table.rows()], at.next)
+
+
+def pack_topic_index(
+    segment: Segment, rows: list[TopicRow], following: int = 0, *, too_many: bool = False
+) -> bytes:
+    """Return the file of these rows; `following` is the next segment's base."""
+    salt, base = segment.header.salt, segment.base
+    topics = sum(row.topic != REPAIRS for row in rows)
+    repairs = sum(len(row.places) // PLACE.size for row in rows if row.topic == REPAIRS)
+    count = 0 if too_many else 1
+    while 0 < count * _ROWS_PER_BUCKET < len(rows):
+        count *= 2
+    first_time = min((row.first_time for row in rows), default=0)
+    buckets: list[list[TopicRow]] = [[] for _ in range(count)]
+    for row in rows:
+        buckets[kernel.crc32c(row.topic) & (count - 1)].append(row)
+    # The places stand behind the rows, which have their positions: those count from the end of the rows.
+    places: list[bytes] = []
+    packed: list[bytes] = []
+    place_pos = 0
+    for number, bucket in enumerate(buckets):
+        parts = []
+        for row in bucket:
+            parts.append(_pack_row(row, base, first_time, place_pos, salt))
+            places.append(row.places)
+            place_pos += len(row.places)
+        content = b"".join(parts)
+        packed.append(_CRC.pack(_bucket_crc(number, content, salt)) + content)
+    bounds, pos = [], HEADER_BYTES + 4 * (count + 1)
+    for content in packed:
+        bounds.append(pos)
+        pos += len(content)
+    bounds.append(pos)
+    header = _HEADER.pack(
+        MAGIC, base, salt, segment.size, following, first_time, topics, count, repairs,
+        pos + place_pos,
+    )  # fmt: skip
+    table = struct.pack(f"<{len(bounds)}I", *bounds)
+    return b"".join([header, _CRC.pack(kernel.crc32c(header)), table, *packed, *places])
+
+
+def _pack_row(row: TopicRow, base: int, first_time: int, place_pos: int, salt: int) -> bytes:
+    return b"".join(
+        [
+            encode_varlong(len(row.topic)),
+            row.topic,
+            encode_varlong(row.records),
+            encode_varlong(row.size),
+            encode_varlong(row.first_offset - base),
+            encode_varlong(row.last_offset - row.first_offset),
+            encode_varlong(row.first_time - first_time),
+            encode_varlong(row.last_time - row.first_time),
+            encode_varlong(place_pos),
+            encode_varlong(len(row.places) // PLACE.size),
+            _CRC.pack(kernel.crc32c(row.places, salt)),
+        ]
+    )
+
+
+def _bucket_crc(number: int, rows: bytes, salt: int) -> int:
+    return kernel.crc32c(_CRC.pack(number) + rows, salt)
+
+
+def save_topic_index(directory: Path, base: int, data: bytes) -> None:
+    files.write_whole(directory / topic_index_name(base), data)
+
+
+def topics_unindexed(directory: Path) -> list[int]:
+    """Return the bases of sealed segments without a topic index."""
+    present = set(os.listdir(directory))
+    return [base for base in segment_bases(directory)[:-1] if topic_index_name(base) not in present]
+
+
+def index_topics(
+    directory: Path, bytes_max: int | None = None, stopped: Callable[[], bool] = lambda: False
+) -> bool:
+    """
+    Write the topic indexes that are missing, under the maintenance lock; return False if some are left.
+
+    It reads at most `bytes_max` bytes, and no further segment once `stopped` returns True.
+    """
+    for name in os.listdir(directory):
+        if _TEMPORARY.fullmatch(name):  # of a process that was killed: this one has the lock now
+            (directory / name).unlink(missing_ok=True)
+    spent = 0
+    for base in reversed(topics_unindexed(directory)):  # the newest are read most
+        try:
+            with Segment(directory, base) as segment:
+                spent += segment.size
+                if stopped() or (bytes_max is not None and spent > bytes_max):
+                    return False
+                data = build_topic_index(segment)
+            if data is not None:
+                save_topic_index(directory, base, data)
+        except (OSError, LogError):
+            continue  # a segment that cannot be read gets none: indexes are hints
+    return True
+
+
+# --- reading ---------------------------------------------------------------------------------------
+
+
+class TopicIndex:
+    """
+    The open topic index of one segment.
+
+    Raises:
+        TopicIndexError: there is none that fits the segment.
+    """
+
+    def __init__(self, directory: Path, base: int, salt: int, segment_bytes: int) -> None:
+        self.base = base
+        self.salt = salt
+        self.segment_bytes = segment_bytes
+        self._fd = -1
+        self._places: int | None = None
+        try:
+            self._fd = os.open(directory / topic_index_name(base), os.O_RDONLY | os.O_CLOEXEC)
+            head = os.pread(self._fd, HEADER_BYTES, 0)
+        except OSError as exc:
+            self.close()
+            raise TopicIndexError(str(exc)) from exc
+        if len(head) == HEADER_BYTES and _CRC.unpack_from(head, _HEADER.size)[0] == kernel.crc32c(
+            head[: _HEADER.size]
+        ):
+            magic, at, of_salt, size, following, time, topics, buckets, repairs, end = (
+                _HEADER.unpack_from(head)
+            )
+            if magic == MAGIC and (at, of_salt, size) == (base, salt, segment_bytes):
+                self.next: int = following
+                self.topics: int = topics
+                self.repairs: int = repairs
+                self._first_time = time
+                self._buckets = buckets
+                self._end = end
+                return
+        self.close()
+        raise TopicIndexError("the index does not fit its segment")
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> TopicIndex:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            self.close()
+
+    @property
+    def complete(self) -> bool:
+        """Whether it lists topics: False if the segment has too many."""
+        return bool(self._buckets)
+
+    def find(self, topic: bytes) -> TopicRow | None:
+        """Return a topic's row, or None if the segment has no record of it."""
+        for row, place_pos, count, crc in self._rows(kernel.crc32c(topic) & (self._buckets - 1)):
+            if row.topic == topic:
+                size = count * PLACE.size
+                places = self._read(self._places_start() + place_pos, size)
+                if kernel.crc32c(places, self.salt) != crc:
+                    raise TopicIndexError("the places of a topic are damaged")
+                return row._replace(places=places)
+        return None
+
+    def counts(self) -> Iterator[TopicRow]:
+        """Yield every topic's row without its places."""
+        for number in range(self._buckets):
+            for row, *_ in self._rows(number):
+                if row.topic != REPAIRS:
+                    yield row
+
+    def _rows(self, number: int) -> Iterator[tuple[TopicRow, int, int, int]]:
+        start, end = _BOUNDS.unpack(self._read(HEADER_BYTES + 4 * number, _BOUNDS.size))
+        content = self._read(start, end - start)
+        if len(content) < 4 or _CRC.unpack_from(content)[0] != _bucket_crc(
+            number, content[4:], self.salt
+        ):
+            raise TopicIndexError("a bucket of topics is damaged")
+        pos = 4
+        while pos < len(content):
+            size, pos = _parse_number(content, pos)
+            topic = content[pos : pos + size]
+            pos += size
+            numbers = []
+            for _ in range(8):
+                number, pos = _parse_number(content, pos)
+                numbers.append(number)
+            records, total, first, more, time, duration, place_pos, count = numbers
+            first += self.base
+            time += self._first_time
+            row = TopicRow(topic, records, total, first, first + more, time, time + duration, b"")
+            yield row, place_pos, count, _CRC.unpack_from(content, pos)[0]
+            pos += _CRC.size
+
+    def _places_start(self) -> int:
+        if self._places is None:
+            self._places = int(_CRC.unpack(self._read(HEADER_BYTES + 4 * self._buckets, 4))[0])
+        return self._places
+
+    def _read(self, pos: int, size: int) -> bytes:
+        if not 0 <= size <= self._end - pos:
+            raise TopicIndexError("a position is outside the index")
+        try:
+            data = os.pread(self._fd, size, pos)
+        except OSError as exc:
+            raise TopicIndexError(str(exc)) from exc
+        if len(data) < size:
+            raise TopicIndexError("the index is cut off")
+        return data
+
+
+def _parse_number(data: bytes, pos: int) -> tuple[int, int]:
+    n = shift = 0
+    while True:
+        byte = data[pos]
+        pos += 1
+        n |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return n, pos
+        shift += 7
