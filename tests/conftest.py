@@ -44,7 +44,7 @@ def shared_vectors() -> Path:
 
 @pytest.fixture(params=["native", "plain"])
 def either_kernel(request, monkeypatch):
-    """Run the test with the native kernel and again with its plain-Python twin."""
+    """Run the test with the native kernel and again with the plain one."""
     if request.param == "native":
         if not kernel.NATIVE:
             pytest.skip("the native kernel is not built")

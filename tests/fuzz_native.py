@@ -1,8 +1,8 @@
 """
-The differential tests of the native halves with seeds nobody has tried, until the time is up: `make fuzz`.
+Run the differential tests of the native engines with new seeds until the time is up: `make fuzz`.
 
-Damaged streams, commands of jobs, batches of events and tables of keys go through the native half and its plain
-twin; the twin says what is right, the sanitizers, with which `make fuzz` builds the native halves, what is wrong.
+Damaged streams, commands of jobs, batches of events and tables of keys go through the native engine and
+the plain one, which defines what is right. `make fuzz` builds the native code with sanitizers.
 A failure prints the seed that repeats it.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,8 @@ ALLOWED: dict[str, set[str]] = {
     "kafka": {*ROOT_MODULES, "event", "log"},
 }
 UNRESTRICTED = {"cli", "__init__", "__main__"}  # these may import anything
+# Private metaphors that were replaced by the field's own terms; they must not come back.
+RETIRED_WORDS = r"asker|awake|hearers?|keepers?|lanes?|parcels?|settle[ds]?|shelf|shelves|steward|told|twins?|whoever|whoso"
 # The blocking and asyncio clients of the journal have the names of the server's clients on purpose.
 SHARED_CLASS_NAMES = {"AsyncClient", "Client"}
 
@@ -135,6 +138,33 @@ def test_modules_and_functions_fit(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             assert lines <= FUNCTION_LINES_MAX, f"{path}:{node.lineno} {node.name}: {lines} lines"
+
+
+TEXTS = [
+    *(
+        path
+        for folder in ("src", "tests", "bench", "examples")
+        for path in (ROOT / folder).rglob("*.py")
+    ),
+    *(ROOT / "native").glob("*.[ch]*"),
+    *(ROOT / "docs").rglob("*.md"),
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+]
+
+
+def test_retired_words():
+    """Code, comments, tests and docs use the field's own terms."""
+    retired = re.compile(rf"\b({RETIRED_WORDS})\b", re.IGNORECASE)
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {match[0]}"
+        for path in TEXTS
+        if path != Path(__file__)
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if (match := retired.search(line))
+    ]
+
+    assert found == []
 
 
 def test_nothing_unfinished():

@@ -55,7 +55,7 @@ def test_a_missing_extra_is_no_error(findings, monkeypatch):
 
 
 def test_a_native_module_that_is_not_built(monkeypatch):
-    """It is missing, not wrong: the plain twin works."""
+    """It is missing, not wrong: the plain engine works."""
     monkeypatch.setattr(doctor, "MODULES", ("virta.log._missing",))
     (finding,) = doctor.check_native()
 

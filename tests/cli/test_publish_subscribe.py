@@ -52,14 +52,14 @@ def test_commands_fail_with_sentences(server):
 
 
 def test_commands_say_which_line(server):
-    """An event that is none is told with its line, and what was accepted before it."""
+    """Something that is no event is reported with its line, and what was accepted before it."""
     good = json.dumps(event("ok", {})) + "\n"
     bad = json.dumps({"specversion": "1.0", "source": "/s", "id": "x"})
-    told = command(server, "publish", "cli2", text=good * 500 + bad)
+    done = command(server, "publish", "cli2", text=good * 500 + bad)
 
-    assert told.returncode == 1
-    assert "line 501: " in told.stderr
-    assert "(500 events were accepted before)" in told.stderr
+    assert done.returncode == 1
+    assert "line 501: " in done.stderr
+    assert "(500 events were accepted before)" in done.stderr
 
 
 def test_a_terminal_is_shown_text_only(server, client):

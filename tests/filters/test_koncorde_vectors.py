@@ -1,7 +1,7 @@
 """
 Koncorde's recorded answers, all of them.
 
-Every vector must come out as recorded unless it shows a quirk that we do not keep; those are told
+Every vector must come out as recorded unless it shows a quirk that we do not keep; those are listed
 below, by the name the specification gives them, with what we answer instead. A vector that differs for
 no such reason fails, and so does a listed difference that is none.
 """

@@ -1,4 +1,4 @@
-"""Parcels: batches that are not taken apart, and the table of keys behind them, against their plain twins."""
+"""Event batches: published without decoding each event, and the table of keys behind them, native and plain."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_the_tables_of_keys_agree(steps, most):
 
 @pytest.mark.parametrize("table", [PlainKeyTable, pytest.param(KeyTable, marks=native)])
 def test_a_table_of_keys_grows_and_goes_round(table):
-    """Many claims, many settled, the oldest forgotten again and again: none is lost, none stays."""
+    """Many claims, many committed, the oldest forgotten again and again: none is lost, none stays."""
     held = table(10**6)
     names = [f"key-{n}" for n in range(20_000)]
     assert held.claim_all(names)
@@ -280,7 +280,7 @@ def stored(stack):
 @native
 @pytest.mark.parametrize("durability", ["none", "group"])
 def test_an_event_batch_is_stored_and_received(tmp_path, durability):
-    """By whoever asked for some of it, for all of it, or by its data; others hear nothing."""
+    """Subscribers by channel, of everything, or by data receive it; others receive nothing."""
 
     async def scenario(stack):
         sinks = [
@@ -326,7 +326,7 @@ def test_a_subscriber_gets_the_same_bytes_from_an_event_batch(tmp_path):
 
 @native
 def test_order_in_one_write_is_the_order_of_submission(tmp_path):
-    """Parcels and single events: the log has them, and subscribers hear them, as they were taken."""
+    """Batches and single events: the log and the subscribers get them as they were published."""
 
     async def scenario(stack):
         sink, other = stack.attach("c", ""), stack.attach("c", "id=b2;id=y;id=x")

@@ -1,5 +1,5 @@
 """
-A stand-in for a pipeline's run: says something, then does what it is told.
+A stand-in for a pipeline's run: says something, then does what its arguments say.
 
     python pipeline_child.py DIRECTORY ACTION
 """

@@ -53,10 +53,10 @@ def test_the_port_is_a_flag_of_its_own(tmp_path):
 
 def test_the_port_of_a_kubernetes_service_is_no_setting(tmp_path):
     """Beside a service called virta every container has VIRTA_PORT=tcp://…, which means nothing here."""
-    told = virta("config", "--json", env=os.environ | {"VIRTA_PORT": "tcp://10.0.0.1:8232"})
+    shown = virta("config", "--json", env=os.environ | {"VIRTA_PORT": "tcp://10.0.0.1:8232"})
 
-    assert told.returncode == 0, told.stderr
-    assert json.loads(told.stdout)["server_port"]["value"] == 8232
+    assert shown.returncode == 0, shown.stderr
+    assert json.loads(shown.stdout)["server_port"]["value"] == 8232
 
 
 def test_a_terminal_is_greeted_with_the_address(tmp_path):

@@ -187,12 +187,12 @@ def copied_job(rng):
         ),
         *(True, {number(): number()}),
     ]
-    told = [b"x://told/%d" % rng.randrange(5), number(), number(), [state] * rng.randrange(3)]
+    message = [b"x://job/%d" % rng.randrange(5), number(), number(), [state] * rng.randrange(3)]
     return Request(
         Function.SET,
         timestamp=rng.choice(TIMES),
         key=b"virta:job",
-        value=Value(m.Type.BUFFER, msgspec.msgpack.encode(told)),
+        value=Value(m.Type.BUFFER, msgspec.msgpack.encode(message)),
     )
 
 

@@ -109,7 +109,7 @@ def test_quick_failures_are_given_up_with_the_last_words(supervise, tmp_path):
 
 
 def test_orders(supervise, tmp_path):
-    """What has failed begins anew when told, what runs can be stopped; the server's end is final."""
+    """What has failed starts again on request, what runs can be stopped; the server's end is final."""
     one = supervise("fail")
     wait_for(lambda: state(one) == "failed", "giving up")
     one.start_again()
@@ -147,7 +147,7 @@ def test_an_order_after_the_last_word_of_a_run(supervise, tmp_path):
 
 
 def test_a_stop_in_the_moment_of_the_end(supervise, tmp_path, monkeypatch):
-    """A process that has ended, and is told to stop before its thread has seen that, is seen to have ended."""
+    """A process that has ended, and is stopped before its thread has seen that, is seen to have ended."""
     wait, seen, go = os.waitid, threading.Event(), threading.Event()
 
     def late(*args):
@@ -191,7 +191,7 @@ def test_what_is_shown_is_of_one_moment(supervise, monkeypatch):
 
 
 def test_a_process_that_cannot_be_started(supervise):
-    """What the system refuses is a failure as any other: tried again, given up, and begun anew when told."""
+    """What the system refuses is a failure as any other: tried again, given up, and started again on request."""
     one = supervise("wait", command=["/nowhere/python"])
     wait_for(lambda: state(one) == "failed", "giving up")
 
@@ -203,7 +203,7 @@ def test_a_process_that_cannot_be_started(supervise):
 
 @pytest.mark.parametrize("kind", ["empty", "directory"])
 def test_a_status_that_cannot_be_read(supervise, tmp_path, kind):
-    """Whatever stands in the place of a run's status, the run is kept going and told of."""
+    """Whatever stands in the place of a run's status, the run is kept running and reported."""
     status = tmp_path / ".virta" / "pipelines" / "copy" / "status.json"
     status.parent.mkdir(parents=True)
     if kind == "empty":
@@ -313,7 +313,7 @@ threading.Event().wait()
 
 def test_no_orphan_when_the_supervisor_is_killed(tmp_path):
     """SIGKILL for the server ends the input of its pipelines, and they end."""
-    keeper = subprocess.Popen(
+    supervisor = subprocess.Popen(
         [sys.executable, "-c", SUPERVISOR, str(tmp_path), str(CHILD), TEXT],
         stdout=subprocess.DEVNULL,
     )
@@ -321,8 +321,8 @@ def test_no_orphan_when_the_supervisor_is_killed(tmp_path):
     pid = starts(tmp_path)[0]
     assert alive(pid)
 
-    keeper.kill()
-    keeper.wait()
+    supervisor.kill()
+    supervisor.wait()
 
     wait_for(lambda: not alive(pid), "the end of the stand-in")
 
@@ -417,7 +417,7 @@ def test_a_real_pipeline_beside_a_real_server(tmp_path):
             server.publish("orders", event(str(n), {"n": n}))
         first = wait_for(lambda: progressed(server), "the first five")
         os.kill(first["pid"], signal.SIGKILL)
-        # Its Java is told to end by the server, and might read on until then.
+        # The server ends its Java, which might read on until then.
         wait_for(lambda: shown_pid(server) != first["pid"], "the end of all of it")
         for n in range(5, 10):
             server.publish("orders", event(str(n), {"n": n}))

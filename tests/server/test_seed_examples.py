@@ -12,7 +12,7 @@ from websockets.asyncio.client import connect
 STRUCTURED = {"Content-Type": "application/cloudevents+json"}
 BATCH = {"Content-Type": "application/cloudevents-batch+json"}
 BINARY = {"Content-Type": "application/json", "ce-source": "//somewhere", "ce-id": "some-id"}
-FORM = {"Content-Type": "application/x-www-form-urlencoded"}  # what curl sends unless told
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}  # what curl sends by default
 STAMP = rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z"
 POSITION = rb"[0-9a-f]{12}\.\d+"
 COMMENT = rb': {"timestamp":"' + STAMP + rb'"}\n'

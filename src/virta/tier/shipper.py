@@ -267,7 +267,7 @@ class Shipper:
         return None if entry == known else entry
 
     def _is_shipped(self, base: int, known: ShippedSegment, signature: _Signature) -> bool:
-        """Return whether the store has this file, as far as can be told without reading it."""
+        """Return whether the store has this file, judged without reading it."""
         if base in self._signatures:
             return self._signatures[base] == signature
         return known.bytes == signature.bytes and signature.changed // 1000 < self._trusted_before

@@ -1,4 +1,4 @@
-"""docs/server.md: every route, code and setting is told, and its example runs."""
+"""docs/server.md: every route, code and setting is documented, and its example runs."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_bad_filters_are_told_with_their_place(server, body, code):
 
 
 def test_validate(server):
-    """A valid filter is told its id and canonical form, and not registered."""
+    """A valid filter is answered with its id and canonical form, and not registered."""
     answer = call(server, "POST", "/filters/validate", EQUALS)
 
     assert answer.json["valid"] is True

@@ -160,11 +160,11 @@ def test_every_route_is_described(tmp_path):
 def test_every_route_of_the_journal_is_described():
     """The journal's page and the document name the same routes."""
     page = (Path(__file__).parents[3] / "docs" / "journal.md").read_text()
-    told = set()
+    documented = set()
     for cell in re.findall(r"^\| (`[^|]*/journal/[^|]*) \|", page, re.MULTILINE):
         for methods, path in re.findall(r"`([A-Z, ]+?) (/journal/[^`? ]*)", cell):
             shown = re.sub(r"\b[A-Z]+\b", "{}", path)
-            told |= {(method, shown) for method in methods.split(", ")}
+            documented |= {(method, shown) for method in methods.split(", ")}
     described = {
         (method.upper(), shape(path))
         for path, operations in openapi()["paths"].items()
@@ -172,8 +172,8 @@ def test_every_route_of_the_journal_is_described():
         for method in operations
     }
 
-    assert len(told) > 12
-    assert told - described == set()
+    assert len(documented) > 12
+    assert documented - described == set()
 
 
 PROBLEMS = [

@@ -147,7 +147,7 @@ def test_query_errors(server, query, expected):
 
 
 def test_body_on_get_is_refused(server):
-    """A GET that announces a body, even an empty one, is told so."""
+    """A GET that announces a body, even an empty one, gets an error that says so."""
     answer = server.request("GET", "/channels/q", headers={"Content-Length": "0"})
 
     assert (answer.status, answer.json) == (400, {"code": "unexpected-body"})

@@ -183,17 +183,17 @@ def test_each_kind_of_id_resumes_after_it(server):
 
 def test_two_events_of_one_old_id_are_two(server):
     """Source `s`, id `1 2` and source `s 1`, id `2`: consumers of one do not skip to the other."""
-    server.publish("twins", event("1 2", source="s"), event("a"), event("2", source="s 1"))
-    server.publish("twins", event("b"))
+    server.publish("pairs", event("1 2", source="s"), event("a"), event("2", source="s 1"))
+    server.publish("pairs", event("b"))
 
-    _, frames = heard(server, "/channels/twins/from/earliest", 4)
+    _, frames = heard(server, "/channels/pairs/from/earliest", 4)
 
     assert len({frame.id for frame in frames}) == 4
     for at, frame in enumerate(frames[:-1]):
-        found = resume(server, "twins", frame.id, 3 - at)
+        found = resume(server, "pairs", frame.id, 3 - at)
         assert [f.data for f in found] == [f.data for f in frames[at + 1 :]]
     # An id of an older server can mean both: continuing after the older one loses nothing.
-    assert ids(heard(server, "/channels/twins", 3, {"Last-Event-ID": "s+1+2"})[1]) == [
+    assert ids(heard(server, "/channels/pairs", 3, {"Last-Event-ID": "s+1+2"})[1]) == [
         "a",
         "2",
         "b",

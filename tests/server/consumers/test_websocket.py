@@ -101,7 +101,7 @@ def test_delivery_vectors(server):
 
 @pytest.mark.parametrize("vector", load("subtub-overflow-vectors.jsonl"), ids=range(13))
 def test_overflow_vectors(server, vector):
-    """A client that does not read keeps the newest `max_queued` copies; drops can be told."""
+    """A client that does not read keeps the newest `max_queued` copies; drops can be reported."""
 
     async def scenario():
         stall = f"stall{id(vector)}"
@@ -265,13 +265,13 @@ def test_drops_can_be_told(server):
     """With `drops=1` a client learns how many messages it lost."""
 
     async def scenario():
-        query = "streams=told:&max_queued=1&drops=1"
+        query = "streams=drops:&max_queued=1&drops=1"
         url = f"ws://127.0.0.1:{server.port}/subscribe?{query}"
         options = {"compression": None, "max_size": None, "max_queue": 1}
         async with connect(url, sock=narrow_socket(server.port), **options) as socket:
             socket.transport.pause_reading()
-            await asyncio.to_thread(publish, server, ("told:", FILLER))
-            await asyncio.to_thread(publish, server, *[("told:", str(n)) for n in range(5)])
+            await asyncio.to_thread(publish, server, ("drops:", FILLER))
+            await asyncio.to_thread(publish, server, *[("drops:", str(n)) for n in range(5)])
             socket.transport.resume_reading()
             return (await receive(socket, 3))[1:]
 
@@ -361,7 +361,7 @@ def test_a_socket_may_name_many_streams(server):
     ],
 )
 def test_cloudevents_sockets_resume(server, path, headers, expected):
-    """The same URL resumes over a socket as over server-sent events; a gap is told by an event."""
+    """The same URL resumes over a socket as over server-sent events; a gap is reported by an event."""
     channel = f"ws-resume-{len(path)}-{expected[0]}"
     server.publish(channel, event("a", {"x": 1}), event("b", {"x": 2}), event("c", {"x": 1}))
 

@@ -28,16 +28,16 @@ DESCRIPTION = {"sink": "http://127.0.0.1:1/", "config": {"channel": "c"}}
 
 
 class Registry:
-    """Notes what it is told to keep, or refuses."""
+    """Records what is to be kept, or refuses."""
 
     def __init__(self):
-        self.told = []
+        self.calls = []
         self.refuses = False
 
     def _note(self, what):
         if self.refuses:
             raise LogError("no space left", code="log_disk_full")
-        self.told.append(what)
+        self.calls.append(what)
 
     def keep_cursor(self, id_, offset):
         self._note(("cursor", id_, offset))
@@ -76,7 +76,7 @@ def running(service, consent=None, id_="one"):
 
 
 def test_consent_at_the_deadline_counts(service):
-    """A callback that comes when the time is up, and is told that the sink is active, is not forgotten."""
+    """A callback that comes when the time is up, and learns that the sink is active, is not forgotten."""
 
     async def scenario():
         hook = Webhook(service, "one", DESCRIPTION, 0, Consent(expires=time.time() - 1))
@@ -116,11 +116,11 @@ def test_a_subscription_deleted_while_its_consent_is_kept_stays_deleted(service)
 
     asyncio.run(scenario())
 
-    assert registry.told == [("keep", "one", "c"), ("drop", "one")]
+    assert registry.calls == [("keep", "one", "c"), ("drop", "one")]
 
 
 def test_a_replacement_that_cannot_be_kept_leaves_the_old_one(service, monkeypatch):
-    """The owner is told, and what was subscribed goes on."""
+    """The owner gets an error, and what was subscribed goes on."""
 
     async def agreed(self, hook, callback):
         hook.grant(None)
@@ -221,7 +221,7 @@ def test_an_idle_connection_that_the_sink_closed_costs_no_attempt(service):
 
 
 def test_a_subscription_is_there_while_it_is_replaced(server, hooks):
-    """Whoever asks for it, while the old sink is still answering, finds it; and can delete it."""
+    """A request for it while the old sink is still answering finds it, and can delete it."""
     old, new = hooks(), hooks()
     path = f"/subscriptions/{subscribe(server, old, 'there').json['id']}"
     asked = threading.Event()

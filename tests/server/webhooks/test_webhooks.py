@@ -25,7 +25,7 @@ FAST = [*ALLOW, "--webhook-backoff-ms", 5, "--webhook-attempts", 3]
 
 
 class Hook:
-    """A webhook that answers deliveries with the statuses it is told, 204 after that."""
+    """A webhook that answers deliveries with the given statuses, 204 after that."""
 
     def __init__(self, allowed="*", rate="*", status=200, location=None, tls=None):
         self.received = queue.Queue()

@@ -5,7 +5,7 @@ Offsets never change: a GAP record replaces what is removed. Records without a k
 deletes its key; that record is kept for TOMBSTONE_AGE_S. A compacted segment is written next to the old one with a
 new salt and renamed over it, so readers of the old file finish it undisturbed.
 
-Only records below the end of the last segment that is rewritten supersede others: whoever reads from that offset on
+Only records below the end of the last segment that is rewritten supersede others: a reader from that offset on
 finds, for every key, the record that was the newest there. A live view that is rebuilt relies on it.
 """
 
