@@ -28,7 +28,6 @@ from virta.journal.jobs.job import (
 from virta.journal.jobs.recurring import Cron, CronSchedule
 from virta.journal.jobs.table import LIST_MAX, TOTAL_NAMES
 from virta.journal.protocol.messages import (
-    COMMAND_KEY,
     DATA,
     PERSIST,
     VALUE_DATA_BYTES_MAX,
@@ -89,9 +88,6 @@ class Admin:
 
     # Settings as values.
 
-    def is_command(self, key: bytes) -> bool:
-        return key == COMMAND_KEY
-
     def refuse_reserved(self, key: bytes) -> None:
         if key.startswith(RESERVED):
             raise RefusedError("bad-settings", "keys under virta: are only set and deleted")
@@ -148,7 +144,7 @@ class Admin:
     def restored(self, now: int) -> None:
         """Apply the settings that were restored with the store."""
         store = self._engine.store
-        for key in list(store.scan(RESERVED, b"virta;")):
+        for key in list(store.keys.scan(RESERVED, b"virta;")):
             entry = store.live(key, now)
             if entry is not None:
                 self.applied(key, store.value(entry), now)

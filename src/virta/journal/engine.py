@@ -21,6 +21,7 @@ from virta.journal.jobs.lifecycle import Jobs
 from virta.journal.jobs.watch import JobWatch
 from virta.journal.protocol import rules
 from virta.journal.protocol.messages import (
+    COMMAND_KEY,
     DATA,
     DELETED,
     LISTEN,
@@ -236,7 +237,7 @@ class JournalEngine:
     def _set(self, request: Request, session: Session, now: int) -> Reply:
         if request.query:
             raise RefusedError("bad-query", f"query {request.query} has no meaning here")
-        if self.admin.is_command(request.key):
+        if request.key == COMMAND_KEY:
             if request.flags & LISTEN:
                 self.listeners.check(session, [request.key])
             return self.admin.run(request, session, now)

@@ -133,7 +133,7 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def keys_are_in_order(self):
         expected = sorted(key for key in KEYS if self.live(key) is not None)
-        got = [k for k in self.store.scan(b"", None) if self.store.live(k, self.now)]
+        got = [k for k in self.store.keys.scan(b"", None) if self.store.live(k, self.now)]
         assert expected == got
 
     @invariant()

@@ -52,7 +52,7 @@ class JobKeys:
             live = [job for job in self._jobs.all() if job.state != DEAD]
             self._known = {job: job.key() for job in live}
             self._keys = SortedKeys([*self._known.values(), *(job.uri for job in live)])
-            self._jobs.watch(self._note)
+            self._jobs.scheduler.watch(self._note)
             return self._keys
         for job in self._moved:
             self._renew(job, self._keys)
@@ -80,4 +80,4 @@ class JobKeys:
         self._keys = None
         self._known.clear()
         self._moved.clear()
-        self._jobs.unwatch(self._note)
+        self._jobs.scheduler.unwatch(self._note)

@@ -33,7 +33,7 @@ from virta.journal.jobs.scheduler import Scheduler
 from virta.journal.replication.interface import Replication
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from virta.journal.jobs.domain import Domain
     from virta.journal.storage.leases import LeaseSlot, LeaseTable
@@ -180,15 +180,6 @@ class JobTable:
             lower <= uri and (upper is None or uri < upper) and self.live(uri) is not None
             for uri in self._jobs
         )
-
-    # Watching.
-
-    def watch(self, moved: Callable[[Job], None]) -> None:
-        """Call `moved` with every job before it changes its state."""
-        self.scheduler.watch(moved)
-
-    def unwatch(self, moved: Callable[[Job], None]) -> None:
-        self.scheduler.unwatch(moved)
 
     def next_alarm(self) -> int | None:
         """Return when `tick` may have something to do: never too late, perhaps too early."""

@@ -56,7 +56,7 @@ class JobWatch:
             self._by_uri.setdefault(uri, set()).add(key)
         if self._seen and not self._watching:
             self._watching = True
-            self._jobs.watch(self._note)
+            self._jobs.scheduler.watch(self._note)
 
     def _note(self, job: Job) -> None:
         if job.uri in self._by_uri:
@@ -85,4 +85,4 @@ class JobWatch:
                     del self._by_uri[uri]
         if self._watching and not self._seen:
             self._watching = False
-            self._jobs.unwatch(self._note)
+            self._jobs.scheduler.unwatch(self._note)

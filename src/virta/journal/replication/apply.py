@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from virta.journal.protocol.messages import (
+    COMMAND_KEY,
     DELETED,
     QUERY_KEY,
     WORKED_ON,
@@ -59,7 +60,7 @@ class PeerRequests:
             jobs = engine.jobs
             jobs.merge(copy.uri, copy.finished, copy.finished_at, copy.jobs(jobs), now)
             return Reply(request.identifier, 0, request.timestamp)
-        if engine.admin.is_command(request.key):
+        if request.key == COMMAND_KEY:
             return engine.admin.run(request, session, now)
         entry, _ = engine.store_value(request, session, now, copied=True)
         if request.key2:

@@ -14,15 +14,11 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict, deque
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 from virta.journal.protocol.messages import RefusedError, Value
 from virta.journal.replication.interface import Replication
 from virta.journal.values.entry import Spill, ValueEntry
 from virta.journal.values.sorted_keys import SortedKeys
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MEMORY_BYTES_MAX = 1024 * 1024 * 1024
 # What CPython spends on an entry, its keys' places in dict and index, besides the bytes themselves.
@@ -40,7 +36,7 @@ class EntryTable:
         self.spilled = 0
         self._spill = spill
         self._entries: dict[bytes, ValueEntry] = {}
-        self._keys = SortedKeys()
+        self.keys = SortedKeys()  # of live entries
         self.expiries: list[tuple[int, ValueEntry]] = []
         self._tombstones: deque[tuple[int, ValueEntry]] = deque()
         # Persistent entries whose data is in memory, least recently used first.
@@ -56,7 +52,7 @@ class EntryTable:
     # Reading.
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self.keys)
 
     def live(self, key: bytes, now: int) -> ValueEntry | None:
         """Return the live entry of a key, None if there is none or it has expired."""
@@ -76,13 +72,6 @@ class EntryTable:
     def by_key(self) -> dict[bytes, ValueEntry]:
         """Return all entries by key; read-only."""
         return self._entries
-
-    def scan(self, lower: bytes, upper: bytes | None, *, after: bool = False) -> Iterator[bytes]:
-        return self._keys.scan(lower, upper, after=after)
-
-    def before(self, key: bytes) -> bytes:
-        """Return the last key before this one, empty if there is none."""
-        return self._keys.before(key)
 
     def entries(self) -> list[ValueEntry]:
         """Return every entry once, including tombstones."""
@@ -143,7 +132,7 @@ class EntryTable:
                 self._pending.setdefault(entry.alias, {})[key] = None
             self.memory_bytes += len(key)
             if not entry.tombstone:
-                self._keys.add(key)
+                self.keys.add(key)
         self.memory_bytes += ENTRY_OVERHEAD_BYTES
         entry.logged = True
         entry.data = b""
@@ -187,7 +176,7 @@ class EntryTable:
         self._detach(key)
         entry = ValueEntry([key], timestamp, timestamp, timestamp)
         self._entries[key] = entry
-        self._keys.add(key)
+        self.keys.add(key)
         self.memory_bytes += self._overhead(key)
         self._adopt(entry)
         return entry
@@ -203,7 +192,7 @@ class EntryTable:
         entry.keys.append(key)
         entry.links = {**entry.links, key: linked_at}
         self._entries[key] = entry
-        self._keys.add(key)
+        self.keys.add(key)
         self.memory_bytes += len(key)
         self._changed(entry)
 
@@ -212,7 +201,7 @@ class EntryTable:
         entry = self._entries.pop(key, None)
         if entry is None:
             return
-        self._keys.remove(key)
+        self.keys.remove(key)
         entry.keys.remove(key)
         if entry.links:
             entry.links = {other: at for other, at in entry.links.items() if other != key}

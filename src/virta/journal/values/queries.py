@@ -28,6 +28,8 @@ from virta.journal.protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from virta.journal.values.sorted_keys import SortedKeys
+
 PATTERN_BYTES_MAX = 1024
 # RE2's automata for one pattern; more is refused rather than built.
 REGEX_MEMORY_BYTES_MAX = 1024 * 1024
@@ -43,12 +45,6 @@ class KeyPattern(Protocol):
     def search(self, text: bytes) -> object | None: ...
 
 
-class Scanned(Protocol):
-    def scan(self, lower: bytes, upper: bytes | None, *, after: bool) -> Iterator[bytes]: ...
-
-    def before(self, key: bytes) -> bytes: ...
-
-
 class Query(msgspec.Struct, array_like=True):
     """What is asked for, and where the next reply continues."""
 
@@ -60,7 +56,7 @@ class Query(msgspec.Struct, array_like=True):
     flags: Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
     after: bool = True
 
-    def cursor(self, last: bytes, following: bytes, *scanned: Scanned) -> bytes:
+    def cursor(self, last: bytes, following: bytes, *scanned: SortedKeys) -> bytes:
         """Return the cursor of a reply that begins after `last`, which `following` comes after."""
         exact = self._encoded(self.bound, last, after=True)
         if len(exact) <= CURSOR_BYTES or following <= last:
@@ -82,7 +78,7 @@ class Query(msgspec.Struct, array_like=True):
         prefix = literal_prefix(self.bound)
         return max(self.last, prefix), _after_all(prefix)
 
-    def keys(self, *scanned: Scanned) -> Iterator[tuple[bytes, bool]]:
+    def keys(self, *scanned: SortedKeys) -> Iterator[tuple[bytes, bool]]:
         """Yield keys in order, and whether each is part of the result."""
         lower, upper = self.span()
         after = self.after and lower == self.last

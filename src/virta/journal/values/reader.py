@@ -104,7 +104,7 @@ class ValueReader:
         before: bytes | None = None  # a key may be that of a value and a uri
         cursor: bytes | None = None
         self._jobs.tick(now)
-        sources = (self._store, self._job_keys.in_order(*query.span()))
+        sources = (self._store.keys, self._job_keys.in_order(*query.span()))
         for key, wanted in query.keys(*sources):
             if skipped == SCAN_KEYS_MAX:
                 cursor = query.cursor(last, key, *sources)
