@@ -14,14 +14,14 @@ NATIVE := $(wildcard native/*)
 VERSION = $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 MADE := $(or $(if $(PYTHON_GIVEN),,$(firstword $(wildcard $(VENV)/.python-*))),$(VENV)/.python-$(VERSION))
 
-.PHONY: help setup run demo test test-fast lint format bench bench-log bench-match bench-journal bench-server bench-spark soak-server fuzz clean
+.PHONY: help setup run demo log-demo test test-fast lint format bench bench-log bench-match bench-journal bench-server bench-spark soak-server fuzz clean
 
 help:
 	@echo "make run     install what serving needs and serve on port 8232"
 	@echo "make test    install everything and run every test"
 	@echo "make lint    ruff and mypy                  make bench  every benchmark"
 	@echo "make setup   the whole environment (.venv)  make clean  remove what make made"
-	@echo "make demo    the log at work, in seconds    make fuzz   the native engines under sanitizers"
+	@echo "make demo    everything at work, live       make fuzz   the native engines under sanitizers"
 
 setup: $(STAMP)
 
@@ -44,9 +44,14 @@ $(STAMP): $(SERVE)
 	@touch $@
 
 run: $(SERVE)
+	@echo "make demo shows everything at work, with data"
 	$(BIN)/virta serve
 
+# Everything at work: server, console, a shop that changes by itself, jobs; with Spark after `make setup`.
 demo: $(SERVE)
+	$(BIN)/virta demo
+
+log-demo: $(SERVE)
 	$(BIN)/python examples/log_demo.py
 
 test: setup

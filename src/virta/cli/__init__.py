@@ -12,6 +12,7 @@ import click
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "cdc": ("virta.cli.cdc", "cdc", "Capture the changes of a database into a log."),
     "config": ("virta.cli.config", "config", "Show every server setting and where it came from."),
+    "demo": ("virta.cli.demo", "demo", "Show everything at work on this machine."),
     "doctor": ("virta.cli.doctor", "doctor", "Check that what Virta needs is installed and works."),
     "filter": ("virta.cli.filter", "filter_group", "Validate, canonicalise and explain filters."),
     "journal": ("virta.cli.journal", "journal", "Keys, values and jobs that are never lost."),
