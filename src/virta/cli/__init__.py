@@ -10,6 +10,7 @@ import click
 
 # command -> (module, attribute, one-line help shown without importing the module)
 COMMANDS: dict[str, tuple[str, str, str]] = {
+    "backup": ("virta.cli.operating.backup", "backup", "Copy a data directory while it is used."),
     "cdc": ("virta.cli.cdc", "cdc", "Capture the changes of a database into a log."),
     "config": ("virta.cli.config", "config", "Show every server setting and where it came from."),
     "demo": ("virta.cli.demo", "demo", "Show everything at work on this machine."),
@@ -18,9 +19,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "journal": ("virta.cli.journal", "journal", "Keys, values and jobs that are never lost."),
     "lake": ("virta.cli.lake", "lake", "Keep a log's history as Parquet."),
     "publish": ("virta.cli.publish", "publish", "Publish events to a channel."),
+    "restore": ("virta.cli.operating.backup", "restore", "Make a data directory from a backup."),
     "serve": ("virta.cli.serve", "serve", "Serve channels, streams and filters over HTTP."),
     "subscribe": ("virta.cli.subscribe", "subscribe", "Print the events of a channel."),
     "log": ("virta.cli.log", "log", "Append to, read, inspect and maintain an event log."),
+    "top": ("virta.cli.operating.top", "top", "Show what a server does, in the terminal."),
     "match": ("virta.cli.match", "match", "Print which filters each document matches."),
     "pipeline": ("virta.cli.pipeline", "pipeline", "Check, run and watch Spark pipelines."),
 }

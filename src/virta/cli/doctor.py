@@ -54,15 +54,21 @@ class Finding:
     "--data-dir",
     help="Also check who can read this data directory (or log); the default one if it exists.",
 )
+@click.option(
+    "--config", "config_file", type=click.Path(), help="TOML file instead of ./virta.toml."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON array.")
-def doctor(*, spark_job: bool, data_dir: str | None, as_json: bool) -> None:
-    """Check Python, native modules, extras and Java; say what to do about what is missing."""
+def doctor(
+    *, spark_job: bool, data_dir: str | None, config_file: str | None, as_json: bool
+) -> None:
+    """Check Python, native modules, extras, Java and the set-up of a server; say what to do about what is wrong."""
     checks: list[Callable[[], list[Finding]]] = [
         check_python,
         check_native,
         check_extras,
         check_java,
         lambda: check_directory(data_dir or DATA_DIR_DEFAULT),
+        lambda: check_setup(config_file, data_dir),
     ]
     if spark_job:
         checks.append(check_spark)
@@ -137,6 +143,14 @@ def check_directory(data_dir: str) -> list[Finding]:
     exposed = files.open_to_others(data_dir)
     state, detail = (WARNING, exposed) if exposed else (OK, f"{data_dir} is closed to other users")
     return [Finding("data directory", state, detail)]
+
+
+def check_setup(config_file: str | None, data_dir: str | None) -> list[Finding]:
+    """Check the settings of a server, its ports, disk, tokens, certificate and log."""
+    from virta.cli.operating.setup_checks import setup_findings
+
+    given = None if data_dir is None else {"data_dir": data_dir}
+    return [Finding(*found) for found in setup_findings(config_file, given)]
 
 
 def check_spark() -> list[Finding]:

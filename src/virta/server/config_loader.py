@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from virta.errors import ConfigError
+from virta.quantities import parse_duration, parse_size
 from virta.server.hosts import HOSTS_MAX, read_host
+from virta.server.operating.rules import RETENTION_RULES_MAX, read_retention_rule
 from virta.server.origins import ORIGINS_MAX, read_origin
 from virta.server.settings import SETTINGS, Setting
 from virta.server.webhooks.addresses import RULES_MAX, read_rule
@@ -35,6 +37,12 @@ READERS: dict[str, tuple[Callable[[str], str | None], int]] = {
     "allow_origin": (read_origin, ORIGINS_MAX),
     "allow_host": (read_host, HOSTS_MAX),
     "webhook_allow": (read_rule, RULES_MAX),
+    "retention_channel": (read_retention_rule, RETENTION_RULES_MAX),
+}
+# Texts that have to be a quantity: what parses them, and raises ValueError.
+QUANTITIES: dict[str, Callable[[str], object]] = {
+    "retention_age": parse_duration,
+    "retention_bytes": parse_size,
 }
 FALSE_WORDS = frozenset({"0", "false", "no", "off"})
 
@@ -192,6 +200,11 @@ def _converted(setting: Setting, raw: Any) -> Any:
         if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
             return None
         return tuple(item.strip() for item in items if item.strip())
+    if setting.name in QUANTITIES and isinstance(raw, str):
+        try:
+            QUANTITIES[setting.name](raw)
+        except ValueError:
+            return None
     return raw if isinstance(raw, str) and raw else None
 
 

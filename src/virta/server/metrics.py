@@ -13,11 +13,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
+    HistogramMetricFamily,
     Metric,
     SummaryMetricFamily,
 )
 
 from virta.event.rules import IDENTITY_BYTES_MAX
+from virta.hub.publisher import DELAY_BOUNDS
 from virta.journal.jobs.job import STATE_NAMES
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from virta.server.service import Service
 
 CONTENT_TYPE = "text/plain; version=0.0.4"
+# Of the classes in which delays are counted, one in so many is a bucket.
+DELAY_BUCKET_EVERY = 4
 
 # fmt: off
 GAUGES: tuple[tuple[str, str, Callable[[Service], float]], ...] = (
@@ -44,8 +48,14 @@ GAUGES: tuple[tuple[str, str, Callable[[Service], float]], ...] = (
     ("virta_log_next_offset", "Offset of the next record", lambda s: s.log.next_offset),
     ("virta_log_bytes", "Size of the log", lambda s: s.log.bytes),
     ("virta_ready", "1 when requests are served", lambda s: s.ready),
+    ("virta_disk_free_bytes", "Free bytes where the data is", lambda s: s.figures.last.disk_free_bytes),
+    ("virta_disk_bytes", "Size of the disk where the data is", lambda s: s.figures.last.disk_bytes),
+    ("virta_distinct_filters", "Distinct filters of subscribers", lambda s: s.figures.last.filters),
+    ("virta_webhooks_failing", "Webhooks whose last attempt failed", lambda s: s.figures.last.webhooks_failing),
 )
 COUNTERS: tuple[tuple[str, str, Callable[[Service], float]], ...] = (
+    ("virta_retention_bytes", "Bytes that retention removed", lambda s: s.retention.removed_bytes),
+    ("virta_retention_records", "Records that retention removed", lambda s: s.retention.removed_records),
     ("virta_requests", "Requests", lambda s: s.requests),
     ("virta_connections", "Connections opened", lambda s: s.connections_opened),
     ("virta_events_published", "Events written by this server", lambda s: s.publisher.published),
@@ -108,6 +118,7 @@ class Metrics:
             yield GaugeMetricFamily(name, text, value=read(service))
         for name, text, read in COUNTERS:
             yield CounterMetricFamily(name, text, value=read(service))
+        yield from self._of_publishing()
         refusals = CounterMetricFamily("virta_refusals", "Refused requests", labels=["status"])
         for status, number in sorted(service.responder.refusals.items()):
             refusals.add_metric([str(status)], number)
@@ -131,6 +142,26 @@ class Metrics:
             yield from self._of_pipelines()
         if captures := self._service.captures.overviews():
             yield from _of_captures(captures)
+
+    def _of_publishing(self) -> Iterator[Metric]:
+        figures, total = self._service.publisher.figures, 0
+        buckets: list[tuple[str, float]] = []
+        for index, count in enumerate(figures.delays):
+            total += count
+            if index == len(DELAY_BOUNDS):
+                buckets.append(("+Inf", total))
+            elif index % DELAY_BUCKET_EVERY == 0:
+                buckets.append((f"{DELAY_BOUNDS[index]:.6g}", total))
+        yield HistogramMetricFamily(
+            "virta_publish_to_deliver_seconds",
+            "Time from the arrival of a publication until it is durable and delivered",
+            buckets=buckets,
+            sum_value=figures.seconds,
+        )
+        appends, seconds = self._service.publisher.append_figures
+        summary = SummaryMetricFamily("virta_log_append_seconds", "Appends to the log, with syncs")
+        summary.add_metric([], appends, seconds)
+        yield summary
 
     def _labelled_like_thorium(self) -> Iterator[Metric]:
         hub, service = self._service.hub, self._service

@@ -28,6 +28,7 @@ from virta.server.api.app import build_app
 from virta.server.auth import check_exposure
 from virta.server.http.server import HttpServer
 from virta.server.log_fields import spread_fields
+from virta.server.operating.activation import passed_socket
 from virta.server.service import Service
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def run(config: Config) -> None:
     # What was imported stays in use, and objects of requests rarely form cycles.
     gc.freeze()
     gc.set_threshold(*COLLECTOR)
-    listener = _bind(config.host, config.server_port)
+    listener = passed_socket(os.environ) or _bind(config.host, config.server_port)
     detect_dead_peers(listener, config.tcp_keepalive_ms, config.tcp_user_timeout_ms)
     try:
         uvloop.run(serve(config, listener))

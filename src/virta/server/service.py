@@ -42,6 +42,7 @@ from virta.server.http.deadlines import TimerWheel
 from virta.server.http.limits import UnfinishedBodies
 from virta.server.http.responses import Responder
 from virta.server.operating.figures import Figures
+from virta.server.operating.retention import LogRetention
 from virta.server.origins import Origins
 from virta.server.pipeline_supervisor import Pipelines, RestartLimits
 from virta.server.webhooks.subscriptions import Webhooks
@@ -148,6 +149,8 @@ class Service:
             config.cdc or (), Path(config.data_dir), self._restart_limits(), self.logger
         )
         self.captures.start()
+        self.retention = LogRetention(self)
+        self.retention.start()
         self.ready = True
 
     def drain(self) -> None:
@@ -163,6 +166,7 @@ class Service:
         """Finish what was accepted, then close the log."""
         self.ready = False
         self.figures.stop()
+        await self.retention.stop()
         self.timers.stop()
         await asyncio.to_thread(self.pipelines.stop)
         await asyncio.to_thread(self.captures.stop)

@@ -101,6 +101,17 @@ SETTINGS: tuple[Setting, ...] = (
           help="Ship the log to this object storage while serving; `url` in [log.tier] of the file."),
     _number("tier_interval_ms", 1000, 10, 3_600_000,
             help="How often new records are shipped; `interval_ms` in [log.tier] of the file."),
+    # What is kept.
+    _text("retention_age", None, form="a duration such as 30d or 12h",
+          help="Remove what is older than this from the log, in whole segments."),
+    _text("retention_bytes", None, form="a size such as 500GiB",
+          help="Remove the oldest segments while the log is larger than this."),
+    _text("retention_channel", None, many=True, form="PATTERN=DURATION, such as clicks*=7d",
+          help="Remove events of matching channels that are older (repeatable): PATTERN=DURATION."),
+    _switch("retention_unread", False,
+            help="Also remove what a named consumer or a webhook has not read yet."),
+    _number("retention_interval_ms", 60_000, 100, INT_MAX,
+            help="How often old events are looked for."),
     # Access.
     _text("token_file", None, help="File of bearer tokens, one per line, plain or `sha256:<hex>`."),
     _switch("insecure", False,

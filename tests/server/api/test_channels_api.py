@@ -123,6 +123,7 @@ def test_a_count_that_takes_long(monkeypatch):
         hub=SimpleNamespace(subscribers=dict),
         responder=SimpleNamespace(event_headers=dict),
         figures=SimpleNamespace(rates={}),
+        retention=SimpleNamespace(kept=lambda name: "for ever"),
     )
     request = SimpleNamespace(query_params={})
 

@@ -184,6 +184,73 @@ def _compact_segment(
     return 1, info.bytes, size, before, after
 
 
+class ExpiryReport(NamedTuple):
+    """One segment after `expire`: what was removed, and when more of it expires (µs; None: never)."""
+
+    base: int
+    records: int
+    bytes: int
+    next_due: int | None
+
+
+@translate_disk_errors("removing expired records of")
+def expire(
+    log: Log,
+    max_age_us: Callable[[bytes], int | None],
+    *,
+    before: int,
+    skip: Callable[[int], bool],
+) -> list[ExpiryReport]:
+    """
+    Remove records that are older than their topic may be; offsets do not change.
+
+    Only whole sealed segments below offset `before` are rewritten, and none that is pinned.
+
+    Args:
+        max_age_us: the age that a topic's records may reach; None keeps them.
+        skip: called with the base of a segment, to leave it alone.
+    """
+    reports = []
+    with maintenance_lock(log.path):
+        index_missing(log.path)
+        pinned = lowest_pin(log.path)
+        for info in log.segments()[:-1]:
+            if not info.sealed or info.next > before or (pinned is not None and info.next > pinned):
+                break
+            if not skip(info.base):
+                reports.append(_expire_segment(log, info, max_age_us))
+        files.sync_directory(log.path)
+    return reports
+
+
+def _expire_segment(
+    log: Log, info: SegmentInfo, max_age_us: Callable[[bytes], int | None]
+) -> ExpiryReport:
+    now = now_us()
+    due: list[int] = []
+
+    def stays(record: Record) -> bool:
+        age = max_age_us(bytes(record.topic))
+        if age is None:
+            return True
+        if record.timestamp + age < now:
+            return False
+        due.append(record.timestamp + age)
+        return True
+
+    with Segment(log.path, info.base) as segment:
+        removed = 0
+        for batch in _batches(segment):
+            records = _records(segment, batch)
+            removed += len(records) - sum(map(stays, records))
+            due[:] = [min(due)] if due else []
+        if not removed:
+            return ExpiryReport(info.base, 0, 0, due[0] if due else None)
+        old = load_index(log.path, info.base, segment.header.salt)
+        size = _rewrite(segment, stays, info.next, old.producers if old else {})
+    return ExpiryReport(info.base, removed, info.bytes - size, min(due, default=None))
+
+
 def _batches(segment: Segment) -> Iterator[BatchHeader]:
     walk = Walk(segment, segment.start(), segment.size)
     for batches in walk:

@@ -61,6 +61,7 @@ class ChannelsApi(ApiHandler):
         rates = self._service.figures.rates
         for channel in page.channels:
             channel.events_per_second = rates.get(channel.name, 0.0)
+            channel.kept = self._service.retention.kept(channel.name)
         return self._json(page)
 
     async def _count(self, log: Log) -> None:

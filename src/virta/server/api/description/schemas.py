@@ -100,6 +100,7 @@ class ChannelSummary(Struct, rename="camel"):
     last_time: str | None
     subscribers: int
     events_per_second: Annotated[float, Meta(description="In the last second.")] = 0.0
+    kept: Annotated[str, Meta(description="How long its events are kept, in words.")] = "for ever"
 
 
 class ChannelPage(Struct):

@@ -1,0 +1,107 @@
+"""`virta backup` and `virta restore` against a running server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from server_harness import Server, event
+
+import virta
+
+
+def run(*arguments, expect=0):
+    done = subprocess.run(
+        [sys.executable, "-m", "virta", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == expect, done.stderr
+    return done
+
+
+def post(server, path, body):
+    answer = server.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+    assert answer.status < 300, answer
+    return answer.json
+
+
+def test_a_backup_under_load_restores_everything(tmp_path):
+    """The log verifies and has each accepted event up to its end; filters, jobs and keys are there."""
+    data = tmp_path / "data"
+    with Server(data, "--durability", "none") as server:
+        registered = post(server, "/filters/shop/orders", {"equals": {"status": "paid"}})
+        post(server, "/journal/jobs", {"uri": "mail://shop/1", "payload": "hello", "delay": 600})
+        server.request("PUT", "/journal/keys/answer", '{"value": 42}', {"Content-Type": "application/json"})  # fmt: skip
+        (data / "tokens.json").write_text('{"kept": true}')
+        stop = threading.Event()
+        sent = []
+
+        def load():
+            while not stop.is_set():
+                n = len(sent)
+                server.publish("load", *[event(f"{n}-{i}", {"pad": "x" * 500}) for i in range(20)])
+                sent.append(n)
+
+        thread = threading.Thread(target=load)
+        thread.start()
+        deadline = time.monotonic() + 20
+        while len(sent) < 20 and time.monotonic() < deadline:
+            pass
+        done = run("backup", tmp_path / "copy", "--data-dir", data, "--json")
+        stop.set()
+        thread.join()
+    said = json.loads(done.stdout)
+    run("restore", tmp_path / "copy", "--data-dir", tmp_path / "again")
+
+    with virta.open(tmp_path / "again" / "log") as log:
+        assert log.verify().problems == []
+        records = list(log.read("load"))
+        assert log.next_offset == said["next_offset"]
+        assert len(records) == said["next_offset"]
+        assert len(records) >= 400
+    assert (tmp_path / "again" / "tokens.json").read_text() == '{"kept": true}'
+    assert (tmp_path / "again").stat().st_mode & 0o777 == 0o700
+    with Server(tmp_path / "again") as again:
+        assert again.request("GET", f"/filters/{registered['id']}").json["collection"] == "orders"
+        assert again.request("GET", "/journal/keys/answer").json["value"] == 42
+        job = again.request("GET", "/journal/jobs/show?uri=mail://shop/1").json
+        assert (job["state"], job["payload"]) == ("delayed", "hello")
+        again.publish("load", event("new"))
+
+
+@pytest.fixture
+def saved(tmp_path):
+    with virta.open(tmp_path / "data" / "log") as log:
+        log.append("a", "k", b"v")
+    run("backup", tmp_path / "copy", "--data-dir", tmp_path / "data")
+    return tmp_path / "copy"
+
+
+def test_a_damaged_backup_is_refused(saved, tmp_path):
+    """One changed byte, a missing manifest, a manifest that leads outside: nothing is restored."""
+    (segment,) = (saved / "data" / "log").glob("*.puro")
+    whole = segment.read_bytes()
+    segment.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert "damaged" in run("restore", saved, "--data-dir", tmp_path / "b", expect=1).stderr
+    assert not (tmp_path / "b").exists()
+    segment.write_bytes(whole)
+    manifest = json.loads((saved / "backup.json").read_text())
+    manifest["files"]["../evil"] = {"bytes": 0, "sha256": ""}
+    (saved / "backup.json").write_text(json.dumps(manifest))
+    assert "outside" in run("restore", saved, "--data-dir", tmp_path / "b", expect=1).stderr
+    (saved / "backup.json").unlink()
+    assert "not finished" in run("restore", saved, "--data-dir", tmp_path / "b", expect=1).stderr
+
+
+def test_nothing_is_overwritten(saved, tmp_path):
+    """Neither a backup nor a data directory is written over."""
+    assert "not empty" in run("backup", saved, "--data-dir", tmp_path / "data", expect=1).stderr
+    assert "not empty" in run("restore", saved, "--data-dir", tmp_path / "data", expect=1).stderr
+    missing = run("backup", tmp_path / "c", "--data-dir", tmp_path / "none", expect=1).stderr
+    assert "no data directory" in missing
