@@ -14,7 +14,7 @@ NATIVE := $(wildcard native/*)
 VERSION = $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 MADE := $(or $(if $(PYTHON_GIVEN),,$(firstword $(wildcard $(VENV)/.python-*))),$(VENV)/.python-$(VERSION))
 
-.PHONY: help setup run demo log-demo test test-fast lint format bench bench-log bench-match bench-journal bench-server bench-spark soak-server fuzz clean
+.PHONY: help setup run demo log-demo test test-fast lint format bench bench-log bench-match bench-journal bench-server bench-spark bench-cdc soak-server fuzz clean
 
 help:
 	@echo "make run     install what serving needs and serve on port 8232"
@@ -69,7 +69,7 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: bench-log bench-match bench-journal bench-server bench-spark
+bench: bench-log bench-match bench-journal bench-server bench-spark bench-cdc
 
 bench-log: setup
 	@$(PIP) install --group bench || echo "some peers are not installable: their rows are skipped"
@@ -81,6 +81,9 @@ bench-journal: setup
 
 bench-spark: setup
 	$(BIN)/python bench/spark_bench.py $(BENCH_ARGS)
+
+bench-cdc: setup
+	$(BIN)/python bench/cdc_bench.py $(BENCH_ARGS)
 
 bench-match: setup
 	$(BIN)/python bench/match_bench.py $(BENCH_ARGS)
