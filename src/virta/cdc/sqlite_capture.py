@@ -80,7 +80,7 @@ class SqliteCapture:
         self._tables: dict[int, tuple[SqliteTable, CapturedTable]] = {}
         self._schema_version = -1
         self._removed = 0
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._save_at = 0.0
         self._outbox_read = True  # rows may be left from before a crash
 
@@ -202,8 +202,8 @@ class SqliteCapture:
 
     def _warn(self, notes: Sequence[str]) -> None:
         for note in notes:
-            if note not in self._told:
-                self._told.add(note)
+            if note not in self._warned:
+                self._warned.add(note)
                 logger.warning("cdc_table %s: %s", self.path, note)
 
     def _copy_changes(self, end: int) -> None:

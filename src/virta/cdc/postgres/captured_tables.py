@@ -65,7 +65,7 @@ class CapturedTables:
         self.relations: dict[int, DecodedTable | None] = {}
         self.to_read: dict[str, bool] = {}
         self._visible: dict[str, Visibility] = {}
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def prepare(self, events: ChangeEvents) -> None:
         """Load types and tables; the publication lists them afterwards."""
@@ -80,8 +80,8 @@ class CapturedTables:
         """Let the publication list every table that should be captured, and note which have to be read."""
         chosen, notes = slot.choose_tables(catalog.tables(self._sql), self._wanted)
         for note in notes:
-            if note not in self._told:
-                self._told.add(note)
+            if note not in self._warned:
+                self._warned.add(note)
                 logger.warning("cdc_table %s", note)
         try:
             slot.sync_publication(self._sql, self.slot, chosen)

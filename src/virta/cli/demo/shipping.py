@@ -44,7 +44,7 @@ class Shipping:
         async def ship(job: Lease) -> None:
             await asyncio.sleep(chance.uniform(0.1, PACK_S_MAX))
             if chance.random() < FAILURES:
-                raise RuntimeError("the parcel did not fit: a larger box is on its way")
+                raise RuntimeError("the box is too small: a larger one is on its way")
             order = int(bytes(job.uri).rpartition(b"/")[2])
             await asyncio.to_thread(shop.ship, order)
 
