@@ -22,6 +22,7 @@ One tree of coded errors.
     ├── StreamIdError               not a stream id
     ├── ConfigError                 a setting that cannot be used
     ├── CaptureError                changes of a database cannot be captured
+    ├── AccessError                 a credential or a right that is not accepted
     ├── HubError                    the hub cannot accept this event or subscription
     ├── ViewError                   a live view that cannot be opened or cannot go on
     ├── RequestError                an HTTP request that is refused, with its status
@@ -213,6 +214,12 @@ class CaptureError(VirtaError):
     def __init__(self, message: str, *, code: str | None = None, retry: bool = False) -> None:
         super().__init__(message, code=code)
         self.retry = retry
+
+
+class AccessError(VirtaError):
+    """A credential or a right that is not accepted; `code` says which check failed."""
+
+    default_code = "access_refused"
 
 
 class HubError(VirtaError):

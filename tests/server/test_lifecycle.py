@@ -90,7 +90,7 @@ def test_tokens(start, tmp_path):
     hashed = hashlib.sha256(b"another-good-token").hexdigest()
     file.write_text(f"# ours\n{TOKEN}  # first\nsha256:{hashed}\n")
     file.chmod(0o600)
-    with start("--token-file", file) as server:
+    with start("--token-file", file, "--token-in-url") as server:
         assert server.request("GET", "/livez").status == 200
         for path in ("/channels/a", "/metrics", "/subscribe?streams=a:&max_queued=1"):
             refused = server.request("GET", path)

@@ -13,11 +13,11 @@ from server_harness import STRUCTURED, event, read
 
 from virta.cli import main
 from virta.errors import ConfigError, RequestError
+from virta.server.access.auth import Authenticator
+from virta.server.access.hosts import Hosts, read_host
+from virta.server.access.origins import Origins
 from virta.server.api.app import build_app
-from virta.server.auth import Authenticator
 from virta.server.config_loader import load
-from virta.server.hosts import Hosts, read_host
-from virta.server.origins import Origins
 
 TOKEN = "a-token-of-sixteen"
 UPGRADE = (
@@ -344,12 +344,14 @@ def test_a_token_does_not_allow_a_page(start, tmp_path):
     file.write_text(TOKEN)
     file.chmod(0o600)
     path = f"{SOCKETS[0]}&access_token={TOKEN}"
-    with start("--token-file", file) as server:
+    with start("--token-file", file, "--token-in-url") as server:
         assert handshake(server.port, path, "https://app.example")[0] == 403
         assert handshake(server.port, path, "http://localhost:1")[0] == 101
         assert handshake(server.port, SOCKETS[0], None)[0] == 401
         server.stop()
-    with start("--token-file", file, "--allow-origin", "https://app.example") as server:
+    with start(
+        "--token-file", file, "--token-in-url", "--allow-origin", "https://app.example"
+    ) as server:
         assert handshake(server.port, path, "https://app.example")[0] == 101
         assert handshake(server.port, SOCKETS[0], "https://app.example")[0] == 401
 

@@ -12,7 +12,7 @@ import click
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "backup": ("virta.cli.operating.backup", "backup", "Copy a data directory while it is used."),
     "cdc": ("virta.cli.cdc", "cdc", "Capture the changes of a database into a log."),
-    "config": ("virta.cli.config", "config", "Show every server setting and where it came from."),
+    "config": ("virta.cli.serve", "config", "Show every server setting and where it came from."),
     "demo": ("virta.cli.demo", "demo", "Show everything at work on this machine."),
     "doctor": ("virta.cli.doctor", "doctor", "Check that what Virta needs is installed and works."),
     "filter": ("virta.cli.filter", "filter_group", "Validate, canonicalise and explain filters."),
@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "log": ("virta.cli.log", "log", "Append to, read, inspect and maintain an event log."),
     "top": ("virta.cli.operating.top", "top", "Show what a server does, in the terminal."),
     "match": ("virta.cli.match", "match", "Print which filters each document matches."),
+    "token": ("virta.cli.token", "token", "Create, list and revoke tokens of a server."),
     "pipeline": ("virta.cli.pipeline", "pipeline", "Check, run and watch Spark pipelines."),
 }
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from virta.errors import (
+    AccessError,
     EventError,
     LogCorruptionError,
     LogFormatError,
@@ -39,7 +40,7 @@ EXIT_FAILED: Final = 5
 EXIT_INTERRUPTED: Final = 130
 
 _EXITS: Final[tuple[tuple[tuple[type[VirtaError], ...], int], ...]] = (
-    ((LogTypeError, LogLimitError, EventError), EXIT_USAGE),
+    ((LogTypeError, LogLimitError, EventError, AccessError), EXIT_USAGE),
     ((LogNotFoundError, LogFormatError), EXIT_NO_LOG),
     ((LogCorruptionError, LogGapError), EXIT_DAMAGED),
 )

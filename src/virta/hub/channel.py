@@ -12,7 +12,14 @@ import logging
 from typing import TYPE_CHECKING
 
 from virta.hub.delivery import ENCODERS, Delivery
-from virta.hub.event_matcher import DOCUMENT, EVENT, EventMatcher, matches_everything, root_of
+from virta.hub.event_matcher import (
+    DOCUMENT,
+    EVENT,
+    EventMatcher,
+    matches_everything,
+    root_of,
+    single_matcher,
+)
 
 if TYPE_CHECKING:
     from virta.filters import Filter
@@ -25,29 +32,54 @@ logger = logging.getLogger("virta.hub")
 class FilterGroup:
     """One distinct filter and its subscriptions, by output format."""
 
-    __slots__ = ("filter", "hits", "id", "sent", "subscriptions")
+    __slots__ = ("filter", "hits", "id", "limited", "sent", "subscriptions")
 
     def __init__(self, filter_: Filter) -> None:
         self.filter = filter_
+        # Subscriptions with a row filter that is not part of the filter, by its id (rare).
+        self.limited: dict[str, tuple[Filter, FilterGroup]] | None = None
         self.id = ""  # in the index
         self.subscriptions: dict[int, dict[ChannelSubscription, None]] = {}
         self.hits: list[Delivery] = []
         self.sent = 0  # events that matched while somebody was subscribed
 
     def __bool__(self) -> bool:
-        return bool(self.subscriptions)
+        return bool(self.subscriptions or self.limited)
 
     def add(self, subscription: ChannelSubscription) -> None:
+        row_filter = subscription.row_filter
+        if row_filter is not None:
+            if self.limited is None:
+                self.limited = {}
+            found = self.limited.setdefault(row_filter.id, (row_filter, FilterGroup(self.filter)))
+            group = found[1]
+            group.subscriptions.setdefault(subscription.encoding, {})[subscription] = None
+            subscription.sent_before = group.sent
+            return
         self.subscriptions.setdefault(subscription.encoding, {})[subscription] = None
         subscription.sent_before = self.sent
 
     @property
     def size(self) -> int:
         """How many subscriptions it has."""
-        return sum(len(same) for same in self.subscriptions.values())
+        limited = sum(group.size for _, group in (self.limited or {}).values())
+        return limited + sum(len(same) for same in self.subscriptions.values())
 
     def remove(self, subscription: ChannelSubscription) -> bool:
         """Remove a subscription; return False if it is not in the group."""
+        if subscription.row_filter is not None:
+            return self._remove_limited(subscription, subscription.row_filter)
+        return self._remove(subscription)
+
+    def _remove_limited(self, subscription: ChannelSubscription, row_filter: Filter) -> bool:
+        found = (self.limited or {}).get(row_filter.id)
+        if found is None or not found[1]._remove(subscription):  # noqa: SLF001 - of the same class
+            return False
+        if not found[1] and self.limited is not None:
+            del self.limited[row_filter.id]
+        return True
+
+    def _remove(self, subscription: ChannelSubscription) -> bool:
         same = self.subscriptions.get(subscription.encoding, {})
         if subscription not in same:
             return False
@@ -62,6 +94,8 @@ class FilterGroup:
         count = len(hits)
         self.sent += count
         sent = 0
+        if self.limited:
+            sent = self._flush_limited(hits, now, tag)
         # Copies: a send may close a subscription and so change the group.
         for encoding, subscriptions in tuple(self.subscriptions.items()):
             payload = ENCODERS[encoding](hits, tag)
@@ -75,6 +109,15 @@ class FilterGroup:
                         subscription.send(payload, count)
                 except Exception:  # the other subscriptions get the event all the same
                     logger.exception("delivery_failed subscription=%s", subscription.id)
+        return sent
+
+    def _flush_limited(self, hits: list[Delivery], now: float, tag: bytes) -> int:
+        sent = 0
+        for row_filter, group in tuple((self.limited or {}).values()):
+            matched = single_matcher(row_filter, root_of(row_filter)).match(hits)
+            group.hits = [hit for hit, ids in zip(hits, matched, strict=True) if ids]
+            if group.hits:
+                sent += group.flush(now, tag)
         return sent
 
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from virta.errors import EventError
 from virta.event.document import DOCUMENT_DIALECT, document_of
-from virta.filters.tree import Everything
+from virta.filters import Filter
+from virta.filters.tree import Everything, all_of
 from virta.match import Matcher
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from virta.filters import Filter
     from virta.hub.event_batch import EventBatch
 
 logger = logging.getLogger("virta.hub")
@@ -50,6 +50,31 @@ def root_of(filter_: Filter) -> str:
     if matches_everything(filter_):
         return EVENT
     return DOCUMENT if filter_.dialect == DOCUMENT_DIALECT else EVENT
+
+
+def restrict(own: Filter, row_filter: Filter | None) -> tuple[Filter, Filter | None]:
+    """
+    Return a filter that holds for what satisfies both, and a second one to check after it, if any.
+
+    Both become one tree, which the index matches. That is not possible if one applies to events and the other to
+    documents: then the row filter is checked on what the first one matched.
+    """
+    if row_filter is None or matches_everything(row_filter):
+        return own, None
+    if matches_everything(own):
+        return row_filter, None
+    if root_of(own) != root_of(row_filter):
+        return own, row_filter
+    return Filter(all_of([row_filter.tree, own.tree]), dialect=own.dialect), None
+
+
+def all_satisfy(row_filter: Filter, part: Sequence[Matchable] | EventBatch) -> bool:
+    """Return whether every event satisfies a filter."""
+    if matches_everything(row_filter):
+        return True
+    matcher = single_matcher(row_filter, root_of(row_filter))
+    events = part.deliveries() if hasattr(part, "deliveries") else part
+    return all(matcher.match(events))
 
 
 class EventMatcher:

@@ -18,6 +18,7 @@ from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 from virta.hub.delivery import CHUNKED, SOCKETS, SSE_CHUNKED
+from virta.hub.event_matcher import restrict
 from virta.hub.frames import chunk, named_frame
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class ChannelSubscription:
         "query",
         "reached",
         "report_overflow",
+        "row_filter",
         "sent_before",
         "since",
         "sink",
@@ -100,10 +102,12 @@ class ChannelSubscription:
         query: str = "",
         encoding: int = SSE_CHUNKED,
         policy: SlowPolicy | None = None,
+        row_filter: Filter | None = None,
     ) -> None:
         self.id = id_
         self.channel = channel
-        self.filter = filter_
+        # The query and the subscriber's row filter as one; what cannot be joined is checked after it.
+        self.filter, self.row_filter = restrict(filter_, row_filter)
         self.query = query
         self.sink = sink
         # Called with payloads while not blocked; a transport may set something faster.

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from virta.errors import ConfigError
 from virta.quantities import parse_duration, parse_size
-from virta.server.hosts import HOSTS_MAX, read_host
+from virta.server.access.hosts import HOSTS_MAX, read_host
+from virta.server.access.origins import ORIGINS_MAX, read_origin
 from virta.server.operating.rules import RETENTION_RULES_MAX, read_retention_rule
-from virta.server.origins import ORIGINS_MAX, read_origin
 from virta.server.settings import SETTINGS, Setting
 from virta.server.webhooks.addresses import RULES_MAX, read_rule
 

@@ -24,12 +24,12 @@ import uvicorn
 import uvloop
 
 from virta.errors import ConfigError
+from virta.server.access.auth import check_exposure, requires_credentials
 from virta.server.api.app import build_app
-from virta.server.auth import check_exposure
 from virta.server.http.server import HttpServer
 from virta.server.log_fields import spread_fields
 from virta.server.operating.activation import passed_socket
-from virta.server.service import Service
+from virta.server.service import Service, read_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +57,8 @@ def run(config: Config) -> None:
     Raises:
         VirtaError: the server cannot start: exposure, directory, port, certificate, log.
     """
-    check_exposure(config.host, config.token_file, insecure=config.insecure)
+    if requires_credentials(config):
+        check_exposure(config, len(read_credentials(config).store))
     _check_tls(config)
     configure_logging(config.log_level)
     sys.setswitchinterval(SWITCH_S)

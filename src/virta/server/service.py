@@ -23,7 +23,10 @@ import structlog
 
 import virta
 from virta import files
-from virta.errors import ConfigError, RequestError
+from virta.access.credentials import Credentials, read_token_file
+from virta.access.rates import RateLimiter
+from virta.access.tokens import TokenStore
+from virta.errors import AccessError, ConfigError, RequestError
 from virta.hub.delivery import STREAMS, read_delivery
 from virta.hub.hub import Hub
 from virta.hub.idempotency import Idempotency, key_of
@@ -34,21 +37,29 @@ from virta.hub.resume.positions import tag_of
 from virta.hub.resume.replay import Replayer
 from virta.hub.subscription import SlowPolicy
 from virta.journal.serving.tcp import JournalServer
-from virta.server.auth import THORIUM_CORS, Authenticator, read_tokens
+from virta.server.access.audit import Audit
+from virta.server.access.auth import (
+    THORIUM_CORS,
+    Authenticator,
+    RequestRates,
+    requires_credentials,
+)
+from virta.server.access.hosts import Hosts, host_name, is_loopback
+from virta.server.access.origins import Origins
 from virta.server.capture_supervisor import Captures
 from virta.server.config_loader import LOG_NAME
-from virta.server.hosts import Hosts, host_name, is_loopback
 from virta.server.http.deadlines import TimerWheel
 from virta.server.http.limits import UnfinishedBodies
 from virta.server.http.responses import Responder
 from virta.server.operating.figures import Figures
 from virta.server.operating.retention import LogRetention
-from virta.server.origins import Origins
 from virta.server.pipeline_supervisor import Pipelines, RestartLimits
 from virta.server.webhooks.subscriptions import Webhooks
 from virta.tier.background import BackgroundShipper
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from virta.log.log import Visibility
     from virta.server.config_loader import Config
     from virta.server.consumers.sse import SseConsumer
@@ -58,6 +69,8 @@ READERS_MAX = 4
 # What was appended last is shipped before the server ends, if the store answers within this time.
 SHIP_S_MIN = 2.0
 LOCK_NAME = "serve.lock"
+# How often token and key files are checked for changes.
+ACCESS_CHECK_S = 1.0
 REGISTRY_NAME = "registry"
 JOURNAL_NAME = "journal"
 PIPELINES_NAME = "pipelines"
@@ -69,11 +82,24 @@ class Service:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.logger: Any = structlog.get_logger("virta.server")
-        tokens = read_tokens(config.token_file) if config.token_file else None
+        self.audit = Audit(self.logger)
         hosts = Hosts(config.host, config.allow_host, _own_hosts(config))
         origins = Origins(config.allow_origin, host=config.host)
         cors = THORIUM_CORS if config.thorium_compatible else b""
-        self.auth = Authenticator(hosts, origins, tokens, cors=cors)
+        self.auth = Authenticator(
+            hosts,
+            origins,
+            self.audit,
+            read_credentials(config) if requires_credentials(config) else None,
+            cors=cors,
+            token_in_url=config.token_in_url,
+            rates=RequestRates(
+                _rate(config.max_requests_per_principal), _rate(config.max_requests_per_address)
+            ),
+        )
+        # Called when tokens or keys have changed.
+        self.on_access_changed: list[Callable[[], None]] = []
+        self._access_watch: asyncio.Task[None] | None = None
         self.responder = Responder(config.source_name, config.durability, cors)
         self.idle_s = config.tcp_idle_timeout_ms / 1000
         self.body_s = config.body_timeout_ms / 1000
@@ -151,6 +177,8 @@ class Service:
         self.captures.start()
         self.retention = LogRetention(self)
         self.retention.start()
+        if self.auth.credentials is not None:
+            self._access_watch = asyncio.create_task(self._watch_access(self.auth.credentials))
         self.ready = True
 
     def drain(self) -> None:
@@ -167,6 +195,8 @@ class Service:
         self.ready = False
         self.figures.stop()
         await self.retention.stop()
+        if self._access_watch is not None:
+            self._access_watch.cancel()
         self.timers.stop()
         await asyncio.to_thread(self.pipelines.stop)
         await asyncio.to_thread(self.captures.stop)
@@ -182,6 +212,28 @@ class Service:
             await asyncio.to_thread(self.shipper.stop, left)
         await asyncio.to_thread(self.log.close)
         os.close(self._lock)
+
+    @property
+    def now(self) -> float:
+        """The time in seconds since 1970, by which credentials expire."""
+        return time.time()
+
+    async def _watch_access(self, credentials: Credentials) -> None:
+        """Notice tokens that were created or revoked, and new keys."""
+        failed = ""
+        while True:
+            await asyncio.sleep(ACCESS_CHECK_S)
+            try:
+                changed = credentials.refresh()
+                failed = ""
+            except AccessError as error:
+                if error.message != failed:
+                    self.logger.warning("access_unreadable", code=error.code, reason=error.message)
+                failed, changed = error.message, False
+            if changed:
+                self.audit.acted("credentials_changed", "server", tokens=len(credentials.store))
+                for notify in self.on_access_changed:
+                    notify()
 
     async def _start_journal(self) -> None:
         """Serve the journal; its protocol has no tokens, so it listens on loopback only."""
@@ -258,6 +310,36 @@ class Service:
                 self.idempotency.commit(found, written)
         finally:
             reader.close()
+
+
+def read_credentials(config: Config) -> Credentials:
+    """
+    Return the credentials that a server accepts.
+
+    Raises:
+        ConfigError: a file cannot be used.
+    """
+    store = TokenStore(config.data_dir)
+    digests = read_token_file(config.token_file) if config.token_file else None
+    verifier = None
+    try:
+        store.refresh()
+        if config.jwt_keys:
+            from virta.access.jwt import JwtVerifier  # noqa: PLC0415 - loads cryptography
+
+            verifier = JwtVerifier(
+                config.jwt_keys,
+                issuer=config.jwt_issuer,
+                audience=config.jwt_audience,
+                claim=config.jwt_claim,
+            )
+    except AccessError as error:
+        raise ConfigError(error.message) from error
+    return Credentials(store, digests=digests, jwt=verifier)
+
+
+def _rate(limit: int | None) -> RateLimiter | None:
+    return None if limit is None else RateLimiter(limit)
 
 
 def _own_hosts(config: Config) -> list[str]:

@@ -64,7 +64,7 @@ class Setting:
         return self.form or "a text"
 
 
-def _number(name: str, default: int, low: int, high: int, **more: Any) -> Setting:
+def _number(name: str, default: int | None, low: int, high: int, **more: Any) -> Setting:
     return Setting(name=name, kind=int, default=default, minimum=low, maximum=high, **more)
 
 
@@ -84,7 +84,7 @@ def _list(name: str, default: None, **more: Any) -> Setting:
 SETTINGS: tuple[Setting, ...] = (
     # Addresses and directories.
     _text("host", "127.0.0.1", variables=("SUBTUB_BIND_HOST",),
-          help="Address to listen on; anything but loopback needs --token-file or --insecure."),
+          help="Address to listen on; anything but loopback needs tokens, JWT or --insecure."),
     # Not a variable: Kubernetes sets VIRTA_PORT to an address for a service called virta.
     _number("server_port", 8232, 0, 65535, thorium=True, also=("port",),
             variables=("SUBTUB_BIND_PORT",),
@@ -113,7 +113,21 @@ SETTINGS: tuple[Setting, ...] = (
     _number("retention_interval_ms", 60_000, 100, INT_MAX,
             help="How often old events are looked for."),
     # Access.
-    _text("token_file", None, help="File of bearer tokens, one per line, plain or `sha256:<hex>`."),
+    _switch("require_token", False,
+            help="Ask for a credential on loopback too: a token of `virta token create`, or a JWT."),
+    _text("token_file", None,
+          help="File of bearer tokens with all rights, one per line, plain or `sha256:<hex>`."),
+    _text("jwt_keys", None,
+          help="Accept JWT signed by the keys of this file: JWKS, a PEM public key, or a secret for HS256."),
+    _text("jwt_issuer", None, help="The `iss` that a JWT must have."),
+    _text("jwt_audience", None, help="The `aud` that a JWT must have."),
+    _text("jwt_claim", "virta", help="The claim of a JWT that has its grants."),
+    _switch("token_in_url", False,
+            help="Accept tokens as the parameter access_token; without it only tickets come in addresses."),
+    _number("max_requests_per_principal", None, 1, INT_MAX, optional=True,
+            help="Requests a second of one token or JWT, beyond which it gets 429; none is no limit."),
+    _number("max_requests_per_address", None, 1, INT_MAX, optional=True,
+            help="Requests a second from one address, beyond which it gets 429; none is no limit."),
     _switch("insecure", False,
             help="Listen beyond loopback without tokens: everyone who reaches the port may do anything."),
     _text("tls_cert", None, help="PEM certificate chain: serve HTTPS."),

@@ -287,7 +287,7 @@ def test_a_token_is_no_part_of_the_query(start, tmp_path):
             await consumer.close()
         return found
 
-    with start("--token-file", tmp_path / "tokens") as server:
+    with start("--token-file", tmp_path / "tokens", "--token-in-url") as server:
         assert asyncio.run(scenario(server)) == [["yes"]] * len(queries)
         assert server.request("GET", "/metrics?access%5Ftoken=" + TOKEN).status == 401
         assert server.request("GET", "/metrics", headers={"Cookie": TOKEN}).status == 401

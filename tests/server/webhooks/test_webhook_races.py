@@ -19,6 +19,7 @@ from virta.hub.delivery import Delivery
 from virta.server.webhooks.client import Verdict, WebhookClient
 from virta.server.webhooks.consent import Consent, new_callback_key
 from virta.server.webhooks.delivery import Webhook
+from virta.server.webhooks.owner import Owner
 from virta.server.webhooks.subscriptions import Webhooks
 from waiting import turns
 
@@ -62,7 +63,7 @@ def service():
     )  # fmt: skip
     made = SimpleNamespace(
         config=config, registry=Registry(), hub=SimpleNamespace(position=0, wait_past=forever),
-        logger=structlog.get_logger("test"),
+        logger=structlog.get_logger("test"), auth=SimpleNamespace(credentials=None),
     )  # fmt: skip
     made.webhooks = Webhooks(made)
     yield made
@@ -132,7 +133,7 @@ def test_a_replacement_that_cannot_be_kept_leaves_the_old_one(service, monkeypat
         await turns()
         service.registry.refuses = True
         with pytest.raises(LogError):
-            await service.webhooks.replace("one", DESCRIPTION | {"source": "s"}, None)
+            await service.webhooks.replace("one", DESCRIPTION | {"source": "s"}, None, Owner())
         service.registry.refuses = False
         assert service.webhooks.hooks == {"one": old}
         await turns()
@@ -162,7 +163,7 @@ def test_a_dropped_subscription_waits_for_no_answer(service):
     class Slow:
         closed = False
 
-        async def deliver(self, _):
+        async def deliver(self, *_):
             begun.set()
             await asyncio.Event().wait()
 

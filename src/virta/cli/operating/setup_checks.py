@@ -53,15 +53,19 @@ def setup_findings(config_file: str | None, flags: Mapping[str, Any] | None) -> 
 
 
 def _access(config: Config) -> Iterator[Row]:
-    from virta.server.auth import check_exposure, read_tokens
+    from virta.server.access.auth import check_exposure, requires_credentials
+    from virta.server.service import read_credentials
 
     try:
-        check_exposure(config.host, config.token_file, insecure=config.insecure)
-        if config.token_file is not None:
-            count = len(read_tokens(config.token_file))
-            yield "tokens", OK, f"{count} in {config.token_file}"
+        if requires_credentials(config):
+            count = len(read_credentials(config).store)
+            check_exposure(config, count)
+            detail = f"{count} in {config.data_dir}"
+            if config.token_file is not None:
+                detail += f", and those of {config.token_file}"
+            yield "tokens", OK, detail
         elif config.insecure:
-            yield "tokens", WARNING, f"everyone who reaches {config.host} may do anything: give --token-file"  # fmt: skip
+            yield "tokens", WARNING, f"everyone who reaches {config.host} may do anything: create tokens with `virta token create`"  # fmt: skip
     except VirtaError as error:
         yield "access", WRONG, error.message
 

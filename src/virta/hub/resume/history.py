@@ -84,8 +84,15 @@ class HistoryReader:
         return piece
 
 
-def select_events(filter_: Filter) -> Select:
-    """Return a function that returns the events among records that a filter matches."""
+def select_events(filter_: Filter, row_filter: Filter | None = None) -> Select:
+    """
+    Return a function that returns the events among records that a filter matches.
+
+    Args:
+        row_filter: what `virta.hub.event_matcher.restrict` left to check after it.
+    """
+    if row_filter is not None:
+        return _both(select_events(filter_), row_filter)
     if matches_everything(filter_):
         return _all_events
     root = root_of(filter_)
@@ -97,6 +104,17 @@ def select_events(filter_: Filter) -> Select:
         return [from_event(record, event) for record, event, ids in hits if ids]
 
     return select
+
+
+def _both(select: Select, row_filter: Filter) -> Select:
+    root = root_of(row_filter)
+
+    def select_both(records: Sequence[Record]) -> list[Delivery]:
+        found = select(records)
+        matched = single_matcher(row_filter, root).match(found)
+        return [delivery for delivery, ids in zip(found, matched, strict=True) if ids]
+
+    return select_both
 
 
 def _all_events(records: Sequence[Record]) -> list[Delivery]:

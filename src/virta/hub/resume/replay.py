@@ -263,7 +263,7 @@ class _ChannelHistory:
     ) -> None:
         self.consumer = subscription
         self.topic = subscription.channel
-        self.select: Select = select_events(subscription.filter)
+        self.select: Select = select_events(subscription.filter, subscription.row_filter)
         self._hub = hub
         self._tag = hub.tag.encode()
         self._is_first = is_first

@@ -22,6 +22,7 @@ from virta.errors import RequestError
 from virta.filters.tree import conditions
 from virta.journal.protocol import problems
 from virta.journal.serving.http import STATUS as JOURNAL_STATUS
+from virta.server.access.rules import guard_routes
 from virta.server.api.channels import ChannelsApi
 from virta.server.api.description.asyncapi import asyncapi
 from virta.server.api.description.openapi import openapi
@@ -36,6 +37,7 @@ from virta.server.api.observe.stats import StatsApi
 from virta.server.api.observe.subscribers import SubscribersApi
 from virta.server.api.observe.webhooks import WebhooksApi
 from virta.server.api.pipelines import PipelinesApi
+from virta.server.api.sessions import SessionsApi
 from virta.server.api.subscriptions import SubscriptionsApi
 from virta.server.consumers.handshake import check_subscribe
 from virta.server.http.asgi_bridge import CORS
@@ -78,6 +80,7 @@ def build_app(service: Service) -> ASGIApp:
         *SubscribersApi(service).routes(),
         *HealthApi(service).routes(),
         *ExplanationsApi(service).routes(),
+        *SessionsApi(service).routes(),
         *ChannelsApi(service).routes(),
         *FiltersApi(service).routes(),
         *WebhooksApi(service).routes(),
@@ -88,7 +91,7 @@ def build_app(service: Service) -> ASGIApp:
     if service.journal is not None:
         routes += JournalApi(service, service.journal.node).routes()
     app = Starlette(
-        routes=routes,
+        routes=guard_routes(routes, service),
         exception_handlers={
             RequestError: endpoints.refused,
             HTTPException: endpoints.http_error,
@@ -103,7 +106,7 @@ class CheckedApp:
     """
     Checks paths and answers preflights before any route.
 
-    The connection has checked who sends the request (`virta.server.auth`); here the responses get the CORS
+    The connection has checked who sends the request (`virta.server.access.auth`); here the responses get the CORS
     headers that result from it.
     """
 

@@ -12,11 +12,14 @@ from virta.clock import time_text
 from virta.errors import RequestError
 from virta.hub.delivery import META, is_reserved
 from virta.log.limits import TOPICS_MAX
+from virta.server.access.rules import principal_of
 from virta.server.api.description.schemas import ChannelPage, ChannelSummary
 from virta.server.api.handler import ApiHandler, errors_as_refusals
 from virta.server.http.routes import name_fault
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.requests import Request
     from starlette.responses import Response
 
@@ -46,13 +49,18 @@ class ChannelsApi(ApiHandler):
         limit = _limit(request.query_params.get("limit"))
         after = request.query_params.get("after") or None
         log, subscribers = self._service.log, self._service.hub.subscribers()
-        live = {name: count for name, count in subscribers.items() if _is_shown(name)}
+        rights = principal_of(request).rights
+
+        def is_shown(name: str) -> bool:
+            return _is_shown(name) and rights.permission("read", name) is not None
+
+        live = {name: count for name, count in subscribers.items() if is_shown(name)}
         try:
             with errors_as_refusals():
                 async with asyncio.timeout(COUNT_S_MAX):
                     await self._count(log)
                     page = await asyncio.get_running_loop().run_in_executor(
-                        self._thread, channel_page, log, live, after, limit
+                        self._thread, channel_page, log, live, after, limit, is_shown
                     )
         except TimeoutError:
             raise RequestError(
@@ -72,13 +80,21 @@ class ChannelsApi(ApiHandler):
         await asyncio.shield(self._counting)
 
 
-def channel_page(log: Log, live: dict[str, int], after: str | None, limit: int) -> ChannelPage:
+def channel_page(
+    log: Log,
+    live: dict[str, int],
+    after: str | None,
+    limit: int,
+    is_shown: Callable[[str], bool] | None = None,
+) -> ChannelPage:
     """
     Return up to `limit` channels after the name `after`, in order of their UTF-8.
 
     Args:
         live: channels with subscriptions, and how many.
+        is_shown: whether a name is a channel that the client may read.
     """
+    is_shown = is_shown or _is_shown
     behind = b"" if after is None else after.encode("utf-8", "surrogatepass")
     found = {name: _summary(name, None, live[name]) for name in live if name.encode() > behind}
     logged = 0
@@ -88,7 +104,7 @@ def channel_page(log: Log, live: dict[str, int], after: str | None, limit: int) 
         topics = log.topics(after=cursor, limit=count)
         for info in topics:
             name = _name(info.topic)
-            if name is not None:
+            if name is not None and is_shown(name):
                 found[name] = _summary(name, info, live.get(name, 0))
                 logged += 1
         if len(topics) < count:
@@ -108,12 +124,11 @@ def _summary(name: str, info: TopicInfo | None, subscribers: int) -> ChannelSumm
 
 
 def _name(topic: bytes) -> str | None:
-    """Return the channel of a topic; None for the server's own, and for topics that cannot be channel names."""
+    """Return the text of a topic; None if it is none."""
     try:
-        name = bytes(topic).decode()
+        return bytes(topic).decode()
     except UnicodeDecodeError:
         return None
-    return name if _is_shown(name) else None
 
 
 def _is_shown(name: str) -> bool:

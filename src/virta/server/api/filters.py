@@ -20,6 +20,7 @@ from starlette.routing import Route
 from virta.errors import RequestError
 from virta.filters import DIALECTS, parse
 from virta.filters.tree import conditions
+from virta.server.access.rules import principal_of, require
 from virta.server.api.description.schemas import FilterIds, FilterValidation
 from virta.server.api.handler import ApiHandler, errors_as_refusals, not_found, read_json
 
@@ -74,11 +75,18 @@ class FiltersApi(ApiHandler):
         registered = self._service.registry.get(_filter_id(request))
         if registered is None:
             raise not_found("no filter has this id")
+        require(self._service, principal_of(request), "filters", registered.channel)
         return self._json(registered.describe())
 
     async def remove(self, request: Request) -> Response:
         """Remove a filter; as in Koncorde, it is no error if there is none."""
         id_ = _filter_id(request)
+        registered = self._service.registry.get(id_)
+        if registered is not None:
+            principal = principal_of(request)
+            require(self._service, principal, "filters", registered.channel)
+            channel = registered.channel
+            self._service.audit.acted("filter_removed", principal.id, id=id_, channel=channel)
         if await _in_thread(self._service.registry.remove, id_):
             self._service.end_filter_streams(id_)
         return self._no_content()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from starlette.routing import Route
 
 from virta.errors import RequestError
+from virta.server.access.rules import principal_of
 from virta.server.api.handler import ApiHandler, not_found
 from virta.server.pipeline_supervisor import ORDERS
 
@@ -26,8 +27,10 @@ class PipelinesApi(ApiHandler):
             *[Route(f"/pipelines/{{name}}/{o}", self.order, methods=["POST"]) for o in ORDERS],
         ]
 
-    async def list(self, request: Request) -> Response:  # noqa: ARG002
-        return self._json(await asyncio.to_thread(self._service.pipelines.overviews))
+    async def list(self, request: Request) -> Response:
+        rights = principal_of(request).rights
+        found = await asyncio.to_thread(self._service.pipelines.overviews)
+        return self._json([one for one in found if rights.permission("pipelines", one["pipeline"])])
 
     async def show(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -43,6 +46,7 @@ class PipelinesApi(ApiHandler):
                 409, "pipeline-invalid", "its file is wrong; see GET /pipelines/NAME"
             )
         order = request.scope["path"].rpartition("/")[2]
+        self._service.audit.acted(f"pipeline_{order}", principal_of(request).id, name=name)
         found = await asyncio.to_thread(pipelines.order, name, order)
         if found is None:
             raise not_found("no pipeline of this name is listed")

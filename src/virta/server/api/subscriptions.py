@@ -18,18 +18,30 @@ from starlette.routing import Route
 from virta.errors import HubError, RequestError
 from virta.hub.delivery import META
 from virta.hub.resume.positions import EventId, ResumePosition
+from virta.server.access.rules import principal_of, require
 from virta.server.api.description.schemas import SubscriptionBody, SubscriptionConfirmation
 from virta.server.api.handler import ApiHandler, errors_as_refusals, not_found, read_json
 from virta.server.event_input import check_channel
 from virta.server.http.routes import name_fault, parse_start
 from virta.server.webhooks.client import read_sink, without_user
 from virta.server.webhooks.consent import read_rate
+from virta.server.webhooks.owner import owner_of
+from virta.server.webhooks.signing import (
+    PREFIX,
+    SECRET_BYTES_MAX,
+    SECRET_BYTES_MIN,
+    SECRETS_MAX,
+    new_secret,
+    read_secret,
+)
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+    from virta.access.principal import Principal
     from virta.server.webhooks.delivery import Webhook
+    from virta.server.webhooks.owner import Owner
 
 MEMBERS = frozenset(SubscriptionBody.__struct_fields__)
 # RFC 9110 §5.6.2; and the headers of the connection, which are not the subscriber's to set.
@@ -53,11 +65,18 @@ class SubscriptionsApi(ApiHandler):
 
     async def create(self, request: Request) -> Response:
         description = _checked(await read_json(request))
+        owner = self._owner(request, description["config"]["channel"])
+        settings = description.setdefault("protocolsettings", {})
+        made = not settings.get("secrets")
+        if made:
+            settings["secrets"] = [new_secret()]
         id_ = str(uuid.uuid4())
         cursor = await self._cursor(description)
         with errors_as_refusals():
-            hook = await self._service.webhooks.subscribe(id_, description, cursor)
-        response = self._json(hook.status(), 202 if hook.consent.pending else 201)
+            hook = await self._service.webhooks.subscribe(id_, description, cursor, owner)
+        self._service.audit.acted("webhook_created", owner.principal, id=id_, channel=hook.channel)
+        status = 202 if hook.consent.pending else 201
+        response = self._json(hook.status(secrets=made), status)
         response.headers["Location"] = f"/subscriptions/{id_}"
         return response
 
@@ -65,13 +84,17 @@ class SubscriptionsApi(ApiHandler):
         """Replace a subscription's description; without `config.from` it continues where it is."""
         id_ = request.path_params["id"]
         body = await read_json(request)
-        old = self._service.webhooks.hooks.get(id_)
+        known = self._service.webhooks.hooks.get(id_)
+        old = known if known is not None and may_see(principal_of(request), known) else None
         description = _checked(body, {} if old is None else old.description)
+        if old is None:
+            raise not_found("no subscription has this id")
+        owner = self._owner(request, description["config"]["channel"])
         if body.get("id", id_) != id_:
             raise _invalid(f"`id` is {body['id']!r}, and {id_!r} in the path")
         cursor = await self._cursor(description) if "from" in description["config"] else None
         with errors_as_refusals():
-            hook = await self._service.webhooks.replace(id_, description, cursor)
+            hook = await self._service.webhooks.replace(id_, description, cursor, owner)
         if hook is None:
             raise not_found("no subscription has this id")
         return self._json(hook.status(), 202 if hook.consent.pending else 200)
@@ -101,19 +124,43 @@ class SubscriptionsApi(ApiHandler):
             raise not_found("no subscription waits for this confirmation")
         return self._json(SubscriptionConfirmation(hook.id, hook.state))
 
-    async def list(self, request: Request) -> Response:  # noqa: ARG002
-        return self._json([hook.status() for hook in self._service.webhooks.hooks.values()])
+    async def list(self, request: Request) -> Response:
+        principal = principal_of(request)
+        hooks = self._service.webhooks.hooks.values()
+        return self._json([hook.status() for hook in hooks if may_see(principal, hook)])
 
     async def show(self, request: Request) -> Response:
+        return self._json(self._visible(request).status())
+
+    def _visible(self, request: Request) -> Webhook:
+        """Return the subscription of the path, if the principal may see it."""
         hook: Webhook | None = self._service.webhooks.hooks.get(request.path_params["id"])
-        if hook is None:
+        if hook is None or not may_see(principal_of(request), hook):
             raise not_found("no subscription has this id")
-        return self._json(hook.status())
+        return hook
+
+    def _owner(self, request: Request, channel: str) -> Owner:
+        """Return the owner of a subscription to a channel, which needs two rights to it."""
+        principal = principal_of(request)
+        for verb in ("webhooks", "read"):
+            require(self._service, principal, verb, channel)
+        return owner_of(principal)
 
     async def delete(self, request: Request) -> Response:
+        hook = self._visible(request)
+        principal = principal_of(request).id
+        self._service.audit.acted("webhook_deleted", principal, id=hook.id, channel=hook.channel)
         if not await self._service.webhooks.unsubscribe(request.path_params["id"]):
             raise not_found("no subscription has this id")
         return self._no_content()
+
+
+def may_see(principal: Principal, hook: Webhook) -> bool:
+    """Return whether a principal may see a subscription: with a row filter only its own ones."""
+    permission = principal.rights.permission("webhooks", hook.channel)
+    if permission is None:
+        return False
+    return permission.row_filter is None or hook.owner.principal == principal.id
 
 
 def _checked(body: Any, old: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -144,10 +191,10 @@ def _checked(body: Any, old: dict[str, Any] | None = None) -> dict[str, Any]:
         raise _invalid("`source` is a text")
     if without_user(body["sink"]) != body["sink"]:
         raise _invalid("`sink` has a user or password: send them by `protocolsettings.headers`")
-    settings = _with_old_headers(body, old or {})
+    settings = _with_old_secrets(_with_old_headers(body, old or {}), old or {})
     _check_settings(settings)
     made = {name: value for name, value in body.items() if name != "id"}
-    return made | {"protocolsettings": settings} if "protocolsettings" in made else made
+    return made | {"protocolsettings": settings} if settings else made
 
 
 def _check_config(config: Any) -> None:
@@ -187,6 +234,18 @@ def _with_old_headers(body: dict[str, Any], old: dict[str, Any]) -> Any:
     }
 
 
+def _with_old_secrets(settings: Any, old: dict[str, Any]) -> Any:
+    """Return the settings with the old secrets, if none are given, and for each that is `true`."""
+    known = old.get("protocolsettings", {}).get("secrets")
+    if not known or not isinstance(settings, dict):
+        return settings
+    given = settings.get("secrets", known)
+    if not isinstance(given, list):
+        return settings
+    kept = [known[at] if s is True and at < len(known) else s for at, s in enumerate(given)]
+    return settings | {"secrets": kept}
+
+
 def _server(sink: str) -> tuple[str, bytes]:
     """Return scheme and authority of a sink; raise RequestError for an invalid one."""
     try:
@@ -197,8 +256,15 @@ def _server(sink: str) -> tuple[str, bytes]:
 
 
 def _check_settings(settings: Any) -> None:
-    if not isinstance(settings, dict) or set(settings) - {"headers", "method"}:
-        raise _invalid("`protocolsettings` has `headers` and `method`, nothing else")
+    if not isinstance(settings, dict) or set(settings) - {"headers", "method", "secrets"}:
+        raise _invalid("`protocolsettings` has `headers`, `method` and `secrets`, nothing else")
+    secrets = settings.get("secrets", [])
+    valid = isinstance(secrets, list) and len(secrets) <= SECRETS_MAX
+    if not valid or any(read_secret(secret) is None for secret in secrets):
+        raise _invalid(
+            f"`protocolsettings.secrets` are at most {SECRETS_MAX} texts: {PREFIX} and base64 of "
+            f"{SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} bytes"
+        )
     if settings.get("method", "POST") not in METHODS:
         raise _invalid(
             f"`protocolsettings.method` is one of {', '.join(METHODS)}, got {settings['method']!r}"

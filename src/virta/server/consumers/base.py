@@ -24,15 +24,19 @@ if TYPE_CHECKING:
     from virta.hub.subscription import ChannelSubscription
     from virta.server.http.connection import HttpConnection
 
+# Why a stream ends whose principal has expired or was revoked.
+ACCESS_ENDED = "access-ended"
+
 
 class HttpConsumer:
     """One connection that receives events."""
 
-    __slots__ = ("_connection", "_drained", "_replay", "_service", "subscriber")
+    __slots__ = ("_connection", "_drained", "_principal", "_replay", "_service", "subscriber")
 
     def __init__(self, connection: HttpConnection) -> None:
         self._connection = connection
         self._service = connection.service
+        self._principal = connection.principal
         self.subscriber: ChannelSubscription | StreamConsumer | None = None
         self._replay: asyncio.Task[None] | None = None
         self._drained: asyncio.Future[None] | None = None  # done when the transport accepts bytes
@@ -78,6 +82,9 @@ class HttpConsumer:
         if subscriber is not None and subscriber.closed:
             self._connection.transport.abort()  # the end of the stream is written: nothing may follow
             return
+        if self._access_ended():
+            self._end_access()
+            return
         if subscriber is not None and subscriber.overdue_at <= now:
             waited = subscriber.policy.seconds_max  # type: ignore[union-attr]  # streams are never overdue
             self.end(f"nothing was taken for {waited} s")
@@ -88,6 +95,20 @@ class HttpConsumer:
         if subscriber is not None:
             deadline = min(deadline, subscriber.overdue_at)
         self._service.timers.set(self._connection, max(deadline, now))
+
+    def recheck_access(self) -> None:
+        """End the stream if its principal has lost its rights; called when tokens have changed."""
+        closed = self.subscriber is not None and self.subscriber.closed
+        if not closed and self._access_ended():
+            self._end_access()
+
+    def _end_access(self) -> None:
+        self._fail(ACCESS_ENDED)
+        self._connection.transport.close()
+
+    def _access_ended(self) -> bool:
+        credentials = self._service.auth.credentials
+        return credentials is not None and not credentials.is_active(self._principal)
 
     def connection_lost(self) -> None:
         """Release everything; a task and its exception refer to the consumer, so they go first."""

@@ -25,6 +25,7 @@ from virta.hub.delivery import (
 )
 from virta.hub.frames import LAST_CHUNK, chunk, named_frame
 from virta.hub.subscription import DISCONNECT, DROP_OLDEST, ChannelSubscription, SlowPolicy
+from virta.server.access.rules import require
 from virta.server.consumers.base import HttpConsumer, parse_query
 from virta.server.http.responses import CLOSE, KEEP, SSE_HEAD
 from virta.server.http.routes import parse_start
@@ -49,7 +50,12 @@ ENCODINGS = {
 
 
 def open_stream(
-    protocol: HttpConnection, *, channel: str, start: Place | None, query: bytes
+    protocol: HttpConnection,
+    *,
+    channel: str,
+    start: Place | None,
+    query: bytes,
+    row_filter: Filter | None = None,
 ) -> SseConsumer:
     """
     Check a request for the events of a channel.
@@ -60,7 +66,15 @@ def open_stream(
     options = read_options(query, dict(protocol.headers))
     text = options.query.decode("latin-1")
     filter_ = parse_query(text, protocol.service.config.max_query_terms)
-    return SseConsumer(protocol, channel, filter_, query=text, start=start, options=options)
+    return SseConsumer(
+        protocol,
+        channel,
+        filter_,
+        query=text,
+        start=start,
+        options=options,
+        row_filter=row_filter,
+    )
 
 
 def open_filter_stream(protocol: HttpConnection, ids: list[str], query: bytes) -> SseConsumer:
@@ -80,6 +94,7 @@ def open_filter_stream(protocol: HttpConnection, ids: list[str], query: bytes) -
         raise RequestError(
             400, "mixed-filters", "filters on one stream share their collection and dialect"
         )
+    row_filter = require(protocol.service, protocol.principal, "read", first.channel)
     filter_ = first.filter
     if len(registered) > 1:
         filter_ = Filter(any_of([r.filter.tree for r in registered]), dialect=first.dialect)
@@ -93,6 +108,7 @@ def open_filter_stream(protocol: HttpConnection, ids: list[str], query: bytes) -
         start=parse_start(parameters["from"]) if "from" in parameters else None,
         options=options,
         filter_ids=tuple(ids),
+        row_filter=row_filter,
     )
 
 
@@ -126,6 +142,7 @@ class SseConsumer(HttpConsumer):
         start: Place | None,
         options: StreamOptions,
         filter_ids: tuple[str, ...] = (),
+        row_filter: Filter | None = None,
     ) -> None:
         super().__init__(protocol)
         service = self._service
@@ -142,6 +159,7 @@ class SseConsumer(HttpConsumer):
             query=query,
             encoding=ENCODINGS[self._chunked, options.positions],
             policy=read_policy(service, dict(protocol.headers).get(POLICY_HEADER)),
+            row_filter=row_filter,
         )
         self.subscription.put = protocol.transport.write
 

@@ -26,14 +26,17 @@ from virta.clock import now_us, time_text
 from virta.errors import FilterError, HubError, LogError, RequestError
 from virta.event import EVENT_BYTES_MAX
 from virta.hub.delivery import POSITION_ATTRIBUTE, STREAMS, WEBSOCKET, WEBSOCKET_POSITIONS
+from virta.hub.event_matcher import all_satisfy
 from virta.hub.frames import websocket_text
 from virta.hub.stream_consumer import StreamConsumer
 from virta.hub.subscription import ChannelSubscription
-from virta.server.consumers.base import HttpConsumer, parse_query
+from virta.server.access.rules import refused, require
+from virta.server.consumers.base import ACCESS_ENDED, HttpConsumer, parse_query
 from virta.server.consumers.handshake import check_handshake, check_subscribe
 from virta.server.event_input import STRUCTURED, check_channel, read_events
 from virta.server.http.routes import CHANNELS, parse_channel_path
 from virta.server.http.stream_options import StreamOptions, read_options
+from virta.streams import canonical_stream_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -126,6 +129,10 @@ class WebSocket(HttpConsumer):
     def _open_streams(self, query: bytes) -> None:
         options = self._options(query)
         streams, queued, drops = check_subscribe(options.query)
+        for segments in streams:
+            name = canonical_stream_id(segments)
+            if not self._principal.rights.covers("read", name):
+                raise refused(self._service, self._principal, "read", name)
         check_handshake(dict(self._connection.headers))
         self.subscriber = StreamConsumer(
             self,
@@ -141,6 +148,7 @@ class WebSocket(HttpConsumer):
         if not path.startswith(CHANNELS):
             raise RequestError(404, "not-found", "Not found")
         place = parse_channel_path(path)
+        row_filter = require(self._service, self._principal, "read", place.channel)
         options = self._options(query)
         text = options.query.decode("latin-1")
         filter_ = parse_query(text, self._service.config.max_query_terms)
@@ -161,6 +169,7 @@ class WebSocket(HttpConsumer):
             query=text,
             encoding=WEBSOCKET_POSITIONS if self._positions else WEBSOCKET,
             policy=self._service.slow_policy,
+            row_filter=row_filter,
         )
         if self._positions:
             subscription.report_overflow = self._send_overflow
@@ -352,7 +361,8 @@ class WebSocket(HttpConsumer):
         self.write(websocket_text(msgspec.json.encode(message)))
 
     def _fail(self, code: str) -> None:
-        self._close(CloseCode.INTERNAL_ERROR, code)
+        policy = code == ACCESS_ENDED
+        self._close(CloseCode.POLICY_VIOLATION if policy else CloseCode.INTERNAL_ERROR, code)
 
     # Frames from the client.
 
@@ -373,15 +383,18 @@ class WebSocket(HttpConsumer):
             self._publish(self._channel, body)
         except RequestError as error:
             self._service.responder.count_refusal(error)
-            again = CloseCode.TRY_AGAIN_LATER if error.status == 429 else CloseCode.INVALID_DATA
-            self._close(again, error.code)
+            codes = {429: CloseCode.TRY_AGAIN_LATER, 403: CloseCode.POLICY_VIOLATION}
+            self._close(codes.get(error.status, CloseCode.INVALID_DATA), error.code)
 
     def _publish(self, channel: str, body: bytes) -> None:
         """Publish one structured event; a socket has no responses, so a refusal closes it."""
+        row_filter = require(self._service, self._principal, "publish", channel)
         check_channel(channel)
         if self._service.publisher.overloaded:
             raise self._service.overloaded(1)
         drafts = read_events(channel, [], STRUCTURED, STRUCTURED, body)
+        if row_filter is not None and not all_satisfy(row_filter, drafts):
+            raise RequestError(403, "row-filter", "the event does not satisfy the row filter")
         self._service.publisher.submit(drafts, self._published)
 
     def _published(self, error: LogError | None) -> None:

@@ -24,10 +24,11 @@ from virta.server.http.response_queue import PendingResponse
 if TYPE_CHECKING:
     from virta.server.http.connection import HttpConnection
 
-# Keys in the scope of a request: an event that is set when the peer sends no more, and the CORS headers
-# of the response (`virta.server.auth`).
+# Keys in the scope of a request: an event that is set when the peer sends no more, the CORS headers of the
+# response, and who sends it (`virta.server.access.auth`).
 DISCONNECTED = "virta.disconnected"
 CORS = "virta.cors"
+PRINCIPAL = "virta.principal"
 
 logger = logging.getLogger("uvicorn.error")
 
@@ -102,6 +103,7 @@ class AsgiBridge:
             "query_string": url.query or b"",
             DISCONNECTED: self._disconnected,
             CORS: connection.cors,
+            PRINCIPAL: connection.principal,
         }
 
     def _run(self, cycle: RequestResponseCycle) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import httptools
 from uvicorn.protocols.utils import get_local_addr
 
+from virta.access.principal import ANYONE
 from virta.errors import FilterError, HubError, RequestError
 from virta.server.consumers.handshake import head_without_upgrade, upgrade_protocol
 from virta.server.consumers.websocket import WebSocket
@@ -31,7 +32,7 @@ from virta.server.http.requests import HttpRequest, hot_request_type
 from virta.server.http.response_queue import PendingResponse, ResponseQueue, insert_headers
 
 if TYPE_CHECKING:
-    from virta.server.auth import Access
+    from virta.server.access.auth import Access
     from virta.server.consumers.sse import SseConsumer
     from virta.server.http.server import HttpServer
 
@@ -74,6 +75,7 @@ class HttpConnection(asyncio.Protocol):
         self.headers: list[tuple[bytes, bytes]] = []
         self.request: HttpRequest | None = None
         self._access: Access | None = None
+        self.principal = ANYONE  # who sends it
         # States.
         self.between_requests = True  # the next byte is the first of a request
         self._in_head = False
@@ -310,10 +312,11 @@ class HttpConnection(asyncio.Protocol):
             self._limit_status = 431
             raise ValueError("the request head is too large")
         self._method = method = parser.get_method()
+        version = parser.get_http_version()
         access = service.auth.check(
-            parser.get_http_version(), method, self.url, self.headers, self.local_address
+            version, method, self.url, self.headers, self.local_address, self.transport
         )
-        self.cors = access.cors
+        self.cors, self.principal = access.cors, access.principal
         limits.check_encodings(self.headers)
         if parser.should_upgrade():
             self._access = access

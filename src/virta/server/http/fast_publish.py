@@ -20,7 +20,8 @@ from virta.errors import LogError, RequestError
 from virta.hub.event_batch import EventBatch
 from virta.server.event_input import STRUCTURED, read_events, read_structured
 from virta.server.http import responses
-from virta.server.http.head_cache import END_OF_HEAD, HeadCache, KnownHead
+from virta.server.http.head_cache import END_OF_HEAD, HeadAccess, HeadCache, KnownHead
+from virta.server.http.requests import check_row_filter
 from virta.server.http.response_queue import PendingResponse
 
 if TYPE_CHECKING:
@@ -179,6 +180,8 @@ class FastPublisher:
                     part: Part = [read_structured(known.channel, data[known.start :])]
                 else:
                     part, parse_ms = self._read(known, data)
+                if known.access is not None:
+                    self._check_access(known.access, part, input_)
             except Exception as error:  # noqa: BLE001
                 self._refuse(input_, error, read_ms)
                 continue
@@ -212,9 +215,21 @@ class FastPublisher:
         """Return the events of a body and the milliseconds that parsing took."""
         began = perf_counter()
         percent = self._service.percent_decode
-        _, start, channel, content_type, mode, attributes = known
+        _, start, channel, content_type, mode, attributes, _ = known
         part = read_events(channel, attributes, content_type, mode, data, start, percent=percent)
         return part, int((perf_counter() - began) * 1000)
+
+    def _check_access(self, access: HeadAccess, part: Part, input_: FastInput) -> None:
+        """Refuse a publication whose principal has expired, sends too much, or may not publish such events."""
+        service, connection = self._service, input_.connection
+        if access.principal.expires <= service.now:
+            raise RequestError(401, "unauthorized", "the token has expired", reason="token-expired")
+        if service.auth.is_rate_limited and connection is not None:
+            refusal = service.auth.check_rates(access.principal, connection.transport)
+            if refusal is not None:
+                raise refusal
+        if access.row_filter is not None:
+            check_row_filter(access.row_filter, part)
 
     def _refuse(self, input_: FastInput, error: Exception, read_ms: int) -> None:
         if not isinstance(error, RequestError):

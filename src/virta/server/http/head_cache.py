@@ -7,7 +7,8 @@ attributes, so none comes twice: they are cached without the values of their att
 from each.
 
 Invariant: a cached head means what the parser and the checks would find again, since they are functions
-of its bytes and of settings that do not change. (On a wildcard address a Host may have been right because
+of its bytes and of settings that do not change. What can change, the rights and the rate of its principal, is in
+`access` and checked for every request; the cache is cleared when tokens change. (On a wildcard address a Host may have been right because
 the connection arrived there; it is an address of this server on every other connection too. Responses to
 web pages differ, so heads with an `Origin` are not cached.)
 """
@@ -15,9 +16,13 @@ web pages differ, so heads with an `Origin` are not cached.)
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from virta.server.event_input import MODES, Headers
+
+if TYPE_CHECKING:
+    from virta.access.principal import Principal
+    from virta.filters import Filter
 
 END_OF_HEAD = b"\r\n\r\n"
 # Cached heads, and the size of one: a few megabytes at most together.
@@ -32,6 +37,13 @@ ANY_ATTRIBUTE = re.compile(rb"\r\nce-", re.IGNORECASE)
 NO_OUTLINE = re.compile(rb"\r\n[ \t]|\r\nce-datacontenttype:", re.IGNORECASE)
 
 
+class HeadAccess(NamedTuple):
+    """What is checked for every request with a head: its principal and the row filter for the channel."""
+
+    principal: Principal
+    row_filter: Filter | None
+
+
 class KnownHead(NamedTuple):
     """The meaning of a head: a publication to this channel, with a body of this length."""
 
@@ -41,6 +53,7 @@ class KnownHead(NamedTuple):
     content_type: bytes
     mode: bytes
     attributes: Headers  # of a binary event
+    access: HeadAccess | None = None
 
 
 class HeadCache(dict[bytes, "KnownHead | None"]):
@@ -60,13 +73,20 @@ class HeadCache(dict[bytes, "KnownHead | None"]):
         known = self._outlines.get(outline)
         if known is None:
             return None
-        size, start, channel, content_type, mode, attributes = known
+        size, start, channel, content_type, mode, attributes, access = known
         attributes = [(name, value) for (name, _), value in zip(attributes, values, strict=True)]
         more = len(head) + len(END_OF_HEAD) - start
-        return KnownHead(size + more, start + more, channel, content_type, mode, attributes)
+        size, start = size + more, start + more
+        return KnownHead(size, start, channel, content_type, mode, attributes, access)
 
     def add(
-        self, head: bytes, channel: str, content_type: bytes, mode: bytes, body_bytes: int
+        self,
+        head: bytes,
+        channel: str,
+        content_type: bytes,
+        mode: bytes,
+        body_bytes: int,
+        access: HeadAccess | None = None,
     ) -> None:
         """Cache a head that passed all checks, unless another one could mean something else."""
         # Where the head ends is only certain when every line ends as it should.
@@ -75,7 +95,7 @@ class HeadCache(dict[bytes, "KnownHead | None"]):
         if len(head) > HEAD_BYTES_MAX or not whole:
             return
         start = len(head) + len(END_OF_HEAD)
-        known = KnownHead(start + body_bytes, start, channel, content_type, mode, [])
+        known = KnownHead(start + body_bytes, start, channel, content_type, mode, [], access)
         if mode in MODES:
             if len(self) >= HEADS_MAX:
                 self.clear()
@@ -88,6 +108,11 @@ class HeadCache(dict[bytes, "KnownHead | None"]):
                 names = [name.lower() for name in outline[1::2]]
                 attributes = list(zip(names, values, strict=True))
                 self._outlines[outline] = known._replace(attributes=attributes)
+
+    def forget(self) -> None:
+        """Clear the cache: what a credential in a head means has changed."""
+        self.clear()
+        self._outlines.clear()
 
 
 def _outline(head: bytes) -> tuple[tuple[bytes, ...], list[bytes]]:

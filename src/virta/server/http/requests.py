@@ -14,7 +14,10 @@ from functools import lru_cache
 from time import perf_counter
 from typing import TYPE_CHECKING, ClassVar
 
+from virta.access.credentials import is_limited
 from virta.errors import LogError, RequestError
+from virta.hub.event_matcher import all_satisfy
+from virta.server.access.rules import refused, require, require_whole
 from virta.server.consumers.sse import SseConsumer, open_filter_stream, open_stream
 from virta.server.event_input import (
     check_channel,
@@ -24,10 +27,12 @@ from virta.server.event_input import (
     read_messages,
 )
 from virta.server.http import responses
+from virta.server.http.head_cache import HeadAccess
 from virta.server.http.response_queue import PendingResponse
 from virta.server.http.routes import CHANNELS, parse_channel_path
 
 if TYPE_CHECKING:
+    from virta.filters import Filter
     from virta.hub.publisher import Part
     from virta.server.http.connection import HttpConnection
 
@@ -77,6 +82,7 @@ class HttpRequest(PendingResponse):
         "_parse_ms",
         "_part",
         "_read_ms",
+        "_row_filter",
         "_started",
         "announced",
         "connection",
@@ -99,6 +105,7 @@ class HttpRequest(PendingResponse):
         self._started = perf_counter()
         self._read_ms = self._parse_ms = -1  # not known yet
         self._part: Part = ()
+        self._row_filter: Filter | None = None  # of the principal
         connection.responses.add(self)
 
     def on_head(self, raw_head: bytes, refusal: RequestError | None) -> None:
@@ -186,6 +193,8 @@ class HttpRequest(PendingResponse):
     def publish(self, part: Part) -> None:
         """Hand events to the publisher, which answers when they are durable."""
         service = self.connection.service
+        if self._row_filter is not None:
+            check_row_filter(self._row_filter, part)
         if service.publisher.overloaded:
             raise service.overloaded(len(part))
         self._started = perf_counter()
@@ -208,6 +217,10 @@ class HttpRequest(PendingResponse):
         place = responses.offset_headers(*service.publisher.place(self._part))
         return service.responder.accepted(self._read_ms, self._parse_ms, encode_ms, place)
 
+    def require(self, verb: str, name: str) -> Filter | None:
+        """Return the principal's row filter for a name; raise RequestError if it has no right to it."""
+        return require(self.connection.service, self.connection.principal, verb, name)
+
     def consume(self, stream: SseConsumer) -> None:
         """Turn the connection into a stream when all earlier responses are sent."""
         connection = self.connection
@@ -223,6 +236,14 @@ class HttpRequest(PendingResponse):
     def _too_large(self) -> RequestError:
         limit = self.connection.service.body_bytes_max
         return RequestError(413, "body-too-large", maxBytes=limit)
+
+
+def check_row_filter(row_filter: Filter, part: Part) -> None:
+    """Refuse a publication with an event that its publisher could not read."""
+    if not all_satisfy(row_filter, part):
+        raise RequestError(
+            403, "row-filter", "an event does not satisfy the row filter of your token"
+        )
 
 
 class ChannelRequest(HttpRequest):
@@ -241,6 +262,7 @@ class ChannelRequest(HttpRequest):
         path, _, self._query = self.connection.url.partition(b"?")
         self._path = channel_path(path)
         if self.method in WRITING and self._path.start is None:
+            self._row_filter = self.require("publish", self._path.channel)
             if self._path.reserved:
                 check_channel(self._path.channel)
             self._content_type, self._mode = content_mode(self.head)
@@ -248,20 +270,39 @@ class ChannelRequest(HttpRequest):
             length = self.head.get(b"content-length")
             if raw_head and length and self._keep and NOT_CACHED.isdisjoint(self.head):
                 self.connection.server.heads.add(
-                    raw_head, self._path.channel, self._content_type, self._mode, _length(length)
+                    raw_head,
+                    self._path.channel,
+                    self._content_type,
+                    self._mode,
+                    _length(length),
+                    self._head_access(),
                 )
         elif self.method == b"GET":
+            self._row_filter = self.require("read", self._path.channel)
             if self.announced:
                 raise RequestError(400, "unexpected-body")
         else:
             raise RequestError(405, "invalid-method", method=self.method.decode("ascii"))
 
+    def _head_access(self) -> HeadAccess | None:
+        """Return what has to be checked for every publication with this head, or None."""
+        connection = self.connection
+        principal, auth = connection.principal, connection.service.auth
+        if is_limited(principal) or auth.is_rate_limited:
+            return HeadAccess(principal, self._row_filter)
+        return None
+
     def complete(self, body: bytes) -> None:
         connection, channel = self.connection, self._path.channel
         if self.method == b"GET":
-            self.consume(
-                open_stream(connection, channel=channel, start=self._path.start, query=self._query)
+            stream = open_stream(
+                connection,
+                channel=channel,
+                start=self._path.start,
+                query=self._query,
+                row_filter=self._row_filter,
             )
+            self.consume(stream)
             return
         service = connection.service
         read = perf_counter()
@@ -313,6 +354,14 @@ class MessagesRequest(HttpRequest):
             self.check_length()
 
     def complete(self, body: bytes) -> None:
+        service, principal = self.connection.service, self.connection.principal
+        if not principal.rights.has_all("publish"):
+            if not principal.rights.has("publish"):
+                raise refused(service, principal, "publish", "")
+            for message in (messages := read_messages(body)):
+                require_whole(service, principal, "publish", message.id)
+            self.publish(messages)
+            return
         self.publish(read_messages(body))
 
     def success(self) -> bytes:

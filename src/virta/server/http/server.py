@@ -24,10 +24,18 @@ class HttpServer:
         self.service = service
         self.heads = HeadCache(service.head_bytes_max)
         self.fast = FastPublisher(service, self.heads)
+        service.on_access_changed.append(self.recheck_access)
         # Of uvicorn, known at the first connection.
         self.app: Any = None
         self.connections: set[Any] = set()
         self.tasks: set[asyncio.Task[None]] = set()
+
+    def recheck_access(self) -> None:
+        """Forget what credentials meant, and end the streams of principals that have lost their rights."""
+        self.heads.forget()
+        for connection in list(self.connections):
+            if connection.consumer is not None:
+                connection.consumer.recheck_access()
 
     def __call__(
         self, *, config: uvicorn.Config, server_state: ServerState, **_: object

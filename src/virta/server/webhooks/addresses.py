@@ -12,7 +12,7 @@ from __future__ import annotations
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import TYPE_CHECKING
 
-from virta.server.hosts import ANY, read_host
+from virta.server.access.hosts import ANY, read_host
 
 if TYPE_CHECKING:
     from ipaddress import IPv4Network, IPv6Network

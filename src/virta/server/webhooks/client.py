@@ -88,7 +88,14 @@ class WebhookClient:
     ) -> None:
         self._url = self._at_url = read_sink(url)
         self.host = self._url.raw_host.decode("ascii")
-        own = {"webhook-request-origin", "content-type", "content-length"}
+        own = {
+            "webhook-request-origin",
+            "content-type",
+            "content-length",
+            "webhook-id",
+            "webhook-timestamp",
+            "webhook-signature",
+        }
         self._headers = {
             "Host": self._url.netloc.decode("ascii"),
             "User-Agent": USER_AGENT,
@@ -130,9 +137,9 @@ class WebhookClient:
             return Permission(granted=False, refusal=refusal)
         return Permission(granted=True, rate=read_rate(headers.get("webhook-allowed-rate")))
 
-    async def deliver(self, body: bytes) -> SinkAnswer:
-        """Send one event in structured mode and interpret the response (§3.2)."""
-        kind = {"Content-Type": "application/cloudevents+json; charset=utf-8"}
+    async def deliver(self, body: bytes, signed: dict[str, str] | None = None) -> SinkAnswer:
+        """Send one event in structured mode with its signature, and interpret the response (§3.2)."""
+        kind = {"Content-Type": "application/cloudevents+json; charset=utf-8"} | (signed or {})
         try:
             status, headers = await self._exchange(self._method, body, kind)
         except FAILURES as error:

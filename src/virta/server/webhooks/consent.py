@@ -19,6 +19,9 @@ from typing import Any
 
 import msgspec
 
+from virta.server.webhooks.owner import MEMBER as OWNER_MEMBER
+from virta.server.webhooks.owner import Owner
+
 KEY_BYTES = 24
 RATE_DIGITS_MAX = 9
 MEMBER = "consent"  # of a subscription's record; the API accepts no member of this name
@@ -58,11 +61,15 @@ def read_rate(text: str | None) -> int | None:
     return int(number) or None
 
 
-def to_record(description: dict[str, Any], consent: Consent) -> dict[str, Any]:
+def to_record(description: dict[str, Any], consent: Consent, owner: Owner) -> dict[str, Any]:
     """Return what is stored of a subscription."""
-    return description | {MEMBER: msgspec.to_builtins(consent)}
+    return description | {
+        MEMBER: msgspec.to_builtins(consent),
+        OWNER_MEMBER: msgspec.to_builtins(owner),
+    }
 
 
-def from_record(record: dict[str, Any]) -> tuple[dict[str, Any], Consent]:
-    description = {name: value for name, value in record.items() if name != MEMBER}
-    return description, msgspec.convert(record.get(MEMBER, {}), Consent)
+def from_record(record: dict[str, Any]) -> tuple[dict[str, Any], Consent, Owner]:
+    description = {n: v for n, v in record.items() if n not in {MEMBER, OWNER_MEMBER}}
+    consent = msgspec.convert(record.get(MEMBER, {}), Consent)
+    return description, consent, msgspec.convert(record.get(OWNER_MEMBER, {}), Owner)

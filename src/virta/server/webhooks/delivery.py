@@ -5,7 +5,8 @@ Events are sent in the order of the log, one at a time, at least once: the offse
 reached is stored, and a restart repeats at most what was delivered since. An event that is not accepted is
 retried with growing pauses; after the last attempt, or when the sink refuses it permanently, it goes
 to the dead letters (`$virta/dead-letters`) and the next one follows. A sink that answers 410 gets
-nothing more, and one that has not consented yet (`virta.server.webhooks.consent`) gets nothing before it does.
+nothing more, and one that has not consented yet (`virta.server.webhooks.consent`) gets nothing before it does. Deliveries are signed
+(`virta.server.webhooks.signing`), and end when the token of the subscription's owner is revoked or expires.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from virta.clock import now_us, time_text
 from virta.errors import LogError
 from virta.filters import Filter, parse
 from virta.hub.delivery import DEAD_LETTERS, Delivery
+from virta.hub.event_matcher import restrict
 from virta.hub.resume.history import HistoryReader, select_events
 from virta.server.api.description.schemas import SubscriptionStatus
 from virta.server.webhooks.client import SinkAnswer, Verdict, WebhookClient, without_user
 from virta.server.webhooks.consent import Consent, to_record
+from virta.server.webhooks.owner import Owner
+from virta.server.webhooks.signing import read_secret, signature_headers
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,7 +42,7 @@ FAILED_S = 1.0
 # The offset is stored after this many events, and whenever there is nothing to do.
 CURSOR_EVENTS = 100
 DEAD_LETTER_TYPE = "virta.webhook.dead-letter"
-PENDING, ACTIVE, GONE, EXPIRED = "pending", "active", "gone", "expired"
+PENDING, ACTIVE, GONE, EXPIRED, REVOKED = "pending", "active", "gone", "expired", "revoked"
 
 
 class Webhook:
@@ -51,18 +55,24 @@ class Webhook:
         description: dict[str, Any],
         cursor: int,
         consent: Consent,
+        owner: Owner = Owner(),  # noqa: B008 - immutable
     ) -> None:
         self.id = id_
         self.description = description
         self.cursor = cursor
         self.consent = consent
+        self.owner = owner
         self.state = PENDING if consent.pending else ACTIVE
         self.delivered = 0
         self.dead_letters = 0
         self.last_error = ""
         self._service = service
         self.channel: str = description["config"]["channel"]
-        self.filter = build_filter(description)
+        self.filter, self._row_filter = restrict(
+            build_filter(description), owner.row_filter(self.channel)
+        )
+        secrets = description.get("protocolsettings", {}).get("secrets", [])
+        self._keys = [key for key in map(read_secret, secrets) if key is not None]
         self._client = self.new_client(service.webhooks.resolver)
         self._granted = asyncio.Event()
         self._sent_at = 0.0  # when the last request was sent, by the loop's clock
@@ -89,6 +99,10 @@ class Webhook:
             resolver,
         )
 
+    def signature(self, id_: str, body: bytes) -> dict[str, str]:
+        """Return the headers that sign a delivery now."""
+        return signature_headers(self._keys, id_, int(time.time()), body)
+
     def grant(self, rate: int | None) -> None:
         """Record the sink's consent."""
         self.consent = self.consent.granted(rate)
@@ -97,9 +111,10 @@ class Webhook:
         self._granted.set()
 
     def record(self) -> dict[str, Any]:
-        return to_record(self.description, self.consent)
+        return to_record(self.description, self.consent, self.owner)
 
-    def status(self) -> dict[str, Any]:
+    def status(self, *, secrets: bool = False) -> dict[str, Any]:
+        """Return the subscription as its owner sees it; `secrets` shows them, right after they were made."""
         status = SubscriptionStatus(
             self.state, self.cursor, self.delivered, self.dead_letters, self.last_error
         )
@@ -107,7 +122,11 @@ class Webhook:
             status.expires = time_text(int(self.consent.expires * 1_000_000))
         if self.consent.rate is not None:
             status.allowed_rate = self.consent.rate
-        return without_secrets(self.description) | {"id": self.id, "status": status}
+        shown = without_secrets(self.description)
+        made = self.description.get("protocolsettings", {}).get("secrets")
+        if secrets and made:
+            shown["protocolsettings"] = shown["protocolsettings"] | {"secrets": made}
+        return shown | {"id": self.id, "status": status}
 
     async def run(self, executor: ThreadPoolExecutor) -> None:
         """Follow the log until the sink answers 410, does not consent in time, or the task is cancelled."""
@@ -146,6 +165,11 @@ class Webhook:
         service = self._service
         loop = asyncio.get_running_loop()
         end = service.hub.position
+        credentials = service.auth.credentials
+        if credentials is not None and not credentials.is_owner_active(self.owner.principal):
+            self.state = REVOKED
+            service.logger.info("webhook_revoked", id=self.id, principal=self.owner.principal)
+            return
         if self.cursor >= end:
             await self._store_cursor()
             await service.hub.wait_past(self.cursor)
@@ -154,7 +178,7 @@ class Webhook:
             topics=[self.channel], start=self.cursor, end=end, on_gap="skip", on_corruption="skip"
         ) as reader:
             finished = False
-            history = HistoryReader(reader, select_events(self.filter))
+            history = HistoryReader(reader, select_events(self.filter, self._row_filter))
             while not finished:
                 piece = await loop.run_in_executor(executor, history.read)
                 finished = piece.finished
@@ -196,7 +220,8 @@ class Webhook:
             await asyncio.sleep(max(0.0, due - loop.time()))
         self._sent_at = loop.time()
         outbound = self._service.webhooks.outbound
-        request = self._request = outbound.submit(self._client.deliver(delivery.value))
+        signed = self.signature(f"{self.id}.{delivery.offset}", delivery.value)
+        request = self._request = outbound.submit(self._client.deliver(delivery.value, signed))
         try:
             return await asyncio.shield(asyncio.wrap_future(request))
         except asyncio.CancelledError:
@@ -255,15 +280,19 @@ class Webhook:
 
 def without_secrets(description: dict[str, Any]) -> dict[str, Any]:
     """
-    Return a description in which the values of headers are `true`.
+    Return a description in which the values of headers and the secrets are `true`.
 
     Subscriptions of older versions may have a password in the address of their sink; it is removed.
     """
     description = description | {"sink": without_user(description["sink"])}
     settings = description.get("protocolsettings")
-    if not settings or not settings.get("headers"):
+    if not settings:
         return description
-    shown = settings | {"headers": dict.fromkeys(settings["headers"], True)}
+    shown = dict(settings)
+    if settings.get("headers"):
+        shown["headers"] = dict.fromkeys(settings["headers"], True)
+    if settings.get("secrets"):
+        shown["secrets"] = [True] * len(settings["secrets"])
     return description | {"protocolsettings": shown}
 
 

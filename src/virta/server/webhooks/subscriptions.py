@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from virta.server.service import Service
+    from virta.server.webhooks.owner import Owner
 
 T = TypeVar("T")
 
@@ -64,9 +65,9 @@ class Webhooks:
         registry = self._service.registry
         for id_, record in registry.subscriptions.items():
             cursor = registry.cursors.get(id_, self._service.hub.position)
-            description, consent = from_record(record)
+            description, consent, owner = from_record(record)
             try:
-                hook = Webhook(self._service, id_, description, cursor, consent)
+                hook = Webhook(self._service, id_, description, cursor, consent, owner)
             except HubError as error:
                 # Its record stays, and the other subscriptions start. The message is not logged: it
                 # quotes the address, which may contain a password.
@@ -106,7 +107,9 @@ class Webhooks:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._registry_thread, function, *arguments)
 
-    async def subscribe(self, id_: str, description: dict[str, Any], cursor: int) -> Webhook:
+    async def subscribe(
+        self, id_: str, description: dict[str, Any], cursor: int, owner: Owner
+    ) -> Webhook:
         """
         Do the handshake with the sink, store the subscription, deliver or wait for consent.
 
@@ -116,7 +119,7 @@ class Webhooks:
         """
         if len(self.hooks) + len(self._in_handshake) >= WEBHOOKS_MAX:
             raise _too_many(f"{WEBHOOKS_MAX} subscriptions deliver already")
-        hook, callback = self._new_hook(id_, description, cursor)
+        hook, callback = self._new_hook(id_, description, cursor, owner)
         self._in_handshake[id_] = hook
         try:
             await self._handshake(hook, callback)
@@ -128,7 +131,7 @@ class Webhooks:
         return hook
 
     async def replace(
-        self, id_: str, description: dict[str, Any], cursor: int | None
+        self, id_: str, description: dict[str, Any], cursor: int | None, owner: Owner
     ) -> Webhook | None:
         """
         Give a subscription another description; return None if there is none.
@@ -140,7 +143,7 @@ class Webhooks:
             return None
         if id_ in self._in_handshake:
             raise HubError(f"{id_} is being changed already", code="invalid-subscription")
-        hook, callback = self._new_hook(id_, description, cursor or 0)
+        hook, callback = self._new_hook(id_, description, cursor or 0, owner)
         self._in_handshake[id_] = hook
         try:
             await self._handshake(hook, callback)
@@ -172,12 +175,13 @@ class Webhooks:
             raise
 
     def _new_hook(
-        self, id_: str, description: dict[str, Any], cursor: int
+        self, id_: str, description: dict[str, Any], cursor: int, owner: Owner
     ) -> tuple[Webhook, str | None]:
         """Return a webhook that is not running, and the address at which its sink may consent later."""
         key, key_hash = new_callback_key()
         expires = time.time() + self._service.config.webhook_consent_ms / 1000
-        hook = Webhook(self._service, id_, description, cursor, Consent(None, key_hash, expires))
+        consent = Consent(None, key_hash, expires)
+        hook = Webhook(self._service, id_, description, cursor, consent, owner)
         if self._callback_url is None:
             return hook, None
         return hook, f"{self._callback_url}/subscriptions/{id_}/confirm?key={key}"

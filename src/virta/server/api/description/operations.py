@@ -87,7 +87,9 @@ def array(kind: Any) -> Any:
 COMMON = {
     400: refusal("The request is invalid; `code` says why."),
     401: refusal("A token is needed, or the given one is unknown."),
-    403: refusal("The page's origin is not allowed, or the channel is the server's own."),
+    403: refusal(
+        "The page's origin is not allowed, the right is missing, or the channel is the server's own."
+    ),
     421: refusal("The Host is not a name of this server."),
     500: refusal("The server failed; the request may be repeated."),
 }
@@ -243,6 +245,22 @@ FILTERS = [
         "GET /filters/{id}/events", "filterEvents", CONSUME, (FILTER_ID, query("from", str, START), *RESUME),
         summary=CONSUME_SUMMARY,
     ),
+]  # fmt: skip
+
+# Credentials.
+
+NONE_NEEDED = {409: refusal("The server asks for no credential.")}
+SESSIONS = [
+    Operation(
+        "POST /tickets", "createTicket", {201: json("A ticket.", schemas.StreamTicket), **NONE_NEEDED},
+        summary="Get a credential for one use within 30 seconds, for clients that cannot set headers.",
+    ),
+    Operation("GET /session", "showSession", {200: json("Who you are.", schemas.SessionInfo)}),
+    Operation(
+        "POST /session", "startSession", {204: Answer("The cookie is set."), **NONE_NEEDED},
+        summary="Put the credential of this request into a cookie, for pages of this server.",
+    ),
+    Operation("DELETE /session", "endSession", {204: Answer("The cookie is removed.")}),
 ]  # fmt: skip
 
 # Subscriptions and pipelines.
@@ -437,4 +455,4 @@ OPERATING = [
     Operation("GET /asyncapi.json", "asyncapi", _DOCUMENT, errors=REJECTED),
 ]  # fmt: skip
 
-OPERATIONS = [*CHANNELS, *FILTERS, *SUBSCRIPTIONS, *PIPELINES, *JOURNAL, *OPERATING]
+OPERATIONS = [*CHANNELS, *FILTERS, *SESSIONS, *SUBSCRIPTIONS, *PIPELINES, *JOURNAL, *OPERATING]

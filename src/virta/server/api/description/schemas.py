@@ -9,7 +9,9 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 # One control character alone is a topic of the log itself.
 ChannelName = Annotated[str, Meta(pattern=r"^([^\x00-\x1f]|[^\x00]{2,})$")]
 Dialect = Literal["koncorde", "query-string", "cesql", "cloudevents"]
-SUBSCRIPTION_STATES = ["pending", "active", "gone", "expired"]
+SUBSCRIPTION_STATES = ["pending", "active", "gone", "expired", "revoked"]
+# Of 24 to 64 bytes.
+Secret = Annotated[str, Meta(pattern="^whsec_[A-Za-z0-9+/]{32,86}={0,2}$")] | Literal[True]
 PipelineState = Literal[
     "never run", "starting", "running", "waiting", "finished",
     "stopping", "stopped", "failed", "lost", "invalid",
@@ -88,6 +90,23 @@ class FilterDescription(Struct):
     filter: Any
 
 
+class StreamTicket(Struct):
+    """A credential for one use, as the parameter `ticket`."""
+
+    ticket: str
+    expires: str
+
+
+class SessionInfo(Struct, omit_defaults=True):
+    """Who sends a request, and what it may do."""
+
+    principal: str
+    kind: str
+    required: Annotated[bool, Meta(description="Whether the server asks for credentials.")]
+    grants: list[dict[str, Any]]
+    expires: str | None = None
+
+
 class ChannelSummary(Struct, rename="camel"):
     """A channel; offsets and times are null if the log has no record of it."""
 
@@ -118,10 +137,15 @@ class SubscriptionConfig(Struct, forbid_unknown_fields=True, rename={"from_": "f
 
 
 class SubscriptionSettings(Struct, forbid_unknown_fields=True):
-    """How events are sent. Headers are shown as `true`, which keeps their values when it is put back."""
+    """
+    How events are sent. Values of headers and secrets are shown as `true`, which keeps them when it is put back.
+
+    Deliveries are signed with each secret; the server makes one if none is given, and shows it once.
+    """
 
     headers: dict[str, str | Literal[True]] | UnsetType = UNSET
     method: Literal["POST", "PUT", "PATCH"] | UnsetType = UNSET
+    secrets: Annotated[list[Secret], Meta(max_length=3)] | UnsetType = UNSET
 
 
 class SubscriptionBody(Struct, kw_only=True, forbid_unknown_fields=True):

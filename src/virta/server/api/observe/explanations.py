@@ -21,8 +21,9 @@ from virta.errors import RequestError
 from virta.event import document_of
 from virta.filters import parse
 from virta.hub.delivery import Delivery, one_line_event
-from virta.hub.event_matcher import DOCUMENT, matches_everything, root_of, single_matcher
+from virta.hub.event_matcher import DOCUMENT, matches_everything, restrict, root_of, single_matcher
 from virta.jsontext import check_depth
+from virta.server.access.rules import principal_of, refused, require
 from virta.server.api.handler import ApiHandler, errors_as_refusals, read_body
 from virta.server.api.observe.schemas import (
     CountBody,
@@ -80,6 +81,7 @@ class ExplanationsApi(ApiHandler):
 
     async def standing(self, request: Request) -> Response:
         body = await read_typed(request, StandingBody)
+        require(self._service, principal_of(request), "admin", body.channel)
         event = body.event
         value = msgspec.json.encode(event)
         delivery = Delivery(
@@ -115,9 +117,13 @@ class ExplanationsApi(ApiHandler):
 
     async def count(self, request: Request) -> Response:
         body = await read_typed(request, CountBody)
-        service = self._service
+        service, principal = self._service, principal_of(request)
+        row_filter = require(service, principal, "read", body.channel)
         with errors_as_refusals():
             filter_ = await asyncio.to_thread(parse, body.filter, _dialect(body.dialect))
+            filter_, rest = restrict(filter_, row_filter)
+            if rest is not None:  # a filter over documents and one over events
+                raise refused(service, principal, "read", body.channel)
             view = await asyncio.get_running_loop().run_in_executor(
                 service.executor,
                 counted,

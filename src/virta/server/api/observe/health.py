@@ -14,9 +14,9 @@ from starlette.routing import Route
 from virta import __version__, files, native
 from virta.clock import time_text
 from virta.errors import RequestError
+from virta.server.access.hosts import is_loopback
 from virta.server.api.handler import ApiHandler, errors_as_refusals
 from virta.server.api.observe.schemas import HealthCheck, HealthView, SegmentView, VerifyView
-from virta.server.hosts import is_loopback
 
 if TYPE_CHECKING:
     from starlette.requests import Request

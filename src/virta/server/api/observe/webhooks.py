@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from virta.clock import now_us, time_text
 from virta.hub.delivery import DEAD_LETTERS
+from virta.server.access.rules import principal_of
 from virta.server.api.handler import ApiHandler, errors_as_refusals, not_found
 from virta.server.api.observe.explanations import read_typed
 from virta.server.api.observe.schemas import (
@@ -22,6 +23,7 @@ from virta.server.api.observe.schemas import (
     RedeliverView,
     SendResult,
 )
+from virta.server.api.subscriptions import may_see
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -90,14 +92,15 @@ class WebhooksApi(ApiHandler):
         webhooks = self._service.webhooks
         client = hook.new_client(webhooks.resolver)
         try:
-            answer = await asyncio.wrap_future(webhooks.outbound.submit(client.deliver(value)))
+            sending = client.deliver(value, hook.signature(str(uuid.uuid4()), value))
+            answer = await asyncio.wrap_future(webhooks.outbound.submit(sending))
         finally:
             webhooks.outbound.submit(client.close())
         return SendResult(answer.verdict.name == "DELIVERED", answer.reason)
 
     def _hook(self, request: Request) -> Webhook:
         hook = self._service.webhooks.hooks.get(request.path_params["id"])
-        if hook is None:
+        if hook is None or not may_see(principal_of(request), hook):
             raise not_found("no subscription has this id")
         return hook
 

@@ -12,7 +12,7 @@ origins itself, for reading and writing, on every route and method. Programs sen
     `*`            any page
 
 Own pages are those of the origin the request is sent to, which the check of `Host` has confirmed
-(`virta.server.hosts`), and on loopback those of this machine (`localhost`, `127.0.0.1`, `[::1]`, any port).
+(`virta.server.access.hosts`), and on loopback those of this machine (`localhost`, `127.0.0.1`, `[::1]`, any port).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import re
 from urllib.parse import urlsplit
 
 from virta.errors import RequestError
-from virta.server.hosts import host_name, is_loopback, is_loopback_name
+from virta.server.access.hosts import host_name, is_loopback, is_loopback_name
 
 ANY = "*"
 SELF = "self"  # own pages and no others

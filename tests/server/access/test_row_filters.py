@@ -1,0 +1,296 @@
+"""
+Row filters: whatever a principal asks for, it gets nothing outside its row filter.
+
+Random events are published by an unlimited principal; limited ones ask with random queries, live and from history, over
+server-sent events, WebSockets, registered filters and webhooks. A failing round prints its seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pytest
+from access_support import ALL, bearer, token
+from server_harness import BATCH, STRUCTURED, Consumer, Server, event
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from waiting import wait_until
+
+EVENTS = 60
+END = "end"
+ROW_FILTERS = {
+    "query-string": ("tenant=1", "query-string"),
+    "cesql": ("tenantid = '1'", "cesql"),
+    "cloudevents": ([{"exact": {"tenantid": "1"}}], "cloudevents"),
+    "koncorde": ({"equals": {"tenant": 1}}, "koncorde"),
+}
+# Queries that a principal may try, some to get around its filter.
+QUERIES = ["", "tenant=2", "tenant=!1", "n=>10", ";", "tenant=1;tenant=2", "../id=~e", "tenant=!"]
+QUERIES += ["/tenant=2;n=!0", "..%2Ftenantid=2"]
+
+
+@pytest.fixture(scope="module")
+def sink():
+    received = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_OPTIONS(self):
+            self.send_response(200)
+            self.send_header("WebHook-Allowed-Origin", "*")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            received.append((self.path, dict(self.headers), body))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *arguments):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    server.received = received
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    data_dir = tmp_path_factory.mktemp("rows") / "data"
+    unlimited = token(data_dir, (ALL, "**"))
+    flags = ["--require-token", "--durability", "none", "--webhook-allow", "127.0.0.1"]
+    with Server(data_dir, *flags) as running:
+        running.unlimited = unlimited
+        yield running
+
+
+def made(random_, number):
+    tenant = random_.choice([1, 2, 3, "1", None])
+    data = (
+        {"tenant": tenant, "n": number} if tenant is not None else random_.choice([{}, "text", [1]])
+    )
+    more = {"tenantid": str(tenant)} if tenant is not None else {}
+    return event(f"e{number}", data, **more)
+
+
+def is_allowed(name, one):
+    data = one.get("data")
+    if name in {"cesql", "cloudevents"}:
+        return one.get("tenantid") == "1"
+    return (
+        isinstance(data, dict) and data.get("tenant") == 1 and not isinstance(data["tenant"], bool)
+    )
+
+
+def publish(server, channel, events, text=None):
+    """Publish singly and in batches, which take different paths through the server."""
+    headers = bearer(text or server.unlimited)
+    half = len(events) // 2
+    for one in events[:half]:
+        answer = server.request(
+            "POST", f"/channels/{channel}", json.dumps(one), headers | {"Content-Type": STRUCTURED}
+        )
+        assert answer.status == 202, answer
+    rest = json.dumps(events[half:])
+    answer = server.request("POST", f"/channels/{channel}", rest, headers | {"Content-Type": BATCH})
+    assert answer.status == 202, answer
+
+
+async def read_sse(server, path, text, go=None):
+    """Read events until the one that ends a round, which every row filter lets through."""
+    consumer = await Consumer.open(server.port, path, bearer(text))
+    found = []
+    try:
+        await consumer.connected()
+        if go is not None:
+            await go()
+        while (frame := await consumer.frame()) is not None:
+            if frame.event == "data":
+                if frame.json["id"] == END:
+                    return found
+                found.append(frame.json)
+    finally:
+        await consumer.close()
+    return found
+
+
+async def read_socket(server, path, text, go):
+    url = f"ws://127.0.0.1:{server.port}{path}"
+    options = {"subprotocols": ["cloudevents.json"], "additional_headers": bearer(text)}
+    found = []
+    async with connect(url, **options) as socket:
+        await go()
+        async with asyncio.timeout(20):
+            async for message in socket:
+                one = json.loads(message)
+                if one["id"] == END:
+                    return found
+                found.append(one)
+    return found
+
+
+END_DATA = {"tenant": 1, "n": 1000}
+
+
+@pytest.mark.parametrize("name", ROW_FILTERS)
+def test_nothing_outside_the_row_filter(server, name):
+    """Live and from history, over SSE and WebSocket: allowed events that satisfy the query, and no others."""
+    seed = int(os.environ.get("SEED", random.SystemRandom().randrange(2**32)))
+    random_ = random.Random(seed)
+    channel = f"rows-{name}"
+    text = token(server.data_dir, (["read"], "rows-*", *ROW_FILTERS[name]))
+    events = [made(random_, n) for n in range(EVENTS)]
+    end = event(END, END_DATA, tenantid="1")
+    allowed = [one["id"] for one in events if is_allowed(name, one)]
+    waiting = 0
+
+    async def round_(query, history):
+        """One query by all transports."""
+        nonlocal waiting
+        readers = []
+        waiting = 0
+        ready = asyncio.Event()
+        here = f"{channel}-{random_.randrange(2**32)}"
+        joined = f"{query};../id={END}" if query else ""
+
+        async def go():
+            nonlocal waiting
+            waiting += 1
+            if waiting == 2:
+                ready.set()
+
+        path = f"/channels/{here}" + ("/from/earliest" if history else "")
+        if history:
+            await asyncio.to_thread(publish, server, here, [*events, end])
+        readers.append(asyncio.create_task(read_sse(server, f"{path}?{joined}", text, go)))
+        readers.append(asyncio.create_task(read_socket(server, f"{path}?{joined}", text, go)))
+        if not history:
+            await asyncio.wait_for(ready.wait(), 20)
+            await asyncio.to_thread(publish, server, here, [*events, end])
+        return await asyncio.gather(*readers)
+
+    for query in random_.sample(QUERIES, 4):
+        for history in (False, True):
+            by_sse, by_socket = asyncio.run(round_(query, history))
+            found = [one["id"] for one in by_sse]
+            note = f"SEED={seed} {name} {query!r} history={history}"
+            assert set(found) <= set(allowed), note
+            assert found == [one["id"] for one in by_socket], note
+            if query == "":
+                assert found == allowed, note
+
+
+@pytest.mark.parametrize("name", ROW_FILTERS)
+def test_registered_filters(server, name):
+    """The stream of a filter that others registered, in either dialect, is limited as well."""
+    text = token(server.data_dir, (["read"], "f/*", *ROW_FILTERS[name]))
+    everyone = {"Content-Type": "application/json"} | bearer(server.unlimited)
+    collection = f"c{name}"
+    events = [made(random.Random(7), n) for n in range(EVENTS)]
+    allowed = [one["id"] for one in events if is_allowed(name, one)]
+    for source in ({"exists": "tenant"}, {"filter": "tenant=!x", "dialect": "query-string"}):
+        body = json.dumps(source)
+        id_ = server.request("POST", f"/filters/f/{collection}", body, everyone).json["id"]
+
+        async def scenario(id_=id_):
+            async def go():
+                await asyncio.to_thread(publish_all)
+
+            return await read_sse(server, f"/filters/{id_}/events", text, go)
+
+        def publish_all(round_=id_[:4]):
+            renamed = [one | {"id": f"{one['id']}-{round_}"} for one in events]
+            last = event(END, END_DATA, tenantid="1", source=f"//{round_}")
+            publish(server, f"f%2F{collection}", [*renamed, last])
+
+        found = [one["id"].split("-")[0] for one in asyncio.run(scenario())]
+        with_tenant = [
+            one["id"]
+            for one in events
+            if one["id"] in allowed and isinstance(one["data"], dict) and "tenant" in one["data"]
+        ]
+        assert found == with_tenant
+
+
+@pytest.mark.parametrize("name", ROW_FILTERS)
+def test_webhooks(server, sink, name):
+    """A webhook gets what its owner may read, signed; another principal does not see the subscription."""
+    own = token(server.data_dir, (["read", "webhooks"], "hooks-*", *ROW_FILTERS[name]))
+    other = token(server.data_dir, (["read", "webhooks"], "hooks-*", "tenant=2"))
+    channel = f"hooks-{name}"
+    body = {"sink": f"http://127.0.0.1:{sink.server_port}/{name}", "config": {"channel": channel}}
+    headers = {"Content-Type": "application/json"}
+    answer = server.request("POST", "/subscriptions", json.dumps(body), headers | bearer(own))
+    assert answer.status == 201, answer
+    events = [made(random.Random(11), n) for n in range(EVENTS)]
+    publish(server, channel, [*events, event(END, END_DATA, tenantid="1")])
+
+    def delivered():
+        found = [json.loads(b)["id"] for path, _, b in list(sink.received) if path == f"/{name}"]
+        return found if END in found else None
+
+    assert wait_until(delivered) == [*(e["id"] for e in events if is_allowed(name, e)), END]
+    id_ = answer.json["id"]
+    hidden = [
+        server.request(method, f"/subscriptions/{id_}", None, bearer(other)).status
+        for method in ("GET", "DELETE")
+    ]
+    assert hidden == [404, 404]
+    assert id_ not in server.request("GET", "/subscriptions", headers=bearer(other)).body.decode()
+
+
+@pytest.mark.parametrize("name", ROW_FILTERS)
+def test_publishing(server, name):
+    """An event outside the row filter refuses the whole request, singly, in a batch and on a socket."""
+    text = token(server.data_dir, (["publish", "read"], "pub-*", *ROW_FILTERS[name]))
+    good, bad = event("g", END_DATA, tenantid="1"), event("b", {"tenant": 2}, tenantid="2")
+    headers = bearer(text)
+
+    def post(events, kind):
+        body = json.dumps(events)
+        return server.request(
+            "POST", f"/channels/pub-{name}", body, headers | {"Content-Type": kind}
+        )
+
+    assert post(good, STRUCTURED).status == 202
+    refused = [post(bad, STRUCTURED), post([good, bad], BATCH), post([good] * 40 + [bad], BATCH)]
+    assert [(a.status, a.code) for a in refused] == [(403, "row-filter")] * 3
+
+    async def by_socket():
+        url = f"ws://127.0.0.1:{server.port}/channels/pub-{name}"
+        options = {"subprotocols": ["cloudevents.json"], "additional_headers": headers}
+        async with connect(url, **options) as socket:
+            await socket.send(json.dumps(bad))
+            with pytest.raises(ConnectionClosed) as closed:
+                await asyncio.wait_for(socket.recv(), 20)
+        return closed.value.rcvd
+
+    close = asyncio.run(by_socket())
+    assert (close.code, close.reason) == (1008, "row-filter")
+
+    async def stored():
+        path = f"/channels/pub-{name}/from/earliest"
+        consumer = await Consumer.open(server.port, path, bearer(server.unlimited))
+        await consumer.connected()
+        server.request(
+            "POST",
+            f"/channels/pub-{name}",
+            json.dumps(event(END)),
+            bearer(server.unlimited) | {"Content-Type": STRUCTURED},
+        )
+        found = []
+        while (frame := await consumer.frame()).json["id"] != END:
+            found.append(frame.json["id"])
+        await consumer.close()
+        return found
+
+    assert asyncio.run(stored()) == ["g"]
