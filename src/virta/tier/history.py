@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Final
 from virta import files
 from virta.errors import TierError
 from virta.log.engine.kernel import crc32c
-from virta.log.format.directory import segment_name
+from virta.log.format.directory import INDEX_SUFFIX, segment_name
+from virta.log.format.index import Index, parse_index
 from virta.log.limits import SEGMENT_HEADER_BYTES
 from virta.tier import manifest as manifests
+from virta.tier.remote import RemotePart, RemoteSegment
 from virta.tier.store import CACHE_BYTES_MAX, TierStore
 
 if TYPE_CHECKING:
@@ -102,6 +104,28 @@ class TierHistory:
                 else:
                     return self._cache
         raise AssertionError("unreachable")
+
+    def remote(self, base: int) -> RemoteSegment | None:
+        """Return where the bytes of a shipped segment are; None if there is no such segment."""
+        manifest = self.manifest()
+        tail = manifest.tail
+        if tail is not None and tail.base == base:
+            parts = tuple(RemotePart(tail.name(c), c.start, c.end) for c in tail.chunks)
+            return RemoteSegment(self.url, base, tail.salt, parts) if parts else None
+        for segment in manifest.segments:
+            if segment.base == base:
+                part = RemotePart(segment.name, 0, segment.bytes)
+                return RemoteSegment(self.url, base, segment.salt, (part,))
+        return None
+
+    def index(self, base: int) -> Index | None:
+        """Return the index of a sealed segment, None if the store has none."""
+        for segment in self.manifest().segments:
+            if segment.base == base and INDEX_SUFFIX in segment.suffixes:
+                with self._lock:
+                    data = self._open_store().read(segment.name + INDEX_SUFFIX)
+                return parse_index(data, base, segment.salt)
+        return None
 
     def _nothing_shipped(self) -> bool:
         return self._copy is not None and not self._copy.exists()

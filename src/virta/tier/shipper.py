@@ -26,7 +26,13 @@ from virta.backoff import Backoff
 from virta.clock import now_us, time_text
 from virta.errors import LogError, TierError
 from virta.log.engine.kernel import crc32c
-from virta.log.format.directory import INDEX_SUFFIX, META, read_meta, segment_bases
+from virta.log.format.directory import (
+    INDEX_SUFFIX,
+    META,
+    TOPIC_INDEX_SUFFIX,
+    read_meta,
+    segment_bases,
+)
 from virta.log.format.index import index_sealed, load_index
 from virta.log.format.segment import Segment, Walk
 from virta.log.upkeep.retention import write_shipped
@@ -253,11 +259,12 @@ class Shipper:
                 self._signatures[base] = signature
                 return None
             following, last_time = _segment_end(segment)
-            suffixes = tuple(sorted(_index_files(segment)))
+            indexes = _index_files(segment)
+            suffixes = tuple(sorted(indexes))
             salt, crc = segment.header.salt, _file_crc(file)
             entry = ShippedSegment(base, following, signature.bytes, salt, crc, last_time, suffixes)
             if entry != known:
-                for suffix, data in _index_files(segment).items():
+                for suffix, data in indexes.items():
                     self.store.write(entry.name + suffix, data)
                 file.seek(0)
                 self.store.write(entry.name, file)
@@ -417,9 +424,11 @@ def _index_files(segment: Segment) -> dict[str, bytes]:
     """Return the segment's index files by their suffix; they are optional, and belong to this generation of it."""
     if load_index(segment.path.parent, segment.base, segment.header.salt) is None:
         return {}
-    with suppress(FileNotFoundError):
-        return {INDEX_SUFFIX: segment.path.with_suffix(INDEX_SUFFIX).read_bytes()}
-    return {}
+    found = {}
+    for suffix in (INDEX_SUFFIX, TOPIC_INDEX_SUFFIX):
+        with suppress(FileNotFoundError):
+            found[suffix] = segment.path.with_suffix(suffix).read_bytes()
+    return found
 
 
 def _file_crc(file: BinaryIO) -> int:

@@ -177,6 +177,11 @@ def load_index(directory: Path, base: int, salt: int) -> Index | None:
         data = (directory / index_name(base)).read_bytes()
     except OSError:
         return None
+    return parse_index(data, base, salt)
+
+
+def parse_index(data: bytes, base: int, salt: int) -> Index | None:
+    """Return the index in the content of its file, or None if it does not fit the segment."""
     if len(data) < _HEAD.size + _REST.size:
         return None
     magic, at, of_salt, crc = _HEAD.unpack_from(data)

@@ -1,6 +1,9 @@
 """
 Where the records of an offset range lie: segments, their sparse indexes, and splits.
 
+A log is a directory, object storage, or both; a segment that is only in object storage is planned by the manifest and
+the shipped index, and executors read the bytes of their splits from there.
+
     log directory ── segments ── batches ── splits (file, salt, byte range, offset range)
 
 Invariants: a split starts and ends on batch boundaries; the splits of a range cover each of its offsets once.
@@ -19,17 +22,23 @@ from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import virta
-from virta.errors import LogCorruptionError, LogFormatError
+from virta.errors import LogCorruptionError, LogFormatError, TierError
 from virta.log.format.codec import REASONS, Status
 from virta.log.format.damage import Problem, describe_damage, gap_error, problem_of
 from virta.log.format.directory import index_name, segment_bases, segment_name
-from virta.log.format.index import BatchRun, load_index
-from virta.log.format.segment import Position, Segment, SegmentHeader
+from virta.log.format.index import BatchRun, Index, load_index
+from virta.log.format.segment import Position, Segment, SegmentHeader, parse_header
 from virta.log.limits import INDEX_STEP_BYTES
 from virta.log.reader import FOREVER
 from virta.spark.source.arrow import kernel
+from virta.tier.history import TierHistory
+
+if TYPE_CHECKING:
+    from virta.log.engine.source import LogSource
+    from virta.tier.remote import RemoteSegment
 
 SPLIT_BYTES = 32 * 1024 * 1024  # a task of a fifth of a second; small enough to balance two cores
 ENDS_COST_RATIO = 10  # asking for the end takes at most a tenth of a stream's idle time
@@ -49,22 +58,30 @@ class Split:
     base: int
     start: int
     stop: int
+    remote: RemoteSegment | None = None  # in object storage, else a file
 
     def open(self) -> Segment:
         """
-        Open the segment file.
+        Open the segment file, or the split's bytes of a segment in object storage.
 
         Raises:
-            FileNotFoundError: retention removed it.
+            FileNotFoundError: it was removed or replaced.
             LogCorruptionError: its header is damaged.
         """
+        if self.remote is not None:
+            try:
+                return self.remote.open(self.pos, self.end)
+            except TierError as exc:
+                if exc.code == "tier_object_missing":
+                    raise FileNotFoundError(exc.message) from exc
+                raise
         return open_segment(Path(self.path).parent, int(Path(self.path).stem))
 
 
-def open_segment(directory: Path, base: int) -> Segment:
+def open_segment(place: Path | LogSource, base: int) -> Segment:
     """Open a segment; raise LogCorruptionError with this source's advice if its header is damaged."""
     try:
-        return Segment(directory, base)
+        return Segment(place, base) if isinstance(place, Path) else place.segment(base)
     except LogCorruptionError as error:
         raise problem_of(error).error(SKIP_DAMAGE) from error
 
@@ -79,6 +96,17 @@ class SegmentRuns:
     runs: list[BatchRun] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     sealed: bool = False
+    remote: RemoteSegment | None = None
+
+    @classmethod
+    def shipped(cls, remote: RemoteSegment, index: Index) -> SegmentRuns:
+        """Return the runs of a sealed segment in object storage; only its header and index are read."""
+        path = Path(segment_name(remote.base))
+        size = remote.size
+        return cls(
+            str(path), parse_header(remote.header(), path), Position(size, -1, index.next), index.runs(size),
+            sealed=True, remote=remote,
+        )  # fmt: skip
 
     @classmethod
     def of(cls, segment: Segment) -> SegmentRuns:
@@ -144,10 +172,10 @@ class Plan:
     def __init__(
         self, root: str, *, skip_corruption: bool = False, skip_gaps: bool = False
     ) -> None:
-        self.root = Path(root)
         self.skip_corruption = skip_corruption
         self.skip_gaps = skip_gaps
         self.log = virta.open(root, create=False, read_only=True)
+        self.root = self.log.path
         self.indexes: dict[int, SegmentRuns] = {}
         self.unreadable: dict[int, Problem] = {}  # segments without a valid header
         self.known: Ends | None = None
@@ -163,14 +191,14 @@ class Plan:
         An idle stream asks a hundred times a second. That is cheap while a writer is open; without one the last
         segment has to be walked, so a result is cached for a time that grows with its cost.
         """
-        bases = segment_bases(self.root)
+        bases = self.log.source.bases()
         if not bases:
             return Ends(0, 0, 0)
         begun = time.monotonic()
         if self.known is None or begun >= self.known_until:
             end = self.log.next_offset
-            bases = segment_bases(self.root)  # again: the end may be in a new segment
-            if self.known is None or end != self.known.end:
+            bases = self.log.source.bases()  # again: the end may be in a new segment
+            if segment_bases(self.root) and (self.known is None or end != self.known.end):
                 with open_segment(self.root, bases[-1]) as segment:
                     os.fdatasync(segment.fd)
             self.known = Ends(bases[0], end, self.log.epoch)
@@ -196,7 +224,7 @@ class Plan:
         """
         splits: list[Split] = []
         reached = start
-        last = segment_bases(self.root)[-1:]
+        last = self.log.source.bases()[-1:]
         for base in self.segments(start, stop):
             if base > reached:
                 self.gap(reached, base)
@@ -228,7 +256,7 @@ class Plan:
 
     def segments(self, start: int, stop: int) -> list[int]:
         """Return the bases of the segments that overlap the range, oldest first."""
-        bases = segment_bases(self.root)
+        bases = self.log.source.bases()
         for removed in self.indexes.keys() - set(bases):
             del self.indexes[removed]
         first = max(bisect_right(bases, start) - 1, 0)
@@ -242,18 +270,30 @@ class Plan:
             if not self.skip_corruption:
                 raise
         path = self.root / segment_name(base)
-        following = min((b for b in segment_bases(self.root) if b > base), default=None)
+        following = min((b for b in self.log.source.bases() if b > base), default=None)
         size = path.stat().st_size
         self.unreadable[base] = Problem(str(path), 0, size, base, following, "bad-header")
         return None
 
     def index(self, base: int, stop: int) -> SegmentRuns:
         """Return the runs of a segment, complete up to offset `stop` or the end of the file."""
-        with open_segment(self.root, base) as segment:
-            index = self.indexes.get(base)
+        index = self.indexes.get(base)
+        history = self.log.history
+        remote = None
+        if isinstance(history, TierHistory) and not (self.root / segment_name(base)).exists():
+            remote = history.remote(base)
+            if index is not None and index.sealed and index.remote == remote:
+                return index
+            shipped = None if remote is None else history.index(base)
+            if remote is not None and shipped is not None:
+                index = self.indexes[base] = SegmentRuns.shipped(remote, shipped)
+                return index
+        # A segment in object storage without an index is fetched whole: the active one, as far as it was shipped.
+        with open_segment(self.log.source, base) as segment:
             if index is None or index.header != segment.header:
                 index = self.indexes[base] = SegmentRuns.of(segment)
             index.extend(segment, stop, skip=self.skip_corruption)
+            index.remote = remote
         return index
 
     def skipped(self, start: int, stop: int) -> list[Problem]:
@@ -273,7 +313,7 @@ class Plan:
 
     def gap_after(self, reached: int, stop: int) -> None:
         """Raise if retention just removed the end of a range, which only a later segment shows."""
-        later = [base for base in segment_bases(self.root) if base > reached]
+        later = [base for base in self.log.source.bases() if base > reached]
         if later:
             self.gap(reached, min(later[0], stop))
 
@@ -314,4 +354,4 @@ def add_run(
         splits[-1] = replace(last, end=run.end, stop=stop)
         return
     salt = index.header.salt
-    splits.append(Split(index.path, salt, run.pos, run.end, run.base, start=start, stop=stop))
+    splits.append(Split(index.path, salt, run.pos, run.end, run.base, start, stop, index.remote))
