@@ -13,7 +13,7 @@ import base64
 import os
 import time
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -25,7 +25,7 @@ from virta.hub.resume.positions import ResumePosition, tag_of
 from virta.streams import StreamIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from virta.clock import Clock
     from virta.filters import Filter
@@ -33,11 +33,29 @@ if TYPE_CHECKING:
     from virta.hub.event_batch import EventBatch
     from virta.hub.stream_consumer import StreamConsumer
     from virta.hub.subscription import ChannelSubscription
+    from virta.log import Record
 
 # Each costs memory and an index entry; more are refused.
 SUBSCRIPTIONS_MAX = 1_000_000
 REGISTRATION = "name.djsweet.thorium.meta.query.registration"
 REMOVAL = "name.djsweet.thorium.meta.query.removal"
+
+
+class RowFeed(Protocol):
+    """What follows all records of some channels, repeats included, where the position advances."""
+
+    @property
+    def channels(self) -> Collection[str]:
+        """The channels that it follows."""
+
+    def append(self, channel: str, offset: int, key: bytes, value: bytes) -> None:
+        """Take an event of this process."""
+
+    def append_record(self, record: Record) -> None:
+        """Take a record of another process."""
+
+    def advance(self, position: int) -> None:
+        """End a step: everything below this offset was given."""
 
 
 class Hub:
@@ -69,6 +87,7 @@ class Hub:
         self._stream_consumers: set[StreamConsumer] = set()
         self._numbers = count()
         self._position_waiters: set[asyncio.Event] = set()
+        self.rows: RowFeed | None = None  # live views
 
     # Subscriptions.
 

@@ -235,6 +235,7 @@ class Publisher:
         for delivery in deliveries:
             self.figures.count(delivery.channel, 1)
         self._idempotency.commit(written, self._clock())
+        self._feed_records(records)
         self._hub.advance(records[-1].offset + 1)
         self._hub.deliver(deliveries)
 
@@ -335,6 +336,7 @@ class Publisher:
                     count(draft.channel, 1)
             offset += len(part)
         self.published += offset - first
+        self._feed_parts(parts, offset)
         self._hub.advance(offset)
         for part in parts:
             if isinstance(part, EventBatch):
@@ -352,6 +354,33 @@ class Publisher:
                 runs.setdefault(draft.channel, []).append(draft)
         if runs:
             hub.deliver_runs(runs)
+
+    def _feed_records(self, records: list[Record]) -> None:
+        """Give live views what other processes appended, repeats included."""
+        rows = self._hub.rows
+        if rows is None:
+            return
+        if rows.channels:
+            for record in records:
+                if str(record.topic) in rows.channels:
+                    rows.append_record(record)
+        rows.advance(records[-1].offset + 1)
+
+    def _feed_parts(self, parts: list[_Run | EventBatch], position: int) -> None:
+        """Give live views what this process appended."""
+        rows = self._hub.rows
+        if rows is None:
+            return
+        channels = rows.channels
+        for part in parts if channels else ():
+            if not isinstance(part, EventBatch):
+                for draft in part.drafts:
+                    if draft.channel in channels:
+                        rows.append(draft.channel, draft.offset, draft.key, draft.value)
+            elif part.channel in channels:
+                for offset, value in enumerate(part.values(), part.offset):
+                    rows.append(part.channel, offset, b"", value)
+        rows.advance(position)
 
     def _commit_keys(self, part: _Run | EventBatch, first: int) -> None:
         """Store where events are, so that repeats are recognised; stream messages have no key."""

@@ -64,6 +64,8 @@ COUNTERS: tuple[tuple[str, str, Callable[[Service], float]], ...] = (
     ("virta_deliveries", "Copies sent to consumers", lambda s: s.hub.delivered),
     ("virta_deliveries_dropped", "Copies slow consumers lost", lambda s: s.hub.dropped_total),
     ("virta_slow_disconnects", "Consumers ended for slowness", lambda s: s.hub.slow_disconnects),
+    ("virta_view_unkeyed", "Records without a key in channels with live views",
+     lambda s: s.views.statistics()["unkeyed"]),
     ("virta_searched_bytes", "Bytes of the log read to find events by source and id",
      lambda s: s.replayer.searched_bytes),
 )

@@ -14,6 +14,7 @@ import asyncio
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from virta import files
 from virta.access.credentials import Credentials, read_token_file
 from virta.access.rates import RateLimiter
 from virta.access.tokens import TokenStore
-from virta.errors import AccessError, ConfigError, RequestError
+from virta.errors import AccessError, ConfigError, RequestError, ViewError
 from virta.hub.delivery import STREAMS, read_delivery
 from virta.hub.hub import Hub
 from virta.hub.idempotency import Idempotency, key_of
@@ -56,9 +57,12 @@ from virta.server.operating.retention import LogRetention
 from virta.server.pipeline_supervisor import Pipelines, RestartLimits
 from virta.server.webhooks.subscriptions import Webhooks
 from virta.tier.background import BackgroundShipper
+from virta.views.limits import ViewLimits
+from virta.views.live_views import LiveViews
+from virta.views.tables.changes import KeyRule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from virta.log.log import Visibility
     from virta.server.config_loader import Config
@@ -68,11 +72,15 @@ if TYPE_CHECKING:
 READERS_MAX = 4
 # What was appended last is shipped before the server ends, if the store answers within this time.
 SHIP_S_MIN = 2.0
+# Threads that build tables and match rows, so that replays do not wait for them.
+VIEW_THREADS = 2
 LOCK_NAME = "serve.lock"
 # How often token and key files are checked for changes.
 ACCESS_CHECK_S = 1.0
 REGISTRY_NAME = "registry"
 JOURNAL_NAME = "journal"
+VIEWS_NAME = "views"
+VIEW_LIMITS = [field.name for field in fields(ViewLimits)]
 PIPELINES_NAME = "pipelines"
 
 
@@ -124,6 +132,7 @@ class Service:
         self.connections_opened = 0
         self.translations = 0
         self.translation_seconds = 0.0
+        self.view_keys = _view_keys(config.view_keys or ())
         self.journal: JournalServer | None = None
         self.shipper: BackgroundShipper | None = None
         self.filter_streams: dict[str, set[SseConsumer]] = {}
@@ -144,6 +153,7 @@ class Service:
             self.shipper = BackgroundShipper(self.log, config.tier_url, interval_s=interval_s)
             self.shipper.start()
         self.executor = ThreadPoolExecutor(READERS_MAX, thread_name_prefix="virta-reader")
+        self.view_threads = ThreadPoolExecutor(VIEW_THREADS, thread_name_prefix="virta-views")
         self.idempotency = Idempotency(
             keys_max=config.max_idempotency_keys,
             horizon_s=config.idempotency_expiration_ms / 1000,
@@ -161,11 +171,20 @@ class Service:
             outstanding_max=config.max_outstanding_events_per_router_thread,
         )
         self.replayer = Replayer(self.hub, self.log, self.idempotency, self.executor)
+        self.views = LiveViews(
+            self.log,
+            self.hub,
+            self.view_threads,
+            directory=Path(config.data_dir) / VIEWS_NAME,
+            limits=ViewLimits(**{name: getattr(config, name) for name in VIEW_LIMITS}),
+        )
+        self.hub.rows = self.views
         self.timers = TimerWheel(loop)
         await self._start_journal()
         self.webhooks = Webhooks(self)
         self.timers.start()
         self.follower.start()
+        self.views.start()
         self.webhooks.start()
         self.pipelines = self._listed_pipelines()
         self.pipelines.start()
@@ -205,6 +224,8 @@ class Service:
             await self.journal.stop()
         await self.publisher.close()
         await asyncio.to_thread(self.follower.stop)
+        await self.views.stop()
+        await asyncio.to_thread(self.view_threads.shutdown)
         await asyncio.to_thread(self.executor.shutdown)
         await asyncio.to_thread(self.registry.close)
         if self.shipper is not None:
@@ -340,6 +361,23 @@ def read_credentials(config: Config) -> Credentials:
 
 def _rate(limit: int | None) -> RateLimiter | None:
     return None if limit is None else RateLimiter(limit)
+
+
+def _view_keys(items: Sequence[str]) -> dict[str, str]:
+    """Return the pointer to the key of each channel that has one."""
+    keys = {}
+    for item in items:
+        channel, _, pointer = item.partition("=")
+        try:
+            keys[channel] = KeyRule(pointer).text
+        except ViewError:
+            pointer = ""
+        if not channel or not pointer:
+            raise ConfigError(
+                f"view_keys has {item!r}: write CHANNEL=POINTER, as in orders=/data/id",
+                setting="view_keys",
+            )
+    return keys
 
 
 def _own_hosts(config: Config) -> list[str]:

@@ -28,6 +28,7 @@ from virta.views.tables.table import CHANGED, DELETED, EXPIRED
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from virta.errors import ViewError
     from virta.views.tables.index import Hit
     from virta.views.view import View
 
@@ -51,6 +52,9 @@ class FrameSink(Protocol):
 
     def wants_pump(self, consumer: ViewConsumer) -> None:
         """Call `pump` soon: something waits."""
+
+    def failed(self, error: ViewError) -> None:
+        """End: the view cannot go on."""
 
 
 class _Waiting:

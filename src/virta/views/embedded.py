@@ -28,7 +28,7 @@ from virta.views.limits import DEFAULT_LIMITS
 from virta.views.tables.changes import ROOT_AUTO, ROOTS, KeyRule
 from virta.views.tables.index import ENTER, LEAVE, UPDATE
 from virta.views.tables.passes import HistoryPass, MembershipPass, reader_of, touched_since
-from virta.views.tables.table_file import open_table, read_step, save_table
+from virta.views.tables.table_file import check_keyed, open_table, read_step, save_table
 from virta.views.view import View, ViewFilter, view_tag
 
 if TYPE_CHECKING:
@@ -172,6 +172,10 @@ class LiveView:
     def wants_pump(self, consumer: ViewConsumer) -> None:
         """Do nothing: `refresh` pumps until nothing waits."""
 
+    def failed(self, error: ViewError) -> None:
+        """Raise: a view in the process has nobody else to tell."""
+        raise error
+
     # Parts.
 
     def _begin(self, since: str | None) -> None:
@@ -210,28 +214,6 @@ class LiveView:
         for view in self._table.expire(self._log.first_offset):
             view.deliver()
         self._pump()
-
-
-def check_keyed(channel: str, rule: KeyRule, keyed: int, unkeyed: int) -> None:
-    """
-    Refuse a view of a channel none of whose records has a key.
-
-    Raises:
-        ViewError: view-unkeyed.
-    """
-    if keyed or not unkeyed:
-        return
-    if rule.steps:
-        why = (
-            f"none of the {unkeyed} records of channel {channel!r} has a text, a number or a boolean at "
-            f"{rule.text}: name a pointer from the event's root, such as /data/id"
-        )
-    else:
-        why = (
-            f"none of the {unkeyed} records of channel {channel!r} has a key: publish events with a partitionkey "
-            "or a subject, or name the key with $key=/data/id"
-        )
-    raise ViewError(why, code="view-unkeyed")
 
 
 def open(  # noqa: A001 - virta.views.open, as virta.open

@@ -118,7 +118,7 @@ class FrameEncoder:
         if frame.id >= 0:
             id_line = b"id: %b.%d\n" % (self._tag, frame.id)
         elif frame.id == EMPTY_ID:
-            id_line = b"id\n"
+            id_line = b"id:\n"
         return b"event: %b\n%bdata: {%b}\n\n" % (frame.name.encode(), id_line, self._members(frame))
 
     def _text(self, frame: ViewFrame) -> bytes:

@@ -27,11 +27,11 @@ from virta.server.http.requests import HttpRequest
 from virta.server.service import Service
 
 # Streams do not end, and /subscribe is a socket: their routes are tested by their own modules.
-STREAMS = {"consume", "consumeFrom", "filterEvents", "statsStream", "subscribe"}
+STREAMS = {"consume", "consumeFrom", "filterEvents", "liveView", "statsStream", "subscribe"}
 
 # No schema can say what a filter is, or that a sink answers: what is valid by schema may be refused.
 BEYOND_SCHEMA = {"createSubscription", "replaceSubscription", "registerFilter", "validateFilter"}
-BEYOND_SCHEMA |= {"explainFilter", "countMatches"}
+BEYOND_SCHEMA |= {"explainFilter", "countMatches", "rows", "row"}
 # Nor what a journal holds, which schedules and patterns there are, or which times fit a message; but these are never refused.
 NEVER_REFUSED = {"getKey", "deleteKey", "unlinkKey", "journalStats"}
 NEVER_REFUSED |= {"getDomain", "resetDomain", "getRecurring", "deleteRecurring"}

@@ -51,6 +51,7 @@ RULES: Final[dict[str, RouteRule]] = {
     "PUT /channels/{name}": RouteRule("publish", "{name}"),
     "GET /channels/{name}": RouteRule("read", "{name}"),
     "GET /channels/{name}/from/{start}": RouteRule("read", "{name}"),
+    "GET /channels/{name}/live": RouteRule("read", "{name}"),
     "GET /filters/{id}/events": RouteRule("read"),
     "POST /publish": RouteRule("publish"),
     # The console's files, and what it shows of the whole server.
@@ -81,6 +82,8 @@ RULES: Final[dict[str, RouteRule]] = {
     "DELETE /session": RouteRule(ANY),
     # Channels and filters.
     "GET /channels": RouteRule("read"),
+    "GET /channels/{name:path}/rows": RouteRule("read"),
+    "GET /channels/{name:path}/rows/{key:path}": RouteRule("read"),
     "POST /filters/validate": RouteRule(ANY),
     "POST /filters/explain": RouteRule(ANY),
     "POST /filters/standing": RouteRule("admin"),

@@ -37,6 +37,7 @@ from virta.server.api.observe.stats import StatsApi
 from virta.server.api.observe.subscribers import SubscribersApi
 from virta.server.api.observe.webhooks import WebhooksApi
 from virta.server.api.pipelines import PipelinesApi
+from virta.server.api.rows import RowsApi
 from virta.server.api.sessions import SessionsApi
 from virta.server.api.subscriptions import SubscriptionsApi
 from virta.server.consumers.handshake import check_subscribe
@@ -82,6 +83,7 @@ def build_app(service: Service) -> ASGIApp:
         *ExplanationsApi(service).routes(),
         *SessionsApi(service).routes(),
         *ChannelsApi(service).routes(),
+        *RowsApi(service).routes(),
         *FiltersApi(service).routes(),
         *WebhooksApi(service).routes(),
         *SubscriptionsApi(service).routes(),

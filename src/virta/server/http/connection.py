@@ -23,6 +23,7 @@ from uvicorn.protocols.utils import get_local_addr
 from virta.access.principal import ANYONE
 from virta.errors import FilterError, HubError, RequestError
 from virta.server.consumers.handshake import head_without_upgrade, upgrade_protocol
+from virta.server.consumers.live import socket_type
 from virta.server.consumers.websocket import WebSocket
 from virta.server.http import limits, responses
 from virta.server.http.asgi_bridge import AsgiBridge
@@ -33,6 +34,7 @@ from virta.server.http.response_queue import PendingResponse, ResponseQueue, ins
 
 if TYPE_CHECKING:
     from virta.server.access.auth import Access
+    from virta.server.consumers.live import LiveStream
     from virta.server.consumers.sse import SseConsumer
     from virta.server.http.server import HttpServer
 
@@ -69,7 +71,7 @@ class HttpConnection(asyncio.Protocol):
         self._sizes = limits.ArrivalSizes(self.service.head_bytes_max, self.service.line_bytes_max)
         self.responses = ResponseQueue(self)
         self.asgi: AsgiBridge | None = None
-        self.consumer: SseConsumer | WebSocket | None = None
+        self.consumer: SseConsumer | LiveStream | WebSocket | None = None
         # The request whose head was read last, and the hot one whose body is arriving.
         self.url = self._method = self.cors = b""
         self.headers: list[tuple[bytes, bytes]] = []
@@ -394,7 +396,7 @@ class HttpConnection(asyncio.Protocol):
 
     # Streams.
 
-    def become(self, consumer: SseConsumer, request: HttpRequest) -> None:
+    def become(self, consumer: SseConsumer | LiveStream, request: HttpRequest) -> None:
         """Turn into a stream of server-sent events, which is the response to a request."""
         paused = self.write_paused
         self.consumer = consumer
@@ -438,7 +440,7 @@ class HttpConnection(asyncio.Protocol):
                 self._refuse_last(access.refusal)
             else:
                 self.url = access.target
-                self.consumer = WebSocket(self, self._method)
+                self.consumer = socket_type(self.url)(self, self._method)
                 self.consumer.open(rest)
                 self._release_http()
         elif self._method == b"CONNECT":

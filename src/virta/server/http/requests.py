@@ -18,7 +18,9 @@ from virta.access.credentials import is_limited
 from virta.errors import LogError, RequestError
 from virta.hub.event_matcher import all_satisfy
 from virta.server.access.rules import refused, require, require_whole
+from virta.server.consumers.live import LiveStream, open_live
 from virta.server.consumers.sse import SseConsumer, open_filter_stream, open_stream
+from virta.server.consumers.view_options import LIVE, ROWS
 from virta.server.event_input import (
     check_channel,
     content_mode,
@@ -51,7 +53,9 @@ channel_path = lru_cache(PATH_CACHE_MAX)(parse_channel_path)
 def hot_request_type(method: bytes, url: bytes) -> type[HttpRequest] | None:
     """Return the type of a request for a hot route; None if the ASGI application has to answer it."""
     if url.startswith(CHANNELS):
-        return ChannelRequest
+        if LIVE.match(url):
+            return LiveRequest
+        return None if ROWS.match(url) else ChannelRequest
     if PUBLISH.match(url):
         return MessagesRequest
     if method == b"GET" and FILTER_STREAM.match(url):
@@ -221,7 +225,7 @@ class HttpRequest(PendingResponse):
         """Return the principal's row filter for a name; raise RequestError if it has no right to it."""
         return require(self.connection.service, self.connection.principal, verb, name)
 
-    def consume(self, stream: SseConsumer) -> None:
+    def consume(self, stream: SseConsumer | LiveStream) -> None:
         """Turn the connection into a stream when all earlier responses are sent."""
         connection = self.connection
         self.start = lambda: connection.become(stream, self)
@@ -320,6 +324,23 @@ class ChannelRequest(HttpRequest):
         service.translations += 1
         self._parse_ms = int(took * 1000)
         self.publish(part)
+
+
+class LiveRequest(HttpRequest):
+    """`GET /channels/NAME/live`: a live view."""
+
+    ROUTES = (("GET", "/channels/{name}/live"),)
+
+    __slots__ = ()
+
+    def check_head(self, raw_head: bytes) -> None:  # noqa: ARG002
+        if self.method != b"GET":
+            raise RequestError(405, "invalid-method", method=self.method.decode("ascii"))
+        if self.announced:
+            raise RequestError(400, "unexpected-body")
+
+    def complete(self, body: bytes) -> None:  # noqa: ARG002
+        self.consume(open_live(self.connection))
 
 
 class FilterEventsRequest(HttpRequest):

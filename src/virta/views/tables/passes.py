@@ -84,9 +84,17 @@ class MembershipPass(_Pass):
     def __init__(self, table: RowTable, views: Sequence[View]) -> None:
         super().__init__(table, views)
         self._by_number = {view.number: view for view in views}
+        self._offsets = table.offsets[:]
+        self._rows: list[tuple[int, int]] | None = None
+
+    def prepare(self) -> None:
+        """Put the rows into offset order; may run in a thread, since it takes a second for some million rows."""
+        self._rows = sorted((o, number) for number, o in enumerate(self._offsets) if o >= 0)
 
     def pieces(self) -> Iterator[Piece]:
-        return self._pieces(self.table.present())
+        if self._rows is None:
+            self.prepare()
+        return self._pieces(self._rows or [])
 
     def finish(self, piece: Piece) -> None:
         """Put the findings of a piece into the table."""

@@ -77,10 +77,6 @@ class RowTable:
             number is not None and self.offsets[number] >= 0 and view.number in self.members[number]
         )
 
-    def present(self) -> list[tuple[int, int]]:
-        """Return (offset, number) of all rows, in offset order."""
-        return sorted((offset, number) for number, offset in enumerate(self.offsets) if offset >= 0)
-
     # The live step.
 
     def apply(self, changes: Sequence[tuple[int, RowChange]], position: int) -> list[View]:

@@ -181,6 +181,28 @@ def check_compaction(log: Log, channel: str, rule: KeyRule) -> int:
     return end
 
 
+def check_keyed(channel: str, rule: KeyRule, keyed: int, unkeyed: int) -> None:
+    """
+    Refuse a view of a channel none of whose records has a key.
+
+    Raises:
+        ViewError: view-unkeyed.
+    """
+    if keyed or not unkeyed:
+        return
+    if rule.steps:
+        why = (
+            f"none of the {unkeyed} records of channel {channel!r} has a text, a number or a boolean at "
+            f"{rule.text}: name a pointer from the event's root, such as /data/id"
+        )
+    else:
+        why = (
+            f"none of the {unkeyed} records of channel {channel!r} has a key: publish events with a partitionkey "
+            "or a subject, or name the key with $key=/data/id"
+        )
+    raise ViewError(why, code="view-unkeyed")
+
+
 def open_table(
     log: Log,
     channel: str,

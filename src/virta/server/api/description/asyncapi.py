@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from virta import __version__
 from virta.server.api.description.openapi import Components
-from virta.server.api.description.schemas import EventBody, MessageBody
+from virta.server.api.description.schemas import EventBody, LiveFrame, MessageBody
 
 if TYPE_CHECKING:
     from virta.server.api.description.openapi import Schema
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 EVENT = (
     "With `$positions=1`, a WebSocket's events have the attribute `virtaposition` and the `id` of "
     "server-sent events is a position: resume with `$last-event-id`."
+)
+FRAME = (
+    "A frame of a live view, as one text of a WebSocket; of server-sent events the name is `event:`, the position `id:`, "
+    "and the other members are the data."
 )
 MESSAGE = "With `$positions=1`, `position` is where to continue after it."
 
@@ -34,6 +38,7 @@ def asyncapi(host: str, *, secure: bool = False) -> Schema:
         "description": EVENT,
     }
     message = {"payload": components.schema(MessageBody), "description": MESSAGE}
+    frame = {"payload": components.schema(LiveFrame), "description": FRAME}
     return {
         "asyncapi": "3.0.0",
         "info": {"title": "Virta", "version": __version__},
@@ -47,6 +52,11 @@ def asyncapi(host: str, *, secure: bool = False) -> Schema:
                 "parameters": {"name": {"description": "The channel."}},
                 "messages": {"event": {"$ref": "#/components/messages/event"}},
             },
+            "live": {
+                "address": "/channels/{name}/live",
+                "parameters": {"name": {"description": "The channel."}},
+                "messages": {"frame": {"$ref": "#/components/messages/frame"}},
+            },
             "streams": {
                 "address": "/subscribe",
                 "messages": {"message": {"$ref": "#/components/messages/message"}},
@@ -56,11 +66,12 @@ def asyncapi(host: str, *, secure: bool = False) -> Schema:
         "operations": {
             "receiveChannel": _operation("send", "channel", "Events, by SSE or WebSocket."),
             "publishToChannel": _operation("receive", "channel", "Events over a WebSocket."),
+            "receiveRows": _operation("send", "live", "Rows that enter, change and leave."),
             "receiveStreams": _operation("send", "streams", "Messages of matching streams."),
         },
         "components": {
             "schemas": components.schemas,
-            "messages": {"event": event, "message": message},
+            "messages": {"event": event, "message": message, "frame": frame},
         },
     }
 

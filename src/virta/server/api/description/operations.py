@@ -162,6 +162,26 @@ def _publish(method: str, id_: str) -> Operation:
     )
 
 
+VIEW_REFUSALS = {
+    409: refusal(
+        "No record has a key, the log is compacted under another key, or an aggregate meets no number."
+    ),
+    503: refusal("More rows or views than a limit allows, which the message names."),
+}
+VIEW_OPTIONS = (
+    query("$filter", str, "A filter instead of the query."),
+    query("$dialect", schemas.Dialect, "The dialect of `$filter`."),
+    query("$key", str, "JSON pointer to the key; else the record's key, else `subject`."),
+    query("$row", Literal["auto", "event"], "What filters and consumers see of Debezium's events."),
+    query("$fields", str, "JSON pointers, separated by commas, to what is sent."),
+)
+LIVE_OPTIONS = (
+    query("$select", str, "Aggregates: count, sum(POINTER), min(POINTER), max(POINTER)."),
+    query("$group", str, "JSON pointer to the group of aggregates."),
+    query("$since", str, "A position to resume from; the same as `Last-Event-ID`."),
+    Parameter("Last-Event-ID", "header", str, "A position to resume from."),
+)
+
 CHANNELS = [
     Operation(
         "GET /channels", "listChannels",
@@ -178,6 +198,21 @@ CHANNELS = [
     Operation(
         "GET /channels/{name}/from/{start}", "consumeFrom", CONSUME,
         (CHANNEL, Parameter("start", "path", str, START), QUERY, *RESUME), summary=CONSUME_SUMMARY,
+    ),
+    Operation(
+        "GET /channels/{name}/live", "liveView",
+        {101: Answer("The socket is open."), 200: STREAM, **VIEW_REFUSALS},
+        (CHANNEL, QUERY, *VIEW_OPTIONS, *LIVE_OPTIONS),
+        summary="The rows that satisfy a filter, then every row that enters, changes or leaves.",
+    ),
+    Operation(
+        "GET /channels/{name}/rows", "rows", {200: json("The rows.", schemas.RowPage), **VIEW_REFUSALS},
+        (CHANNEL, QUERY, *VIEW_OPTIONS), summary="The rows that satisfy a filter now.",
+    ),
+    Operation(
+        "GET /channels/{name}/rows/{key}", "row",
+        {200: json("The row.", schemas.RowBody), 404: refusal("The view has no such row."), **VIEW_REFUSALS},
+        (CHANNEL, KEY, QUERY, *VIEW_OPTIONS), summary="One row.",
     ),
     Operation(
         "POST /publish", "publishMessages",

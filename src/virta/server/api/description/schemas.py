@@ -129,6 +129,35 @@ class ChannelPage(Struct):
     next: str | None
 
 
+class RowBody(Struct):
+    """A row of a live view: the newest event of a key."""
+
+    key: str
+    offset: int
+    event: dict[str, Any]
+
+
+class RowPage(Struct):
+    """`position` is where a live view of the same query continues."""
+
+    position: str
+    rows: list[RowBody]
+
+
+class LiveFrame(Struct):
+    """A frame; an empty `id` means: forget the position."""
+
+    frame: Literal[
+        "snapshot", "row", "live", "enter", "update", "leave", "reset", "ping", "aggregate"
+    ]
+    id: str | UnsetType = UNSET
+    key: str | UnsetType = UNSET
+    offset: int | UnsetType = UNSET
+    event: dict[str, Any] | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+    rows: int | UnsetType = UNSET
+
+
 class SubscriptionConfig(Struct, forbid_unknown_fields=True, rename={"from_": "from"}):
     """The channel, and where to start: `latest` without `from`."""
 

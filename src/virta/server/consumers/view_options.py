@@ -1,0 +1,157 @@
+"""
+What a request for a live view asks for: its channel, key, filter, fields and aggregates.
+
+Options begin with `$`; every other parameter is a term of the query:
+
+    /channels/orders/live?status=paid&$key=/data/id&$fields=/data/total
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote_plus
+
+import msgspec
+
+from virta.errors import FilterError, RequestError, ViewError
+from virta.filters import parse as parse_filter
+from virta.filters.query_string import parse as parse_query_string
+from virta.hub.resume.positions import parse_position
+from virta.server.access.rules import require
+from virta.server.http.routes import CHANNELS, form_decode, parse_channel_path
+from virta.server.http.stream_options import split_parameters
+from virta.views.aggregates import Selection
+from virta.views.frames import Projection
+from virta.views.tables.changes import ROOT_AUTO, ROOTS, KeyRule
+from virta.views.view import ViewFilter, view_tag
+
+if TYPE_CHECKING:
+    from virta.access.principal import Principal
+    from virta.filters import Filter
+    from virta.hub.resume.positions import ResumePosition
+    from virta.server.service import Service
+
+LIVE = re.compile(rb"/channels/[^/?]+/live/?(?:$|\?)")
+ROWS = re.compile(rb"/channels/[^/?]+/rows(?:/[^/?]*)?/?(?:$|\?)")
+OPTIONS = ("$filter", "$dialect", "$key", "$row", "$fields", "$select", "$group", "$since")
+# Statuses of errors that are not the request's own fault, or concern what is in the log.
+STATUS = {
+    "too-many-rows": 503,
+    "too-many-views": 503,
+    "view-pass-failed": 503,
+    "internal-failure": 500,
+    "view-unkeyed": 409,
+    "view-key-compacted": 409,
+    "aggregate-not-a-number": 409,
+}
+
+
+class ViewRequest(NamedTuple):
+    """A request for a view or its rows."""
+
+    channel: str
+    rule: KeyRule
+    filter: ViewFilter
+    fields: Projection | None
+    selection: Selection | None
+    since: str
+
+    def tag(self, service: Service) -> str:
+        """Return the tag of this view's positions."""
+        more = f"{self.fields.text if self.fields else ''}|{self.selection.text if self.selection else ''}"
+        return view_tag(
+            service.log.id, service.views.epoch, self.channel, self.rule, self.filter, more
+        )
+
+    def position(self, tag: str) -> tuple[int | None, str]:
+        """Return the offset to resume from, or None and why it cannot be used."""
+        if not self.since:
+            return None, ""
+        place: ResumePosition | None = parse_position(self.since)
+        if place is None or place.tag != tag:
+            return None, "unknown-position"
+        return place.offset, ""
+
+
+def read_view_request(
+    service: Service,
+    path: bytes,
+    query: bytes,
+    headers: dict[bytes, bytes],
+    principal: Principal,
+) -> ViewRequest:
+    """
+    Read `/channels/NAME/live` or `/channels/NAME/rows` and its query.
+
+    The row filter of the principal is joined to the request's own filter.
+
+    Raises:
+        RequestError: 400 with the reason, or 403.
+    """
+    name = path[len(CHANNELS) :].split(b"/", 1)[0]
+    channel = parse_channel_path(CHANNELS + name).channel
+    row_filter = require(service, principal, "read", channel)
+    given, rest = _options(query)
+    if given.get("$group") and not given.get("$select"):
+        raise RequestError(400, "invalid-select", "$group needs $select, such as $select=count")
+    with_key = given.get("$key") or service.view_keys.get(channel, "")
+    row = given.get("$row", ROOT_AUTO)
+    if row not in ROOTS:
+        raise RequestError(400, "invalid-option", f"$row is {row[:40]!r}: write auto or event")
+    own = _filter(given, rest, service.config.max_query_terms)
+    try:
+        rule = KeyRule(with_key)
+        fields = Projection(given["$fields"]) if given.get("$fields") else None
+        selection = (
+            Selection(given["$select"], given.get("$group", "")) if given.get("$select") else None
+        )
+    except ViewError as error:
+        raise refusal_of(error) from None
+    since = headers.get(b"last-event-id", b"").decode("latin-1") or given.get("$since", "")
+    return ViewRequest(channel, rule, ViewFilter(own, row_filter, row), fields, selection, since)
+
+
+def refusal_of(error: ViewError) -> RequestError:
+    """Return a view's error as a refusal."""
+    return RequestError(STATUS.get(error.code, 400), error.code, error.message)
+
+
+def _options(query: bytes) -> tuple[dict[str, str], bytes]:
+    given: dict[str, str] = {}
+    pieces, rest = split_parameters(query, lambda piece: piece.startswith((b"$", b"%24")))
+    for piece in pieces:
+        name, _, value = piece.decode("utf-8", "replace").partition("=")
+        name = unquote_plus(name)
+        if name not in OPTIONS:
+            raise RequestError(
+                400,
+                "unknown-option",
+                f"{name!r} is not an option of a view: {', '.join(OPTIONS)} are. For a member of the data "
+                f"with that name write the path /{name}",
+            )
+        if name in given:
+            raise RequestError(400, "invalid-option", f"{name} is given twice")
+        given[name] = form_decode(value.encode(), code="invalid-option")
+    return given, rest
+
+
+def _filter(given: dict[str, str], query: bytes, terms_max: int) -> Filter:
+    text = query.decode("latin-1")
+    try:
+        if "$filter" not in given:
+            if "$dialect" in given:
+                raise RequestError(400, "invalid-option", "$dialect needs $filter")
+
+            return parse_query_string(text, terms_max=terms_max)
+        if text:
+            raise RequestError(400, "invalid-option", "write $filter or a query, not both")
+        dialect = given.get("$dialect", "query-string")
+        source: object = given["$filter"]
+        if dialect in {"koncorde", "cloudevents"}:
+            source = msgspec.json.decode(given["$filter"])
+        return parse_filter(source, dialect)
+    except FilterError as error:
+        raise RequestError(400, error.code, error.message, **error.members) from error
+    except msgspec.DecodeError as error:
+        raise RequestError(400, "invalid-option", f"$filter is no JSON: {error}") from None
