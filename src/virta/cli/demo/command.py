@@ -192,7 +192,7 @@ class DemoServer:
         ]
         if spark:
             pipeline = directory / "revenue.toml"
-            pipeline.write_text(PIPELINE, encoding="utf-8")
+            files.write_text(pipeline, PIPELINE)
             command += ["--pipelines", str(pipeline)]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("VIRTA_")}
         self.process = subprocess.Popen(  # noqa: S603 - our own command
