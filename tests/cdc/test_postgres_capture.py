@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import virta
+import virta.views
 
 psycopg2 = pytest.importorskip("psycopg2", reason="pip install virta[cdc]")
 
@@ -220,6 +221,53 @@ class TestEvents:
             found = [virta.event.Event.from_json(r.value).data for r in log.read("payments")]
         assert found == [{"order": 1}, {"order": 2}]
         assert db.one("SELECT count(*) FROM virta_outbox") == 0
+
+
+def test_a_live_view_equals_its_select(shop):
+    """At every quiet point, rows of a view over the channel are those of SELECT … WHERE."""
+    shop.run("INSERT INTO pairs SELECT 'k', g, 'v' || g % 3 FROM generate_series(1, 30) g")
+    shop.capture()
+    chance = random.Random(7)
+    with virta.open(shop.data / "log") as log:
+        view = virta.views.open(log, f"{shop.name}.public.pairs", "v=v1&b=>3")
+        for step in range(15):
+            at = chance.randrange(1, 35)
+            shop.run("UPDATE pairs SET v = 'v' || (random() * 2)::int WHERE mod(b, 5) = %s", at % 5)
+            shop.run("DELETE FROM pairs WHERE b = %s", at)
+            shop.run("INSERT INTO pairs VALUES ('k', %s, 'v1') ON CONFLICT DO NOTHING", at + 1)
+            shop.run("UPDATE pairs SET b = b + %s WHERE b = %s", 100 * (step + 1), at + 2)
+            if step == 9:
+                shop.run("TRUNCATE pairs")
+            shop.capture()
+            view.refresh()
+            shop.run("SELECT b, v FROM pairs WHERE v = 'v1' AND b > 3 ORDER BY b")
+            rows = [event["data"] for event in view.rows.values()]
+            assert sorted((row["b"], row["v"]) for row in rows) == shop.cursor.fetchall()
+        view.close()
+
+
+def test_a_role_without_superuser(shop, pg):
+    """REPLICATION, CREATE on the database and ownership of the tables are enough."""
+    role = f"role_{shop.name}"
+    shop.run(
+        f"CREATE ROLE {role} LOGIN REPLICATION; GRANT CREATE ON DATABASE {shop.name} TO {role}"
+    )
+    shop.run(f"ALTER TABLE pairs OWNER TO {role}")
+    shop.run("INSERT INTO pairs VALUES ('a', 1, 'x')")
+    own = PostgresCapture(
+        shop.dsn.replace("user=virta", f"user={role}"), shop.data, name=shop.name, tables=["pairs"]
+    )
+    own.run(threading.Event(), until_caught_up=True)
+    own.close()
+    shop.check("pairs")
+
+    foreign = PostgresCapture(
+        shop.dsn.replace("user=virta", f"user={role}"), shop.data, name="foreign", tables=["docs"]
+    )
+    with pytest.raises(CaptureError, match="must be owner of table docs") as caught:
+        foreign.run(threading.Event())
+    foreign.close()
+    assert not caught.value.retry
 
 
 class TestSchemaChanges:
