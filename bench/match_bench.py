@@ -22,6 +22,7 @@ import threading
 import time
 from pathlib import Path
 
+import match_cliffs
 import match_koncorde
 import match_workload as workload
 from virta.filters import parse
@@ -286,12 +287,20 @@ def main():
     )
     parser.add_argument("--json", type=Path, help="also write the rows here")
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--cliffs", action="store_true", help="every kind of filter alone, 3,000 each"
+    )
+    parser.add_argument("--large", action="store_true", help="with --cliffs: 30,000 too")
     args = parser.parse_args()
     if args.worker:
         kind, family, size, seconds = args.worker
         make = native_row if kind == "native" else plain_row
         print(json.dumps(make(family, size, float(seconds))))
         return
+    if args.cliffs:
+        sizes = [3000, 30_000] if args.large else [3000]
+        options = argparse.Namespace(sizes=sizes, seconds=0.3, only=None, json=args.json)
+        raise SystemExit(match_cliffs.run(options))
     if not workload.SHARED.exists():
         raise SystemExit(f"skipped: no workload in {workload.SHARED}")
     print(

@@ -160,7 +160,6 @@ struct Context {
     std::unique_ptr<Pool<Searched>> searched;
     std::unique_ptr<Table> searched_by_text;
     std::vector<uint32_t> suspects;
-    std::vector<uint8_t> stack;     // of tree programs
     std::vector<ExpressionValue> values;  // of expressions
     TextArena texts;                      // made for this event
     struct OddText {  // the text of an attribute that is no string
@@ -181,7 +180,9 @@ struct Context {
 
 struct Stats {
     size_t filters, conjunctions, atoms, conditions, paths, buckets, always, regexps, redistributed;
-    size_t bytes_terms, bytes_places, bytes_records, bytes_paths;
+    size_t indexed, verified, scanned;  // filters: found by a condition, tested further, tried every time
+    size_t opaque;                      // conditions that are evaluated in Python
+    size_t bytes_terms, bytes_places, bytes_records, bytes_paths, bytes_contexts;
 };
 
 class Index {
@@ -204,7 +205,7 @@ class Index {
     void give_context(std::unique_ptr<Context> context);
     bool restless() const { return suspects_waiting_.load(std::memory_order_relaxed); }
 
-    Stats stats() const;
+    Stats stats();
     void report_all_patterns();  // as changes, after an image was opened
     bool is_fresh() const {  // nothing of it lies on the heap
         return !contexts_.capacity() && !suspects_.capacity() && !pattern_changes.capacity() &&
@@ -248,6 +249,7 @@ class Index {
     uint32_t write_record(uint32_t word, std::vector<Literal>& literals);
     void drop_record(uint32_t record);
     uint32_t choose(std::vector<Literal>& literals);
+    bool is_found_by(Literal access, uint32_t atom) const;
     bool move(uint32_t record, Literal from);
     double likelihood(Literal literal) const;
     double cover(const Payload& tree, std::vector<Literal>& literals) const;
@@ -285,12 +287,14 @@ class Index {
     }
     bool condition_holds(Context& context, uint32_t id);
     bool compute(Context& context, const Complex& condition);
-    bool tree_holds(Context& context, const Payload& tree);
+    bool tree_holds(Context& context, const List<uint32_t>& words, size_t& end, bool skip);
     void test_later(Context& context, Test test) const;
     void verify_later(Context& context, uint32_t target, bool last);
     void finish(Context& context);
     bool verify(Context& context, uint32_t record, uint32_t skip);
     void sample(Context& context);
+    void count_filters(Stats& stats) const;
+    static size_t context_bytes(const Context& context);
 
     Atoms atoms_;
     Conditions conditions_;

@@ -357,13 +357,34 @@ PyObject* index_stats(IndexObject* self, PyObject*) {
     if (reentered(self)) return nullptr;
     WriteGuard guard(*self->index);
     const Stats s = self->index->stats();
-    return Py_BuildValue(
-        "{s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n}", "filters", s.filters, "conjunctions",
-        s.conjunctions, "atoms", s.atoms, "conditions", s.conditions, "paths", s.paths, "buckets", s.buckets,
-        "unindexed", s.always, "regexps", s.regexps, "redistributed", s.redistributed, "bytes_terms",
-        s.bytes_terms, "bytes_places", s.bytes_places, "bytes_records", s.bytes_records,
-        "bytes_paths", s.bytes_paths, "bytes_ids",
-        self->ids->bytes() + self->texts->capacity() * sizeof(PyObject*));
+    const std::pair<const char*, size_t> entries[] = {
+        {"filters", s.filters},
+        {"indexed", s.indexed},
+        {"verified", s.verified},
+        {"scanned", s.scanned},
+        {"conjunctions", s.conjunctions},
+        {"unindexed", s.always},
+        {"atoms", s.atoms},
+        {"conditions", s.conditions},
+        {"python_conditions", s.opaque},
+        {"paths", s.paths},
+        {"buckets", s.buckets},
+        {"regexps", s.regexps},
+        {"redistributed", s.redistributed},
+        {"bytes_terms", s.bytes_terms},
+        {"bytes_places", s.bytes_places},
+        {"bytes_records", s.bytes_records},
+        {"bytes_paths", s.bytes_paths},
+        {"bytes_contexts", s.bytes_contexts},
+        {"bytes_ids", self->ids->bytes() + self->texts->capacity() * sizeof(PyObject*)},
+    };
+    PyObject* result = PyDict_New();
+    for (const auto& [name, size] : entries) {
+        PyObject* number = result ? PyLong_FromSize_t(size) : nullptr;
+        if (!number || PyDict_SetItemString(result, name, number) < 0) Py_CLEAR(result);
+        Py_XDECREF(number);
+    }
+    return result;
 }
 
 Py_ssize_t index_length(PyObject* object) { return reinterpret_cast<IndexObject*>(object)->ids->live(); }

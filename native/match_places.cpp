@@ -402,10 +402,17 @@ void Index::redistribute(uint32_t steps_max) {
     suspects_waiting_ = true;
 }
 
+// Whether the atom is what an access literal is looked up by.
+bool Index::is_found_by(Literal access, uint32_t atom) const {
+    if (!(access & kComplex)) return access == atom;
+    const Complex& condition = conditions_.pool[access & kTermMask];
+    return (condition.kind == kAffix || condition.kind == kPattern) && condition.payload->words[0] == atom;
+}
+
 // Gives a record found by the atom `from` a much better access, if it has one.
 bool Index::move(uint32_t record, Literal from) {
     uint32_t* words = words_[record];
-    if ((words[1] & 0xffff) != 1 || words[2] != from) return false;
+    if ((words[1] & 0xffff) != 1 || !is_found_by(words[2], from)) return false;
     const uint32_t others = words[1] >> 16;
     double best = likelihood(from) / kBetter;
     uint32_t at = 0;

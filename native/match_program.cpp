@@ -56,6 +56,7 @@ class ProgramReader {
     }
 
   private:
+    static constexpr uint32_t kTreeLevelsMax = 400;  // trees are walked recursively
     // No term has it as its id.
     static constexpr Literal kDeferred = kTermMask;
 
@@ -417,6 +418,7 @@ class ProgramReader {
         const uint32_t count = number<uint32_t>();
         auto payload = own<Payload>();
         uint32_t depth = 0;
+        std::vector<uint32_t> levels;  // of the operands waiting
         for (uint32_t i = 0; ok_ && i < count; i++) {
             const uint8_t byte = number<uint8_t>();
             if (byte == kOpAnd || byte == kOpOr) {
@@ -428,12 +430,17 @@ class ProgramReader {
                 payload->words.push_back(byte == kOpAnd ? kTreeAnd : kTreeOr);
                 payload->words.push_back(operands);
                 depth -= operands - 1;
+                const uint32_t level = 1 + *std::max_element(levels.end() - operands, levels.end());
+                levels.resize(depth - 1);
+                levels.push_back(level);
+                if (level > kTreeLevelsMax) ok_ = false;
             } else if ((byte & 127) == kOpTree) {
                 ok_ = false;  // trees do not nest: postfix needs no nesting
             } else {
                 defer_ = false;
                 const Literal one = literal(byte);
                 if (ok_) payload->words.push_back(one);
+                levels.push_back(1);
                 depth++;
             }
         }
@@ -497,30 +504,6 @@ void Index::remove(uint32_t filter) {
     for (uint32_t i = 0; i < count; i++) drop_record(words_[dropped.records][1 + i]);
     words_.give(dropped.records, 1 + count);
     several_.give(dropped.several);
-}
-
-Stats Index::stats() const {
-    Stats stats{};
-    stats.filters = filters_.live();
-    stats.conjunctions = records_;
-    stats.atoms = atoms_.pool.live();
-    stats.conditions = conditions_.pool.live();
-    stats.paths = paths.live();
-    stats.buckets = buckets_.live();
-    stats.always = buckets_[always_].size();
-    stats.regexps = patterns_;
-    stats.redistributed = redistributed_;
-    stats.bytes_terms = atoms_.bytes() + conditions_.bytes();
-    stats.bytes_records = words_.bytes() + filters_.bytes() + several_.bytes();
-    stats.bytes_paths = paths.bytes();
-    stats.bytes_places = buckets_.bytes() + range_nodes_.bytes() + ranges_by_place_.bytes() + cells_.bytes() +
-                         cells_by_place_.bytes();
-    for (uint32_t id = 1; id < buckets_.limit(); id++) stats.bytes_places += buckets_[id].bytes();
-    for (uint32_t id = 1; id < range_nodes_.limit(); id++)
-        stats.bytes_places += range_nodes_[id].lows.bytes() + range_nodes_[id].highs.bytes() +
-                              range_nodes_[id].done_lows.bytes() + range_nodes_[id].done_highs.bytes();
-    for (uint32_t id = 1; id < cells_.limit(); id++) stats.bytes_places += cells_[id].tests.bytes();
-    return stats;
 }
 
 }  // namespace virta

@@ -110,32 +110,30 @@ bool Index::compute(Context& context, const Complex& condition) {
         case kOpaque:
             if (!context.hooks->opaque(static_cast<uint32_t>(condition.low), truth)) context.failed = true;
             return truth;
-        default:
+        default: {
             assert(condition.kind == kTree);
-            return tree_holds(context, *condition.payload);
+            size_t end = condition.payload->words.size();
+            return tree_holds(context, condition.payload->words, end, false);
+        }
     }
 }
 
-bool Index::tree_holds(Context& context, const Payload& tree) {
-    std::vector<uint8_t>& stack = context.stack;
-    const size_t base = stack.size();
-    for (size_t i = 0; i < tree.words.size(); i++) {
-        const uint32_t word = tree.words[i];
-        if (word != kTreeAnd && word != kTreeOr) {
-            stack.push_back(holds(context, word));
-            continue;
-        }
-        const size_t count = tree.words[++i];
-        bool all = true, any = false;
-        for (size_t k = 0; k < count; k++) {
-            all = all && stack.back();
-            any = any || stack.back();
-            stack.pop_back();
-        }
-        stack.push_back(word == kTreeAnd ? all : any);
+// Postfix, read from its end: `end` moves before the subtree. Operands that cannot change the result are
+// skipped.
+bool Index::tree_holds(Context& context, const List<uint32_t>& words, size_t& end, bool skip) {
+    if (end < 2 || (words[end - 2] != kTreeAnd && words[end - 2] != kTreeOr)) {
+        end--;
+        return !skip && holds(context, words[end]);
     }
-    const bool truth = stack.back();
-    stack.resize(base);
+    const bool all = words[end - 2] == kTreeAnd;
+    uint32_t count = words[end - 1];
+    end -= 2;
+    bool truth = all;
+    for (; count; count--) {
+        const bool decided = skip || truth != all;
+        const bool one = tree_holds(context, words, end, decided);
+        if (!decided) truth = one;
+    }
     return truth;
 }
 

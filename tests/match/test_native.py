@@ -80,41 +80,55 @@ def test_the_gil_is_released():
     assert ticks > 3
 
 
-def test_threads_that_search_for_patterns_at_once(monkeypatch):
-    """While one thread gathers new patterns in a set, another still finds the old ones, and finds them later."""
-    matcher = Matcher(engine="native")
-    old = [parse({"regexp": {"t": f"^k.*{i}z"}}, "koncorde") for i in range(40)]
-    new = [parse({"regexp": {"t": f"^k.*{i}y"}}, "koncorde") for i in range(40)]
-    matcher.add_many(old)
-    assert matcher.match({"t": "k-17z"}) != []  # the old ones are in a set now, which has space
-    matcher.add_many(new)
-    building, go = threading.Event(), threading.Event()
+def test_patterns_are_compiled_when_they_are_added(monkeypatch):
+    """Sets are built by add(), never by match(); a pattern is compiled a few times however many follow it."""
+    built = []
 
-    class Slow(regex._Set):
+    class Counted(regex._Set):
         def __init__(self, group):
-            if not building.is_set():
-                building.set()
-                assert go.wait(60)
+            built.append(len(group))
             super().__init__(group)
 
-    monkeypatch.setattr(regex, "_Set", Slow)
-    found = {}
+    monkeypatch.setattr(regex, "_Set", Counted)
+    matcher = Matcher(engine="native")
+    filters = [parse({"regexp": {"t": f"^k.*{i}z"}}, "koncorde") for i in range(3000)]
+    matcher.add_many(filters)
+    sets = len(built)
 
-    def match(text):
-        found[text] = [set(matcher.match({"t": text})), set(matcher.match({"t": text}))]
+    found = set(matcher.match({"t": "k-117z"}))
 
-    first = threading.Thread(target=match, args=("k-21y",))
-    second = threading.Thread(target=match, args=("k-33z",))
-    first.start()
-    assert building.wait(60)
-    second.start()
-    second.join(0.3)  # it may wait for the first
-    go.set()
-    first.join()
-    second.join()
+    assert found == {f.id for f in filters if f.matches({"t": "k-117z"})} != set()
+    assert len(built) == sets
+    assert max(built) <= regex.SET_PATTERNS_MAX
+    assert sum(built) < 7 * len(filters)
 
-    for text, filters in (("k-21y", new), ("k-33z", old)):
-        assert found[text] == [{f.id for f in filters if f.matches({"t": text})}] * 2
+
+def test_threads_that_add_patterns_while_others_match():
+    """While one thread adds patterns, and sets are built, another finds the old ones every time."""
+    matcher = Matcher(engine="native")
+    old = [parse({"regexp": {"t": f"^k.*{i}z"}}, "koncorde") for i in range(40)]
+    new = [parse({"regexp": {"t": f"^k.*{i}y"}}, "koncorde") for i in range(400)]
+    matcher.add_many(old)
+    wanted = {f.id for f in old if f.matches({"t": "k-33z"})}
+    failures = []
+    done = threading.Event()
+
+    def match():
+        turn = 0
+        while not done.is_set():
+            turn += 1
+            text = f"k-{turn % 7}-33z"
+            if not wanted <= set(matcher.match({"t": text})):
+                failures.append(text)
+
+    thread = threading.Thread(target=match)
+    thread.start()
+    matcher.add_many(new)
+    done.set()
+    thread.join()
+
+    assert failures == []
+    assert set(matcher.match({"t": "k-21y"})) == {f.id for f in new if f.matches({"t": "k-21y"})}
 
 
 def test_numbers_are_not_reused_under_a_running_call():

@@ -106,20 +106,34 @@ def canonical(dialect: str, filters_path: str, filters: tuple[str, ...]) -> None
 @filter_group.command()
 @dialect_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a document.")
+@click.option("--cost", is_flag=True, help="Print what FILTER costs an index; no document is read.")
 @click.argument("filter_text", metavar="FILTER")
 @click.argument("docs", nargs=-1, metavar="[DOCS]...")
 @click.pass_context
 def explain(
-    ctx: click.Context, dialect: str, filter_text: str, docs: tuple[str, ...], *, as_json: bool
+    ctx: click.Context,
+    dialect: str,
+    filter_text: str,
+    docs: tuple[str, ...],
+    *,
+    as_json: bool,
+    cost: bool,
 ) -> None:
     """
     Say for each document why FILTER matches it or not.
 
-    DOCS are files with one JSON document a line; none, or -, is standard input.
+    DOCS are files with one JSON document a line; none, or -, is standard input. With --cost, say instead how events
+    find the filter in an index, and what is evaluated in Python.
 
     Exit code: 0 some document matched, 1 none did, 2 error.
     """
     ((_, filter_),) = _given((filter_text,), STDIN, dialect)
+    if cost:
+        from virta.match import filter_cost
+
+        price = filter_cost(filter_)
+        print_text(json.dumps(price.to_json()) if as_json else str(price))
+        return
     found = False
     for document in chain.from_iterable(read_documents(docs or (STDIN,))):
         value = document.value()

@@ -9,7 +9,17 @@ from __future__ import annotations
 
 from virta.match.collections import NamedMatchers
 from virta.match.compile import Compiled, compile_filter
+from virta.match.cost import FilterCost, filter_cost
 from virta.match.matcher import Matcher
 from virta.match.names import Match, NamedFilter
 
-__all__ = ["Compiled", "Match", "Matcher", "NamedFilter", "NamedMatchers", "compile_filter"]
+__all__ = [
+    "Compiled",
+    "FilterCost",
+    "Match",
+    "Matcher",
+    "NamedFilter",
+    "NamedMatchers",
+    "compile_filter",
+    "filter_cost",
+]

@@ -58,7 +58,9 @@ class MatchEngine(Protocol):
     def match_flat(self, ends: Any, texts: Any) -> tuple[bytes, bytes]:
         """Return rows (int32) and numbers (uint32) of all hits in concatenated JSON texts; invalid JSON has none."""
 
-    def stats(self) -> dict[str, int]: ...
+    def stats(self) -> dict[str, int]:
+        """Return counts of filters by how events find them, sizes, and memory by part (bytes_…)."""
+
     def __len__(self) -> int: ...
 
 
@@ -74,7 +76,7 @@ class NativeEngine:
                 "the native engine is not built (no compiler when virta was installed?) or VIRTA_PLAIN=1 is set; "
                 "engine='plain' needs neither"
             )
-        patterns = PatternSets()
+        self._patterns = patterns = PatternSets()
         self._index: _core.Index = core.Index(
             search=patterns.search,
             patterns=patterns.change,
@@ -87,7 +89,6 @@ class NativeEngine:
         self.id = self._index.id
         self.ids = self._index.ids
         self.match = self._index.match
-        self.stats = self._index.stats
 
     def add(self, compiled: Compiled) -> int:
         program, opaques = compiled.encoded
@@ -110,6 +111,9 @@ class NativeEngine:
 
     def match_flat(self, ends: Any, texts: Any) -> tuple[bytes, bytes]:
         return self._index.match_flat(ends, texts, (EventError, RecursionError))
+
+    def stats(self) -> dict[str, int]:
+        return {**self._index.stats(), "bytes_patterns": self._patterns.bytes}
 
     def __len__(self) -> int:
         return len(self._index)

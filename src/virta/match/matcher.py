@@ -304,9 +304,16 @@ class Matcher:
         return matcher
 
     def stats(self) -> dict[str, Any]:
-        """Return sizes of the index: filters, conjunctions, paths, buckets, bytes, and bytes a filter."""
+        """
+        Return counts and sizes of the index.
+
+        Filters are `indexed` (found by a condition), `verified` (and more is tested) or `scanned` (every event tests
+        them); `python_conditions` are evaluated in Python. Memory is in bytes_…, with its sum and the bytes a filter;
+        that of regular expressions and of names is an estimate.
+        """
         stats: dict[str, Any] = {"engine": self.engine, **self._engine.stats()}
         stats["names"] = len(self._names.named)
+        stats["bytes_names"] = self._names.bytes
         total = sum(size for name, size in stats.items() if name.startswith("bytes_"))
         stats["bytes"] = total
         stats["bytes_per_filter"] = round(total / max(1, stats["filters"]), 1)

@@ -27,6 +27,10 @@ NAME_CHARS_MAX = 256
 # Members of one name's metadata; each is compared at match time.
 METADATA_MEMBERS_MAX = 64
 
+# Memory of one canonical form beside its text, and of one name: measured.
+FORM_BYTES = 150
+NAME_BYTES = 700
+
 _FILTER_ID = re.compile(r"[0-9a-f]{64}")
 
 
@@ -76,6 +80,12 @@ class Names:
 
     def __bool__(self) -> bool:
         return bool(self.named)
+
+    @property
+    def bytes(self) -> int:
+        """Return the estimated memory of names and canonical forms, without payloads."""
+        forms = sum(map(len, list(self.forms.values())))
+        return forms + len(self.forms) * FORM_BYTES + len(self.named) * NAME_BYTES
 
     # Changes; the caller has the lock.
 

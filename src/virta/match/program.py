@@ -41,6 +41,9 @@ INDEX_MAX = 2**32 - 1
 # up at every position.
 SUBSTRING_BYTES_MAX = 4
 
+# Conditions that the core evaluates itself, and in Python only for very large values.
+MATCH_FALLBACK = frozenset({"match"})
+
 # Conditions on array elements that a `match` adds to be found by.
 ELEMENT_PARTS_MAX = 8
 
@@ -58,7 +61,7 @@ def encode(compiled: Compiled) -> tuple[bytes, tuple[Condition, ...]]:
     if compiled.tree is not None:
         written = [writer.tree(compiled.tree)]
     else:
-        written = [writer.conjunction(term) for term in compiled.conjunctions]
+        written = [part for term in compiled.conjunctions for part in writer.conjunction(term)]
     terms = [term for term in written if term is not None]
     return b"".join([_LENGTH.pack(len(terms)), *terms]), tuple(writer.opaques)
 
@@ -75,14 +78,17 @@ class _Writer:
     def __init__(self) -> None:
         self.opaques: dict[Condition, int] = {}
 
-    def conjunction(self, term: tuple[Condition | Not, ...]) -> bytes | None:
-        """Return the literals of a conjunction, None if it never holds."""
+    def conjunction(self, term: tuple[Condition | Not, ...]) -> list[bytes]:
+        """Return the conjunctions whose disjunction a conjunction of conditions is: none if it never holds."""
         whole = _joined(AND, [self.formula(node) for node in term])
         if whole is False:
-            return None
+            return []
         parts = whole[1] if isinstance(whole, tuple) and whole[0] == AND else [whole]
-        literals = [_as_literal(part) for part in parts if part is not True]
-        return b"".join([_LENGTH.pack(len(literals)), *literals])
+        return [
+            b"".join([_LENGTH.pack(len(literals)), *literals])
+            for one in _split([part for part in parts if part is not True])
+            for literals in [[_as_literal(part) for part in one]]
+        ]
 
     def tree(self, node: Node) -> bytes | None:
         """Return a conjunction of one literal: the tree in postfix."""
@@ -133,8 +139,10 @@ class _Writer:
         try:
             _check_select(path, select.index)
             element = path + b"S" + _SIGNED.pack(select.index)
-            there = _literal(EXISTS, element, b"")
-            return _joined(AND, [there, self.formula(select.tree, element)])
+            inner = self.formula(select.tree, element)
+            if _is_positive(inner):
+                return inner  # it implies that the element is there
+            return _joined(AND, [_literal(EXISTS, element, b""), inner])
         except _Inexact:
             if inside:
                 raise
@@ -162,6 +170,15 @@ class _Writer:
 def _check_select(path: bytes, index: int) -> None:
     if path == b"E" or not -(2**31) <= index < 2**31:
         raise _Inexact
+
+
+def _is_positive(formula: _Formula) -> bool:
+    """Return whether a formula holds only if some value is there."""
+    if isinstance(formula, bytes):
+        return not formula[0] & NEGATED
+    if isinstance(formula, bool):
+        return not formula
+    return (any if formula[0] == AND else all)(map(_is_positive, formula[1]))
 
 
 def _joined(kind: int, parts: list[_Formula] | list[bytes]) -> _Formula:
@@ -204,9 +221,41 @@ def _postfix(formula: _Formula, items: list[bytes]) -> None:
         items.append(formula)
         return
     assert isinstance(formula, tuple), "constants were removed"
-    for part in formula[1]:
+    # The core reads from the end and stops early: what is cheap comes last.
+    for part in sorted(formula[1], key=_cost, reverse=True):
         _postfix(part, items)
     items.append(bytes([formula[0]]) + _LENGTH.pack(len(formula[1])))
+
+
+def _split(parts: list[_Formula]) -> list[list[_Formula]]:
+    """
+    Return a conjunction, cut in two where it would have to be tried for every event.
+
+    `not (a and b)` is `not a`, or `a and not b`: the first is one bit to test, the second is found by `a`.
+    """
+    if any(map(_is_positive, parts)):
+        return [parts]
+    for at, part in enumerate(parts):
+        if isinstance(part, tuple) and part[0] == OR:
+            equalities = [
+                one
+                for one in part[1]
+                if isinstance(one, bytes) and one[0] in (EQUALS | NEGATED, CONTAINS | NEGATED)
+            ]
+            if equalities:
+                one = max(equalities, key=len)  # a longer value is a rarer one
+                others = parts[:at] + parts[at + 1 :]
+                rest = _joined(OR, [x for x in part[1] if x is not one])
+                return [[*others, one], [*others, _negated(one), rest]]
+    return [parts]
+
+
+def _cost(formula: _Formula) -> int:
+    """Return the rough cost of testing a part of a tree."""
+    if not isinstance(formula, bytes):
+        return 2
+    operation = formula[0] & ~NEGATED
+    return {OPAQUE: 4, MATCH: 3, LIKE: 1, REGEXP: 1, TEXT_REGEXP: 3, POINT: 1}.get(operation, 0)
 
 
 def _element_path(base: bytes, path: Path) -> bytes | None:
@@ -392,12 +441,17 @@ def _like_parts(path: bytes, pattern: str) -> list[bytes]:
     tail = _leading(cut[-1][::-1])[::-1]
     if tail:
         parts.append(_literal(SUFFIX, path, _text(tail)))
-    longest = max((run for segment in cut for run in _runs(segment)), key=len, default=b"")
-    if longest and not parts:
+    runs = [run for segment in cut for run in _runs(segment) if run not in _encoded(head, tail)]
+    longest = max(runs, key=len, default=b"")
+    if longest and (not parts or len(longest) >= SUBSTRING_BYTES_MAX):
         # The end of a name differs more often than its start.
         gram = longest[-SUBSTRING_BYTES_MAX:]
         parts.append(_literal(SUBSTRING, path, _LENGTH.pack(len(gram)) + gram))
     return parts
+
+
+def _encoded(*texts: str) -> set[bytes]:
+    return {text.encode("utf-8", "surrogatepass") for text in texts}
 
 
 def _leading(segment: Segment) -> str:

@@ -3,7 +3,7 @@ Patterns that need no automaton, and many patterns against one text.
 
 An index searches each new value once for all patterns of its path. Patterns are numbered by the index, in
 ascending order, and gathered in RE2 sets (one automaton for many patterns). The newest are tried one by one
-until there are enough to rebuild the last set. A set is bounded, so that building one takes a few milliseconds,
+until there are enough for a set, which is built when the pattern is added. A set is bounded, so that building one takes a few milliseconds,
 and has a pattern that always matches: if that one is missing from a result, the automaton ran out of memory and
 the set's patterns are tried one by one.
 
@@ -18,8 +18,8 @@ import threading
 from bisect import bisect_left
 from typing import Any
 
+from virta.filters.text import COMPILED_MAX, compiled, well_formed
 from virta.filters.text import search as found_in
-from virta.filters.text import well_formed
 from virta.filters.values import Regexp
 
 # Patterns and their characters in one set: 7 ms to build, 1 to 2 us to run.
@@ -27,7 +27,11 @@ SET_PATTERNS_MAX = 1024
 SET_CHARS_MAX = 1 << 16
 # The default of 8 MB makes sets of thousands of patterns a hundred times slower.
 SET_MEMORY_MAX = 128 << 20
-# New patterns tried one by one before the last set is built anew.
+# Measured: memory for a character of a pattern in a set, and of one compiled alone; of a pattern in Python.
+SET_CHAR_BYTES = 33
+PATTERN_CHAR_BYTES = 110
+ENTRY_BYTES = 250
+# New patterns tried one by one before they become a set.
 FRESH_MAX = 32
 # Texts whose patterns the plain index remembers, a path, and how long they may be.
 TEXTS_MAX = 4096
@@ -74,6 +78,11 @@ class PatternSets:
         patterns = self._paths.get(node)
         return patterns.search(text, start) if patterns else []
 
+    @property
+    def bytes(self) -> int:
+        """Return the estimated memory of all patterns."""
+        return sum(patterns.bytes for patterns in self._paths.values())
+
 
 class PathPatterns:
     """The patterns of one path."""
@@ -87,15 +96,32 @@ class PathPatterns:
         self._gathering = threading.Lock()
 
     def add(self, number: int, regexp: Regexp) -> None:
+        """Add a pattern with a number above all others, compiled now: matching never waits for it."""
         self.patterns[number] = regexp
-        self.fresh.append(number)
         self.texts.clear()
+        with self._gathering:
+            self.fresh = [*self.fresh, number]
+            if len(self.fresh) >= FRESH_MAX:
+                self._gather()
+            else:
+                compiled(regexp)
 
     def remove(self, number: int) -> None:
         # Sets still find it, and the index ignores it. When most are removed ones, start over.
         self.removed += self.patterns.pop(number, None) is not None
         if self.removed > len(self.patterns) + SET_PATTERNS_MAX:
-            self.fresh, self.sets, self.removed = list(self.patterns), [], 0
+            with self._gathering:
+                self.fresh, self.sets, self.removed = list(self.patterns), [], 0
+                self._gather()
+
+    @property
+    def bytes(self) -> int:
+        """Return the estimated memory: RE2 does not report it."""
+        chars = sum(len(regexp.pattern) for regexp in self.patterns.values())
+        # Parsing a filter compiles its pattern alone, and the process keeps the most recent of these.
+        alone = min(1.0, COMPILED_MAX / max(1, len(self.patterns)))
+        sets = sum(part.chars for part in self.sets) * SET_CHAR_BYTES
+        return sets + int(alone * chars * PATTERN_CHAR_BYTES) + len(self.patterns) * ENTRY_BYTES
 
     def found(self, text: str) -> frozenset[int]:
         """Return the numbers of the patterns that occur in the text; short texts are cached."""
@@ -110,8 +136,6 @@ class PathPatterns:
 
     def search(self, text: str, start: int) -> list[int]:
         with self._gathering:
-            if len(self.fresh) > FRESH_MAX:
-                self._gather()
             sets, fresh = tuple(self.sets), self.fresh
         text = well_formed(text)
         found = [number for part in sets if part.last >= start for number in part.search(text)]
@@ -123,9 +147,13 @@ class PathPatterns:
         return regexp is not None and found_in(regexp, text)
 
     def _gather(self) -> None:
-        """Put the fresh patterns into sets; rebuild the last set if it is not full."""
+        """
+        Put the fresh patterns into sets; a set that is not larger than what is new is built anew with it.
+
+        So a pattern is compiled again only when its set doubles: about five times until the set is full.
+        """
         numbers = self.fresh
-        if self.sets and self.sets[-1].has_space:
+        while self.sets and self.sets[-1].has_space and len(self.sets[-1].numbers) <= len(numbers):
             numbers = self.sets.pop().numbers + numbers
         group: list[tuple[int, Regexp]] = []
         chars = 0
@@ -152,7 +180,8 @@ class _Set:
         self.group = group
         self.numbers = [number for number, _ in group]
         self.last = self.numbers[-1]
-        self.has_space = len(group) < SET_PATTERNS_MAX // 2
+        self.chars = sum(len(regexp.pattern) for _, regexp in group)
+        self.has_space = len(group) <= SET_PATTERNS_MAX // 2
         options = re2.Options()
         options.log_errors = False
         options.never_capture = True

@@ -304,11 +304,7 @@ def _in(
     """Return the trees of IN; the type of the operand decides, and casts may fail on the way (3.7)."""
     kind = returns(operand)
     if isinstance(operand, syntax.Attribute):
-        found = one_of(operand.name, literals)
-        whole = _computed(node)
-        if negated:
-            return _Truth(whole.true, lambda: found, whole.defined)
-        return _Truth(found, whole.false, whole.defined)
+        return _in_attribute(operand.name, literals, negated=negated)
     if kind is None or isinstance(operand, syntax.Literal):
         return _computed(node)
     values, complete = reached(literals, kind)
@@ -319,6 +315,29 @@ def _in(
     if negated:
         return _Truth(NOTHING, lambda: passes, lambda: passes)
     return _Truth(passes, lambda: NOTHING, lambda: passes)
+
+
+def _in_attribute(name: str, literals: list[Value], *, negated: bool) -> _Truth:
+    if name in DATA_MEMBERS:
+        return _UNDEFINED
+    found = one_of(name, literals)
+    # Not found, without a problem: only for types to which every literal can be cast.
+    path = (CesqlExpression(syntax.Attribute(name)),)
+    kinds = [_JSON_TYPES[kind] for kind in (str, int, bool) if reached(literals, kind)[1]]
+    if len(kinds) == len(_JSON_TYPES):
+        typed: Node = Condition(path, "exists")
+    else:
+        typed = any_of(Condition(path, "type", kind) for kind in kinds)
+
+    def missed() -> Node:
+        return all_of([typed, negate(found)])
+
+    if negated:
+        return _Truth(missed(), lambda: found, lambda: any_of([found, typed]))
+    return _Truth(found, missed, lambda: any_of([found, typed]))
+
+
+_JSON_TYPES: dict[type[Value], str] = {str: "string", int: "number", bool: "boolean"}
 
 
 # Logic.

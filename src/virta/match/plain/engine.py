@@ -14,6 +14,7 @@ import sys
 import threading
 from array import array
 from bisect import bisect_right, insort
+from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -264,14 +265,19 @@ class PlainEngine:
             size = sum(sys.getsizeof(row) + sys.getsizeof(row.rest) for row in rows)
             size += sum(map(sys.getsizeof, self._tests.values())) + sys.getsizeof(self._tests)
             size += sys.getsizeof(self._entries) + sys.getsizeof(self._numbers)
+            kinds = Counter(map(_kind, self._entries.values()))
             return {
                 "filters": len(self._entries),
+                "indexed": kinds["indexed"],
+                "verified": kinds["verified"],
+                "scanned": kinds["scanned"],
                 "conjunctions": len(rows),
                 "conditions": len(self._tests),
                 "paths": len(self._nodes),
                 "buckets": sum(len(node.equal) + len(node.contains) for node in nodes),
                 "unindexed": len(self._scan),
                 "bytes_records": size,
+                "bytes_patterns": sum(node.patterns.bytes for node in nodes),
             }
 
     # Matching.
@@ -323,6 +329,13 @@ class PlainEngine:
                 for node in heads.get(head, ()):
                     if node.value_in(event, epoch) is not MISSING:
                         node.find(rows)
+
+
+def _kind(entry: _Entry) -> str:
+    """Return how events find a filter: see `virta.match.cost`."""
+    if any(row.access is None for row in entry.rows):
+        return "scanned"
+    return "verified" if any(row.rest or row.tree for row in entry.rows) else "indexed"
 
 
 def _head(path: Path) -> str:

@@ -1,0 +1,105 @@
+"""
+The price of a filter before it is added: how an event finds it, and what that costs.
+
+A filter is *indexed* if a condition finds it, so that events without that condition never reach it; *verified* if more
+is tested once it is found; *scanned* if nothing finds it and every event tests it. Conditions that the native engine
+cannot evaluate run in Python, with the GIL. Time and memory are estimates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from virta.filters.explain import path_text
+from virta.filters.tree import Condition, Not
+from virta.match.compile import Compiled, compile_filter
+from virta.match.engine import make_engine
+from virta.match.plain.selectivity import SCAN, cover, implied, rank
+from virta.match.program import MATCH_FALLBACK, encode
+
+if TYPE_CHECKING:
+    from virta.filters import Filter
+
+# Nanoseconds an event costs for each conjunction that it tests, and for each condition evaluated in Python.
+SCAN_NS = 20
+PYTHON_NS = 5_000
+# Memory of a conjunction in a large index beside its conditions, whose size is about that of the program.
+CONJUNCTION_BYTES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class FilterCost:
+    """
+    What a filter costs an index.
+
+    `found_by` are the conditions by which events find it, one a conjunction; `python` those evaluated in Python;
+    `event_ns` is the estimated time of every event, whether it matches or not; `bytes` its estimated memory.
+    """
+
+    kind: str  # indexed, verified or scanned
+    conjunctions: int
+    found_by: tuple[str, ...]
+    python: tuple[str, ...]
+    event_ns: int
+    bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the cost as JSON data."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.kind}: {_KINDS[self.kind]}",
+            f"  conjunctions {self.conjunctions}, {self.bytes} bytes, about {self.event_ns} ns for every event",
+        ]
+        lines += [f"  found by {text}" for text in self.found_by]
+        lines += [f"  in Python: {text}" for text in self.python]
+        return "\n".join(lines)
+
+
+_KINDS = {
+    "indexed": "events find it by one condition, which is all of it",
+    "verified": "events find it by a condition, then the rest is tested",
+    "scanned": "no condition finds it: every event tests it",
+}
+
+
+def filter_cost(filter_: Filter | Compiled, *, engine: str = "auto") -> FilterCost:
+    """Return the price of a filter: it is added to an index of its own."""
+    compiled = filter_ if isinstance(filter_, Compiled) else compile_filter(filter_)
+    index = make_engine(engine)
+    index.add(compiled)
+    stats = index.stats()
+    kind = next(
+        name for name in ("scanned", "verified", "indexed") if stats[name] or name == "indexed"
+    )
+    program, conditions = encode(compiled)
+    opaques = [condition for condition in conditions if condition.op not in MATCH_FALLBACK]
+    every = stats["unindexed"]
+    return FilterCost(
+        kind=kind,
+        conjunctions=stats["conjunctions"],
+        found_by=tuple(dict.fromkeys(_accesses(compiled))) if kind != "scanned" else (),
+        python=tuple(_described(condition) for condition in opaques),
+        event_ns=every * SCAN_NS + (PYTHON_NS * len(opaques) if every else 0),
+        bytes=len(program) + stats["conjunctions"] * CONJUNCTION_BYTES,
+    )
+
+
+def _accesses(compiled: Compiled) -> list[str]:
+    if compiled.tree is not None:
+        return [_described(literal) for literal in cover(compiled.tree)[1] if literal is not None]
+    found = []
+    for term in compiled.conjunctions:
+        access = min((*term, *map(implied, term)), key=rank, default=None)
+        if access is not None and rank(access) != SCAN:
+            found.append(_described(access))
+    return found
+
+
+def _described(literal: Condition | Not) -> str:
+    if isinstance(literal, Not):
+        assert isinstance(literal.child, Condition)
+        return f"not {_described(literal.child)}"
+    return f"{literal.op} of {path_text(literal.path)}"
