@@ -14,7 +14,7 @@ NATIVE := $(wildcard native/*)
 VERSION = $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 MADE := $(or $(if $(PYTHON_GIVEN),,$(firstword $(wildcard $(VENV)/.python-*))),$(VENV)/.python-$(VERSION))
 
-.PHONY: help setup run demo log-demo test test-fast lint format bench bench-log bench-match bench-journal bench-server bench-spark bench-cdc soak-server fuzz clean
+.PHONY: help setup run demo log-demo test test-fast lint format bench bench-log bench-match bench-journal bench-server bench-spark bench-cdc soak-server fuzz wheel clean
 
 help:
 	@echo "make run     install what serving needs and serve on port 8232"
@@ -22,6 +22,7 @@ help:
 	@echo "make lint    ruff and mypy                  make bench  every benchmark"
 	@echo "make setup   the whole environment (.venv)  make clean  remove what make made"
 	@echo "make demo    everything at work, live       make fuzz   the native engines under sanitizers"
+	@echo "make wheel   source archive and wheel in dist/"
 
 setup: $(STAMP)
 
@@ -111,7 +112,12 @@ fuzz: setup
 	PYTHONMALLOC=malloc PYTHONPATH=$(FUZZ)/site:tests:tests/match $(BIN)/python $$script --seconds $(FUZZ_SECONDS) || exit 1; \
 	done
 
+# Source archive and wheel in dist/; a test installs both outside of the tree.
+wheel: setup
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+
 clean:
-	rm -rf $(VENV) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf dist $(VENV) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src -name '*.so' -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
