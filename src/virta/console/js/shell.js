@@ -118,6 +118,7 @@ function connection() {
       for (const b of $$("[data-writes]")) { b.disabled = false; b.title = ""; }
       return;
     }
+    if (state === "refused" && detail.status === 403) { pill().className = "pill ring"; text(pill(), "Limited"); pill().title = "This token may not see the figures of the server"; return; }
     if (state !== "lost") return;
     next = Date.now() + detail * 1000;
     if (!since) since = Date.now();
