@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from http.client import HTTPConnection
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ from virta.cdc.sqlite_capture import SqliteCapture
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-HAS_LIVE_VIEWS = find_spec("virta.server.consumers.live") is not None
 DEADLINE_S = 60
 
 
@@ -88,7 +86,6 @@ def test_spark_over_history_and_live():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not HAS_LIVE_VIEWS, reason="this server has no live views")
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 def test_a_table_of_postgres_in_a_browser(tmp_path):
     """A row that changes in PostgreSQL changes in the page; p50 and p99 of that are printed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -19,6 +20,7 @@ import pytest
 from virta.cli.demo.shop import ORDERS_MAX, Shop
 
 DEADLINE_S = 60
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 class RunningDemo:
@@ -98,6 +100,9 @@ def test_the_demo_moves_and_leaves_only_its_directory(tmp_path):
         shipped = "SELECT count(*) FROM orders WHERE status = 'shipped'"
         wait_for(lambda: db.execute(shipped).fetchone()[0])
         db.close()
+        wait_for(
+            lambda: json.loads(demo.get("/channels/shop.main.orders/rows?status=shipped"))["rows"]
+        )
         started = descendants(demo.process.pid)
         assert len(started) >= 2  # the server and the capture
     finally:
@@ -106,6 +111,31 @@ def test_the_demo_moves_and_leaves_only_its_directory(tmp_path):
     assert code == 0, demo.said
     assert os.listdir(tmp_path) == ["virta-demo"]
     wait_for(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_the_console_of_the_demo_moves(tmp_path):
+    """Within a minute of the start, the overview's figures and the lists of jobs and webhooks are alive."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    began = time.monotonic()
+    demo = RunningDemo(tmp_path)
+    try:
+        with sync_api.sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+            page = browser.new_page()
+            page.set_default_timeout(DEADLINE_S * 1000)
+            page.goto(f"http://127.0.0.1:{demo.port}/#/")
+            page.wait_for_selector("#channels a:text-is('shop.main.orders')")
+            moving = "!['', '0'].includes(document.querySelector('.tile .figure span')?.textContent ?? '')"
+            page.wait_for_function(moving)
+            print(f"the console moves {time.monotonic() - began:.1f} s after the start")
+            for screen in ("#/jobs", "#/webhooks"):
+                page.goto(f"http://127.0.0.1:{demo.port}/{screen}")
+                page.wait_for_selector(f"{screen.replace('/', '')} tr")
+            browser.close()
+    finally:
+        assert demo.stop() == 0
 
 
 def test_the_shop_keeps_its_size_and_publishes_what_was_paid(tmp_path):

@@ -157,7 +157,7 @@ class Demo:
             f"  open {url}/ in a browser: channels, live views, jobs, webhooks",
             f"  curl -N '{url}/channels/shop.main.orders?/after/status=paid'",
             f"  curl -N '{url}/channels/payments?total=>300'",
-            *self._live_hint(url),
+            f"  curl -N '{url}/channels/shop.main.orders/live?status=paid'",
             f"  virta subscribe shop.main.orders --url {url}",
             f"  sqlite3 {self._directory / 'shop.db'} 'UPDATE products SET price = price * 2'",  # noqa: S608 - a hint
             "",
@@ -166,13 +166,6 @@ class Demo:
             else "Spark is not installed or switched off: without it there is no revenue per minute.",
         ]
         click.echo("\n".join(lines))
-
-    @staticmethod
-    def _live_hint(url: str) -> list[str]:
-        """Return the command for a live view, if this server has them."""
-        if importlib.util.find_spec("virta.server.consumers.live") is None:
-            return []
-        return [f"  curl -N '{url}/channels/shop.main.orders/live?status=paid'"]
 
 
 class DemoServer:
