@@ -13,6 +13,7 @@ from virta.client import aio, sync
 PAIRS = [
     (client.Client, client.AsyncClient),
     (client.Subscription, client.AsyncSubscription),
+    (client.LiveRows, client.AsyncLiveRows),
     (client.StreamSubscription, client.AsyncStreamSubscription),
     (sync.Filters, aio.AsyncFilters),
 ]
@@ -24,7 +25,7 @@ ASYNC_NAMES = {
     "__next__": "__anext__",
 }
 # Methods that send nothing themselves are not awaited.
-AT_ONCE = {"subscribe", "subscribe_streams", "events", "__iter__"}
+AT_ONCE = {"subscribe", "live", "subscribe_streams", "events", "__iter__"}
 
 
 def methods(kind):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from virta.client.aio import AsyncClient, AsyncStreamSubscription, AsyncSubscription
+from virta.client.aio import AsyncClient, AsyncLiveRows, AsyncStreamSubscription, AsyncSubscription
 from virta.client.calls import Published
 from virta.client.frames import Received
-from virta.client.sync import Client, StreamSubscription, Subscription
+from virta.client.live import LiveChange
+from virta.client.sync import Client, LiveRows, StreamSubscription, Subscription
 
 __all__ = [
     "AsyncClient",
+    "AsyncLiveRows",
     "AsyncStreamSubscription",
     "AsyncSubscription",
     "Client",
+    "LiveChange",
+    "LiveRows",
     "Published",
     "Received",
     "StreamSubscription",

@@ -17,6 +17,7 @@ from virta.client import calls
 from virta.client.async_pool import AsyncConnection, AsyncPool
 from virta.client.calls import TIMEOUT_S, UNREADABLE, URL_DEFAULT, Address, Published, Start
 from virta.client.frames import Frame, FrameReader, Received
+from virta.client.live import LiveChange, LiveState
 from virta.client.resume import SILENCE_S, ResumeState
 from virta.errors import ClientError
 
@@ -82,6 +83,47 @@ class AsyncClient:
 
         state = ResumeState(path, start, last_event_id, reconnect=reconnect, on_gap=on_gap)
         return AsyncSubscription(self._pool, state)
+
+    def live(
+        self,
+        channel: str,
+        query: str = "",
+        *,
+        filter: str = "",  # noqa: A002 - as in virta.views.open
+        dialect: str = "",
+        key: str = "",
+        row: str = "",
+        fields: str = "",
+        select: str = "",
+        group: str = "",
+        since: str | None = None,
+        reconnect: bool = True,
+    ) -> AsyncLiveRows:
+        """
+        Follow the rows of a channel that satisfy a query: `rows` stays current while changes are iterated.
+
+        Args:
+            query: terms as in a URL, e.g. `status=paid&/total=>100`.
+            filter, dialect: a filter in another dialect instead, as text.
+            key: JSON pointer to the key of a row, from the event's root.
+            row: "event" shows Debezium's events as they are.
+            fields: JSON pointers, separated by commas, to what is sent.
+            select, group: aggregates, as in `count,sum(/data/total)` and `/data/country`; see `groups`.
+            since: a position to continue from; then `rows` has only what changed since.
+            reconnect: come back after a cut; without it iteration ends there.
+        """
+        options = {
+            "filter": filter,
+            "dialect": dialect,
+            "key": key,
+            "row": row,
+            "fields": fields,
+            "select": select,
+            "group": group,
+        }
+        return AsyncLiveRows(
+            self._pool, LiveState(channel, query, options, since, reconnect=reconnect)
+        )
 
     # Streams.
 
@@ -289,8 +331,8 @@ class AsyncResumingIterator(Generic[T, S, P]):
         raise NotImplementedError
 
 
-class AsyncSubscription(AsyncResumingIterator[Received, AsyncConnection, Frame]):
-    """An async iterator of `Received`; `close` ends it, also from another task."""
+class AsyncFrameIterator(AsyncResumingIterator[T, AsyncConnection, Frame]):
+    """An async iterator over the frames of server-sent events."""
 
     def __init__(self, pool: AsyncPool, state: ResumeState) -> None:
         super().__init__(state)
@@ -324,8 +366,38 @@ class AsyncSubscription(AsyncResumingIterator[Received, AsyncConnection, Frame])
     async def _disconnect(self, source: AsyncConnection) -> None:
         source.abort()
 
+
+class AsyncSubscription(AsyncFrameIterator[Received]):
+    """An async iterator of `Received`; `close` ends it, also from another task."""
+
     def _read(self, piece: Frame) -> Received | None:
         return self._state.read_frame(piece)
+
+
+class AsyncLiveRows(AsyncFrameIterator[LiveChange]):
+    """An async iterator of changes that keeps `rows` current; `close` ends it, also from another task."""
+
+    def __init__(self, pool: AsyncPool, state: LiveState) -> None:
+        super().__init__(pool, state)
+        self._live = state
+
+    @property
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """The rows by key, as of the last change that was read."""
+        return self._live.rows
+
+    @property
+    def groups(self) -> dict[Any, dict[str, Any]]:
+        """The aggregates by group."""
+        return self._live.groups
+
+    @property
+    def is_live(self) -> bool:
+        """Whether `rows` is complete: no snapshot is being read."""
+        return self._live.is_live
+
+    def _read(self, piece: Frame) -> LiveChange | None:
+        return self._live.read_change(piece)
 
 
 class AsyncStreamSubscription(AsyncResumingIterator[tuple[str, str], "AsyncSocket", "str | bytes"]):

@@ -16,6 +16,7 @@ from virta.client import calls
 from virta.client.blocking_pool import BlockingConnection, BlockingPool
 from virta.client.calls import TIMEOUT_S, UNREADABLE, URL_DEFAULT, Address, Published, Start
 from virta.client.frames import FrameReader, Received
+from virta.client.live import LiveChange, LiveState
 from virta.client.resume import ResumeState
 from virta.errors import ClientError
 
@@ -107,6 +108,45 @@ class Client:
 
         state = ResumeState(path, start, last_event_id, reconnect=reconnect, on_gap=on_gap)
         return Subscription(self._pool, state)
+
+    def live(
+        self,
+        channel: str,
+        query: str = "",
+        *,
+        filter: str = "",  # noqa: A002 - as in virta.views.open
+        dialect: str = "",
+        key: str = "",
+        row: str = "",
+        fields: str = "",
+        select: str = "",
+        group: str = "",
+        since: str | None = None,
+        reconnect: bool = True,
+    ) -> LiveRows:
+        """
+        Follow the rows of a channel that satisfy a query: `rows` stays current while changes are iterated.
+
+        Args:
+            query: terms as in a URL, e.g. `status=paid&/total=>100`.
+            filter, dialect: a filter in another dialect instead, as text.
+            key: JSON pointer to the key of a row, from the event's root.
+            row: "event" shows Debezium's events as they are.
+            fields: JSON pointers, separated by commas, to what is sent.
+            select, group: aggregates, as in `count,sum(/data/total)` and `/data/country`; see `groups`.
+            since: a position to continue from; then `rows` has only what changed since.
+            reconnect: come back after a cut; without it iteration ends there.
+        """
+        options = {
+            "filter": filter,
+            "dialect": dialect,
+            "key": key,
+            "row": row,
+            "fields": fields,
+            "select": select,
+            "group": group,
+        }
+        return LiveRows(self._pool, LiveState(channel, query, options, since, reconnect=reconnect))
 
     # Streams.
 
@@ -308,6 +348,51 @@ class Subscription(ResumingIterator[Received]):
                     received = self._state.read_frame(frame)
                     if received is not None:
                         yield received
+
+
+class LiveRows(ResumingIterator[LiveChange]):
+    """An iterator of changes that keeps `rows` current; `close` ends it, also from another thread."""
+
+    def __init__(self, pool: BlockingPool, state: LiveState) -> None:
+        super().__init__(state)
+        self._pool = pool
+        self._live = state
+
+    @property
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """The rows by key, as of the last change that was read."""
+        return self._live.rows
+
+    @property
+    def groups(self) -> dict[Any, dict[str, Any]]:
+        """The aggregates by group."""
+        return self._live.groups
+
+    @property
+    def is_live(self) -> bool:
+        """Whether `rows` is complete: no snapshot is being read."""
+        return self._live.is_live
+
+    def _open(self) -> Generator[LiveChange, None, None]:
+        path, headers = self._state.request()
+        connection, _ = self._pool.stream(path, headers, lambda made: self._opened(made.cut))
+        self._state.connected()
+        return self._read(connection)
+
+    def _read(self, connection: BlockingConnection) -> Generator[LiveChange, None, None]:
+        frames = FrameReader()
+        with contextlib.closing(connection):
+            while not self._closed.is_set():
+                try:
+                    data = connection.read()
+                except UNREADABLE:
+                    return
+                if not data:
+                    return
+                for frame in frames.feed(data):
+                    change = self._live.read_change(frame)
+                    if change is not None:
+                        yield change
 
 
 class StreamSubscription(ResumingIterator[tuple[str, str]]):
