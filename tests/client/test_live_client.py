@@ -10,7 +10,7 @@ import sys
 
 from server_harness import Server
 
-from virta.cli.live import table_lines
+from virta.cli.operating.live import table_lines
 from virta.client import AsyncClient, Client
 
 

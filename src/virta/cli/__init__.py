@@ -18,7 +18,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "filter": ("virta.cli.filter", "filter_group", "Validate, canonicalise and explain filters."),
     "journal": ("virta.cli.journal", "journal", "Keys, values and jobs that are never lost."),
     "lake": ("virta.cli.lake", "lake", "Keep a log's history as Parquet."),
-    "live": ("virta.cli.live", "live", "Show the rows of a live view, in place."),
+    "live": ("virta.cli.operating.live", "live", "Show the rows of a live view, in place."),
     "publish": ("virta.cli.publish", "publish", "Publish events to a channel."),
     "restore": ("virta.cli.operating.backup", "restore", "Make a data directory from a backup."),
     "serve": ("virta.cli.serve", "serve", "Serve channels, streams and filters over HTTP."),
