@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from virta.journal.jobs.lifecycle import Jobs
+    from virta.journal.protocol.messages import Request
 
 LISTEN_KEYS_MAX = 10_000
 
@@ -33,6 +34,8 @@ class Session:
     def __init__(self, notify: Callable[[Reply], None] | None = None) -> None:
         self.notify = notify
         self.peer: str | None = None  # the other daemon's id, on a link between daemons
+        # Returns why a request is refused, or None; without it everything is allowed.
+        self.check: Callable[[Request], RefusedError | None] | None = None
         self.locked: set[bytes] = set()
         self.keys: set[bytes] = set()
         self.domains: set[bytes] = set()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
@@ -47,6 +48,7 @@ from virta.server.access.auth import (
 )
 from virta.server.access.hosts import Hosts, host_name, is_loopback
 from virta.server.access.origins import Origins
+from virta.server.api.journal import JobRights
 from virta.server.capture_supervisor import Captures
 from virta.server.config_loader import LOG_NAME
 from virta.server.http.deadlines import TimerWheel
@@ -257,14 +259,21 @@ class Service:
                     notify()
 
     async def _start_journal(self) -> None:
-        """Serve the journal; its protocol has no tokens, so it listens on loopback only."""
+        """Serve the journal, with the same credentials and certificate; without any, on loopback only."""
         config = self.config
         if config.journal_port is None:
             return
-        host = config.host if is_loopback(config.host) or config.insecure else "127.0.0.1"
+        host, authenticate, tls = config.host, None, None
+        if self.auth.credentials is not None:
+            authenticate = self._journal_rights
+        if config.tls_cert is not None and not is_loopback(host):
+            tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            tls.load_cert_chain(config.tls_cert, config.tls_key)
         directory = Path(config.data_dir) / JOURNAL_NAME
         files.make_inside(directory)
-        self.journal = JournalServer(directory, host=host, port=config.journal_port)
+        self.journal = JournalServer(
+            directory, host=host, port=config.journal_port, authenticate=authenticate, tls=tls
+        )
         try:
             await self.journal.start()
         except OSError as error:
@@ -273,6 +282,17 @@ class Service:
                 "choose another --journal-port, or none",
                 setting="journal_port",
             ) from error
+
+    def _journal_rights(self, token: str) -> JobRights:
+        """Return the rights of a token to the journal; raise AccessError if it is not accepted."""
+        credentials = self.auth.credentials
+        assert credentials is not None
+        try:
+            principal = credentials.find(token)
+        except AccessError as error:
+            self.audit.refused(error.code, port="journal")
+            raise
+        return JobRights(principal.rights, lambda: credentials.is_active(principal))
 
     def _restart_limits(self) -> RestartLimits:
         config = self.config

@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 refused or out of reach, 2 wrong use, 3 nothing there (no 
 from __future__ import annotations
 
 import logging
+import os
 import re
 from functools import wraps
 from pathlib import Path
@@ -29,6 +30,8 @@ SECONDS = click.FloatRange(min=0)
 LIMIT = click.IntRange(min=0)
 PORTS = click.IntRange(0, 65_535)
 STDIN = "-"
+# The variable with the token for a journal that asks for one.
+TOKEN = "VIRTA_TOKEN"  # noqa: S105 - its name
 # Arguments that name what a command is about, for errors that do not.
 ABOUT = ("key", "new", "additional", "uri", "domain")
 
@@ -85,7 +88,7 @@ def connected(function: F) -> F:
             if arguments.get("spool") is not None:
                 function(None, out, **arguments)
                 return
-            with Client(host, port) as client:
+            with Client(host, port, token=os.environ.get(TOKEN)) as client:
                 function(client, out, **arguments)
 
     return wrapper  # type: ignore[return-value]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
 import sys
 from importlib import import_module
@@ -16,6 +17,7 @@ from virta.cli.journal.group import (
     LIMIT,
     PORTS,
     SECONDS,
+    TOKEN,
     host_option,
     journal,
     port_option,
@@ -154,7 +156,7 @@ def forward(spool: Path, host: str, port: int, *, once: bool, verbose: bool) -> 
         from virta.journal.clients.forwarder import Forwarder
 
         stop = stop_on_signal()
-        sender = Forwarder(spool, host, port)
+        sender = Forwarder(spool, host, port, token=os.environ.get(TOKEN))
         running = asyncio.create_task(sender.run(stop))
         if once:
             drained = asyncio.create_task(sender.drained.wait())

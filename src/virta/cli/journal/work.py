@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from virta.cli.journal.group import (
+    TOKEN,
     host_option,
     journal,
     port_option,
@@ -89,7 +90,7 @@ def work(
     with errors_reported():
         if timeout is not None and not timeout > 0:
             raise JournalError(f"--timeout {timeout}: seconds, more than 0", code="bad-settings")
-        worker = Worker(host, port, **options)
+        worker = Worker(host, port, token=os.environ.get(TOKEN), **options)
         for domain in dict.fromkeys(domains) or ("",):
             worker.handle(domain)(run)
         worker.run()

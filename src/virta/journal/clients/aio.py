@@ -11,10 +11,13 @@ from virta.journal.clients.client_protocol import (
     connection_lost,
     unreachable,
 )
+from virta.journal.protocol import commands
 from virta.journal.protocol.messages import PORT
 from virta.journal.protocol.methods import AwaitedMethods
 
 if TYPE_CHECKING:
+    import ssl
+
     from virta.errors import JournalError
     from virta.journal.protocol.commands import Command
     from virta.journal.protocol.messages import Reply, Request
@@ -38,13 +41,26 @@ class AsyncClient(AwaitedMethods, asyncio.Protocol):
         self.notifications: asyncio.Queue[Reply] = asyncio.Queue(NOTIFICATIONS_MAX)
 
     @classmethod
-    async def connect(cls, host: str = "127.0.0.1", port: int = PORT) -> AsyncClient:
-        """Connect to a daemon."""
+    async def connect(
+        cls,
+        host: str = "127.0.0.1",
+        port: int = PORT,
+        *,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> AsyncClient:
+        """Connect to a daemon; `token` and `tls` where it asks for them."""
         loop = asyncio.get_running_loop()
         try:
-            _, client = await loop.create_connection(cls, host, port)
+            _, client = await loop.create_connection(cls, host, port, ssl=tls)
         except OSError as error:
             raise unreachable(host, port, error) from error
+        if token is not None:
+            try:
+                await client.call(commands.authenticate(token))
+            except BaseException:
+                await client.close()
+                raise
         return client
 
     @property

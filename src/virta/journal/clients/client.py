@@ -23,6 +23,7 @@ from virta.journal.clients.client_protocol import (
     connection_lost,
     unreachable,
 )
+from virta.journal.protocol import commands
 from virta.journal.protocol.messages import PORT, Reply
 from virta.journal.protocol.methods import BlockingMethods
 
@@ -44,7 +45,12 @@ class Client(BlockingMethods):
     """A blocking connection; threads that share it need a lock."""
 
     def __init__(
-        self, host: str = "127.0.0.1", port: int = PORT, *, timeout: float | None = 30.0
+        self,
+        host: str = "127.0.0.1",
+        port: int = PORT,
+        *,
+        timeout: float | None = 30.0,
+        token: str | None = None,
     ) -> None:
         try:
             self._socket = socket.create_connection((host, port), timeout)
@@ -61,6 +67,12 @@ class Client(BlockingMethods):
         self._descriptor = self._socket.fileno()
         self.notifications: deque[Reply] = deque(maxlen=NOTIFICATIONS_MAX)
         self._protocol: ClientProtocol[int] = ClientProtocol(self.notifications.append)
+        if token is not None:
+            try:
+                self.call(commands.authenticate(token))
+            except BaseException:
+                self.close()
+                raise
 
     def call(self, command: Command[T]) -> T:
         """Send one command and wait for its reply."""

@@ -59,7 +59,9 @@ class Forwarder:
         hello: Request | None = None,
         acknowledged: Callable[[str, int], None] | None = None,
         retry_s_max: float | None = None,
+        token: str | None = None,
     ) -> None:
+        self._token = token
         self.directory = directory
         self.forwarded = 0
         self.rejected = 0
@@ -123,7 +125,9 @@ class Forwarder:
         while not stop.is_set():
             failure: Exception | None = None
             try:
-                async with await AsyncClient.connect(self._host, self._port) as client:
+                async with await AsyncClient.connect(
+                    self._host, self._port, token=self._token
+                ) as client:
                     if self._hello is not None:
                         async with asyncio.timeout(ANSWER_S_MAX):
                             await client.request(self._hello)

@@ -86,7 +86,9 @@ class Worker:
         max_attempts: int | None = None,
         retry_delay: float | None = None,
         retry_delay_max: float = BACK_OFF_S_MAX,
+        token: str | None = None,
     ) -> None:
+        self._token = token
         _check("concurrency", concurrency, right="at least 1", fits=concurrency >= 1)
         _check("work_for", work_for, right="seconds, more than 0", fits=work_for > 0)
         _check("grace", grace, right="seconds, not below 0", fits=grace >= 0)
@@ -195,7 +197,9 @@ class Worker:
         while True:
             problem = ""
             try:
-                async with await AsyncClient.connect(self._host, self._port) as client:
+                async with await AsyncClient.connect(
+                    self._host, self._port, token=self._token
+                ) as client:
                     self._client = client
                     await self._compare_clocks(client)
                     self._online.set()

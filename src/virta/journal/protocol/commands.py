@@ -232,6 +232,11 @@ def ping() -> Command[int]:
     return Command(Request(Function.NOP), _timestamp)
 
 
+def authenticate(token: str) -> Command[int]:
+    """Identify a connection by a token, before every other command."""
+    return Command(Request(Function.NOP, key=b"auth:" + token.encode()), _timestamp)
+
+
 # Jobs.
 
 

@@ -215,6 +215,9 @@ class CommitLoop:
 
     def _handle(self, request: Request, session: Session, respond: Respond) -> None:
         function = request.function
+        if session.check is not None and (refused := session.check(request)) is not None:
+            respond(Reply(request.identifier, 0, self.engine.clock(), error=refused.message))
+            return
         if self._refusing and (
             self._closing or ((request.flags & PERSIST or function in _DURABLE) and self._refuses())
         ):

@@ -32,6 +32,7 @@ from virta.journal.sessions import Session
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from virta.journal.protocol.messages import Request
     from virta.journal.serving.commit_loop import CommitLoop
 
 BODY_BYTES_MAX = 12 * 1024 * 1024  # the largest value as base64 in JSON
@@ -41,6 +42,8 @@ PAGE_KEYS_MAX = 1_000
 STATUS = {
     "does-not-exist": 404,
     "unknown-function": 404,
+    "unauthorized": 401,
+    "forbidden": 403,
     "method-not-allowed": 405,
     "already-exists": 409,
     "worked-on": 409,
@@ -75,10 +78,17 @@ class MethodError(RefusedError):
 
 
 class Handler:
-    def __init__(self, node: CommitLoop, prefix: str = "/journal") -> None:
+    def __init__(
+        self,
+        node: CommitLoop,
+        prefix: str = "/journal",
+        *,
+        check: Callable[[Request], RefusedError | None] | None = None,
+    ) -> None:
         self._node = node
         self._prefix = prefix
         self._session = Session()
+        self._session.check = check
 
     async def handle(
         self,
@@ -279,6 +289,7 @@ class Handler:
         """Reserve jobs; wait for them if requested, woken as a listening connection would be."""
         woken = asyncio.Event()
         session = Session(lambda _: woken.set())
+        session.check = self._session.check
         bodies.seconds("work_for", given.work_for)
         leaving = asyncio.create_task(disconnected.wait())
         deadline = asyncio.get_running_loop().time() + min(max(given.wait, 0.0), WAIT_S_MAX)

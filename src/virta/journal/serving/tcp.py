@@ -15,10 +15,15 @@ from typing import TYPE_CHECKING, cast
 from virta.journal.protocol.codec import RequestParser, encode_reply
 from virta.journal.protocol.messages import PORT, Function, Reply
 from virta.journal.serving.commit_loop import CommitLoop
+from virta.journal.serving.guard import RequestGuard
 from virta.journal.sessions import Session
 
 if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
     from pathlib import Path
+
+    from virta.journal.serving.guard import JournalRights
 
 log = logging.getLogger("virta.journal")
 
@@ -42,6 +47,10 @@ class JournalConnection(asyncio.Protocol):
         self._server = server
         self._node = server.node
         self._session = Session(self._notify)
+        self._guard: RequestGuard | None = None
+        if server.authenticate is not None:
+            self._guard = RequestGuard(server.node.engine, server.authenticate)
+            self._session.check = self._guard.check
         self._parser = RequestParser()
         self._transport: asyncio.Transport | None = None
         self._out: list[Reply] = []
@@ -75,6 +84,8 @@ class JournalConnection(asyncio.Protocol):
                 del requests[at + 1 :]
         self._unanswered += len(requests)
         self._node.handle_all(requests, self._session, self._respond, alone=self._server.alone)
+        if self._guard is not None and self._guard.failed:
+            self._quitting = True
         if self._parser.error is not None and not self._quitting:
             self._refuse()
         if self._out or self._quitting:
@@ -171,7 +182,12 @@ class JournalServer:
         port: int = PORT,
         node: CommitLoop | None = None,
         connections_max: int = CONNECTIONS_MAX,
+        authenticate: Callable[[str], JournalRights] | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        # Returns the rights of a token, or raises; without it connections need none.
+        self.authenticate = authenticate
+        self._tls = tls
         self.node = node or CommitLoop(directory)
         self.address = (host, port)
         self._connections: set[JournalConnection] = set()
@@ -185,7 +201,7 @@ class JournalServer:
         await self.node.start()
         try:
             self._server = await asyncio.get_running_loop().create_server(
-                lambda: JournalConnection(self), *self.address, backlog=BACKLOG
+                lambda: JournalConnection(self), *self.address, backlog=BACKLOG, ssl=self._tls
             )
         except OSError:
             await self.node.stop()
