@@ -55,6 +55,14 @@ EXTENSIONS = [
         optional=True,
     ),
     Extension(
+        "virta.spark._jsoncols",
+        ["native/jsoncols.c"],
+        depends=sorted(map(str, Path("native").glob("jsoncols_*.h"))),
+        extra_compile_args=[*FLAGS, "-std=c11", "-Wall", "-Wextra"],
+        extra_link_args=LINK,
+        optional=True,
+    ),
+    Extension(
         "virta.spark._variant",
         ["native/variant.c"],
         extra_compile_args=[*FLAGS, "-std=c11", "-Wall", "-Wextra"],

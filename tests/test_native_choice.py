@@ -1,4 +1,4 @@
-"""`virta.native`: one choice between native and plain code for all six extensions."""
+"""`virta.native`: one choice between native and plain code for all extensions."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ MODULES: Final = (
     "virta.hub._native",
     "virta.journal._native",
     "virta.spark._arrow",
+    "virta.spark._jsoncols",
     "virta.spark._variant",
 )
 PLAIN: Final = os.environ.get("VIRTA_PLAIN") == "1"

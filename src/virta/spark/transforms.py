@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from virta.errors import VirtaError
 from virta.spark.schemas import ATTRIBUTES, RECORD
-from virta.spark.source.events import EventColumns
+from virta.spark.source.events import EventDecoder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -84,11 +84,12 @@ def decode_events(df: DataFrame) -> DataFrame:
     def decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa  # noqa: PLC0415 - runs on the executor
 
+        decoder = EventDecoder({f.name: f.dataType for f in ATTRIBUTES.fields})
         for batch in batches:
-            columns = EventColumns({f.name: f.dataType for f in ATTRIBUTES.fields})
-            for value in batch.column("value").to_pylist():
-                columns.add(value.encode() if isinstance(value, str) else value or b"")
-            arrays = columns.arrays()
+            values = batch.column("value").cast(pa.binary()).fill_null(b"")
+            _, ends, data = values.buffers()
+            bounds = memoryview(ends).cast("B")[4 * values.offset :][: 4 * (len(values) + 1)]
+            arrays = decoder.decode(bounds, data or b"")
             yield pa.RecordBatch.from_arrays(
                 [*(batch.column(n) for n in names), *(arrays[n] for n in ATTRIBUTES.names)],
                 names=[*names, *ATTRIBUTES.names],

@@ -14,8 +14,10 @@ from pyspark.sql.types import StructType
 from pyspark.sql.variant_utils import VariantUtils
 
 import virta
+from virta.spark.matching.filter_set import joined
 from virta.spark.schemas import SchemaError, check_schema
-from virta.spark.source.events import EventColumns
+from virta.spark.source import events
+from virta.spark.source.events import EventDecoder
 from virta.spark.source.options import read_options
 from virta.spark.source.source import SplitDecoder
 
@@ -91,12 +93,20 @@ def judged(spark):
     return {row.text: row.asDict(recursive=True) for row in rows.select("text", *columns).collect()}
 
 
+@pytest.fixture(params=["native", "plain"])
+def engine(request, monkeypatch):
+    """Run the test with the native decoder, and with the plain one."""
+    if request.param == "plain":
+        monkeypatch.setattr(events, "native", None)
+    elif events.native is None:
+        pytest.skip("the native decoder is not built")
+
+
 def ours(kind, texts):
     schema = StructType.fromDDL(f"data struct<a: {kind}>, rescued string, invalid string")
-    columns = EventColumns({field.name: field.dataType for field in schema.fields})
-    for text in texts:
-        columns.add(f'{{"id":"1","source":"/s","data":{{"a":{text}}}}}'.encode())
-    return columns.arrays()
+    values = [f'{{"id":"1","source":"/s","data":{{"a":{text}}}}}'.encode() for text in texts]
+    decoder = EventDecoder({field.name: field.dataType for field in schema.fields})
+    return decoder.decode(*joined(values))
 
 
 def plain_values(array, kind):
@@ -110,7 +120,7 @@ def plain_values(array, kind):
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_values_are_those_of_from_json(judged, kind):
+def test_values_are_those_of_from_json(judged, engine, kind):
     """Same value, and rescued exactly when Spark calls the record corrupt."""
     arrays = ours(kind, TEXTS)
     number = TYPES.index(kind)
@@ -146,7 +156,7 @@ def test_types_without_json_are_refused(kind):
         check_schema(StructType.fromDDL(f"data {kind}"), events=True)
 
 
-def test_variant_inside_of_a_struct():
+def test_variant_inside_of_a_struct(engine):
     """A nested VARIANT holds any value; a missing member is null, a JSON null is the null variant."""
     arrays = ours("struct<v: variant>", ['{"v":{"b":[1,"x"]}}', '{"v":null}', "{}", "5"])
     values = [item and item["v"] for item in arrays["data"].field("a").to_pylist()]

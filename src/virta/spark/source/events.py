@@ -1,6 +1,9 @@
 """
 Record values decoded as CloudEvents, into Arrow columns.
 
+`EventDecoder` has two engines: native/jsoncols.c for ordinary events, `EventColumns` for the unusual ones and where the
+native one was not built. `EventColumns` is the reference.
+
 Parsing is lenient, as in the server: an event needs `source` and `id`, everything else is kept unchanged. A value
 that is not an event (no JSON, no id, invalid data) keeps its row: every attribute null and the reason in `invalid`.
 """
@@ -11,19 +14,42 @@ import json
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 from msgspec import UNSET
-from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import DataType, VariantType
+from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VariantType,
+)
 
 from virta.errors import EventError
 from virta.event import EVENT_BYTES_MAX, Event, parse_time
 from virta.event.document import UNREADABLE
 from virta.jsontext import check_depth, valid_text
+from virta.native import load
 from virta.spark.source.typed import DataFitter, data_text
 from virta.spark.source.variant import variant_pair
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from datetime import datetime
 
 TEXT_ATTRIBUTES = (
@@ -35,6 +61,17 @@ TEXT_ATTRIBUTES = (
     "dataschema",
     "subject",
 )
+
+
+# In the order of `enum role` and `enum kind` in native/jsoncols.c.
+ROLES = (*TEXT_ATTRIBUTES, "time", "extensions", "data", "data_binary", "invalid", "rescued")
+KINDS: tuple[type[DataType], ...] = (
+    *(BooleanType, ByteType, ShortType, IntegerType, LongType, FloatType, DoubleType, DecimalType),
+    *(StringType, BinaryType, DateType, TimestampType, TimestampNTZType),
+    *(ArrayType, MapType, StructType, VariantType),
+)
+
+native: Any = load("virta.spark._jsoncols")
 
 
 class PlainEvent(msgspec.Struct, forbid_unknown_fields=True):
@@ -68,6 +105,80 @@ def parse_lenient(raw: bytes) -> Event | PlainEvent:
         except UNREADABLE:
             pass
     return Event.from_json(raw, lenient=True)
+
+
+class EventDecoder:
+    """
+    Decodes the values of Arrow batches to the wanted event columns; made once a task.
+
+    `misfits` counts the rows whose data did not fit its type.
+    """
+
+    def __init__(self, fields: dict[str, DataType]) -> None:
+        self.fields = fields
+        self.misfits = 0
+        columns = StructType([StructField(name, kind) for name, kind in fields.items()])
+        self._schema = to_arrow_schema(columns, timezone="UTC")
+        roles = tuple(ROLES.index(name) for name in fields)
+        self._plan = native and native.plan(column_spec("", columns), roles)
+
+    def decode(self, ends: Any, data: Any) -> dict[str, pa.Array]:
+        """Return the columns of values: `data` has their bytes, `ends` int32 offsets, one more than values."""
+        bounds = np.frombuffer(ends, np.int32)
+        rows = len(bounds) - 1
+        if self._plan is None:
+            return self._decode_plain(bounds, data, range(rows))
+        array, left, misfits = native.decode(self._plan, ends, data)
+        self.misfits += misfits
+        batch = pa.record_batch(_ExportedArray(array, self._schema))
+        found = dict(zip(batch.schema.names, batch.columns, strict=True))
+        if not left:
+            return found
+        numbers = np.frombuffer(left, np.int64)
+        rest = self._decode_plain(bounds, data, numbers.tolist())
+        order = np.arange(rows)
+        order[numbers] = rows + np.arange(len(numbers))
+        return {
+            name: pa.concat_arrays([array, rest[name].cast(array.type)]).take(pa.array(order))
+            for name, array in found.items()
+        }
+
+    def _decode_plain(self, bounds: Any, data: Any, rows: Iterable[int]) -> dict[str, pa.Array]:
+        columns = EventColumns(self.fields)
+        view = memoryview(data)
+        for row in rows:
+            columns.add(bytes(view[bounds[row] : bounds[row + 1]]))
+        self.misfits += columns.misfits
+        return columns.arrays()
+
+
+class _ExportedArray:
+    """Arrow's C data interface for pyarrow: the native engine's arrays with Spark's types."""
+
+    def __init__(self, array: Any, schema: pa.Schema) -> None:
+        self._array, self._schema = array, schema
+
+    def __arrow_c_array__(self, requested_schema: Any = None) -> tuple[Any, Any]:
+        return self._schema.__arrow_c_schema__(), self._array
+
+
+def column_spec(name: str, kind: DataType) -> tuple[int, str, int, int, tuple[Any, ...]]:
+    """Return a column for the native engine: (kind, name, precision, scale, children)."""
+    number = next(i for i, known in enumerate(KINDS) if isinstance(kind, known))
+    children: tuple[Any, ...] = ()
+    if isinstance(kind, ArrayType):
+        children = (column_spec("", kind.elementType),)
+    elif isinstance(kind, MapType):
+        pair = (column_spec("", kind.keyType), column_spec("", kind.valueType))
+        children = ((KINDS.index(StructType), "", 0, 0, pair),)
+    elif isinstance(kind, StructType):
+        children = tuple(column_spec(field.name, field.dataType) for field in kind.fields)
+    elif isinstance(kind, VariantType):
+        children = (column_spec("", BinaryType()),) * 2
+    precision = scale = 0
+    if isinstance(kind, DecimalType):
+        precision, scale = kind.precision, kind.scale
+    return number, name, precision, scale, children
 
 
 class EventColumns:

@@ -41,7 +41,7 @@ from virta.spark.matching.filter_set import FilterSet, document_of, joined, open
 from virta.spark.schemas import EVENT, FILTER_ID, MATCH, RECORD, RESCUED, check_schema
 from virta.spark.source.arrow import RECORD_COLUMNS, TEXT_COLUMNS, make_array
 from virta.spark.source.decode import DecodedRows, ScanSpec, read_rows, report_skipped
-from virta.spark.source.events import EventColumns
+from virta.spark.source.events import EventDecoder
 from virta.spark.source.options import (
     OWN_PLAN,
     ReadOptions,
@@ -136,6 +136,7 @@ class SplitDecoder:
         self.filters, self.on = options.filters, options.on
         self.schema = schema
         self.has_warned = False
+        self.events: EventDecoder | None = None  # made on the executor
         self.record_names = [n for n in schema.names if n in RECORD_COLUMNS]
         self.text = [
             field.name
@@ -190,11 +191,12 @@ class SplitDecoder:
         return pa.RecordBatch.from_arrays([taken[n] for n in schema.names], schema=schema)
 
     def event_arrays(self, rows: DecodedRows) -> dict[str, pa.Array]:
-        columns = EventColumns(self.event_fields)
-        for value in value_slices(rows):
-            columns.add(value)
-        self.report_misfits(columns.misfits)
-        return columns.arrays()
+        if self.events is None:
+            self.events = EventDecoder(self.event_fields)
+        buffers: Any = rows.columns[RECORD_COLUMNS.index("value")]
+        found = self.events.decode(*buffers)
+        self.report_misfits(self.events.misfits)
+        return found
 
     def report_misfits(self, count: int) -> None:
         """Warn once a task about data that does not fit its type, unless the schema has `rescued`."""
