@@ -597,5 +597,16 @@ def test_compaction_waits_for_what_replaces(memory):
         for _ in range(3):
             log.append("t", b"", bytes(1500))
         log.append("t", b"k", b"new")
+        assert log.durable_offset <= 4
         log.compact()
+        assert values_of(log, b"k") == [b"old", b"new"]
+
+        for _ in range(3):
+            log.append("t", b"", bytes(1500))
         assert log.durable_offset > 4
+        log.compact()
+        assert values_of(log, b"k") == [b"new"]
+
+
+def values_of(log, key):
+    return [bytes(record.value) for record in log.read(visibility="committed") if record.key == key]

@@ -119,6 +119,22 @@ def test_compaction_keeps_the_newest_of_each_key(log):
     assert log.append("t", "", b"") == 401
 
 
+def test_compaction_of_keys_that_occur_once_in_a_segment(log):
+    """A sealed segment supersedes earlier ones though it loses nothing itself; it is marked for readers."""
+    fill(log, 600, keys=200)
+    sealed = log.segments()[:-1]
+    end = sealed[-1].next
+    assert max(info.next - info.base for info in sealed) < 200
+
+    report = log.compact()
+
+    assert report.records_after == 200
+    assert [r.offset for r in log.read(end=end)] == list(range(end - 200, end))
+    assert log.segments()[-2].compacted
+    assert log.verify().problems == []
+    assert log.compact().segments == 0
+
+
 def test_compaction_of_chosen_topics(log):
     """Other topics are left alone."""
     for i in range(100):

@@ -5,8 +5,10 @@ Offsets never change: a GAP record replaces what is removed. Records without a k
 deletes its key; that record is kept for TOMBSTONE_AGE_S. A compacted segment is written next to the old one with a
 new salt and renamed over it, so readers of the old file finish it undisturbed.
 
-Only records below the end of the last segment that is rewritten supersede others: a reader from that offset on
-finds, for every key, the record that was the newest there. A live view that is rebuilt relies on it.
+Records of sealed segments supersede others, those of the active one do not: what replaces a removed record is on
+disk. The last segment that superseded something is marked as compacted even if it loses nothing itself, before the
+others are rewritten. So a reader from the end of the last marked segment on finds, for every key, the record that was
+the newest there; a live view that is rebuilt relies on it.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from virta.log.format.segment import (
     SegmentHeader,
     Walk,
     new_salt,
+    rewrite_header,
 )
 from virta.log.format.topic_index import index_topics
 from virta.log.limits import (
@@ -111,33 +114,36 @@ def _plan(
     topics: frozenset[bytes] | None,
     progress: Callable[[int, int], None] | None,
 ) -> list[tuple[SegmentInfo, Stays, tuple[int, int]]]:
-    """Return what stays in each segment, and its records before and after."""
-    while segments:
-        end = segments[-1].next
-        stays = _stays(_newest(log, end, topics, progress), topics)
-        counts = [_count(log, info, stays) for info in segments]
-        changed = [
-            info.next
-            for info, (before, after) in zip(segments, counts, strict=True)
-            if before != after
-        ]
-        if not changed or changed[-1] == end:
-            return [(info, stays, kept) for info, kept in zip(segments, counts, strict=True)]
-        # The last ones would not be rewritten, so their records supersede nothing.
-        segments = [info for info in segments if info.next <= changed[-1]]
-    return []
+    """Return what stays in each segment, and its records before and after; mark the last one if any changes."""
+    if not segments:
+        return []
+    stays = _stays(_newest(log, segments, topics, progress), topics)
+    counts = [_count(log, info, stays) for info in segments]
+    changed = [before != after for before, after in counts]
+    if any(changed) and not changed[-1]:
+        _mark(log, segments[-1])
+    return [(info, stays, kept) for info, kept in zip(segments, counts, strict=True)]
+
+
+def _mark(log: Log, info: SegmentInfo) -> None:
+    """Mark a segment as compacted that has nothing to remove: its records supersede earlier ones."""
+    with Segment(log.path, info.base) as segment:
+        header = segment.header
+        if not header.flags & FLAG_COMPACTED:
+            rewrite_header(segment, header._replace(flags=header.flags | FLAG_COMPACTED))
 
 
 def _newest(
     log: Log,
-    end: int,
+    segments: list[SegmentInfo],
     topics: frozenset[bytes] | None,
     progress: Callable[[int, int], None] | None,
 ) -> dict[bytes, int]:
-    """Return the offset of the newest record below `end` of each key."""
+    """Return the offset of the newest record of each key in these segments."""
     newest: dict[bytes, int] = {}
     total, done = log.bytes, 0
-    for batch in log.read(end=end, on_gap="skip", visibility="durable").batches():
+    first, end = segments[0].base, segments[-1].next
+    for batch in log.read(start=first, end=end, on_gap="skip", visibility="durable").batches():
         for record in batch:
             if record.key and (topics is None or bytes(record.topic) in topics):
                 newest[_identity(record)] = record.offset
