@@ -49,7 +49,7 @@ EXTENSIONS = [
     Extension(
         "virta.spark._arrow",
         ["native/arrow.c"],
-        depends=["native/crc.h", "native/log_format.h"],
+        depends=["native/crc.h", "native/log_compressed.h", "native/log_format.h"],
         extra_compile_args=[*FLAGS, "-std=c11", "-Wall", "-Wextra"],
         extra_link_args=LINK,
         optional=True,

@@ -7,7 +7,7 @@
 #include <Python.h>
 #include <errno.h>
 #include <unistd.h>
-#include "log_format.h"
+#include "log_compressed.h"
 
 #define TOPICS_MAX 64
 #define COLUMN_BYTES_MAX 0x7FFFFFFFLL /* Arrow's int32 offsets end here */
@@ -28,6 +28,8 @@ typedef struct {
     int32_t *ends[COLUMNS];
     uint8_t *data[COLUMNS];
     int64_t *numbers[COLUMNS];
+    PyObject *expanded; /* a list of the records of compressed batches, in order */
+    Py_ssize_t expanded_used;
 } Output;
 
 /* ---- records ----------------------------------------------------------------------------------------- */
@@ -50,10 +52,10 @@ static inline void put_bytes(Output *out, int column, const uint8_t *data, uint3
     out->ends[column][out->rows + 1] = (int32_t)out->bytes[column];
 }
 
-/* Count one batch's rows (copy = 0) or copy them (copy = 1). Counting finds every malformed record. */
-static enum status batch_pass(const uint8_t *p, const Header *h, const Selection *sel, Output *out, int copy)
+/* Count rows (copy = 0) or copy them (copy = 1). Counting finds every malformed record. */
+static enum status records_pass(const uint8_t *p, const uint8_t *end, const Header *h, const Selection *sel,
+                                Output *out, int copy)
 {
-    const uint8_t *end = p + h->payload_len;
     uint64_t offset = h->base;
     while (p < end) {
         Record r;
@@ -83,6 +85,36 @@ static enum status batch_pass(const uint8_t *p, const Header *h, const Selection
         offset++;
     }
     return offset == h->base + h->count ? ST_END : ST_BAD_RECORD;
+}
+
+/* The records of a compressed batch: expanded when they are counted, kept until they are copied. 0: damaged,
+ * or an exception is set. */
+static int batch_expand(const uint8_t *payload, const Header *h, Output *out, int copy, const uint8_t **p,
+                        const uint8_t **end)
+{
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject *data = NULL;
+    if (copy) {
+        data = PyList_GET_ITEM(out->expanded, out->expanded_used++);
+    } else if (out->expanded || (out->expanded = PyList_New(0))) {
+        data = payload_expand(payload, h->payload_len);
+        if (data && PyList_Append(out->expanded, data) < 0) Py_CLEAR(data);
+        Py_XDECREF(data); /* the list has it */
+    }
+    if (data) {
+        *p = (const uint8_t *)PyBytes_AS_STRING(data);
+        *end = *p + PyBytes_GET_SIZE(data);
+    }
+    PyGILState_Release(gil);
+    return data != NULL;
+}
+
+static enum status batch_pass(const uint8_t *payload, const Header *h, const Selection *sel, Output *out,
+                              int copy)
+{
+    const uint8_t *p = payload, *end = payload + h->payload_len;
+    if ((h->flags & FLAG_COMPRESSED) && !batch_expand(payload, h, out, copy, &p, &end)) return ST_BAD_RECORD;
+    return records_pass(p, end, h, sel, out, copy);
 }
 
 /* A repair batch stands for lost offsets; its payload is padding. */
@@ -134,7 +166,11 @@ static void pass(const uint8_t *data, Py_ssize_t end, uint32_t salt, int through
             }
             Output before = *out;
             c->status = batch_pass(payload, &h, sel, out, copy);
-            if (c->status != ST_END) { *out = before; break; }
+            if (c->status != ST_END) {
+                before.expanded = out->expanded;
+                *out = before;
+                break;
+            }
         }
         c->pos += HEADER_BYTES + (Py_ssize_t)h.payload_len;
         c->next += h.count;
@@ -234,6 +270,7 @@ static PyObject *arrow_decode(PyObject *self, PyObject *args)
     PyObject *topics, *columns = NULL, *result = NULL;
     int want, text, through_repairs, not_text = 0;
     Selection sel;
+    Output out = {0};
     if (!PyArg_ParseTuple(args, "y*nnILKKKKKOiipLL", &buf, &pos, &end, &salt, &prev, &next, &start, &stop,
                           &time_from, &time_to, &topics, &want, &text, &through_repairs, &rows_max,
                           &bytes_max))
@@ -244,11 +281,12 @@ static PyObject *arrow_decode(PyObject *self, PyObject *args)
         PyErr_SetString(PyExc_ValueError, "range outside the buffer, or bytes_max over the limit");
         goto done;
     }
-    Output out = {.want = want};
+    out.want = want;
     Cursor first = {pos, prev, next, 0, ST_END}, second = first;
     Py_BEGIN_ALLOW_THREADS
     pass(buf.buf, end, salt, through_repairs, rows_max, bytes_max, &sel, &out, &first, 0);
     Py_END_ALLOW_THREADS
+    if (PyErr_Occurred()) goto done;
     columns = output_allocate(&out);
     if (!columns) goto done;
     int64_t rows = out.rows;
@@ -267,6 +305,7 @@ static PyObject *arrow_decode(PyObject *self, PyObject *args)
                            (unsigned long long)first.next, (int)first.status,
                            (unsigned long long)first.detail);
 done:
+    Py_XDECREF(out.expanded);
     Py_XDECREF(columns);
     PyBuffer_Release(&buf);
     return result;
@@ -328,6 +367,7 @@ static PyObject *arrow_index(PyObject *self, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"decode", arrow_decode, METH_VARARGS, "Whole batches to Arrow buffers."},
+    {"set_decompress", native_set_decompress, METH_O, "set_decompress(function)"},
     {"index", arrow_index, METH_VARARGS, "A sparse index of a segment's batches, from their headers."},
     {NULL, NULL, 0, NULL},
 };

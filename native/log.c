@@ -119,6 +119,7 @@ static PyMethodDef module_methods[] = {
     {"guard_faults", native_guard_faults, METH_O, "guard_faults(handle) -> int"},
     {"unguard", native_unguard, METH_O, "unguard(handle), before the map is closed"},
     {"read", native_read, METH_VARARGS, "read(...) -> (records, pos, prev, next, status, detail)"},
+    {"set_decompress", native_set_decompress, METH_O, "set_decompress(function)"},
     {"set_types", native_set_types, METH_VARARGS, "set_types(Record, Name)"},
     {"walk", native_walk, METH_VARARGS, "walk(...) -> (batches, pos, prev, next, status, detail)"},
     {NULL, NULL, 0, NULL},

@@ -7,7 +7,7 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include "log_format.h"
+#include "log_compressed.h"
 
 static PyObject *record_type, *name_type; /* set once by set_types() */
 
@@ -260,10 +260,10 @@ static PyObject *record_new(PyObject *topic, const Record *r, uint64_t offset, P
     return record;
 }
 
-/* Decode one batch's records into the list; ST_END, ST_BAD_RECORD, or -1 with an exception set. */
-static int batch_decode(const uint8_t *p, const Header *h, Selection *sel, PyObject *list)
+/* Decode records into the list; ST_END, ST_BAD_RECORD, or -1 with an exception set. */
+static int records_decode(const uint8_t *p, const uint8_t *end, const Header *h, Selection *sel,
+                          PyObject *list)
 {
-    const uint8_t *end = p + h->payload_len;
     uint64_t offset = h->base;
     PyObject *time = PyLong_FromUnsignedLongLong(h->time);
     int rc = -1;
@@ -296,6 +296,25 @@ static int batch_decode(const uint8_t *p, const Header *h, Selection *sel, PyObj
     rc = offset == h->base + h->count ? ST_END : ST_BAD_RECORD;
 out:
     Py_DECREF(time);
+    return rc;
+}
+
+/* The slots name topics inside the payload: they must not outlive an expanded one. */
+static void topic_slots_clear(Selection *sel)
+{
+    for (int i = 0; i < TOPIC_CACHE; i++) Py_CLEAR(sel->slots[i].name);
+}
+
+static int batch_decode(const uint8_t *payload, const Header *h, Selection *sel, PyObject *list)
+{
+    if (!(h->flags & FLAG_COMPRESSED)) return records_decode(payload, payload + h->payload_len, h, sel, list);
+    PyObject *data = payload_expand(payload, h->payload_len);
+    if (!data) return PyErr_Occurred() ? -1 : ST_BAD_RECORD;
+    const uint8_t *records = (const uint8_t *)PyBytes_AS_STRING(data);
+    topic_slots_clear(sel);
+    int rc = records_decode(records, records + PyBytes_GET_SIZE(data), h, sel, list);
+    topic_slots_clear(sel);
+    Py_DECREF(data);
     return rc;
 }
 
@@ -370,7 +389,7 @@ static PyObject *native_read(PyObject *self, PyObject *args)
     out = Py_BuildValue("(OnLKiK)", list, pos, prev, next, status, detail);
 done:
     if (collecting) PyGC_Enable();
-    for (int i = 0; i < TOPIC_CACHE; i++) Py_XDECREF(sel.slots[i].name);
+    topic_slots_clear(&sel);
     Py_XDECREF(list);
     PyBuffer_Release(&buf);
     return out;

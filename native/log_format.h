@@ -13,6 +13,8 @@
 #define HEADER_BYTES 56
 #define FLAG_SEAL 1
 #define FLAG_REPAIR 2
+#define FLAG_COMPRESSED 4
+#define TOPIC_COMPRESSED 6
 
 enum status {
     ST_END = 0,         /* every byte given was consumed */

@@ -27,7 +27,7 @@ typedef struct {
     int busy;
 } TopicTable;
 
-enum { ADD_OK = 0, ADD_MEMORY = -2, ADD_OVERFLOW = -3 };
+enum { ADD_OK = 0, ADD_MEMORY = -2, ADD_OVERFLOW = -3, ADD_EXCEPTION = -4 };
 
 static int table_grow(TopicTable *t)
 {
@@ -137,14 +137,33 @@ static int table_add_records(TopicTable *t, const uint8_t *p, const uint8_t *end
     return ADD_OK;
 }
 
+static int table_add_valid(TopicTable *t, const uint8_t *p, const uint8_t *end, const Header *h, uint64_t pos)
+{
+    if (!records_are_valid(p, end, h)) return ST_BAD_RECORD;
+    return table_add_records(t, p, end, h, pos);
+}
+
+static int table_add_compressed(TopicTable *t, const uint8_t *payload, const Header *h, uint64_t pos)
+{
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject *data = payload_expand(payload, h->payload_len);
+    int rc = data ? ADD_OK : PyErr_Occurred() ? ADD_EXCEPTION : ST_BAD_RECORD;
+    if (data) {
+        const uint8_t *records = (const uint8_t *)PyBytes_AS_STRING(data);
+        rc = table_add_valid(t, records, records + PyBytes_GET_SIZE(data), h, pos);
+    }
+    Py_XDECREF(data);
+    PyGILState_Release(gil);
+    return rc;
+}
+
 /* Add one batch whose header and payload checksum are valid: ADD_OK, ST_BAD_RECORD, or an error below 0. */
 static int table_add_batch(TopicTable *t, const uint8_t *payload, const Header *h, uint64_t pos)
 {
     static const uint8_t repairs[1] = {2};
     if (h->flags & FLAG_REPAIR) return h->count ? table_note(t, repairs, 1, h, pos, h->base, 0) : ADD_OK;
-    const uint8_t *end = payload + h->payload_len;
-    if (!records_are_valid(payload, end, h)) return ST_BAD_RECORD;
-    return table_add_records(t, payload, end, h, pos);
+    if (h->flags & FLAG_COMPRESSED) return table_add_compressed(t, payload, h, pos);
+    return table_add_valid(t, payload, payload + h->payload_len, h, pos);
 }
 
 typedef struct { Py_ssize_t pos; int64_t prev; uint64_t next, detail; int status; } TableCursor;

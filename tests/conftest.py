@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 
 from virta.log.engine import kernel, plain_kernel
-from virta.log.format import codec
+from virta.log.format import codec, topic_table
 
 ROOT = Path(__file__).parent.parent
 
@@ -52,4 +52,5 @@ def either_kernel(request, monkeypatch):
         for name in ("encode", "walk", "read", "crc8", "crc32c"):
             monkeypatch.setattr(kernel, name, getattr(codec, name))
         monkeypatch.setattr(kernel, "Kernel", plain_kernel.Kernel)
+        monkeypatch.setattr(kernel, "TopicTable", topic_table.TopicTable)
     return request.param

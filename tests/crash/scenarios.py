@@ -22,6 +22,7 @@ from crash_tools import CHANGES, Action, Faults, Image, Kind, fork, image_of, jo
 
 import virta
 from virta.errors import LogError, LogSyncError, LogWriteError
+from virta.log.format import topic_lookup
 from virta.log.format.directory import segment_bases
 
 CALLS_MAX = 2000
@@ -92,6 +93,15 @@ def contents(path: Path, **options) -> dict[int, tuple[bytes, bytes]]:
         return {r.offset: (bytes(r.key), r.value) for r in log.read(**options)}
 
 
+def check_topics(path: Path) -> None:
+    """Reading a topic by its indexes gives what a filter over all records gives."""
+    with virta.open(path, read_only=True, visibility="committed") as log:
+        records = list(log.read(on_gap="skip"))
+        for topic in {record.topic for record in records} | {b"absent"}:
+            found = list(log.read([bytes(topic)], on_gap="skip"))
+            assert found == [record for record in records if record.topic == topic]
+
+
 def prepare(path: Path, batches: int, size: int = 700) -> Image:
     with virta.open(path, durability="none", segment_bytes=4096) as log:
         for number in range(batches):
@@ -126,6 +136,7 @@ def death_in_rollover(faults, folder: Path) -> None:
             assert log.verify().problems == []
             assert log.epoch == 0, "nothing published was lost"
         after = contents(path)
+        check_topics(path)
         assert list(after) == list(range(end + 1))
         assert end in (first + 2 * len(acked), first + 2 * len(acked) + 2)
         assert after.pop(int(end)) == (b"", b"end")
@@ -189,6 +200,7 @@ def death_in_care(faults, folder: Path) -> None:
             log.compact()
 
     def check_compacted() -> None:
+        check_topics(path)
         seen = contents(path)
         assert all(whole[offset] == record for offset, record in seen.items())
         kept = {
@@ -208,6 +220,7 @@ def death_in_care(faults, folder: Path) -> None:
             log.retain(max_bytes=9000)
 
     def check_retained() -> None:
+        check_topics(path)
         bases = segment_bases(path)
         seen = contents(path)
         assert seen == {o: r for o, r in whole.items() if o >= bases[0]}, (
@@ -225,6 +238,38 @@ def death_in_care(faults, folder: Path) -> None:
     print(f"{runs + more} deaths in compaction and retention")
     assert runs > 20
     assert more > 4
+
+
+def death_in_indexing(faults, folder: Path) -> None:
+    """A compressed log, switched on late, whose topic indexes are written by the next writer that opens it."""
+    path = folder / "log"
+    prepare(path, 4)
+    for file in path.glob("*.ptix"):
+        file.unlink()
+    start = image_of(path)
+    whole = contents(path)
+
+    def work() -> None:
+        with virta.open(path, compression="zstd") as log:
+            for number in range(5):
+                log.append_many([("new", "", bytes(3000)), ("new", "", b"%d" % number)])
+
+    def check() -> None:
+        check_topics(path)
+        before = contents(path)
+        assert before.items() >= whole.items()
+        with virta.open(path) as log:
+            end = log.append("end", "", b"end" * 200)
+            assert log.verify().problems == []
+            assert log.epoch == 0
+            assert len(list(path.glob("*.ptix"))) == len(segment_bases(path)) - 1
+        assert list(contents(path)) == list(range(end + 1))
+        assert not list(path.glob(".*.ptix.*.tmp")), "a temporary file is left"
+        check_topics(path)
+
+    runs = at_every_call(faults, start, path, work, check, EACH_KIND_OF_DEATH)
+    print(f"{runs} deaths in indexing")
+    assert runs > 40
 
 
 def death_in_commit(faults, folder: Path) -> None:
@@ -572,6 +617,8 @@ def every_call_fails_once(faults, folder: Path) -> None:
 
 if __name__ == "__main__":
     logging.getLogger("virta.log").setLevel(logging.ERROR)
+    # Small segments use their indexes, too.
+    topic_lookup.TOPIC_DENSE_BYTES = topic_lookup.TOPIC_RUN_GAP_BYTES = 1
     place = Path(sys.argv[2])
     place.mkdir(exist_ok=True)
     needs_shim = sys.argv[1] not in {"tiny_disk", "file_size_limit"}

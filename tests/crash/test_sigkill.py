@@ -137,6 +137,10 @@ def check_log(
                     assert (writer, number) not in sent, "a batch was written twice"
                     sent.add((writer, number))
                 open_batch = None
+        for writer in range(WRITERS):
+            found = [record.offset for record in log.read(f"w{writer}")]
+            expected_of = [r.offset for r in log.read() if r.topic == f"w{writer}"]
+            assert found == expected_of, "an index gives another answer"
     for writer, rows in acks.items():
         assert len({ack.offset for ack in rows}) == len(rows), "an offset was given twice"
         for ack in rows:
@@ -152,7 +156,8 @@ def live(rng: random.Random, folder: Path, life: int) -> Counter[str]:
     path, result = folder / f"log{life}", folder / f"seen{life}"
     idempotent = life % 3 == 2
     segment_bytes = rng.choice((4096, 65536, 1 << 20, 8 << 20))
-    virta.open(path, segment_bytes=segment_bytes).close()
+    compression = rng.choice(("none", "zstd"))
+    virta.open(path, segment_bytes=segment_bytes, compression=compression).close()
     kills = 0
     acks = {w: folder / f"acks{life}-{w}" for w in range(WRITERS)}
     with children() as pids:
@@ -341,6 +346,7 @@ def shim(tmp_path_factory):
         "death_in_rollover",
         "death_in_headroom",
         "death_in_care",
+        "death_in_indexing",
         "death_in_commit",
         "death_in_recovery",
     ],

@@ -31,12 +31,14 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self
 
 from virta.errors import LogCorruptionError, LogNotFoundError
 from virta.log.engine.kernel import crc8
-from virta.log.format.codec import Buffer, decode_varlong, encode_varlong
+from virta.log.format.codec import decode_varlong, encode_varlong
 from virta.log.limits import KEY_BYTES_MAX, TOPIC_BYTES_MAX, VALUE_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
     from types import TracebackType
+
+    from virta.log.format.checksums import Buffer
 
 Generation = Literal["flat", "block6", "block10"]
 Crc = Literal["plain", "puro"]

@@ -14,6 +14,9 @@ BATCH_BYTES_MAX: Final = 64 * 1024 * 1024
 BATCH_HEADER_BYTES: Final = 56
 SEGMENT_HEADER_BYTES: Final = 64
 
+# A batch below this size is not compressed: a frame has some twenty bytes of its own.
+COMPRESS_BYTES_MIN: Final = 256
+
 # Positions inside a segment are 32 bits in the index; a batch may overshoot the limit once.
 SEGMENT_BYTES_DEFAULT: Final = 256 * 1024 * 1024
 SEGMENT_BYTES_MIN: Final = 4 * 1024

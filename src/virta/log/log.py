@@ -21,7 +21,8 @@ from virta.log.engine.source import History, LogSource, all_bases
 from virta.log.engine.writer import DURABILITIES, Writer
 from virta.log.format.checkpoints import Checkpoints
 from virta.log.format.codec import Encoded
-from virta.log.format.directory import Meta, boot_id, open_locks
+from virta.log.format.compression import COMPRESSIONS
+from virta.log.format.directory import Meta, boot_id, change_compression, open_locks
 from virta.log.format.topic_lookup import TopicLookup
 from virta.log.limits import (
     LEASE_S_DEFAULT,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
     Durability = Literal["none", "interval", "group", "fsync"]
     Visibility = Literal["committed", "durable"]
+    Compression = Literal["none", "zstd"]
     Start = int | str | datetime
     Topics = str | bytes | Iterable[str | bytes] | None
 
@@ -100,11 +102,28 @@ class Log:
                     stream=self._meta.stream,
                     segment_bytes=self._meta.segment_bytes,
                     lock_timeout=self._lock_timeout,
+                    compression=self._meta.compression,
                 )
             except BaseException:
                 core.close()
                 raise
             self._core = core
+
+    def compress_with(self, compression: str) -> None:
+        """Compress what is appended from now on ("zstd"), or no longer ("none"); all writers of the log follow."""
+        check_option("compression", compression, COMPRESSIONS)
+        writer = self._writable()
+
+        def change() -> Meta:
+            self._meta = change_compression(self.path, compression)
+            return self._meta
+
+        writer.set_compression(change)
+
+    @property
+    def compression(self) -> str:
+        """How this log compresses, as it was when it was opened: "none" or "zstd"."""
+        return self._meta.compression
 
     # --- writing ---
 

@@ -6,12 +6,14 @@ import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from virta import files
 from virta.errors import LogError, LogLimitError, LogNotFoundError
 from virta.log.disk_errors import translate_disk_errors
 from virta.log.engine import kernel
 from virta.log.engine.writer import DURABILITIES
+from virta.log.format.compression import COMPRESSIONS, load_library
 from virta.log.format.directory import (
     META,
     Meta,
@@ -32,7 +34,7 @@ from virta.log.log import Log
 from virta.log.validation import check_option
 
 if TYPE_CHECKING:
-    from virta.log.log import Durability, Visibility
+    from virta.log.log import Compression, Durability, Visibility
 
 
 @translate_disk_errors("opening")
@@ -44,6 +46,7 @@ def open_log(
     durability: Durability = "group",
     visibility: Visibility | None = None,
     segment_bytes: int | None = None,
+    compression: Compression | None = None,
     mode: int | None = None,
     lock_timeout: float = LOCK_TIMEOUT_S,
     wait: float | None = None,
@@ -58,6 +61,8 @@ def open_log(
         visibility: what readers see: "durable" records only (default), or all "committed" ones
             (default with durability="none").
         segment_bytes: size at which a new log starts its next segment; fixed when the log is made.
+        compression: "zstd" compresses each batch from now on, "none" no longer; recorded in the log, for all writers.
+            Without it the log stays as it is (a new one: not compressed).
         mode: directory mode of a log that this call creates: 0o700 (default), or 0o770 to share it
             with the directory's group; files follow. An existing directory keeps its mode.
         lock_timeout: seconds to wait for other writers before giving up.
@@ -67,6 +72,8 @@ def open_log(
     check_option("durability", durability, DURABILITIES)
     seen: Visibility = visibility or ("committed" if durability == "none" else "durable")
     check_option("visibility", seen, ("committed", "durable"))
+    if compression is not None:
+        check_option("compression", compression, COMPRESSIONS)
     if segment_bytes is not None and not SEGMENT_BYTES_MIN <= segment_bytes <= SEGMENT_BYTES_MAX:
         raise LogLimitError(
             f"segment_bytes is {segment_bytes}; it must be from {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}"
@@ -80,8 +87,12 @@ def open_log(
     if read_only or not create or wait is not None:
         meta = read_meta(directory)
     else:
-        meta = _create(directory, segment_bytes or SEGMENT_BYTES_DEFAULT, mode)
-    return Log(
+        features = () if compression in {None, "none"} else (str(compression),)
+        size = segment_bytes or SEGMENT_BYTES_DEFAULT
+        meta = _create(directory, Meta(uuid4(), size, compression or "none", features), mode)
+    if meta.features or compression == "zstd":
+        load_library()
+    log = Log(
         directory,
         meta,
         read_only=read_only,
@@ -89,9 +100,16 @@ def open_log(
         visibility=seen,
         lock_timeout=lock_timeout,
     )
+    if compression is not None and compression != meta.compression and not read_only:
+        try:
+            log.compress_with(compression)
+        except BaseException:
+            log.close()
+            raise
+    return log
 
 
-def _create(directory: Path, segment_bytes: int, mode: int | None) -> Meta:
+def _create(directory: Path, meta: Meta, mode: int | None) -> Meta:
     try:
         return read_meta(directory)
     except LogNotFoundError:
@@ -105,7 +123,7 @@ def _create(directory: Path, segment_bytes: int, mode: int | None) -> Meta:
             raise LogError(f"another process has been creating the log at {directory} for too long")
         try:
             if not (directory / META).exists():
-                return write_meta(directory, segment_bytes)
+                return write_meta(directory, meta)
         finally:
             core.unlock()
     finally:

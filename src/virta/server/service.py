@@ -148,7 +148,11 @@ class Service:
             self.logger.warning("data_directory_open", detail=exposed)
         visibility: Visibility | None = "committed" if config.durability == "none" else None
         self.log = await asyncio.to_thread(
-            virta.open, config.log_path, durability=config.durability, visibility=visibility
+            virta.open,
+            config.log_path,
+            durability=config.durability,
+            visibility=visibility,
+            compression=config.log_compression,
         )
         if config.tier_url:
             interval_s = config.tier_interval_ms / 1000

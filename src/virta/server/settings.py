@@ -97,6 +97,8 @@ SETTINGS: tuple[Setting, ...] = (
           help="Mode of a data directory that the server creates: 0750 lets its group read, 0770 write too."),
     _text("durability", "group", choices=("none", "interval", "group", "fsync"),
           help="What a 202 promises: handed to the kernel, or synced to disk (group shares syncs)."),
+    _text("log_compression", None, choices=("none", "zstd"),
+          help="Compress the log from now on, or no longer; by default it stays as it is."),
     _text("tier_url", None, form="the URL of a store such as s3://bucket/prefix",
           help="Ship the log to this object storage while serving; `url` in [log.tier] of the file."),
     _number("tier_interval_ms", 1000, 10, 3_600_000,

@@ -35,19 +35,22 @@ def kernel(request, monkeypatch):
     return request.param
 
 
-@pytest.fixture(scope="module")
-def filled(tmp_path_factory):
-    """A log of several segments with batches of all sizes, and its records."""
+@pytest.fixture(scope="module", params=["none", "zstd"])
+def filled(request, tmp_path_factory):
+    """A log of several segments with batches of all sizes, plain or compressed, and its records."""
     path = tmp_path_factory.mktemp("arrow") / "log"
     rng = random.Random(5)
-    with virta.open(path, segment_bytes=SEGMENT_BYTES, durability="none") as log:
+    compression = request.param
+    with virta.open(
+        path, segment_bytes=SEGMENT_BYTES, durability="none", compression=compression
+    ) as log:
         for _ in range(120):
             log.append_many(
                 [
                     (
                         rng.choice(["a", "b", "näme", b"\xff\xfe"]),
                         rng.randbytes(rng.randrange(6)),
-                        rng.randbytes(rng.randrange(300)),
+                        rng.choice((rng.randbytes, bytes))(rng.randrange(300)),
                     )
                     for _ in range(rng.choice([1, 1, 2, 7, 40]))
                 ]

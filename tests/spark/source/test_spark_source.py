@@ -74,6 +74,21 @@ def test_batch_read_equals_the_log(spark, filled):
     assert df.count() == 1500
 
 
+def test_a_compressed_log_is_read_like_any_other(spark, tmp_path):
+    """Batch and streaming reads, with a topic pushed down, of a log that was compressed half way."""
+    path = str(tmp_path / "log")
+    fill(path, 300)
+    virta.open(path, compression="zstd").close()
+    fill(path, 600, seed=2, first=300)
+
+    assert rows(load(spark, path)) == plain(read_log(path))
+    some = load(spark, path).where("topic = 'users'")
+    assert rows(some) == plain(r for r in read_log(path) if r.topic == "users")
+    into: list = []
+    stream(spark, path, into, tmp_path / "checkpoint")
+    assert sorted(offset for _, offsets in into for offset in offsets) == list(range(900))
+
+
 def test_columns_and_types_are_by_schema(spark, filled):
     """A schema picks columns and reads bytes as text; what does not exist is refused by name."""
     path, events = filled

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from virta import native
 from virta.log.engine import plain_kernel
-from virta.log.format import codec, topic_table
+from virta.log.format import checksums, codec, compression, topic_table
 from virta.log.format.directory import CONTROL, CONTROL_BYTES, boot_id
 from virta.log.record import Name, Record
 
@@ -36,13 +36,14 @@ guard_faults: Callable[[int], int]
 
 if _native is not None:
     _native.set_types(Record, Name)
+    _native.set_decompress(compression.decompress)
     encode, walk, read = _native.encode, _native.walk, _native.read
     crc8, crc32c = _native.crc8, _native.crc32c
     Kernel, TopicTable = _native.Kernel, _native.TopicTable
     guard, unguard, guard_faults = _native.guard, _native.unguard, _native.guard_faults
 else:
     encode, walk, read = codec.encode, codec.walk, codec.read
-    crc8, crc32c = codec.crc8, codec.crc32c
+    crc8, crc32c = checksums.crc8, checksums.crc32c
     Kernel, TopicTable = plain_kernel.Kernel, topic_table.TopicTable
 
 APPENDED, ATTENTION, ROLL, TIMEOUT = (

@@ -19,6 +19,7 @@ from typing import Final
 from virta import files
 from virta.clock import now_us
 from virta.log.format import codec
+from virta.log.format.checksums import crc32c
 from virta.log.limits import (
     BATCH_HEADER_BYTES,
     HEADROOM_BATCH_MAX,
@@ -249,7 +250,7 @@ class Kernel:
         locked: bool,  # noqa: FBT001
         sync: int,
     ) -> tuple[int, int, int, int, int, int]:
-        payload_crc = codec.crc32c(memoryview(buf)[BATCH_HEADER_BYTES:])
+        payload_crc = crc32c(memoryview(buf)[BATCH_HEADER_BYTES:])
         if not locked and not self.lock(timeout):
             return TIMEOUT, 0, 0, 0, 0, 0
         try:

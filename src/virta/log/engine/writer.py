@@ -25,39 +25,38 @@ from virta.errors import (
 )
 from virta.log.disk_errors import already_written, disk_error
 from virta.log.engine import kernel
+from virta.log.engine.append_batch import AppendBatch
 from virta.log.engine.indexer import Indexer
 from virta.log.engine.interval_sync import IntervalSync
 from virta.log.engine.kernel import FOREIGN, Snapshot
 from virta.log.engine.plain_kernel import SYNC_FSYNC, SYNC_GROUP, SYNC_NONE
 from virta.log.engine.producers import ProducerTable
-from virta.log.format.codec import FLAG_SEAL, PRODUCER_ANONYMOUS, Status, seal_record
+from virta.log.format.codec import FLAG_SEAL, PRODUCER_ANONYMOUS, seal_record
 from virta.log.format.damage import LOST_MAX
 from virta.log.format.directory import CONTROL, segment_bases, segment_name
 from virta.log.format.segment import (
+    FLAG_ZSTD,
     NO_SEGMENT,
     Position,
     Segment,
     SegmentHeader,
-    Walk,
     create_segment,
     describe_ahead,
+    is_ahead,
     new_salt,
     rewrite_header,
 )
-from virta.log.limits import (
-    BATCH_HEADER_BYTES,
-    CLOCK_AHEAD_S,
-    OPEN_LOCK_TIMEOUT_S,
-    SEGMENT_HEADER_BYTES,
-)
+from virta.log.limits import BATCH_HEADER_BYTES, OPEN_LOCK_TIMEOUT_S, SEGMENT_HEADER_BYTES
 from virta.log.record import Appended
-from virta.log.upkeep.recovery import Recovered, logger, recover
+from virta.log.upkeep.recovery import Recovered, logger, recover, trusted_end
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
     from typing import Any
     from uuid import UUID
+
+    from virta.log.format.directory import Meta
 
 DURABILITIES: Final = ("none", "interval", "group", "fsync")
 # What the kernel waits for; `interval` is synced by a thread.
@@ -82,6 +81,7 @@ class Writer:
         stream: UUID,
         segment_bytes: int,
         lock_timeout: float,
+        compression: str = "none",
     ) -> None:
         self.directory = directory
         self.recovered: list[Recovered] = []
@@ -90,6 +90,8 @@ class Writer:
         self._segment_bytes = segment_bytes
         self._lock_timeout = lock_timeout
         self._segment: Segment | None = None  # its header; the kernel has the descriptor
+        self._first_flags = FLAG_ZSTD if compression == "zstd" else 0  # of a log without segments
+        self._compressing = False  # batches of the active segment
         self._poison: str | None = None
         self._indexer = Indexer(directory)
         self._faults = 0
@@ -118,7 +120,7 @@ class Writer:
 
     def _check_clock(self, last_time: int) -> None:
         """Warn once if the newest record is from the future: every append gets its time until then."""
-        if last_time > now_us() + CLOCK_AHEAD_S * 1e6 and not self._warned:
+        if is_ahead(last_time) and not self._warned:
             self._warned = True
             logger.warning("log_clock_ahead %s: %s", self.directory, describe_ahead(last_time))
 
@@ -134,23 +136,33 @@ class Writer:
     ) -> Appended:
         """Append one encoded batch and wait until `durability` is met."""
         patience = self._lock_timeout if lock_timeout is None else lock_timeout
+        batch = AppendBatch.of(buf, compressing=self._compressing)
         if producer is not None:
-            return self._append_once(buf, count, durability, producer, patience)
+            return self._append_once(batch, count, durability, producer, patience)
         sync = _SYNC[durability]
         if self._poison is not None:
             raise LogSyncError(self._poison)
+        data, flags = batch.form(compressing=self._compressing)
         try:
             status, base, time, segment, end, unsynced = self._core.append(
-                buf, count, PRODUCER_ANONYMOUS, 0, 0, self._segment_bytes, patience, False, sync
+                data,
+                count,
+                PRODUCER_ANONYMOUS,
+                0,
+                flags,
+                self._segment_bytes,
+                patience,
+                False,
+                sync,
             )
         except (OSError, ValueError) as exc:
-            raise self._refused(exc, len(buf)) from exc
+            raise self._refused(exc, len(data)) from exc
         if status == kernel.TIMEOUT:
             raise self._lock_timeout_error(patience)
         if status != kernel.APPENDED:
             with self.locked(patience):
                 base, time, segment, end = self._append_locked(
-                    buf, count, sync, (PRODUCER_ANONYMOUS, 0)
+                    batch, count, sync, (PRODUCER_ANONYMOUS, 0)
                 )
             unsynced = sync
             self._indexer.run()
@@ -163,23 +175,24 @@ class Writer:
         return Appended(base, count, time, durability)
 
     def _append_core(
-        self, buf: bytearray, count: int, sync: int, producer: tuple[int, int]
+        self, batch: AppendBatch, count: int, sync: int, producer: tuple[int, int]
     ) -> tuple[int, int, int, int, int]:
         """Append with the lock; the caller makes it durable afterwards."""
         if self._poison is not None:
             raise LogSyncError(self._poison)
         limit, timeout = self._segment_bytes, self._lock_timeout
+        data, flags = batch.form(compressing=self._compressing)
         try:
-            return self._core.append(buf, count, *producer, 0, limit, timeout, True, sync)[:5]  # type: ignore[no-any-return]
+            return self._core.append(data, count, *producer, flags, limit, timeout, True, sync)[:5]  # type: ignore[no-any-return]
         except (OSError, ValueError) as exc:
-            raise self._refused(exc, len(buf)) from exc
+            raise self._refused(exc, len(data)) from exc
 
     def _append_locked(
-        self, buf: bytearray, count: int, sync: int, producer: tuple[int, int]
+        self, batch: AppendBatch, count: int, sync: int, producer: tuple[int, int]
     ) -> tuple[int, int, int, int]:
         """Attach, recover or roll as the kernel asks for it, and append."""
         for _ in range(_ATTEMPTS_MAX):
-            status, base, time, segment, end = self._append_core(buf, count, sync, producer)
+            status, base, time, segment, end = self._append_core(batch, count, sync, producer)
             if status == kernel.APPENDED:
                 return base, time, segment, end
             if status == kernel.ROLL:
@@ -192,7 +205,7 @@ class Writer:
 
     def _append_once(
         self,
-        buf: bytearray,
+        batch: AppendBatch,
         count: int,
         durability: str,
         numbered: tuple[int, int],
@@ -210,7 +223,7 @@ class Writer:
                 result = Appended(offset, count, 0, durability, duplicate=True)
             else:
                 base, time, segment, end = self._append_locked(
-                    buf, count, _SYNC[durability], (producer, sequence)
+                    batch, count, _SYNC[durability], (producer, sequence)
                 )
                 result = Appended(base, count, time, durability)
         self._indexer.run()
@@ -314,6 +327,21 @@ class Writer:
             else:  # empty: a new segment would have the same name
                 rewrite_header(segment, header)
 
+    def set_compression(self, change_meta: Callable[[], Meta]) -> None:
+        """Have `change_meta` record the log's compression, and begin a segment that has it, if this one has not."""
+        with self.locked():
+            self._first_flags = flags = FLAG_ZSTD if change_meta().compression == "zstd" else 0
+            self._attach_if_moved()
+            segment = self._segment
+            if segment is None or segment.header.flags & FLAG_ZSTD == flags:
+                return
+            if self.snapshot().end > SEGMENT_HEADER_BYTES:
+                self._roll(flags=flags)
+            else:  # empty: a new segment would have the same name
+                rewrite_header(segment, segment.header._replace(flags=flags))
+                self._compressing = bool(flags)
+        self._indexer.run()
+
     def _attach_if_moved(self) -> None:
         snapshot = self.snapshot()
         if not snapshot.current or self._segment is None or snapshot.active != self._segment.base:
@@ -342,7 +370,7 @@ class Writer:
         if not bases:
             first = snapshot.next if page else 0  # no offset twice, even if all files were removed
             header = SegmentHeader(first, now_us(), self._stream, new_salt(), 0, NO_SEGMENT, 0)
-            self._begin(header, 0)
+            self._begin(header._replace(flags=self._first_flags), 0)
             return
         # Closed here: an exception may keep its frames for long.
         with Segment(self.directory, bases[-1]) as segment:
@@ -352,7 +380,7 @@ class Writer:
         self, segment: Segment, snapshot: Snapshot, *, page: bool, distrust: bool
     ) -> None:
         """Attach the kernel to the last segment; recover it first unless the page confirms its end."""
-        trusted = None if distrust else self._trusted(segment, snapshot)
+        trusted = None if distrust else trusted_end(segment, snapshot)
         self._adopt(segment)
         sound = segment.size == snapshot.file_size and not snapshot.writing
         if trusted is not None and sound:
@@ -382,20 +410,6 @@ class Writer:
         if found.lost:
             self._roll(epoch=segment.header.epoch + 1)
 
-    def _trusted(self, segment: Segment, snapshot: Snapshot) -> Position | None:
-        """Return the end that the control page names, if the batch it names as last is there."""
-        if not snapshot.current or snapshot.active != segment.base or snapshot.end > segment.size:
-            return None
-        if snapshot.last_pos == 0:
-            return segment.start() if snapshot.end == SEGMENT_HEADER_BYTES else None
-        head = os.pread(segment.fd, BATCH_HEADER_BYTES, snapshot.last_pos)
-        base = int.from_bytes(head[8:16], "little")
-        # With its payload: a copy of a live directory may have the header and zeros for the rest.
-        start = Position(snapshot.last_pos, -1, base)
-        last = Walk(segment, start, snapshot.end, check_payload=True).run()
-        named = Position(snapshot.end, last.at.prev, snapshot.next)
-        return named if last.status == Status.END and last.at == named else None
-
     def _adopt(self, segment: Segment) -> None:
         fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -404,6 +418,7 @@ class Writer:
             os.close(fd)
             raise
         self._segment = segment
+        self._compressing = bool(segment.header.flags & FLAG_ZSTD)
         self.synced_next = 0  # after a repair offsets may be given again
 
     def _begin(self, header: SegmentHeader, last_time: int) -> None:
@@ -422,10 +437,14 @@ class Writer:
         epoch = segment.header.epoch + (found.lost > 0)
         self._begin_after(segment, found.at, last_time, epoch)
 
-    def _begin_after(self, sealed: Segment, at: Position, last_time: int, epoch: int) -> None:
-        """Create the segment that follows; `at` is the position after the seal."""
+    def _begin_after(
+        self, sealed: Segment, at: Position, last_time: int, epoch: int, flags: int | None = None
+    ) -> None:
+        """Create the segment that follows; `at` is the position after the seal. It is compressed like the last one."""
+        kind = sealed.header.flags & FLAG_ZSTD if flags is None else flags
+        link = max(at.prev, 0)
         header = SegmentHeader(
-            at.next, now_us(), self._stream, new_salt(), max(at.prev, 0), sealed.base, epoch
+            at.next, now_us(), self._stream, new_salt(), link, sealed.base, epoch, kind
         )
         try:
             self._begin(header, last_time)
@@ -434,7 +453,7 @@ class Writer:
         self._indexer.note_sealed()
         self._check_clock(last_time)
 
-    def _roll(self, epoch: int | None = None) -> None:
+    def _roll(self, epoch: int | None = None, flags: int | None = None) -> None:
         """Seal the active segment, make it durable, create the next."""
         sealed = self._segment
         if sealed is None:
@@ -455,7 +474,8 @@ class Writer:
         except OSError as exc:
             raise self._poisoned(exc) from exc
         after = Position(end, int.from_bytes(buf[52:56], "little"), snapshot.next)
-        self._begin_after(sealed, after, time, sealed.header.epoch if epoch is None else epoch)
+        epoch = sealed.header.epoch if epoch is None else epoch
+        self._begin_after(sealed, after, time, epoch, flags)
 
     # --- errors ---
 

@@ -12,9 +12,12 @@ import struct
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from virta.log.format import compression
+from virta.log.format.checksums import Buffer, crc8, crc32c
 from virta.log.limits import (
     BATCH_BYTES_MAX,
     BATCH_HEADER_BYTES,
+    COMPRESS_BYTES_MIN,
     GAP_MAX,
     KEY_BYTES_MAX,
     TOPIC_BYTES_MAX,
@@ -30,12 +33,12 @@ if TYPE_CHECKING:
     Walked = tuple[Sequence[Row], int, int, int, int, int]
     Read = tuple[list[Record], int, int, int, int, int]
 
-Buffer = bytes | bytearray | memoryview
-
 FLAG_SEAL: Final = 1
 FLAG_REPAIR: Final = 2
+FLAG_COMPRESSED: Final = 4
 TOPIC_SEAL: Final = b"\x00"
 TOPIC_GAP: Final = b"\x01"
+TOPIC_COMPRESSED: Final = b"\x06"
 # Control batches; and the producer of appends that asked for no idempotence.
 PRODUCER_CONTROL: Final = 0
 PRODUCER_ANONYMOUS: Final = 1
@@ -104,60 +107,6 @@ class BatchHeader(NamedTuple):
 
 class BadRecordError(ValueError):
     """Bytes that are no record, or offsets that do not add up to the batch's."""
-
-
-# --- checksums -------------------------------------------------------------------------------------
-
-
-def _crc8_table() -> bytes:
-    table = bytearray(256)
-    for i in range(256):
-        c = i
-        for _ in range(8):
-            c = ((c << 1) ^ 0x31) & 0xFF if c & 0x80 else c << 1
-        table[i] = c
-    return bytes(table)
-
-
-def _crc32c_table() -> list[int]:
-    table = []
-    for i in range(256):
-        c = i
-        for _ in range(8):
-            c = (c >> 1) ^ 0x82F63B78 if c & 1 else c >> 1
-        table.append(c)
-    return table
-
-
-_CRC8: Final = _crc8_table()
-_CRC32C: Final = _crc32c_table()
-_CRC32C_BACK: Final = {entry >> 24: index for index, entry in enumerate(_CRC32C)}
-
-
-def crc8(data: Buffer, crc: int = 0) -> int:
-    """CRC-8, polynomial 0x31, initial value 0, not reflected: check of b"123456789" is 0xA2."""
-    table = _CRC8
-    for byte in data:
-        crc = table[crc ^ byte]
-    return crc
-
-
-def crc32c(data: Buffer, crc: int = 0) -> int:
-    """CRC-32C (Castagnoli), continued from `crc`: check of b"123456789" is 0xE3069283."""
-    table = _CRC32C
-    crc ^= 0xFFFFFFFF
-    for byte in data:
-        crc = (crc >> 8) ^ table[(crc ^ byte) & 0xFF]
-    return crc ^ 0xFFFFFFFF
-
-
-def crc32c_seed(data: Buffer, crc: int) -> int:
-    """Return the seed for which crc32c(data, seed) == crc: how a lost salt is found again."""
-    crc ^= 0xFFFFFFFF
-    for byte in reversed(bytes(data)):
-        index = _CRC32C_BACK[crc >> 24]
-        crc = ((crc ^ _CRC32C[index]) << 8 & 0xFFFFFFFF) | (index ^ byte)
-    return crc ^ 0xFFFFFFFF
 
 
 # --- records ---------------------------------------------------------------------------------------
@@ -249,6 +198,9 @@ def decode_batch(
     """
     records: list[Record] = []
     pos, end, offset = batch.payload_pos, batch.end, batch.base
+    if batch.flags & FLAG_COMPRESSED:
+        buf, pos = expand_payload(buf, pos, end), 0
+        end = len(buf)
     while pos < end:
         first = pos
         topic, key_pos, value_pos, pos = parse_record(buf, first, end)
@@ -268,6 +220,27 @@ def decode_batch(
     if offset != batch.base + batch.span:
         raise BadRecordError
     return records
+
+
+def expand_payload(buf: Buffer, pos: int, end: int) -> bytes:
+    """
+    Return the records of a compressed batch: its payload is one record with their size and a zstd frame.
+
+    Raises:
+        BadRecordError: it is not, or the frame is damaged.
+    """
+    topic, key_pos, value_pos, after = parse_record(buf, pos, end)
+    if topic != TOPIC_COMPRESSED or key_pos != value_pos or after != end:
+        raise BadRecordError
+    if crc8(buf[pos + 1 : end]) != buf[pos]:
+        raise BadRecordError
+    size, value_pos = decode_varlong(buf, value_pos, end)
+    if size > BATCH_BYTES_MAX:
+        raise BadRecordError
+    try:
+        return compression.decompress(memoryview(buf)[value_pos:end], size)
+    except compression.CompressionError as exc:
+        raise BadRecordError from exc
 
 
 def _field(item: object, *, text: bool) -> bytes | memoryview | None:
@@ -325,6 +298,20 @@ class Encoded(NamedTuple):
     def of(cls, pieces: Iterable[bytes], records: int) -> Encoded:
         """Return the batch of records that are encoded already; together they are within its limit."""
         return cls(bytearray().join((bytes(BATCH_HEADER_BYTES), *pieces)), records)
+
+
+def compress_batch(batch: bytearray, crc: Callable[..., int] = crc8) -> bytearray | None:
+    """Return a batch of `encode` with its records compressed, None if that saves nothing."""
+    size = len(batch) - BATCH_HEADER_BYTES
+    if size < COMPRESS_BYTES_MIN:
+        return None
+    frame = compression.compress(memoryview(batch)[BATCH_HEADER_BYTES:])
+    value = encode_varlong(size) + frame
+    head = encode_varlong(len(value) + 3) + b"\x01" + TOPIC_COMPRESSED + b"\x00"
+    if 1 + len(head) + len(value) >= size:
+        return None
+    sum_ = crc(value, crc(head))
+    return bytearray().join((bytes(BATCH_HEADER_BYTES), bytes((sum_,)), head, value))
 
 
 # --- batches ---------------------------------------------------------------------------------------

@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from virta import files
 from virta.errors import LogFormatError, LogNotFoundError, LogReadOnlyError
+from virta.log.format.compression import COMPRESSIONS
 from virta.log.limits import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FORMAT: Final = 1
+FEATURES: Final = ("zstd",)
 META: Final = "META"
 META_BYTES_MAX: Final = 64 * 1024  # ours has 200
 CONTROL: Final = "control"
@@ -45,6 +47,8 @@ REFUSED_FILE_SYSTEMS: Final = ("nfs", "cifs", "smb", "fuse.sshfs", "fuse.s3", "a
 class Meta(NamedTuple):
     stream: uuid.UUID
     segment_bytes: int
+    compression: str = "none"  # of new segments
+    features: tuple[str, ...] = ()  # what a reader must support
 
 
 def segment_name(base: int) -> str:
@@ -91,7 +95,8 @@ def read_meta(directory: Path) -> Meta:
         version = meta["format"]
         stream = uuid.UUID(meta["stream"])
         segment_bytes = meta["segment_bytes"]
-        features = list(meta.get("features", []))
+        features = tuple(meta.get("features", ()))
+        compression = meta.get("compression", "none")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise LogFormatError(f"{path} is not a log's META file: {str(exc)[:200]!r}") from exc
     if type(version) is not int:
@@ -101,9 +106,11 @@ def read_meta(directory: Path) -> Meta:
             f"{directory} has log format {version!r}; this Virta reads format {FORMAT}: upgrade Virta",
             code="log_format_newer",
         )
-    if features:
+    unknown = [str(name) for name in features if name not in FEATURES]
+    if unknown or compression not in COMPRESSIONS:
         raise LogFormatError(
-            f"{directory} uses features this Virta does not know: {', '.join(map(str, features))}",
+            f"{directory} uses features this Virta does not know: "
+            f"{', '.join(unknown) or f'compression {_shown(compression)}'}",
             code="log_format_newer",
         )
     if (
@@ -114,26 +121,36 @@ def read_meta(directory: Path) -> Meta:
             f"{path}: segment_bytes {_shown(segment_bytes)} is not a whole number from "
             f"{SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}"
         )
-    return Meta(stream, segment_bytes)
+    return Meta(stream, segment_bytes, compression, features)
 
 
 def _shown(value: object) -> str:
     return repr(value)[:60]
 
 
-def write_meta(directory: Path, segment_bytes: int) -> Meta:
-    meta = Meta(uuid.uuid4(), segment_bytes)
+def write_meta(directory: Path, meta: Meta) -> Meta:
+    """Write the META file of a new log, or replace it after its compression changed."""
     text = json.dumps(
         {
             "format": FORMAT,
             "stream": str(meta.stream),
             "crc8": CRC8_VARIANT,
-            "segment_bytes": segment_bytes,
-            "features": [],
+            "segment_bytes": meta.segment_bytes,
+            "features": meta.features,
+            "compression": meta.compression,
         }
     )
     files.write_whole(directory / META, text.encode() + b"\n")
     return meta
+
+
+def change_compression(directory: Path, compression: str) -> Meta:
+    """Record how new segments are compressed, under the write lock; return what META says now."""
+    meta = read_meta(directory)
+    if meta.compression == compression:
+        return meta
+    features = meta.features if compression == "none" else tuple({*meta.features, compression})
+    return write_meta(directory, meta._replace(compression=compression, features=features))
 
 
 def make_directory(directory: Path, mode: int | None = None) -> None:

@@ -19,7 +19,7 @@ from virta.errors import LogCorruptionError, LogFormatError
 from virta.log.engine import kernel
 from virta.log.format.codec import REASONS, BatchHeader, Status
 from virta.log.format.directory import segment_name
-from virta.log.limits import READ_CHUNK_BYTES, SEGMENT_HEADER_BYTES
+from virta.log.limits import CLOCK_AHEAD_S, READ_CHUNK_BYTES, SEGMENT_HEADER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 FLAG_COMPACTED: Final = 1
 # Its seal was lost and written again: like a compacted segment's, it is not the batch that the next segment names.
 FLAG_RESEALED: Final = 4
+# Writers compress batches of it. Such a segment has version 2, so versions that cannot read it say so.
+FLAG_ZSTD: Final = 8
 FLAGS_UNLINKED: Final = FLAG_COMPACTED | FLAG_RESEALED
 NO_SEGMENT: Final = (1 << 64) - 1
 SECTOR_BYTES: Final = 512
@@ -54,7 +56,7 @@ class SegmentHeader(NamedTuple):
 
     def pack(self) -> bytes:
         body = _START + _HEADER.pack(
-            1,
+            2 if self.flags & FLAG_ZSTD else 1,
             self.flags,
             self.base,
             self.created,
@@ -92,9 +94,9 @@ def parse_header(data: bytes, path: Path) -> SegmentHeader:
         or kernel.crc8(data[1:64]) != data[0]
     ):
         reason = "bad-header"
-    elif data[5] != 1:
+    elif data[5] not in {1, 2}:
         raise LogFormatError(
-            f"{path} has segment version {data[5]}; this Virta reads version 1: upgrade Virta",
+            f"{path} has segment version {data[5]}; this Virta reads versions 1 and 2: upgrade Virta",
             code="log_format_newer",
         )
     if reason is None:
@@ -277,6 +279,11 @@ def create_segment(directory: Path, header: SegmentHeader) -> None:
         os.close(fd)
     os.rename(temporary, path)
     files.sync_directory(directory)
+
+
+def is_ahead(last_time: int) -> bool:
+    """Return whether a time is so far in the future that a clock must be wrong."""
+    return last_time > now_us() + CLOCK_AHEAD_S * 1e6
 
 
 def describe_ahead(last_time: int) -> str:

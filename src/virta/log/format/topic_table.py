@@ -12,11 +12,13 @@ from array import array
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from virta.log.format import codec
+from virta.log.format.checksums import crc32c
 from virta.log.format.codec import FLAG_REPAIR, FLAG_SEAL, Status
 from virta.log.limits import BATCH_HEADER_BYTES
 
 if TYPE_CHECKING:
-    from virta.log.format.codec import BatchHeader, Buffer
+    from virta.log.format.checksums import Buffer
+    from virta.log.format.codec import BatchHeader
 
 # Repair batches are listed under this name, which no user can write to: every reader must visit them.
 REPAIRS: Final = b"\x02"
@@ -74,7 +76,7 @@ class TopicTable:
                 return pos, prev, next_offset, status, BATCH_HEADER_BYTES * (status == 1)
             if batch.end > end:
                 return pos, prev, next_offset, Status.SHORT, batch.end - pos
-            if codec.crc32c(buf[batch.payload_pos : batch.end]) != payload_crc:
+            if crc32c(buf[batch.payload_pos : batch.end]) != payload_crc:
                 return pos, prev, next_offset, Status.BAD_PAYLOAD, 0
             following = None
             if batch.flags & FLAG_SEAL:

@@ -22,11 +22,13 @@ from virta.clock import now_us
 from virta.log.disk_errors import translate_disk_errors
 from virta.log.engine import kernel
 from virta.log.format.codec import (
+    FLAG_COMPRESSED,
     FLAG_REPAIR,
     FLAG_SEAL,
     REASONS,
     BatchHeader,
     Status,
+    compress_batch,
     encode_record,
     fill_header,
     gap_record,
@@ -36,6 +38,7 @@ from virta.log.format.directory import maintenance_lock, remove_topic_index
 from virta.log.format.index import Producers, build_index, index_missing, load_index, save_index
 from virta.log.format.segment import (
     FLAG_COMPACTED,
+    FLAG_ZSTD,
     Position,
     Segment,
     SegmentHeader,
@@ -293,10 +296,11 @@ def _records(segment: Segment, batch: BatchHeader) -> list[Record]:
 class _Rewriter:
     """Writes batches of a compacted segment, merging the gaps between them."""
 
-    def __init__(self, file: BufferedWriter, salt: int, header_prev: int, base: int) -> None:
+    def __init__(self, file: BufferedWriter, header: SegmentHeader) -> None:
         self._file = file
-        self._salt = salt
-        self.at = Position(SEGMENT_HEADER_BYTES, header_prev, base)
+        self._salt = header.salt
+        self._compressing = bool(header.flags & FLAG_ZSTD)
+        self.at = Position(SEGMENT_HEADER_BYTES, header.prev_crc, header.base)
         self._gap = 0
         self._time = 0
 
@@ -336,6 +340,9 @@ class _Rewriter:
         self, payload: bytearray, count: int, producer: int, sequence: int, flags: int = 0
     ) -> None:
         buf = bytearray(BATCH_HEADER_BYTES) + payload
+        packed = compress_batch(buf, kernel.crc8) if self._compressing and not flags else None
+        if packed is not None:
+            buf, flags = packed, FLAG_COMPRESSED
         crc = fill_header(
             buf,
             salt=self._salt,
@@ -359,7 +366,7 @@ def _rewrite(segment: Segment, stays: Stays, following: int, producers: Producer
     try:
         with open(temporary, "wb", opener=files.open_file) as file:
             file.write(header.pack())
-            writer = _Rewriter(file, header.salt, header.prev_crc, header.base)
+            writer = _Rewriter(file, header)
             for batch in _batches(segment):
                 writer.batch(batch, list(filter(stays, _records(segment, batch))))
             writer.seal(following)

@@ -35,10 +35,12 @@ from virta.log.format.codec import (
 from virta.log.format.damage import Problem, find_batch
 from virta.log.format.directory import QUARANTINE, remove_topic_index
 from virta.log.format.segment import FLAG_RESEALED, Position, Segment, Walk, WalkEnd, unwritten
-from virta.log.limits import BATCH_HEADER_BYTES, READ_CHUNK_BYTES
+from virta.log.limits import BATCH_HEADER_BYTES, READ_CHUNK_BYTES, SEGMENT_HEADER_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from virta.log.engine.kernel import Snapshot
 
 logger = logging.getLogger("virta.log")
 
@@ -115,6 +117,21 @@ def scan_segment(segment: Segment, start: Position, size: int) -> tuple[WalkEnd,
     for batches in walk:
         last_pos, last_time = batches[-1].pos, batches[-1].time
     return walk.end, last_pos, last_time
+
+
+def trusted_end(segment: Segment, snapshot: Snapshot) -> Position | None:
+    """Return the end that the control page names, if the batch it names as last is there."""
+    if not snapshot.current or snapshot.active != segment.base or snapshot.end > segment.size:
+        return None
+    if snapshot.last_pos == 0:
+        return segment.start() if snapshot.end == SEGMENT_HEADER_BYTES else None
+    head = os.pread(segment.fd, BATCH_HEADER_BYTES, snapshot.last_pos)
+    base = int.from_bytes(head[8:16], "little")
+    # With its payload: a copy of a live directory may have the header and zeros for the rest.
+    start = Position(snapshot.last_pos, -1, base)
+    last = Walk(segment, start, snapshot.end, check_payload=True).run()
+    named = Position(snapshot.end, last.at.prev, snapshot.next)
+    return named if last.status == Status.END and last.at == named else None
 
 
 def recover(

@@ -17,12 +17,14 @@ from virta import files
 from virta.errors import LogCorruptionError
 from virta.log.disk_errors import translate_disk_errors
 from virta.log.engine import kernel
-from virta.log.format.codec import REASONS, Status, crc32c_seed
+from virta.log.format.checksums import crc32c_seed
+from virta.log.format.codec import REASONS, Status
 from virta.log.format.damage import Problem, describe_damage, find_batch, problem_of
 from virta.log.format.directory import maintenance_lock, segment_bases, segment_name
 from virta.log.format.segment import (
     FLAG_COMPACTED,
     FLAG_RESEALED,
+    FLAG_ZSTD,
     FLAGS_UNLINKED,
     NO_SEGMENT,
     Position,
@@ -267,7 +269,11 @@ def _rebuilt_header(log: Log, base: int, fd: int) -> SegmentHeader:
         salts.append(crc32c_seed(head[1:52], int.from_bytes(head[52:56], "little")))
         prevs.insert(len(prevs) - 1, int.from_bytes(head[44:48], "little"))
         times.append(int.from_bytes(head[16:24], "little"))
-    kinds = [flags & FLAGS_UNLINKED, 0, FLAG_COMPACTED, FLAG_RESEALED, FLAGS_UNLINKED]
+    kinds = [
+        kind | zstd
+        for zstd in dict.fromkeys((flags & FLAG_ZSTD, 0, FLAG_ZSTD))
+        for kind in (flags & FLAGS_UNLINKED, 0, FLAG_COMPACTED, FLAG_RESEALED, FLAGS_UNLINKED)
+    ]
     stream, previous_base = log.stream.bytes, before[-1] if before else NO_SEGMENT
     guesses = [
         SegmentHeader(base, *fields[:1], stream, *fields[1:3], previous_base, *fields[3:])
@@ -282,7 +288,7 @@ def _rebuilt_header(log: Log, base: int, fd: int) -> SegmentHeader:
             return guess
     # Nothing fits: use what makes batches readable, and do not check the link to the next segment.
     fallback = guesses[0]._replace(
-        epoch=min(epoch, epochs[-1] + 1), flags=flags & FLAGS_UNLINKED | FLAG_RESEALED
+        epoch=min(epoch, epochs[-1] + 1), flags=flags & (FLAGS_UNLINKED | FLAG_ZSTD) | FLAG_RESEALED
     )
     choices = [fallback._replace(salt=s) for s in salts]
     return next((header for header in choices if _readable(log, header, fd)), fallback)

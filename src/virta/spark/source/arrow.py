@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from virta.log.format.compression import decompress
 from virta.native import load
 from virta.spark.source import arrow_plain as plain
 
 native = load("virta.spark._arrow")
+if native is not None:
+    native.set_decompress(decompress)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
