@@ -228,11 +228,11 @@ def test_a_segment_of_a_newer_version_is_refused(log):
     log.close()
     (segment,) = log.path.glob("*.puro")
     data = bytearray(segment.read_bytes())
-    data[5] = 2
+    data[5] = 3
     data[60:64] = kernel.crc32c(bytes(data[1:60])).to_bytes(4, "little")
     data[0] = kernel.crc8(bytes(data[1:64]))
     segment.write_bytes(data)
-    with pytest.raises(errors.LogFormatError, match="segment version 2"):
+    with pytest.raises(errors.LogFormatError, match="segment version 3"):
         virta.open(log.path)
 
 

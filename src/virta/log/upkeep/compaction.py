@@ -228,6 +228,7 @@ def expire(
                 break
             if not skip(info.base):
                 reports.append(_expire_segment(log, info, max_age_us))
+        index_topics(log.path)
         files.sync_directory(log.path)
     return reports
 
