@@ -38,7 +38,7 @@ def test_a_backup_under_load_restores_everything(tmp_path):
         registered = post(server, "/filters/shop/orders", {"equals": {"status": "paid"}})
         post(server, "/journal/jobs", {"uri": "mail://shop/1", "payload": "hello", "delay": 600})
         server.request("PUT", "/journal/keys/answer", '{"value": 42}', {"Content-Type": "application/json"})  # fmt: skip
-        (data / "tokens.json").write_text('{"kept": true}')
+        token = run("token", "create", "--data-dir", data, "--all").stdout.strip()
         stop = threading.Event()
         sent = []
 
@@ -65,8 +65,11 @@ def test_a_backup_under_load_restores_everything(tmp_path):
         assert log.next_offset == said["next_offset"]
         assert len(records) == said["next_offset"]
         assert len(records) >= 400
-    assert (tmp_path / "again" / "tokens.json").read_text() == '{"kept": true}'
     assert (tmp_path / "again").stat().st_mode & 0o777 == 0o700
+    with Server(tmp_path / "again", "--require-token") as strict:
+        known = {"Authorization": f"Bearer {token}"}
+        assert strict.request("GET", "/stats").status == 401
+        assert strict.request("GET", "/stats", headers=known).status == 200
     with Server(tmp_path / "again") as again:
         assert again.request("GET", f"/filters/{registered['id']}").json["collection"] == "orders"
         assert again.request("GET", "/journal/keys/answer").json["value"] == 42

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 from server_harness import Server, event
@@ -15,6 +17,7 @@ SCREENS = {
     "channels": "#/channels",
     "channel": "#/channels/orders?filter=status%3Dpaid%26total%3D%3E120&from=earliest",
     "views": "#/views",
+    "view": "#/views/orders?filter=status%3Dpaid",
     "queries": "#/queries",
     "why": "#/why?channel=orders&offset=0&filter=status%3Dpaid",
     "jobs": "#/jobs",
@@ -27,6 +30,7 @@ READY = {
     "channels": "#channels tr a",
     "channel": "#rows tr.pick.yes",
     "views": ".pipe-list a",
+    "view": "#rows tr[data-row]",
     "queries": "#queries tr",
     "why": ".answer.yes",
     "jobs": "#jobs tr.pick",
@@ -246,6 +250,26 @@ def test_publish_from_the_page(tab, served):
     assert tab.errors == []
 
 
+def test_a_live_view_changes_in_place(tab, served):
+    """Rows that match are there; one enters, one changes, one leaves, and the feed says why."""
+    served.publish("viewed", order(1, total=10), order(2, "open"))
+    page = tab.open("#/views/viewed?filter=status%3Dpaid")
+    page.wait_for_selector("#rows tr[data-row='o-1']")
+    assert page.locator("#rows tr[data-row]").count() == 1
+    served.publish("viewed", order("2b", total=20) | {"subject": "o-2"})
+    page.wait_for_selector("#rows tr[data-row='o-2']")
+    served.publish("viewed", order("1b", total=11) | {"subject": "o-1"})
+    page.wait_for_selector("#rows tr[data-row='o-1'] td:has-text('11')")
+    served.publish("viewed", order("1c", "refunded") | {"subject": "o-1"})
+    page.wait_for_selector("#rows tr[data-row='o-1']", state="detached")
+
+    kinds = page.locator("#feed .kind").all_text_contents()
+    assert kinds == ["leave", "update", "enter"]
+    assert "total was 10, is 11" in page.locator("#feed").text_content()
+    assert page.locator("#rows tr[data-row]").count() == 1
+    assert tab.errors == []
+
+
 def test_large_numbers_are_shown_as_they_were_sent(tab, served):
     """A whole number beyond 2^53 keeps its digits."""
     body = (
@@ -323,6 +347,43 @@ def test_a_lost_connection_is_shown_and_healed(browser, tmp_path):
     assert page.locator(".lost").count() == 0
     page.close()
     again.stop()
+
+
+def test_a_token_with_few_rights_sees_what_it_may(browser, tmp_path):
+    """Its channel works, the rest says what the token may not do; nothing of other channels is shown."""
+
+    def create(*rights):
+        command = [
+            sys.executable,
+            "-m",
+            "virta",
+            "token",
+            "create",
+            "--data-dir",
+            tmp_path / "data",
+        ]
+        return subprocess.run([*command, *rights], capture_output=True, text=True, check=True).stdout.strip()  # fmt: skip
+
+    full, limited = create("--all"), create("--read", "orders")
+    with Server(tmp_path / "data", "--durability", "none", "--require-token") as server:
+        kind = {"Content-Type": "application/cloudevents+json", "Authorization": f"Bearer {full}"}
+        for channel in ("orders", "secrets"):
+            answer = server.request("POST", f"/channels/{channel}", json.dumps(order(1)), kind)
+            assert answer.status == 202
+        tab = Tab(browser, server)
+        page = tab.open("#/channels/orders?from=earliest&filter=status%3Dpaid")
+        page.fill("dialog.token input", limited)
+        page.click("dialog.token button[type=submit]")
+        page.wait_for_selector("#rows tr.yes")
+        page.wait_for_selector("#status:has-text('Limited')")
+        page.evaluate("location.hash = '/channels/secrets?from=earliest'")
+        page.wait_for_selector("#rows .empty:has-text('may not')")
+        page.evaluate("location.hash = '/channels'")
+        page.wait_for_selector("#channels a:text-is('orders')")
+        names = page.locator("#channels a").all_text_contents()
+        page.close()
+
+    assert names == ["orders"]
 
 
 def test_a_server_with_tokens_asks_for_one(browser, tmp_path):

@@ -31,7 +31,7 @@ export function publishForm(channel, template) {
 
 export default async function channel(root, { name, params }) {
   const path = `/channels/${encodeURIComponent(name)}`;
-  let events = [], filter = { source: "", dialect: "query-string" }, stream = null, paused = false, chosen = null, seen = 0, judged = 0, hits = 0, began = Date.now(), unjudged = [], fresh = [], rootOf = "event", fields = [], info = null, atPause = null, awaited = params.get("at"), painting = false, filterTurn = 0, backlog = 0, lostAt = 0, only = false;
+  let events = [], filter = { source: "", dialect: "query-string" }, stream = null, paused = false, chosen = null, seen = 0, judged = 0, hits = 0, began = Date.now(), unjudged = [], fresh = [], rootOf = "event", fields = [], info = null, atPause = null, awaited = params.get("at"), painting = false, filterTurn = 0, backlog = 0, lostAt = 0, only = false, refusal = null;
   const picked = new Set();
 
   // ---- markup ----
@@ -60,7 +60,7 @@ export default async function channel(root, { name, params }) {
   const visible = (one) => !only || one.why?.matches;
   function redraw() {
     rows.replaceChildren(...events.filter(visible).map((e) => line(e)));
-    if (!rows.children.length) rows.append(h("tr", {}, h("td", { colspan: "6" }, events.length ? empty("queries", "Nothing matched yet", "Events come, but none satisfies the filter. Untick “Matches only” to see why.") : empty("channels", "No event yet", "New events appear here as they are published."))));
+    if (!rows.children.length) rows.append(h("tr", {}, h("td", { colspan: "6" }, refusal ? empty("alert", refusal.title ?? "The channel cannot be read", refusal.message, h("code", {}, refusal.code)) : events.length ? empty("queries", "Nothing matched yet", "Events come, but none satisfies the filter. Untick “Matches only” to see why.") : empty("channels", "No event yet", "New events appear here as they are published."))));
     counts(); marks();
   }
   const marks = () => { for (const r of $$("tr.pick", rows)) r.setAttribute("aria-selected", r.dataset.offset === String(chosen?.offset) ? "true" : "false"); text(again, picked.size > 1 ? `Publish ${picked.size} again` : "Publish again"); };
@@ -132,7 +132,7 @@ export default async function channel(root, { name, params }) {
   function open(lastId = "", place = "") {
     stream?.close();
     stream = new Stream(`${path}${place ? `/from/${encodeURIComponent(place)}` : ""}?${query()}`, { lastId, headers: { "Virta-Slow-Consumer": "drop-oldest" }, onframe: arrived, onstate: (s, detail) => {
-      if (s === "live") { if (lostAt) { backlog = seen; lostAt = 0; } text(state, "Following"); } else if (s === "lost") lostAt ||= Date.now(); else if (s === "refused") rows.replaceChildren(h("tr", {}, h("td", { colspan: "6" }, empty("alert", detail.title ?? "The channel cannot be read", detail.message, h("code", {}, detail.code)))));
+      if (s === "live") { if (refusal) { refusal = null; redraw(); } if (lostAt) { backlog = seen; lostAt = 0; } text(state, "Following"); } else if (s === "lost") lostAt ||= Date.now(); else if (s === "refused") { refusal = detail; redraw(); }
       tailstate();
     } });
   }
