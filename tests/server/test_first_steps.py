@@ -79,7 +79,7 @@ def test_a_terminal_is_greeted_with_the_address(tmp_path):
             pass
 
     first, second, *_ = shown.decode().splitlines()
-    assert first.startswith("Virta at http://127.0.0.1:")
+    assert first.startswith("Console at http://127.0.0.1:")
     assert second == f"Data in {data}"
     assert b"message" not in shown  # what happened leads its line, before the fields
 
