@@ -50,7 +50,7 @@ def run_capture(
             if capture is not None and capture.changes:
                 waits.reset()
             wait = waits.next()
-            logger.warning("cdc_failed, again in %.1f s: %s", wait, error.message)
+            logger.warning("cdc_failed retry_s=%.1f: %s", wait, error.message)
             stopping.wait(wait)
         finally:
             if capture is not None:

@@ -103,7 +103,10 @@ def test_absolute_form(server):
     request = WHOLE.replace(b"POST /", b"POST HTTP://localhost:1/", 1)
     assert b"HTTP/1.1 202 " in talk(server, request, until=b"}")
     assert b"HTTP/1.1 404 " in talk(
-        server, b"GET http://localhost HTTP/1.1\r\nHost: localhost\r\n\r\n", until=b"}"
+        server, b"GET http://localhost/none HTTP/1.1\r\nHost: localhost\r\n\r\n", until=b"}"
+    )
+    assert b"HTTP/1.1 200 " in talk(
+        server, b"GET http://localhost HTTP/1.1\r\nHost: localhost\r\n\r\n", until=b"</html>"
     )
 
 
