@@ -109,7 +109,7 @@ fuzz: setup
 	for script in tests/match/fuzz.py tests/fuzz_native.py; do \
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
 	ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	PYTHONMALLOC=malloc PYTHONPATH=$(FUZZ)/site:tests:tests/match $(BIN)/python $$script --seconds $(FUZZ_SECONDS) || exit 1; \
+	PYTHONMALLOC=malloc PYTHONPATH=$(FUZZ)/site:tests:tests/match:tests/filters $(BIN)/python $$script --seconds $(FUZZ_SECONDS) || exit 1; \
 	done
 
 # Source archive and wheel in dist/; a test installs both outside of the tree.

@@ -409,3 +409,27 @@ def test_validate_and_canonical_doubt():
     assert (second["valid"], second["code"]) == (False, "invalid-key")
     assert "did you mean `a=>5`?" in second["message"]
     assert "warning: filter 0: looks like cesql" in run("filter", "canonical", "type='x'").stderr
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text", "first"),
+    [
+        ("query-string", "status=paid", "indexed: "),
+        ("query-string", "status=paid&total=>5", "verified: "),
+        ("koncorde", '{"not": {"equals": {"a": 1}}}', "scanned: "),
+        ("cesql", "LENGTH(subject) > 5", "indexed: "),
+    ],
+)
+def test_explain_cost(dialect, text, first):
+    """--cost prices a filter without reading a document."""
+    from click.testing import CliRunner
+
+    from virta.cli import main
+
+    arguments = ["filter", "explain", "--cost", "--dialect", dialect, text]
+    result = CliRunner().invoke(main, arguments)
+    as_json = CliRunner().invoke(main, [*arguments, "--json"])
+
+    assert result.exit_code == as_json.exit_code == 0, result.output
+    assert result.output.startswith(first)
+    assert json.loads(as_json.output)["kind"] == first.removesuffix(": ")

@@ -1,9 +1,10 @@
 """
 Random everything against the native index, until the time is up: `make fuzz`.
 
-Filters come and go; events are matched as objects, as JSON and as JSON with broken bytes; programs are
-damaged before they are added, and images before they are opened. The evaluator and the plain engine say what is right; the sanitizers, with
-which `make fuzz` builds the index, say what is wrong. A failure prints the seed that repeats it.
+Filters come and go, 40 of them CESQL expressions in each round; events are matched as objects, as JSON and as JSON
+with broken bytes; programs are damaged before they are added, and images before they are opened. The evaluator and the
+plain engine define the right answers; the sanitizers, with which `make fuzz` builds the index, find memory errors. A
+failure prints the seed that repeats it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import json
 import os
 import tempfile
 
+from cesql_randoms import CesqlRandoms
 from randoms import Randoms
 
 import virta.match._core as core
 from fuzz_rounds import repeat
 from virta.errors import EventError
+from virta.filters import parse
+from virta.filters.cesql import evaluate
 from virta.match import Matcher, compile_filter
 from virta.match.engine import NativeEngine
 
@@ -129,7 +133,28 @@ def images(randoms):
                 filters[filter_.id] = filter_
 
 
+def expressions(seed):
+    """Random CESQL expressions: the index, the tree and the language agree on every event."""
+    randoms = CesqlRandoms(seed)
+    sources = {parse(text, "cesql").id: text for text in (randoms.expression() for _ in range(40))}
+    matcher = Matcher(engine="native")
+    matcher.add_many(sources.values(), dialect="cesql")
+    for event in [randoms.event() for _ in range(10)]:
+        wanted = {
+            id_
+            for id_, text in sources.items()
+            if (found := evaluate(text, event))[0] is True and not found[1]
+        }
+        assert set(matcher.match(event)) == wanted, event
+        assert set(matcher.match(json.dumps(event).encode())) == wanted, event
+    for id_ in sources:
+        matcher.remove(id_)
+    stats = matcher.stats()
+    assert (stats["atoms"], stats["conditions"], stats["paths"]) == (0, 0, 0), stats
+
+
 def one_round(seed):
+    expressions(seed)
     randoms = Randoms(seed)
     broken_json(randoms, *differential(randoms))
     broken_programs(randoms)
