@@ -14,7 +14,7 @@ NATIVE := $(wildcard native/*)
 VERSION = $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 MADE := $(or $(if $(PYTHON_GIVEN),,$(firstword $(wildcard $(VENV)/.python-*))),$(VENV)/.python-$(VERSION))
 
-.PHONY: help setup run demo log-demo test test-fast lint format bench bench-log bench-match bench-journal bench-server bench-spark bench-cdc soak-server fuzz wheel clean
+.PHONY: help setup run demo log-demo test test-fast test-spark lint format bench bench-log bench-match bench-journal bench-server bench-spark bench-cdc soak-server fuzz wheel clean
 
 help:
 	@echo "make run     install what serving needs and serve on port 8232"
@@ -60,6 +60,16 @@ test: setup
 
 test-fast: setup
 	$(BIN)/python -m pytest -m "not slow"
+
+# The tests of Spark on another version: make test-spark SPARK=4.1 (or 4.2, 4.3).
+SPARK ?= 4.3
+SPARK_VENV := build/spark-$(SPARK)
+
+test-spark: $(MADE)
+	test -x $(SPARK_VENV)/bin/python || $(BIN)/python -m venv $(SPARK_VENV)
+	$(SPARK_VENV)/bin/python -m pip --quiet install --upgrade "pip>=25.1"
+	$(SPARK_VENV)/bin/python -m pip --quiet install --editable ".[$(EXTRAS)]" --group dev "pyspark[sql]==$(SPARK).*"
+	$(SPARK_VENV)/bin/python -m pytest tests/spark
 
 lint: setup
 	$(BIN)/ruff check .

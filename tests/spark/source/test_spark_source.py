@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from spark_logs import fill, read_log
 
 import virta
+from virta.spark.versions import HAS_READ_LIMITS
 
 pytestmark = pytest.mark.slow
 
@@ -24,6 +25,11 @@ def filled(tmp_path_factory):
     path = str(tmp_path_factory.mktemp("source") / "log")
     events = fill(path, 1500)
     return path, events
+
+
+needs_limits = pytest.mark.skipif(
+    not HAS_READ_LIMITS, reason="Spark 4.1 has no limits for Python sources"
+)
 
 
 def load(spark, path, **options):
@@ -308,6 +314,7 @@ def test_an_empty_log_and_a_missing_one(spark, tmp_path):
         load(spark, str(tmp_path / "none")).count()
 
 
+@needs_limits
 def test_stream_equals_batch_and_obeys_the_limit(spark, filled, tmp_path):
     """A stream sees every offset once, in batches of at most maxRecordsPerTrigger."""
     path, _ = filled
@@ -320,6 +327,7 @@ def test_stream_equals_batch_and_obeys_the_limit(spark, filled, tmp_path):
     assert json.loads(query.recentProgress[-1]["sources"][0]["endOffset"])["offset"] == 1500
 
 
+@needs_limits
 def test_stream_obeys_the_byte_limit(spark, filled, tmp_path):
     """maxBytesPerTrigger bounds a batch to whole pieces of about that size."""
     path, _ = filled

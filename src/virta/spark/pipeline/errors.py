@@ -6,6 +6,7 @@ import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import pyspark
 from pyspark.errors import PySparkException
 
 from virta.spark.pipeline.model import PipelineError
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
     from virta.spark.pipeline.model import Pipeline
 
 KAFKA = (
-    "Spark's Kafka connector is missing: give"
-    " spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:4.3.0 by --conf or [spark] conf"
+    "Spark's Kafka connector is missing: give its jars by spark.jars or"
+    f" spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}, by --conf"
+    " or [spark] conf; Maven Central has it for Spark 4.1 and 4.2"
 )
 DRIVER = (
     "no JDBC driver for the url: give its jar (spark.jars or spark.jars.packages, by --conf or [spark]"

@@ -17,7 +17,6 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 from msgspec import UNSET
-from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -47,6 +46,7 @@ from virta.jsontext import check_depth, valid_text
 from virta.native import load
 from virta.spark.source.typed import DataFitter, data_text
 from virta.spark.source.variant import variant_pair
+from virta.spark.versions import arrow_schema, arrow_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -118,7 +118,7 @@ class EventDecoder:
         self.fields = fields
         self.misfits = 0
         columns = StructType([StructField(name, kind) for name, kind in fields.items()])
-        self._schema = to_arrow_schema(columns, timezone="UTC")
+        self._schema = arrow_schema(columns)
         roles = tuple(ROLES.index(name) for name in fields)
         self._plan = native and native.plan(column_spec("", columns), roles)
 
@@ -246,7 +246,7 @@ class EventColumns:
     def array(self, name: str, column: list[Any]) -> pa.Array:
         if name == "extensions":
             return make_map(column)
-        kind = to_arrow_type(self.fields[name], timezone="UTC")
+        kind = arrow_type(self.fields[name])
         if name == "data" and self.is_variant:
             return make_variant(column, kind)
         return pa.array(column, kind)

@@ -25,14 +25,6 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     InputPartition,
 )
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import BinaryType, StructType
 
 from virta.errors import LogFormatError, VirtaError
@@ -53,6 +45,15 @@ from virta.spark.source.options import (
 from virta.spark.source.pushdown import Bounds, push
 from virta.spark.source.sink import LogStreamWriter, LogWriter
 from virta.spark.source.splits import Ends, Plan, Split
+from virta.spark.versions import (
+    HAS_READ_LIMITS,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+    arrow_schema,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, MutableMapping
@@ -92,7 +93,8 @@ class VirtaSource(DataSource):
         return (PushingReader if pushing else LogReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        return LogStreamReader(read_options(with_kept_options(self.options, schema)), schema)
+        options = read_options(with_kept_options(self.options, schema))
+        return (LogStreamReader if HAS_READ_LIMITS else UnlimitedStreamReader)(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> LogWriter:  # noqa: FBT001
         options = with_kept_options(self.options, schema)
@@ -153,7 +155,7 @@ class SplitDecoder:
         split = getattr(partition, "split", None)
         if split is None:  # Spark's placeholder for "no partitions"
             return
-        schema = to_arrow_schema(self.schema, timezone="UTC")
+        schema = arrow_schema(self.schema)
         names = [*self.record_names]
         if (self.event_fields or self.filters) and "value" not in names:
             names.append("value")
@@ -405,3 +407,15 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self.plan is not None:
             self.plan.close()
             self.plan = None
+
+
+class UnlimitedStreamReader(LogStreamReader):
+    """An unbounded read in Spark 4.1, which asks for the end without a start and a limit."""
+
+    def latestOffset(self) -> dict[str, int]:  # type: ignore[override]  # noqa: N802
+        ends = self.planner().ends()
+        return {"epoch": ends.epoch, "offset": self.available(ends)}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        self.check_epoch(start, self.planner().ends())
+        return super().partitions(start, end)
