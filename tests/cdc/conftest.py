@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from contextlib import suppress
 
 import pytest
+
+import virta
+from virta.errors import LogNotFoundError
 
 
 @pytest.fixture
@@ -35,3 +40,22 @@ def pg():
     server = PgServer()
     yield server
     server.stop()
+
+
+@pytest.fixture
+def wait_for_progress():
+    """Return a function that waits until a log has more records than at the last call."""
+    seen = {}
+
+    def wait(data_dir, seconds=60):
+        deadline = time.monotonic() + seconds
+        while True:
+            with suppress(LogNotFoundError), virta.open(data_dir / "log", read_only=True) as log:
+                now = log.next_offset
+                if now > seen.get(data_dir, 0):
+                    seen[data_dir] = now
+                    return
+            assert time.monotonic() < deadline, "nothing was captured"
+            time.sleep(0.01)
+
+    return wait

@@ -43,6 +43,8 @@ FEEDBACK_S: Final = 1.0
 # Between two checks of tables, slot and confirmed position.
 HEARTBEAT_S: Final = 10.0
 SAVE_S: Final = 5.0
+# Rows of the outbox from before a crash that are removed by one run.
+LEFT_MAX: Final = 10_000
 
 logger = logging.getLogger("virta.cdc")
 
@@ -65,6 +67,10 @@ class PostgresCapture:
         self._heartbeat_s = heartbeat_s
         self._data_dir = data_dir
         self._sent: list[tuple[str, str]] = []  # rows of the outbox: schema, id
+        self._left: list[
+            tuple[str, str]
+        ] = []  # the same from before a crash: forwarded by `_left_lsn`
+        self._left_lsn = 0
         self._begun: pgoutput.Begin | None = None
         self._count = 0  # changes of the present transaction
         self._skip = 0  # of these, how many the log has
@@ -147,6 +153,7 @@ class PostgresCapture:
             start_lsn=int(self._changes.position.get("lsn", 0)),
             options={"proto_version": "1", "publication_names": f'"{self.slot}"'},
         )
+        self._find_left()
         logger.info("cdc_streaming %s from slot %s", connections.address(self._dsn), self.slot)
 
     def _target(self) -> int:
@@ -173,11 +180,14 @@ class PostgresCapture:
                 synced = time.monotonic()
                 if target is not None:
                     if self._confirmed >= target:
+                        self._tables.announce()
                         break
                     self._confirm(reply=True)
                 select.select([self._stream], [], [], min(WAIT_S, self._heartbeat_s))
             now = time.monotonic()
             if now >= beat + self._heartbeat_s and self._begun is None:
+                if message is None:
+                    self._tables.announce()
                 self._heartbeat()
                 beat = now
             if now >= saved + SAVE_S:
@@ -201,6 +211,9 @@ class PostgresCapture:
             self._remove_sent()
         if self._confirmable > self._confirmed:
             self._confirm()
+        if self._left and self._confirmed >= self._left_lsn:
+            self._sent, self._left = self._left, []
+            self._remove_sent()
 
     def _confirm(self, *, reply: bool = False) -> None:
         self._confirmed = max(self._confirmed, self._confirmable)
@@ -230,6 +243,17 @@ class PostgresCapture:
                 retained_bytes=status.retained_bytes,
                 records=self._changes.changes,
             )
+
+    def _find_left(self) -> None:
+        """Note the rows of the outbox: every one is forwarded when the present end of the WAL is confirmed."""
+        with self._sql.cursor() as cursor:
+            for table in self._tables.chosen.values():
+                if table.name == OUTBOX_TABLE:
+                    schema = connections.quote_ident(table.schema, self._sql)
+                    cursor.execute(f"SELECT id FROM {schema}.{OUTBOX_TABLE} LIMIT {LEFT_MAX}")
+                    self._left += [(table.schema, id_) for (id_,) in cursor.fetchall()]
+            cursor.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint")
+            self._left_lsn = int(cursor.fetchone()[0])
 
     def _remove_sent(self) -> None:
         by_schema: dict[str, list[str]] = {}

@@ -121,6 +121,29 @@ class CapturedTables:
         self._changes.append(self._changes.position)
         self._changes.save()
 
+    def announce(self) -> None:
+        """
+        Append schema events of columns that were added or dropped, and that no change of a row has shown yet.
+
+        Call it when the stream has nothing waiting: the catalog is ahead of a stream that lags.
+        """
+        columns = catalog.columns(self._sql, [table.oid for table in self.chosen.values()])
+        state = self._changes.state
+        for title, table in self.chosen.items():
+            known = state.tables.get(title)
+            now = columns.get(table.oid, [])
+            if known is None or not known.complete or needs_reading(known.columns, now):
+                continue
+            if [c["name"] for c in known.columns] == [c["name"] for c in now]:
+                continue
+            known.columns = now
+            state.reads = max(state.reads + 1, clock.now_ms())
+            origin = self._origin(title, 0, "false", 0, clock.now_ms())
+            changed = CapturedTable(self.name, table.schema, table.name, now, known.key)
+            self._changes.add([self._events.schema_change(changed, "ALTER", origin)])
+            self._changes.append(self._changes.position)
+            self._changes.save()
+
     def read_all(self, snapshot: str | None) -> None:
         """Read the rows of the tables that need it, all at one state of the database."""
         titles = [title for title in self.to_read if title in self.chosen]

@@ -8,6 +8,7 @@ update of a table without a primary key fail in the application.
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg2
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 VERSION_MIN: Final = 13_00_00  # of the server: partitions are published as their root
 # How long a new table may keep writers waiting while it is added; it is tried again later.
 LOCK_MS: Final = 3000
+# How long `drop` waits for a slot to be released.
+RELEASE_S: Final = 5.0
 
 logger = logging.getLogger("virta.cdc")
 
@@ -143,6 +146,10 @@ def check_slot(status: SlotStatus | None, name: str, dsn: str, database: str) ->
 def drop(connection: Any, name: str, dsn: str) -> None:
     """Drop slot and publication where they exist."""
     status = catalog.slot(connection, name)
+    deadline = time.monotonic() + RELEASE_S
+    while status is not None and status.active and time.monotonic() < deadline:
+        time.sleep(RELEASE_S / 50)  # a capture that has just ended: its server process ends soon
+        status = catalog.slot(connection, name)
     if status is not None and status.active:
         raise CaptureError(
             f"{address(dsn)}: the replication slot {name} is in use by process {status.pid}: stop that capture first",
