@@ -182,7 +182,7 @@ def test_thorium_headers(server):
         ("POST", "/channels/e", BINARY | {"Content-Length": "0"}, None, 400, b'{"code":"invalid-content-length"}'),
         ("GET", "/channels/e", {"Content-Length": "0"}, None, 400, b'{"code":"unexpected-body"}'),
         ("POST", "/channels/meta", BINARY, b"{}", 403, b'{"code":"disallowed-meta-channel-send"}'),
-        ("GET", "/", {}, None, 404, b'{"code":"not-found"}'),
+        ("GET", "/nothing", {}, None, 404, b'{"code":"not-found"}'),
         ("GET", "/metrics/other", {}, None, 404, b'{"code":"not-found"}'),
         ("DELETE", "/channels/e", {}, None, 405, b'{"code":"invalid-method","method":"DELETE"}'),
         ("POST", "/channels/e", BINARY | {"Content-Length": "10485761"}, b"", 413, b'{"code":"body-too-large","maxBytes":10485760}'),

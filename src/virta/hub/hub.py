@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 
 # Each costs memory and an index entry; more are refused.
 SUBSCRIPTIONS_MAX = 1_000_000
-REGISTRATION = "name.djsweet.thorium.meta.query.registration"
-REMOVAL = "name.djsweet.thorium.meta.query.removal"
+# Types of the events on the `meta` channel, and Thorium's.
+REGISTRATION, REMOVAL = "virta.query.registration", "virta.query.removal"
+THORIUM_META = "name.djsweet.thorium.meta."
 
 
 class RowFeed(Protocol):
@@ -65,7 +66,8 @@ class Hub:
         self,
         *,
         position: int = 0,
-        source_name: str = "//name.djsweet.thorium",
+        source_name: str = "//virta",
+        thorium: bool = False,
         clock_us: Clock = now_us,
         tag: str = "",
     ) -> None:
@@ -80,6 +82,7 @@ class Hub:
         self.routed = 0
         self.routing_seconds = 0.0
         self._source_name = source_name
+        self._thorium = thorium  # use Thorium's names
         self._clock_us = clock_us
         self._channels: dict[str, Channel] = {}
         self._streams: StreamIndex[StreamConsumer] = StreamIndex()
@@ -265,12 +268,15 @@ class Hub:
             "source": self._source_name,
             "id": f"{self.instance_id} {sign}{subscription.id} {subscription.id}",
             "specversion": "1.0",
-            "type": REGISTRATION if registered else REMOVAL,
+            "type": self._meta_type(REGISTRATION if registered else REMOVAL),
             "time": time_text(now),
             "data": data,
         }
         value = msgspec.json.encode(event)
         self.deliver([Delivery(META, self._source_name, str(event["id"]), value, -1, now)])
+
+    def _meta_type(self, type_: str) -> str:
+        return THORIUM_META + type_.removeprefix("virta.") if self._thorium else type_
 
     def _deliver_streams(self, messages: list[Delivery]) -> None:
         """Deliver messages; each consumer gets all its copies at once."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 FILE_NAME = "virta.toml"
+SOURCE, THORIUM_SOURCE = "//virta", "//name.djsweet.thorium"
 LOG_NAME = "log"
 FILE_TABLE = "server"
 OFF = "none"
@@ -66,6 +67,11 @@ class Config:
             return self.__dict__["values"][name].value
         except KeyError:
             raise AttributeError(f"no setting {name!r}") from None
+
+    @property
+    def source(self) -> str:
+        """The `source` of events that the server itself makes."""
+        return str(self.source_name or (THORIUM_SOURCE if self.thorium_compatible else SOURCE))
 
     @property
     def log_path(self) -> Path:

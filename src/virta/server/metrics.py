@@ -1,5 +1,5 @@
 """
-`/metrics`: Prometheus text, with Thorium's names and ours.
+`/metrics`: Prometheus text; with `--thorium-compatible` the metrics that Thorium has get its names.
 
 Values are read from the service at each scrape. Labels are bounded: a router, a translator, an HTTP
 status, a listed pipeline, never a channel or a stream.
@@ -32,10 +32,22 @@ CONTENT_TYPE = "text/plain; version=0.0.4"
 # Of the classes in which delays are counted, one in so many is a bucket.
 DELAY_BUCKET_EVERY = 4
 
+# Metrics that Thorium has under the same name with its own prefix.
+OF_THORIUM = frozenset(
+    {
+        "virta_active_queries",
+        "virta_data_byte_budget",
+        "virta_event_routing_seconds",
+        "virta_idempotency_key_cache_size",
+        "virta_json_translation_seconds",
+        "virta_outstanding_events",
+    }
+)
+
 # fmt: off
 GAUGES: tuple[tuple[str, str, Callable[[Service], float]], ...] = (
-    ("thorium_data_byte_budget", "Bytes of channel, source and id", lambda _: IDENTITY_BYTES_MAX),
-    ("thorium_outstanding_events", "Events accepted, not yet durable and matched",
+    ("virta_data_byte_budget", "Bytes of channel, source and id", lambda _: IDENTITY_BYTES_MAX),
+    ("virta_outstanding_events", "Events accepted, not yet durable and matched",
      lambda s: s.publisher.outstanding),
     ("virta_consumers", "Subscriptions on channels", lambda s: s.hub.subscription_count),
     ("virta_stream_consumers", "Open /subscribe sockets", lambda s: s.hub.stream_consumer_count),
@@ -115,6 +127,18 @@ class Metrics:
         return []
 
     def collect(self) -> Iterator[Metric]:
+        """Yield every metric, under Thorium's name where that is asked for."""
+        thorium = self._service.config.thorium_compatible
+        for metric in self._collect():
+            if thorium and metric.name in OF_THORIUM:
+                theirs = metric.name.replace("virta_", "thorium_", 1)
+                samples = [
+                    s._replace(name=s.name.replace("virta_", "thorium_", 1)) for s in metric.samples
+                ]
+                metric.name, metric.samples = theirs, samples
+            yield metric
+
+    def _collect(self) -> Iterator[Metric]:
         service = self._service
         for name, text, read in GAUGES:
             yield GaugeMetricFamily(name, text, value=read(service))
@@ -168,22 +192,22 @@ class Metrics:
     def _labelled_like_thorium(self) -> Iterator[Metric]:
         hub, service = self._service.hub, self._service
         for name, text, value in (
-            ("thorium_active_queries", "Parts of active queries", hub.conjunctions),
-            ("thorium_idempotency_key_cache_size", "Events in memory", len(service.idempotency)),
+            ("virta_active_queries", "Parts of active queries", hub.conjunctions),
+            ("virta_idempotency_key_cache_size", "Events in memory", len(service.idempotency)),
         ):
             gauge = GaugeMetricFamily(name, text, labels=["router"])
             gauge.add_metric(["0"], value)
             yield gauge
         for name, text, label, count, seconds in (
             (
-                "thorium_event_routing_seconds",
+                "virta_event_routing_seconds",
                 "Matching and fan-out",
                 "router",
                 hub.routed,
                 hub.routing_seconds,
             ),
             (
-                "thorium_json_translation_seconds",
+                "virta_json_translation_seconds",
                 "Reading bodies",
                 "translator",
                 service.translations,

@@ -110,7 +110,9 @@ class Service:
         # Called when tokens or keys have changed.
         self.on_access_changed: list[Callable[[], None]] = []
         self._access_watch: asyncio.Task[None] | None = None
-        self.responder = Responder(config.source_name, config.durability, cors)
+        self.responder = Responder(
+            config.source, config.durability, cors, thorium=config.thorium_compatible
+        )
         self.idle_s = config.tcp_idle_timeout_ms / 1000
         self.body_s = config.body_timeout_ms / 1000
         self.ping_s = config.ping_interval_ms / 1000
@@ -165,7 +167,9 @@ class Service:
             horizon_s=config.idempotency_expiration_ms / 1000,
         )
         self.registry = await asyncio.to_thread(Registry, Path(config.data_dir) / REGISTRY_NAME)
-        self.hub = Hub(source_name=config.source_name, tag=tag_of(self.log.id))
+        self.hub = Hub(
+            source_name=config.source, thorium=config.thorium_compatible, tag=tag_of(self.log.id)
+        )
         self.follower = LogFollower(self.log, loop, self._arrived, durability=config.durability)
         self.hub.position = self.follower.position
         await asyncio.to_thread(self._read_tail, self.follower.position)

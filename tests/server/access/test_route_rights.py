@@ -31,6 +31,7 @@ VALUES = {
     "name": None,
     "name:path": None,
     "path:path": "index.html",
+    "key:path": "k",
 }
 
 

@@ -107,7 +107,9 @@ def test_a_count_that_takes_long(monkeypatch):
     import threading
     from types import SimpleNamespace
 
+    from virta.access.principal import ANYONE
     from virta.errors import RequestError
+    from virta.server.http.asgi_bridge import PRINCIPAL
 
     scans, done = [], threading.Event()
 
@@ -125,7 +127,7 @@ def test_a_count_that_takes_long(monkeypatch):
         figures=SimpleNamespace(rates={}),
         retention=SimpleNamespace(kept=lambda name: "for ever"),
     )
-    request = SimpleNamespace(query_params={})
+    request = SimpleNamespace(query_params={}, scope={PRINCIPAL: ANYONE})
 
     async def ask():
         api = channels_api.ChannelsApi(service)

@@ -403,7 +403,7 @@ def test_a_publication_refused_when_its_sender_is_gone():
     here = SimpleNamespace(is_closing=lambda: False, write=said.append)
     for transport in (gone, here):
         loop = SimpleNamespace(time=lambda: 0.0)
-        connection = SimpleNamespace(service=None, loop=loop, transport=transport)
+        connection = SimpleNamespace(service=None, loop=loop, transport=transport, principal=None)
         socket = WebSocket(connection, b"GET")
         socket._protocol.state = State.OPEN
         socket._published(LogError("no space", code="log_disk_full"))

@@ -273,7 +273,7 @@ def test_which_heads_are_cached():
         start, kind = len(made) + 4, b"application/json"
         id_ = made.split(b"ce-id: ")[1].split(b"\r\n")[0]
         attributes = [(b"ce-id", id_), (b"ce-source", b"s")]
-        assert cache[made] == (start + 7, start, "c", kind, kind, attributes)
+        assert cache[made] == (start + 7, start, "c", kind, kind, attributes, None)
     for made in (
         usual.replace(b"ce-id: 1", b"ce-id"),
         usual.replace(b"ce-id: 1", b"ce-id:1"),

@@ -77,7 +77,7 @@ def test_an_unreadable_request_is_refused_after_earlier_responses(server, bad, s
         answer = read(connection)
 
     assert statuses(answer) == [b"202", status]
-    assert server.request("GET", "/metrics").body.find(b"thorium_outstanding_events 0.0") > 0
+    assert server.request("GET", "/metrics").body.find(b"virta_outstanding_events 0.0") > 0
 
 
 def test_a_body_that_cannot_be_read_is_refused_at_once(server):
@@ -179,7 +179,7 @@ def connected(**state):
     service = SimpleNamespace(
         connections_opened=0, line_bytes_max=100, head_bytes_max=100, idle_s=1.0, timers=timers,
         body_s=5.0, draining=False, config=SimpleNamespace(max_connections=10),
-        auth=SimpleNamespace(cors=b""),
+        auth=SimpleNamespace(cors=b"", credentials=None), on_access_changed=[],
     )  # fmt: skip
     service.__dict__.update(state)
     config = uvicorn.Config(lambda: None, ws="none", lifespan="off", log_config=None)
@@ -265,7 +265,13 @@ def test_nothing_follows_the_end_of_a_stream():
     )
     parser = SimpleNamespace(get_http_version=lambda: "1.1")
     protocol = SimpleNamespace(
-        service=service, transport=transport, loop=loop, cors=b"", parser=parser, headers=[]
+        principal=None,
+        service=service,
+        transport=transport,
+        loop=loop,
+        cors=b"",
+        parser=parser,
+        headers=[],
     )
     options = StreamOptions(b"", None, positions=False, in_url=False)
     everything = parse("", "query-string")

@@ -351,7 +351,7 @@ class WebSocket(HttpConsumer):
             message = {
                 "specversion": "1.0",
                 "id": f"{self._service.hub.instance_id} {now}",
-                "source": self._service.config.source_name,
+                "source": self._service.config.source,
                 "type": f"virta.{kind}",
                 "time": now,
                 "data": data,

@@ -196,7 +196,7 @@ class FastPublisher:
                 parts = [drafts]
             if capacity <= 0:
                 refusal = service.overloaded(len(part))
-                input_.refuse(refusal, responses.timings(read_ms, parse_ms))
+                input_.refuse(refusal, service.responder.timings(read_ms, parse_ms))
                 continue
             capacity -= len(part)
             number += len(part)
@@ -236,7 +236,7 @@ class FastPublisher:
             # Unexpected; the other publications of this turn are not affected.
             self._service.logger.error("request_failed", exc_info=error)
             error = RequestError(500, "internal-failure")
-        input_.refuse(error, responses.timings(read_ms))
+        input_.refuse(error, self._service.responder.timings(read_ms))
 
 
 def _elapsed_ms(since: float, now: float) -> int:
@@ -257,7 +257,7 @@ class _Answers:
         if error is not None:
             refusal = responses.log_refusal(error)
             for input_, times, _ in self._waiting:
-                input_.refuse(refusal, responses.timings(*times))
+                input_.refuse(refusal, self._service.responder.timings(*times))
             return
         service = self._service
         responder = service.responder

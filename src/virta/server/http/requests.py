@@ -162,7 +162,7 @@ class HttpRequest(PendingResponse):
         text = error.status in self.TEXT_STATUSES and bool(error.message)
         response = connection.service.responder.refusal(error, text=text).to_bytes(
             close=close or self.is_last,
-            more=responses.timings(self._read_ms, self._parse_ms),
+            more=connection.service.responder.timings(self._read_ms, self._parse_ms),
             head_only=self.method == b"HEAD",
         )
         connection.responses.complete(self, response, close=close or self.is_last)

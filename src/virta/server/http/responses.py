@@ -18,13 +18,35 @@ import msgspec
 
 from virta.clock import now_us, time_text
 from virta.errors import LogError, LogLimitError, LogLockTimeoutError, RequestError
+from virta.journal.protocol import problems
 from virta.server.http.response_queue import insert_headers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 JSON_TYPE = "application/json; charset=utf-8"
-RESPONSE_TYPE = "name.djsweet.thorium.channel.send.response"
+PROBLEM_TYPE = "application/problem+json"
+RESPONSE_TYPE = "virta.response"
+THORIUM_RESPONSE_TYPE = "name.djsweet.thorium.channel.send.response"
+# What would be right, for codes whose refusals say no more.
+MESSAGES = {
+    "body-timeout": "the body did not arrive in time: send it faster, or in smaller requests",
+    "body-too-large": "the body is larger than `maxBytes`: send smaller requests",
+    "channel-idempotency-too-large": "channel, source and id together are longer than `maxByteSize` bytes: shorten them",
+    "conflicting-data-type-headers": "Content-Type and ce-datacontenttype differ: send one, or both with the same value",
+    "disallowed-meta-channel-send": "only the server publishes to the channel meta: choose another name",
+    "exceeded-outstanding-event-limit": "more events are being written than `limit`: try again after Retry-After",
+    "internal-failure": "the server failed; its log has the reason. The request may be repeated",
+    "invalid-content-length": "Content-Length has to be the number of bytes of the body, at least 1",
+    "invalid-content-type": "send application/cloudevents+json, application/cloudevents-batch+json, or ce- headers",
+    "invalid-method": "this method is not possible here: the header Allow lists those that are",
+    "missing-content-length": "send Content-Length, or a chunked body",
+    "missing-content-type": "send Content-Type: application/cloudevents+json, or ce- headers",
+    "missing-event-id": "an event has an `id`, a text: send the member, or the header ce-id",
+    "missing-event-source": "an event has a `source`, a text: send the member, or the header ce-source",
+    "not-found": "there is nothing at this path: /openapi.json lists what there is",
+    "unexpected-body": "this request has no body: leave it out",
+}
 NO_STORE = {"Cache-Control": "no-store"}
 RETRY_AFTER_S = 1
 # Headers that HTTP requires with a status, or with an error code; 405 is that of channels.
@@ -99,8 +121,7 @@ def preflight(requested_headers: bytes) -> HttpResponse:
     return HttpResponse(204, NO_STORE | headers)
 
 
-def timings(read_ms: int, parse_ms: int = -1) -> bytes:
-    """Return Thorium's header lines for the times of a refused publication; -1 is not known."""
+def _timings(read_ms: int, parse_ms: int = -1) -> bytes:
     lines = b"" if read_ms < 0 else b"Thorium-Body-Read-Time: %d ms\r\n" % read_ms
     return lines if parse_ms < 0 else b"%bThorium-JSON-Parse-Time: %d ms\r\n" % (lines, parse_ms)
 
@@ -111,10 +132,26 @@ def offset_headers(offset: int | None, repeat: bool) -> bytes:  # noqa: FBT001
     return line + b"\r\nVirta-Duplicate: true" if repeat else line
 
 
+def problem_members(error: RequestError) -> dict[str, object]:
+    """Return the members of every refusal: those of RFC 9457, `code` and `message`."""
+    message = error.message or MESSAGES.get(error.code) or HTTPStatus(error.status).description
+    return {
+        "type": problems.link(error.code),
+        "title": HTTPStatus(error.status).phrase,
+        "status": error.status,
+        "detail": message,
+        "code": error.code,
+        "message": message,
+    }
+
+
 class Responder:
     """Renders the JSON responses of one server, and counts its refusals by status."""
 
-    def __init__(self, source_name: str, durability: str, cors: bytes = b"") -> None:
+    def __init__(
+        self, source_name: str, durability: str, cors: bytes = b"", *, thorium: bool = False
+    ) -> None:
+        self._thorium = thorium  # use the names, headers and bodies of Thorium
         # Ids look like 15 random bytes in base64: 9 random bytes and a number.
         self._prefix = base64.b64encode(os.urandom(9))
         self._number = int.from_bytes(os.urandom(2), "big")
@@ -124,7 +161,7 @@ class Responder:
             "Content-Type": JSON_TYPE,
             "ce-specversion": "1.0",
             "ce-datacontenttype": JSON_TYPE,
-            "ce-type": RESPONSE_TYPE,
+            "ce-type": THORIUM_RESPONSE_TYPE if thorium else RESPONSE_TYPE,
             "ce-source": header_safe(source_name),
         }
         self.refusals: dict[int, int] = {}
@@ -148,10 +185,16 @@ class Responder:
 
     def accepted_tail(self, read_ms: int, parse_ms: int, encode_ms: int) -> bytes:
         """Return what follows the headers with the offset in a 202."""
+        if not self._thorium:
+            return b"\r\n\r\n" + ACCEPTED_BODY
         return (
             b"\r\nThorium-Body-Read-Time: %d ms\r\nThorium-JSON-Parse-Time: %d ms\r\nThorium-Encode-Time: %d ms\r\n\r\n%b"
             % (read_ms, parse_ms, encode_ms, ACCEPTED_BODY)
         )
+
+    def timings(self, read_ms: int, parse_ms: int = -1) -> bytes:
+        """Return Thorium's header lines for the times of a refused publication; -1 is not known."""
+        return _timings(read_ms, parse_ms) if self._thorium else b""
 
     def reserve_ids(self, count: int) -> int:
         """Reserve numbers for the ids of responses; return the first."""
@@ -176,9 +219,13 @@ class Responder:
             headers = {"Content-Type": "text/plain; charset=UTF-8"} | headers
             body = error.message.encode("utf-8", "replace")
             return HttpResponse(error.status, NO_STORE | headers, body)
-        members: dict[str, object] = {"code": error.code}
-        if error.message:
-            members["message"] = error.message
+        if self._thorium:
+            members: dict[str, object] = {"code": error.code}
+            if error.message:
+                members["message"] = error.message
+        else:
+            members = problem_members(error)
+            headers = {"Content-Type": PROBLEM_TYPE, "ce-datacontenttype": PROBLEM_TYPE} | headers
         body = msgspec.json.encode(members | error.members)
         return HttpResponse(error.status, self.event_headers() | headers, body)
 

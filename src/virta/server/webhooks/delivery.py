@@ -240,7 +240,7 @@ class Webhook:
         """Store an event that was not accepted, and wait until it is in the log."""
         self.dead_letters += 1
         now = time_text(now_us())
-        source = self._service.config.source_name
+        source = self._service.config.source
         id_ = f"{self.id} {delivery.offset}"
         letter = {
             "specversion": "1.0",

@@ -68,7 +68,7 @@ def plain(text: str) -> Answer:
 
 
 def refusal(text: str) -> Answer:
-    return json(text, schemas.RefusalBody)
+    return Answer(text, {PROBLEM: schemas.RefusalBody})
 
 
 def body_of(name: str, **members: Any) -> Any:
@@ -362,7 +362,7 @@ PIPELINES = [
 
 ProblemBody = result_of("ProblemBody", type=str, title=str, status=int, code=str, detail=str)
 _PROBLEM = {PROBLEM: ProblemBody}
-_BOTH = _PROBLEM | {JSON: schemas.RefusalBody}
+_BOTH = _PROBLEM
 JOURNAL_ERRORS = {
     400: Answer("`code` says what is wrong.", _BOTH),
     401: COMMON[401],

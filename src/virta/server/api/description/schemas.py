@@ -19,10 +19,14 @@ PipelineState = Literal[
 
 
 class RefusalBody(Struct):
-    """Why a request was refused; some codes have further members."""
+    """Why a request was refused (RFC 9457): some codes have further members. `message` is `detail`."""
 
+    type: str
+    title: str
+    status: int
+    detail: str
     code: str
-    message: str | UnsetType = UNSET
+    message: str
 
 
 class AcceptedBody(Struct):

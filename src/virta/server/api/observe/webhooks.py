@@ -79,7 +79,7 @@ class WebhooksApi(ApiHandler):
         event = {
             "specversion": "1.0",
             "id": str(uuid.uuid4()),
-            "source": self._service.config.source_name,
+            "source": self._service.config.source,
             "type": TEST_TYPE,
             "time": time_text(now_us()),
             "subject": hook.id,
