@@ -14,7 +14,7 @@ NATIVE := $(wildcard native/*)
 VERSION = $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 MADE := $(or $(if $(PYTHON_GIVEN),,$(firstword $(wildcard $(VENV)/.python-*))),$(VENV)/.python-$(VERSION))
 
-.PHONY: help setup run demo log-demo test test-fast test-spark lint format bench bench-log bench-match bench-journal bench-server bench-spark bench-cdc soak-server fuzz wheel clean
+.PHONY: help setup run demo log-demo test test-fast test-spark lint format bench bench-log bench-topics bench-match bench-journal bench-server bench-spark bench-cdc soak-server fuzz wheel clean
 
 help:
 	@echo "make run     install what serving needs and serve on port 8232"
@@ -80,11 +80,14 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: bench-log bench-match bench-journal bench-server bench-spark bench-cdc
+bench: bench-log bench-topics bench-match bench-journal bench-server bench-spark bench-cdc
 
 bench-log: setup
 	@$(PIP) install --group bench || echo "some peers are not installable: their rows are skipped"
 	$(BIN)/python bench/log_bench.py
+
+bench-topics: setup
+	$(BIN)/python bench/log_topics.py $(BENCH_ARGS)
 
 bench-journal: setup
 	@$(PIP) install --group bench || echo "some peers are not installable: their rows are skipped"

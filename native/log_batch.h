@@ -190,15 +190,45 @@ done:
 /* ---- decode ------------------------------------------------------------------------------------------ */
 
 #define TOPIC_CACHE 64
+#define TOPICS_COMPARED 8 /* so few topics are compared with each record's before anything is allocated */
 
 typedef struct { PyObject *name; const uint8_t *data; uint32_t size; int wanted; } TopicSlot;
 
 typedef struct {
     uint64_t start, stop;
     PyObject *topics; /* NULL: all */
-    int verify;
+    int verify, compared; /* compared: number of `names`, -1: there are too many */
+    PyObject *names[TOPICS_COMPARED];
     TopicSlot slots[TOPIC_CACHE];
 } Selection;
+
+/* Note the topics to compare with; -1 with an exception set. The set keeps them alive. */
+static int selection_names(Selection *sel)
+{
+    sel->compared = -1;
+    if (!sel->topics || !PyAnySet_Check(sel->topics)) return 0;
+    if (PySet_GET_SIZE(sel->topics) > TOPICS_COMPARED) return 0;
+    PyObject *topics = PyObject_GetIter(sel->topics), *topic;
+    if (!topics) return -1;
+    int count = 0;
+    while (count >= 0 && (topic = PyIter_Next(topics))) {
+        if (PyBytes_Check(topic)) sel->names[count++] = topic;
+        else count = -1;
+        Py_DECREF(topic);
+    }
+    Py_DECREF(topics);
+    sel->compared = count;
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static inline int topic_is_excluded(const Selection *sel, const Record *r)
+{
+    for (int i = 0; i < sel->compared; i++)
+        if ((uint32_t)PyBytes_GET_SIZE(sel->names[i]) == r->topic_size
+            && memcmp(PyBytes_AS_STRING(sel->names[i]), r->topic, r->topic_size) == 0)
+            return 0;
+    return sel->compared >= 0;
+}
 
 static PyObject *name_new(const uint8_t *data, uint32_t size)
 {
@@ -281,7 +311,7 @@ static int records_decode(const uint8_t *p, const uint8_t *end, const Header *h,
             continue;
         }
         if (r.value_size > VALUE_BYTES_MAX) goto out;
-        if (offset >= sel->start && offset < sel->stop) {
+        if (offset >= sel->start && offset < sel->stop && !topic_is_excluded(sel, &r)) {
             rc = -1;
             TopicSlot *slot = topic_slot(sel, r.topic, r.topic_size);
             if (!slot) goto out;
@@ -343,7 +373,7 @@ static PyObject *native_read(PyObject *self, PyObject *args)
     PyObject *out = NULL, *list = PyList_New(0);
     int status = ST_END;
     if (!list) goto done;
-    if (!range_is_valid(&buf, pos, end)) goto done;
+    if (!range_is_valid(&buf, pos, end) || selection_names(&sel) < 0) goto done;
     const uint8_t *data = buf.buf;
     /* Thousands of new records would start the collector again and again, in vain: they are in no cycle. */
     collecting = PyGC_Disable();
