@@ -14,7 +14,7 @@ NATIVE := $(wildcard native/*)
 VERSION = $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 MADE := $(or $(if $(PYTHON_GIVEN),,$(firstword $(wildcard $(VENV)/.python-*))),$(VENV)/.python-$(VERSION))
 
-.PHONY: help setup run demo log-demo test test-fast test-spark lint format bench bench-log bench-topics bench-match bench-journal bench-server bench-spark bench-cdc soak-server fuzz wheel clean
+.PHONY: help setup run demo log-demo test test-fast test-spark lint format bench bench-log bench-topics bench-match bench-journal bench-views bench-server bench-spark bench-cdc soak-server fuzz wheel clean
 
 help:
 	@echo "make run     install what serving needs and serve on port 8232"
@@ -80,7 +80,7 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: bench-log bench-topics bench-match bench-journal bench-server bench-spark bench-cdc
+bench: bench-log bench-topics bench-match bench-journal bench-views bench-server bench-spark bench-cdc
 
 bench-log: setup
 	@$(PIP) install --group bench || echo "some peers are not installable: their rows are skipped"
@@ -101,6 +101,9 @@ bench-cdc: setup
 
 bench-match: setup
 	$(BIN)/python bench/match_bench.py $(BENCH_ARGS)
+
+bench-views: setup
+	$(BIN)/python bench/views_bench.py $(BENCH_ARGS)
 
 bench-server: setup
 	@$(PIP) install --group bench || echo "some peers are not installable: their rows are skipped"

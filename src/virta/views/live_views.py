@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 # Upkeep: expired rows are noticed, and unused views and tables dropped, so often.
 UPKEEP_S: Final = 1.0
+# Views that are opened within this time share one pass over the rows.
+GATHER_S: Final = 0.02
 
 logger = logging.getLogger("virta.views")
 
@@ -109,8 +111,8 @@ class LiveTable:
 
     async def _work(self) -> None:
         """Run passes; views and resumes that wait together share one."""
-        await asyncio.sleep(0)  # what arrives in this turn of the loop shares the pass
         while self._new or self._resumes:
+            await asyncio.sleep(GATHER_S)
             futures: list[asyncio.Future[Any]] = []
             try:
                 if self._new:

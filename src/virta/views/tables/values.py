@@ -40,7 +40,7 @@ class ValueCache:
     def put(self, offset: int, value: bytes) -> None:
         if self._bytes_max <= 0:
             return
-        self.drop(offset)
+        assert offset not in self._values, "every record has its own offset"
         self._values[offset] = value
         self.bytes += len(value) + ENTRY_BYTES
         while self.bytes > self._bytes_max:
