@@ -80,7 +80,12 @@ class Indexer:
     def _index_large(self) -> None:
         try:
             with maintenance_lock(self._directory, wait=False) as alone:
-                if alone:
-                    index_topics(self._directory, stopped=self._stop.is_set)
+                before: list[int] = []
+                # Segments that are sealed meanwhile wait for this lock: index them, too.
+                while alone and (missing := topics_unindexed(self._directory)) != before:
+                    before = missing
+                    index_missing(self._directory)
+                    if not index_topics(self._directory, stopped=self._stop.is_set):
+                        break
         except OSError:
             pass  # with the next rollover
