@@ -87,6 +87,8 @@ bool Paths::build(Path& path) {
     for (uint32_t steps = 0; at != end; steps++) {
         if (steps == kPathStepsMax) return false;
         const char kind = *at++;
+        // The entry "" has no edge that would keep its node for these steps.
+        if ((kind == 'S' || kind == 'A') && path.node == empty_name) return false;
         if (kind == 'F') {
             if (!selected || !text(name) || !build_flat(path, name, path.node)) return false;
             selected = false;

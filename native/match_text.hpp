@@ -64,7 +64,7 @@ class TextArena {
             large_.push_back(std::make_unique<char[]>(length));
             return large_.back().get();
         }
-        if (blocks_.empty() || used_ + length > kBlock) {
+        if (!next_ || used_ + length > kBlock) {
             if (next_ == blocks_.size()) blocks_.push_back(std::make_unique<char[]>(kBlock));
             next_++;
             used_ = 0;

@@ -41,6 +41,9 @@ INDEX_MAX = 2**32 - 1
 # up at every position.
 SUBSTRING_BYTES_MAX = 4
 
+# The root and the flat name "": their elements have no paths in the core.
+_NO_ELEMENTS = (b"E", b"F" + bytes(4))
+
 # Conditions that the core evaluates itself, and in Python only for very large values.
 MATCH_FALLBACK = frozenset({"match"})
 
@@ -168,7 +171,7 @@ class _Writer:
 
 
 def _check_select(path: bytes, index: int) -> None:
-    if path == b"E" or not -(2**31) <= index < 2**31:
+    if path in _NO_ELEMENTS or not -(2**31) <= index < 2**31:
         raise _Inexact
 
 
@@ -385,7 +388,8 @@ def _pattern_parts(path: bytes, pattern: Any, parts: dict[bytes, None]) -> bool:
         compounds = [part for part in pattern if isinstance(part, dict | list)]
         inner: dict[bytes, None] = {}
         exact_inner = [
-            path != b"E" and _element_parts(path + b"A", part, inner) for part in compounds
+            path not in _NO_ELEMENTS and _element_parts(path + b"A", part, inner)
+            for part in compounds
         ]
         parts.update(dict.fromkeys(list(inner)[:ELEMENT_PARTS_MAX]))
         if len(compounds) == 1 and len(pattern) == 1 and len(inner) == 1:
