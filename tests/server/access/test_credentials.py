@@ -50,26 +50,31 @@ def test_a_stream_ends_when_its_token_is_revoked(start, data_dir):
     async def scenario(server):
         consumer = await Consumer.open(server.port, "/channels/a", bearer(reader))
         await consumer.connected()
+        view = await Consumer.open(server.port, "/channels/a/live", bearer(reader))
+        while (await view.frame()).event != "live":
+            pass
         stays = await Consumer.open(server.port, "/channels/a", bearer(other))
         await stays.connected()
         url = f"ws://127.0.0.1:{server.port}/channels/a"
         options = {"subprotocols": ["cloudevents.json"], "additional_headers": bearer(reader)}
         async with connect(url, **options) as socket:
             TokenStore(data_dir).revoke(reader)
-            frame = await consumer.frame()
+            frame, of_view = await consumer.frame(), await view.frame()
             with pytest.raises(ConnectionClosed) as closed:
                 await asyncio.wait_for(socket.recv(), 20)
         await asyncio.to_thread(publish, server, "a", "1", {}, writer)
         kept = await stays.frame()
         await stays.close()
         await consumer.close()
-        return frame, closed.value.rcvd, kept
+        await view.close()
+        return (frame, of_view), closed.value.rcvd, kept
 
     writer = token(data_dir, (["publish"], "**"))
     with start("--require-token", "--durability", "none", data_dir=data_dir) as server:
-        frame, close, kept = asyncio.run(scenario(server))
+        frames, close, kept = asyncio.run(scenario(server))
 
-    assert (frame.event, frame.json["reason"]) == ("disconnect", "access-ended")
+    for frame in frames:
+        assert (frame.event, frame.json["reason"]) == ("disconnect", "access-ended")
     assert (close.code, close.reason) == (1008, "access-ended")
     assert kept.json["id"] == "1"
 

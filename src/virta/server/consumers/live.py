@@ -300,6 +300,9 @@ class LiveStream(HttpConsumer, LiveTransport):
         if self._finished:
             self._connection.transport.abort()
             return
+        if self._access_ended():
+            self._end_access()
+            return
         if self._blocked_since is not None and self._stalls_at <= now:
             self.end(f"nothing was taken for {self._service.views.limits.view_stall_s} s")
             return
@@ -316,6 +319,12 @@ class LiveStream(HttpConsumer, LiveTransport):
 
     def drain(self) -> None:
         self.finish_live("shutdown")
+
+    def disconnect(self, reason: str) -> None:
+        self.finish_live(reason)
+
+    def _fail(self, code: str) -> None:
+        self.finish_live(code)
 
     def connection_lost(self) -> None:
         self._finished = True
