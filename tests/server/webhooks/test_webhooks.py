@@ -29,6 +29,7 @@ class Hook:
 
     def __init__(self, allowed="*", rate="*", status=200, location=None, tls=None):
         self.received = queue.Queue()
+        self.bodies = queue.Queue()  # as they were sent
         self.statuses = queue.Queue()
         self.options = []
         self.methods = []
@@ -62,6 +63,7 @@ class Hook:
                 except queue.Empty:
                     status = 204
                 if status == 204:
+                    hook.bodies.put(body)
                     hook.received.put((json.loads(body), dict(self.headers)))
                 hook.answering.wait(15)
                 self.send_response(status)
