@@ -42,7 +42,7 @@ def is_signed(headers, body, secret):
     return f"v1,{expected}" in headers["webhook-signature"].split(" ")
 
 
-def test_deliveries_are_signed_and_secrets_rotate(server, hooks):
+def test_deliveries_are_signed_and_secrets_rotate(server, hooks):  # noqa: F811
     """A new secret is added, both sign, then the old one is removed."""
     hook = hooks()
     made = subscribe(server, hook, "signed", protocol="HTTP").json
