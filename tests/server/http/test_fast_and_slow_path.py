@@ -251,3 +251,17 @@ def test_the_plain_engine_agrees(start, tmp_path):
             found.append((said, stored(server, b"c")))
     assert found[0] == found[1]
     assert len(found[0][1]) == 20 + 1 + 300 + 30
+
+
+def test_nothing_behind_a_closing_refusal_is_published(server):
+    """Pipelined in one write behind a response that ends the connection: not answered, so not stored."""
+    number = next(_numbers)
+    channel = b"behind%06d" % number
+    refused = (b"POST", "text/plain", b"", b"no event", 0)
+    good = (b"POST", STRUCTURED, b"", b'{"source":"s","id":"1"}', 0)
+    for first in ([refused], [good, refused]):
+        requests = [*first, (b"POST", STRUCTURED, b"", b'{"source":"s","id":"9"}', 0)]
+        whole = b"".join(written(channel, b"%d" % number, request) for request in requests)
+
+        assert len(answers(server, [whole], len(requests))) == len(first)
+    assert [json.loads(value)["id"] for _, value in stored(server, channel)] == ["1"]

@@ -329,7 +329,7 @@ def test_ambiguous_requests_are_refused(server, old, new, status, code):
             server, request + b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         )
         assert answer.startswith(b"HTTP/1.1 %d " % status)
-        assert b'{"code":"%b"' % code in answer
+        assert b'"code":"%b"' % code in answer
         if status != 202:
             assert answer.count(b"Content-Length: ") == 1
             assert b"Connection: close\r\n" in answer

@@ -49,11 +49,7 @@ NO_RESPONSES = ResponseQueue(None)
 
 
 class HttpConnection(asyncio.Protocol):
-    """
-    One connection.
-
-    It has at most 30 attributes: up to that many, CPython stores them as compactly as slots.
-    """
+    """One connection; it has at most 30 attributes, which CPython stores as compactly as slots."""
 
     transport: asyncio.Transport
 
@@ -211,7 +207,7 @@ class HttpConnection(asyncio.Protocol):
         """Refuse the arriving body, because all unfinished ones together are too large."""
         self._fast.drop_piece()  # parsed now, it would count again, and another body would be refused
         self._fast.flush()
-        self._ignore_input()
+        self.ignore_input()
         error = limits.too_many_unfinished(self.service.unfinished)
         if isinstance(self.consumer, WebSocket):
             self.consumer.refuse_message(error.code)
@@ -238,7 +234,8 @@ class HttpConnection(asyncio.Protocol):
             self._upgrade(data[upgrade.args[0] :])
             return
         except httptools.HttpParserError as error:
-            self._refuse_unreadable(error)
+            if not (self.ended or self._ignoring_input):
+                self._refuse_unreadable(error)
             return
         if self.ended or self.consumer is not None:
             return  # type: ignore[unreachable]  # feeding the parser changes both
@@ -288,6 +285,8 @@ class HttpConnection(asyncio.Protocol):
     # Called by the parser.
 
     def on_message_begin(self) -> None:
+        if self.ended or self._ignoring_input:
+            raise ValueError("a request after the last response would never be answered")
         self.url = b""
         self.cors = self.service.auth.cors  # until the page is known
         self.headers = []
@@ -302,8 +301,7 @@ class HttpConnection(asyncio.Protocol):
             raise ValueError("the request line is too long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # Trailers are not headers: the checks of the head have not seen them.
-        if self._in_head:
+        if self._in_head:  # trailers are not headers: the checks of the head have not seen them
             self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -433,7 +431,7 @@ class HttpConnection(asyncio.Protocol):
         assert access is not None, "it is set when the head is complete"
         if upgrade_protocol(self.headers) == b"websocket":
             if self.responses:
-                self._ignore_input()
+                self.ignore_input()
                 text = "an upgrade cannot wait for other answers"
                 self._refuse_last(RequestError(400, "invalid-request", text))
             elif access.refusal is not None:
@@ -444,8 +442,9 @@ class HttpConnection(asyncio.Protocol):
                 self.consumer.open(rest)
                 self._release_http()
         elif self._method == b"CONNECT":
-            error = RequestError(405, "invalid-method", "this is no proxy", method="CONNECT")
-            self._refuse_last(error)
+            self._refuse_last(
+                RequestError(405, "invalid-method", "this is no proxy", method="CONNECT")
+            )
         else:
             # The parser cannot ignore it, so it reads the head again without it.
             version, keep = self.parser.get_http_version(), self.parser.should_keep_alive()
@@ -455,13 +454,14 @@ class HttpConnection(asyncio.Protocol):
 
     # Requests that cannot be parsed to their end.
 
-    def _ignore_input(self) -> None:
+    def ignore_input(self) -> None:
+        """Process no more requests: the next response ends the connection."""
         self._ignoring_input = True
         self.between_requests = False
 
     def _refuse_unreadable(self, error: httptools.HttpParserError) -> None:
         """Refuse what is not HTTP, or exceeds its limits; the parser cannot continue."""
-        self._ignore_input()
+        self.ignore_input()
         if self._limit_status is not None:
             self._complete_last(responses.empty(self._limit_status), self.request)
             return

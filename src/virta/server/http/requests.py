@@ -168,6 +168,7 @@ class HttpRequest(PendingResponse):
         connection.responses.complete(self, response, close=close or self.is_last)
         if close:
             connection.request = None
+            connection.ignore_input()
 
     @property
     def is_last(self) -> bool:
