@@ -320,7 +320,7 @@ def test_a_stop_while_connecting(tmp_path, monkeypatch):
     """A host that does not answer at all is not waited for."""
     connecting = []
 
-    async def connect(*_):
+    async def connect(*_, **__):
         connecting.append(True)
         await asyncio.Event().wait()
 
