@@ -56,7 +56,7 @@ def test_extras_are_what_exists():
 
 def test_the_doctor_shows_every_native_part():
     """All that setup.py builds, each with its state."""
-    assert len(EXTENSIONS) == 6
+    assert len(EXTENSIONS) == 7
     assert sorted(native.MODULES) == sorted(EXTENSIONS)
 
     out = CliRunner().invoke(doctor.doctor, ["--json"])
@@ -110,7 +110,7 @@ def test_serving_installs_only_what_it_needs(clone):
     assert "spark" not in run
     assert "--group dev" not in run
     assert test.count("--editable") == 1
-    assert '"virta[cli,match,server,spark,tier,cdc]" --group dev' in test
+    assert '"virta[cli,match,server,spark,tier,zstd,cdc]" --group dev' in test
 
     stamps = clone / ".venv"
     stamps.mkdir()

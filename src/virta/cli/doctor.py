@@ -34,6 +34,7 @@ EXTRAS = {
     "match": ("google-re2",),
     "spark": ("pyspark", "pyarrow", "pandas"),
     "tier": ("obstore",),
+    "zstd": ("backports.zstd",),
     "cdc": ("psycopg2-binary",),
     "cli": ("rich",),
 }

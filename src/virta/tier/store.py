@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import urlsplit
 
 from virta.errors import TierError
 
@@ -40,7 +39,7 @@ class StoredObject(NamedTuple):
 
 def is_store_url(path: object) -> bool:
     """Return whether `path` is the URL of a store, not a directory of this machine."""
-    return isinstance(path, str) and urlsplit(path).scheme in SCHEMES
+    return isinstance(path, str) and path.partition("://")[0] in SCHEMES and "://" in path
 
 
 class TierStore:
@@ -126,6 +125,8 @@ class TierStore:
 
 
 def _open(url: str, retry_s: float) -> tuple[Any, Any]:
+    from urllib.parse import urlsplit  # noqa: PLC0415  # not needed to open a directory
+
     try:
         import obstore  # noqa: PLC0415  # an extra
         import obstore.exceptions  # noqa: PLC0415
