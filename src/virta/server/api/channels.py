@@ -14,7 +14,7 @@ from virta.hub.delivery import META, is_reserved
 from virta.log.limits import TOPICS_MAX
 from virta.server.access.rules import principal_of
 from virta.server.api.description.schemas import ChannelPage, ChannelSummary
-from virta.server.api.handler import ApiHandler, errors_as_refusals
+from virta.server.api.handler import ApiHandler, ErrorsAsRefusals
 from virta.server.http.routes import name_fault
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class ChannelsApi(ApiHandler):
 
         live = {name: count for name, count in subscribers.items() if is_shown(name)}
         try:
-            with errors_as_refusals():
+            with ErrorsAsRefusals():
                 async with asyncio.timeout(COUNT_S_MAX):
                     await self._count(log)
                     page = await asyncio.get_running_loop().run_in_executor(

@@ -22,7 +22,7 @@ from virta.filters import DIALECTS, parse
 from virta.filters.tree import conditions
 from virta.server.access.rules import principal_of, require
 from virta.server.api.description.schemas import FilterIds, FilterValidation
-from virta.server.api.handler import ApiHandler, errors_as_refusals, not_found, read_json
+from virta.server.api.handler import ApiHandler, ErrorsAsRefusals, not_found, read_json
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -128,7 +128,7 @@ class FiltersApi(ApiHandler):
 
 
 async def _in_thread(function: Any, *arguments: Any) -> Any:
-    with errors_as_refusals():
+    with ErrorsAsRefusals():
         return await asyncio.to_thread(function, *arguments)
 
 

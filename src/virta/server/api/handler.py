@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,8 +12,6 @@ from virta.jsontext import check_depth
 from virta.server.http.responses import log_refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from starlette.requests import Request
 
     from virta.server.service import Service
@@ -60,22 +57,36 @@ async def read_json(request: Request, bytes_max: int = DESCRIPTION_BYTES_MAX) ->
         raise RequestError(400, "invalid-json-body", str(error)) from None
 
 
-@contextmanager
-def errors_as_refusals() -> Iterator[None]:
-    """Raise errors of filters, the hub and the log as RequestError."""
-    try:
-        yield
-    except FilterError as error:
+class ErrorsAsRefusals:
+    """
+    A context in which errors of filters, the hub and the log are raised as RequestError.
+
+    Not a generator: its frame and the exception would refer to each other until the collector runs.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        refusal = None if error is None else _refusal_of(error)
+        if refusal is not None:
+            # The refusal says everything; the original would keep the frames of the request alive.
+            raise refusal from None
+
+
+def _refusal_of(error: BaseException) -> RequestError | None:
+    if isinstance(error, FilterError):
         members: dict[str, Any] = dict(error.members)
         if error.keyword is not None:
             members["keyword"] = error.keyword
         if error.path is not None:
             members.setdefault("path", error.path)
-        raise RequestError(400, error.code, error.message, **members) from error
-    except HubError as error:
-        raise RequestError(HUB_STATUS.get(error.code, 400), error.code, error.message) from error
-    except LogError as error:
-        raise log_refusal(error) from error
+        return RequestError(400, error.code, error.message, **members)
+    if isinstance(error, HubError):
+        return RequestError(HUB_STATUS.get(error.code, 400), error.code, error.message)
+    return log_refusal(error) if isinstance(error, LogError) else None
 
 
 def not_found(what: str) -> RequestError:

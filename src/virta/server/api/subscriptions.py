@@ -20,7 +20,7 @@ from virta.hub.delivery import META
 from virta.hub.resume.positions import EventId, ResumePosition
 from virta.server.access.rules import principal_of, require
 from virta.server.api.description.schemas import SubscriptionBody, SubscriptionConfirmation
-from virta.server.api.handler import ApiHandler, errors_as_refusals, not_found, read_json
+from virta.server.api.handler import ApiHandler, ErrorsAsRefusals, not_found, read_json
 from virta.server.event_input import check_channel
 from virta.server.http.routes import name_fault, parse_start
 from virta.server.webhooks.client import read_sink, without_user
@@ -72,7 +72,7 @@ class SubscriptionsApi(ApiHandler):
             settings["secrets"] = [new_secret()]
         id_ = str(uuid.uuid4())
         cursor = await self._cursor(description)
-        with errors_as_refusals():
+        with ErrorsAsRefusals():
             hook = await self._service.webhooks.subscribe(id_, description, cursor, owner)
         self._service.audit.acted("webhook_created", owner.principal, id=id_, channel=hook.channel)
         status = 202 if hook.consent.pending else 201
@@ -93,7 +93,7 @@ class SubscriptionsApi(ApiHandler):
         if body.get("id", id_) != id_:
             raise _invalid(f"`id` is {body['id']!r}, and {id_!r} in the path")
         cursor = await self._cursor(description) if "from" in description["config"] else None
-        with errors_as_refusals():
+        with ErrorsAsRefusals():
             hook = await self._service.webhooks.replace(id_, description, cursor, owner)
         if hook is None:
             raise not_found("no subscription has this id")
@@ -102,7 +102,7 @@ class SubscriptionsApi(ApiHandler):
     async def _cursor(self, description: dict[str, Any]) -> int:
         """Return the offset of the first record to deliver."""
         start = parse_start(str(description["config"].get("from", "latest")))
-        with errors_as_refusals():
+        with ErrorsAsRefusals():
             found = await self._service.replayer.find(description["config"]["channel"], start)
         if isinstance(start, ResumePosition | EventId) and found.gap is not None:
             reason = found.gap["reason"]
@@ -118,7 +118,7 @@ class SubscriptionsApi(ApiHandler):
             raise HTTPException(405, headers={"Allow": "GET, POST"})
         rate = read_rate(request.headers.get("webhook-allowed-rate"))
         key = request.query_params.get("key", "")
-        with errors_as_refusals():
+        with ErrorsAsRefusals():
             hook = await self._service.webhooks.confirm(request.path_params["id"], key, rate)
         if hook is None:
             raise not_found("no subscription waits for this confirmation")

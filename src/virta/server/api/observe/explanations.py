@@ -24,7 +24,7 @@ from virta.hub.delivery import Delivery, one_line_event
 from virta.hub.event_matcher import DOCUMENT, matches_everything, restrict, root_of, single_matcher
 from virta.jsontext import check_depth
 from virta.server.access.rules import principal_of, refused, require
-from virta.server.api.handler import ApiHandler, errors_as_refusals, read_body
+from virta.server.api.handler import ApiHandler, ErrorsAsRefusals, read_body
 from virta.server.api.observe.schemas import (
     CountBody,
     CountView,
@@ -75,7 +75,7 @@ class ExplanationsApi(ApiHandler):
             raise RequestError(400, "invalid-test", "send either `event` or `events`")
         events = [body.event] if isinstance(body.event, dict) else body.events
         assert isinstance(events, list)
-        with errors_as_refusals():
+        with ErrorsAsRefusals():
             view = await asyncio.to_thread(explained, body.filter, _dialect(body.dialect), events)
         return self._json(view)
 
@@ -97,7 +97,7 @@ class ExplanationsApi(ApiHandler):
         index, _, collection = body.channel.partition("/")
         if collection and "/" not in collection:
             registry = self._service.registry
-            with errors_as_refusals():
+            with ErrorsAsRefusals():
                 ids = await asyncio.to_thread(registry.test_event, index, collection, event)
             total += len(registry.ids(index, collection))
             for id_ in ids:
@@ -119,7 +119,7 @@ class ExplanationsApi(ApiHandler):
         body = await read_typed(request, CountBody)
         service, principal = self._service, principal_of(request)
         row_filter = require(service, principal, "read", body.channel)
-        with errors_as_refusals():
+        with ErrorsAsRefusals():
             filter_ = await asyncio.to_thread(parse, body.filter, _dialect(body.dialect))
             filter_, rest = restrict(filter_, row_filter)
             if rest is not None:  # a filter over documents and one over events

@@ -15,7 +15,7 @@ from virta import __version__, files, native
 from virta.clock import time_text
 from virta.errors import RequestError
 from virta.server.access.hosts import is_loopback
-from virta.server.api.handler import ApiHandler, errors_as_refusals
+from virta.server.api.handler import ApiHandler, ErrorsAsRefusals
 from virta.server.api.observe.schemas import HealthCheck, HealthView, SegmentView, VerifyView
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class HealthApi(ApiHandler):
             [*_log_checks(service), *_access_checks(service), *_part_checks(service)],
             key=lambda check: ORDER[check.state],
         )
-        with errors_as_refusals():
+        with ErrorsAsRefusals():
             segments = await asyncio.to_thread(segment_views, service.log)
         view = HealthView(
             checks[0].state, checks, segments[:SEGMENTS_MAX], len(segments), _versions()
@@ -70,7 +70,7 @@ class HealthApi(ApiHandler):
         self._verifying = True
         began = time.monotonic()
         try:
-            with errors_as_refusals():
+            with ErrorsAsRefusals():
                 report = await asyncio.to_thread(self._service.log.verify)
         finally:
             self._verifying = False

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from virta.clock import now_us, time_text
 from virta.hub.delivery import DEAD_LETTERS
 from virta.server.access.rules import principal_of
-from virta.server.api.handler import ApiHandler, errors_as_refusals, not_found
+from virta.server.api.handler import ApiHandler, ErrorsAsRefusals, not_found
 from virta.server.api.observe.explanations import read_typed
 from virta.server.api.observe.schemas import (
     DeadLetter,
@@ -53,7 +53,7 @@ class WebhooksApi(ApiHandler):
     async def letters(self, request: Request) -> Response:
         hook = self._hook(request)
         service = self._service
-        with errors_as_refusals():
+        with ErrorsAsRefusals():
             page = await asyncio.get_running_loop().run_in_executor(
                 service.executor, find_letters, service.log, hook.id
             )
@@ -65,7 +65,7 @@ class WebhooksApi(ApiHandler):
         body = await read_typed(request, RedeliverBody)
         results = []
         for offset in body.offsets:
-            with errors_as_refusals():
+            with ErrorsAsRefusals():
                 letter = await asyncio.to_thread(read_letter, self._service.log, offset, hook.id)
             if letter is None:
                 results.append(RedeliverResult(offset, False, "no dead letter of this webhook"))
