@@ -193,7 +193,10 @@ def job_daemon(durability: str):
 
 
 def jobs(seconds: float, durability: str, what: str) -> dict[str, float]:
-    from virta.journal import commands
+    try:
+        from virta.journal.protocol import commands
+    except ImportError:  # an older checkout
+        from virta.journal import commands
 
     with job_daemon(durability) as (process, client):
         numbers = iter(range(1, 1 << 60))
