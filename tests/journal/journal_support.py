@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from virta.journal.engine import JournalEngine
+from virta.journal.jobs.job import STATE_NAMES
 from virta.journal.protocol import commands
 from virta.journal.protocol.codec import ReplyParser, encode_request
 from virta.journal.protocol.messages import Function, Request
@@ -18,6 +19,7 @@ from virta.journal.replication.peers import Peer, Peers
 from virta.journal.serving.commit_loop import CommitLoop
 from virta.journal.serving.tcp import JournalServer
 from virta.journal.sessions import Session
+from virta.journal.storage import records as images
 from virta.journal.storage.directory import Persistence
 
 REPLY_WAIT_S = 10
@@ -301,3 +303,42 @@ class Console:
 
     def call(self, command):
         return command.result(self.engine.handle(command.request, self.session))
+
+
+def state(engine):
+    """Everything that must survive."""
+    values = {}
+    for entry in engine.store.entries():
+        if entry.persist:
+            for key in entry.keys:
+                values[key] = (
+                    sorted(entry.keys),
+                    None if entry.tombstone else engine.store.value(entry),
+                    entry.timestamp,
+                    entry.expires,
+                    entry.ttl,
+                    entry.worked_until,
+                )
+    jobs = {
+        (job.uri, job.timestamp): (
+            job.domain.name,
+            job.id,
+            job.priority,
+            job.start,
+            job.payload,
+            job.attempts,
+            job.reason,
+            STATE_NAMES[job.state],
+            job.lease,
+            job.worked_until,
+        )
+        for job in engine.jobs.all()
+        if job.persist
+    }
+    return values, jobs, dict(engine.jobs.finished.commands)
+
+
+def committed(disk, engine):
+    """What the daemon does with every batch."""
+    disk.commit(images.drain(engine, engine.clock()) + disk.id_records(engine.jobs.next_id))
+    disk.committed()

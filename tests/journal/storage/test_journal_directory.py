@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from journal_support import Clock, Daemon, connected, daemon
+from journal_support import Clock, Daemon, committed, connected, daemon, state
 
 from virta.errors import JournalError
 from virta.journal.clients.client import Client
@@ -27,45 +27,6 @@ from virta.journal.values.store import Store
 
 KEYS = [b"k%d" % i for i in range(6)]
 URIS = [b"http://h%d/x" % i for i in range(6)]
-
-
-def state(engine):
-    """Everything that must survive."""
-    values = {}
-    for entry in engine.store.entries():
-        if entry.persist:
-            for key in entry.keys:
-                values[key] = (
-                    sorted(entry.keys),
-                    None if entry.tombstone else engine.store.value(entry),
-                    entry.timestamp,
-                    entry.expires,
-                    entry.ttl,
-                    entry.worked_until,
-                )
-    jobs = {
-        (job.uri, job.timestamp): (
-            job.domain.name,
-            job.id,
-            job.priority,
-            job.start,
-            job.payload,
-            job.attempts,
-            job.reason,
-            STATE_NAMES[job.state],
-            job.lease,
-            job.worked_until,
-        )
-        for job in engine.jobs.all()
-        if job.persist
-    }
-    return values, jobs, dict(engine.jobs.finished.commands)
-
-
-def committed(disk, engine):
-    """What the daemon does with every batch."""
-    disk.commit(images.drain(engine, engine.clock()) + disk.id_records(engine.jobs.next_id))
-    disk.committed()
 
 
 def random_request(rng, now):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 
 import pytest
-from journal_support import Clock
+from journal_support import Clock, committed
 
 from virta.journal.engine import JournalEngine
 from virta.journal.jobs.job import STATE_NAMES
 from virta.journal.storage import leases
-from virta.journal.storage import records as images
 from virta.journal.storage.directory import Persistence
 from virta.log.engine import kernel
 
@@ -41,45 +40,6 @@ def test_a_truncated_table_of_leases(tmp_path, monkeypatch, guarded):
         table.put(FakeJob(number))
     assert {lease.job_id for lease in table.load()} >= set(range(2, 3000))
     table.close()
-
-
-def state(engine):
-    """Everything that must survive."""
-    values = {}
-    for entry in engine.store.entries():
-        if entry.persist:
-            for key in entry.keys:
-                values[key] = (
-                    sorted(entry.keys),
-                    None if entry.tombstone else engine.store.value(entry),
-                    entry.timestamp,
-                    entry.expires,
-                    entry.ttl,
-                    entry.worked_until,
-                )
-    jobs = {
-        (job.uri, job.timestamp): (
-            job.domain.name,
-            job.id,
-            job.priority,
-            job.start,
-            job.payload,
-            job.attempts,
-            job.reason,
-            STATE_NAMES[job.state],
-            job.lease,
-            job.worked_until,
-        )
-        for job in engine.jobs.all()
-        if job.persist
-    }
-    return values, jobs, dict(engine.jobs.finished.commands)
-
-
-def committed(disk, engine):
-    """What the daemon does with every batch."""
-    disk.commit(images.drain(engine, engine.clock()) + disk.id_records(engine.jobs.next_id))
-    disk.committed()
 
 
 def crashed(directory, clock):

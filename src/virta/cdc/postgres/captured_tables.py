@@ -231,7 +231,7 @@ class CapturedTables:
             catalog.load_types(self._sql, self.types)
         known = self._changes.state.tables.get(title)
         if known is None:
-            # Renamed, or added to the publication a moment ago: its rows are read after this transaction.
+            # Renamed, or added to the publication just now: its rows are read after this transaction.
             self.relations[relation.oid] = None
             self.to_read[title] = True
             return

@@ -121,7 +121,7 @@ def make_backup(data_dir: Path, target: Path) -> dict[str, Any]:
 
 
 def _copy_journal(source: Path, target: Path) -> None:
-    """Copy a journal of one moment: its snapshot and logs must be of the same generations."""
+    """Copy a journal as of one time: its snapshot and logs must be of the same generations."""
     for _ in range(JOURNAL_TRIES_MAX):
         before = _generations(source)
         files.make_directory(target)
