@@ -98,6 +98,9 @@ def resume(folder: Path, records: int) -> None:
         ("many, full read", full),
     ):
         print(f"  {us:14,.0f} µs  {us / lone:10,.1f} x  {name}")
+    print(
+        f"  resume of one channel among the others / alone: {warm / lone:.2f} (target: at most 3)"
+    )
 
 
 def compression(folder: Path, records: int) -> None:

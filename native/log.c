@@ -6,7 +6,7 @@
  * virta/log/engine/plain_kernel.py is the same in plain Python. */
 #define _GNU_SOURCE
 #include "log_kernel.h"
-#include "log_topics.h"
+#include "log_topic_index.h"
 
 
 static PyObject *native_crc8(PyObject *self, PyObject *args)
@@ -115,6 +115,7 @@ static PyMethodDef module_methods[] = {
     {"crc8", native_crc8, METH_VARARGS, "crc8(data, crc=0) -> int"},
     {"crc32c", native_crc32c, METH_VARARGS, "crc32c(data, crc=0) -> int"},
     {"encode", native_encode, METH_O, "encode(records) -> bytearray"},
+    {"find_places", native_find_places, METH_VARARGS, "find_places(fd, end, salt, buckets, topic) -> bytes"},
     {"guard", native_guard, METH_VARARGS, "guard(map, fd) -> handle"},
     {"guard_faults", native_guard_faults, METH_O, "guard_faults(handle) -> int"},
     {"unguard", native_unguard, METH_O, "unguard(handle), before the map is closed"},

@@ -628,8 +628,8 @@ def test_a_commit_does_not_keep_others_from_theirs(tmp_path, monkeypatch):
             real = os.fdatasync
 
             def check(fd: int) -> None:
-                free.append(other.take(positions.CHANGING_BYTE))
-                other.drop(positions.CHANGING_BYTE)
+                free.append(other.lock(positions.CHANGING_BYTE))
+                other.unlock(positions.CHANGING_BYTE)
                 real(fd)
 
             monkeypatch.setattr(positions.os, "fdatasync", check)

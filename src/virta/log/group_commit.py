@@ -127,15 +127,17 @@ class _Commits(Generic[Item, Records, Result]):
 
     def _take(self) -> _Entries[Item]:
         """Remove the next batch from the queue."""
-        count = len(self._queue)
-        if self._queued > self._records_max or self._queued_bytes > self._bytes_max:
-            records = size = count = 0
-            for _, more_records, more_size in self._queue:
-                records += more_records
-                size += more_size
-                if count and (records > self._records_max or size > self._bytes_max):
-                    break
-                count += 1
+        if self._queued <= self._records_max and self._queued_bytes <= self._bytes_max:
+            batch, self._queue = self._queue, []
+            self._queued = self._queued_bytes = 0
+            return batch
+        records = size = count = 0
+        for _, more_records, more_size in self._queue:
+            records += more_records
+            size += more_size
+            if count and (records > self._records_max or size > self._bytes_max):
+                break
+            count += 1
         batch, self._queue = self._queue[:count], self._queue[count:]
         self._queued = sum(entry[1] for entry in self._queue)
         self._queued_bytes = sum(entry[2] for entry in self._queue)

@@ -24,23 +24,13 @@ from virta.log.format.codec import Encoded
 from virta.log.format.compression import COMPRESSIONS
 from virta.log.format.directory import Meta, boot_id, change_compression, open_locks
 from virta.log.format.topic_lookup import TopicLookup
-from virta.log.limits import (
-    LEASE_S_DEFAULT,
-    PARTITIONS_DEFAULT,
-    POLL_S,
-    TOPICS_MAX,
-)
+from virta.log.limits import LEASE_S_DEFAULT, PARTITIONS_DEFAULT, POLL_S, TOPICS_MAX
 from virta.log.open_logs import open_handles
 from virta.log.reader import FOREVER, Reader
 from virta.log.topics import TopicCounts, TopicInfo
 from virta.log.upkeep import compaction, retention
 from virta.log.upkeep.verify import RepairReport, VerifyReport, repair_log, verify_log
-from virta.log.validation import (
-    check_option,
-    check_producer,
-    encode_records,
-    topic_set,
-)
+from virta.log.validation import check_option, check_producer, encode_records, topic_set
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -176,8 +166,12 @@ class Log:
             check_option("durability", level, DURABILITIES)
         if producer is not None:
             check_producer(producer)
-        encoded = records if isinstance(records, Encoded) else encode_records(records)
-        return writer.append(encoded.batch, encoded.records, level, producer, lock_timeout)
+        if isinstance(records, Encoded):
+            return writer.append(records.batch, records.records, level, producer, lock_timeout)
+        if type(records) is not list and type(records) is not tuple:
+            records = list(records)
+        batch = encode_records(records)
+        return writer.append(batch, len(records), level, producer, lock_timeout)
 
     def flush(self) -> None:
         """Make everything appended so far, by any process, durable."""
@@ -332,16 +326,16 @@ class Log:
         consumed: bool = False,
         keep_unread: bool = False,
         unshipped: bool = False,
+        keep_from: int | None = None,
         dry_run: bool = False,
     ) -> retention.RetentionReport:
         """
         Remove whole sealed segments, oldest first, while any given rule says so.
 
         Args:
-            max_age: last record older than that.
-            max_bytes: the log is larger than that.
+            max_age, max_bytes: its last record is older, the log is larger than that.
             consumed: every named consumer has read past it.
-            keep_unread: never what a named consumer has not read yet, whatever the other rules say.
+            keep_unread, keep_from: but never what a named consumer has not read yet, nor from this offset on.
             unshipped: also what is not in object storage yet, if the log is shipped there.
         """
         self._writable()
@@ -352,6 +346,7 @@ class Log:
             consumed=consumed,
             keep_unread=keep_unread,
             unshipped=unshipped,
+            keep_from=keep_from,
             dry_run=dry_run,
         )
 

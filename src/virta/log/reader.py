@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from bisect import bisect_right
 from collections import deque
 from itertools import chain
 from typing import TYPE_CHECKING, Final
@@ -33,10 +34,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from virta.log.engine.source import LogSource
-    from virta.log.format.topic_lookup import TopicRun, TopicRuns
+    from virta.log.format.codec import Read
+    from virta.log.format.topic_lookup import TopicPlaces, TopicRun
     from virta.log.record import Record
 
 FOREVER: Final = (1 << 63) - 1
+_READ_ONLY: Final = os.O_RDONLY | os.O_CLOEXEC
 
 logger = logging.getLogger("virta.log")
 
@@ -70,13 +73,16 @@ class Reader:
         self._verify = verify
         self._segment: Segment | None = None
         self._at = Position(0, -1, start)
-        self._buffer = bytearray(READ_CHUNK_BYTES)
+        self._buffer = bytearray()
         self._want = READ_CHUNK_BYTES
         self._sealed_next: int | None = None
         # With topics: the batches of this segment still to read, the end of the current ones, and what follows them.
         self._runs: deque[TopicRun] | None = None
         self._run_end = 0
         self._run_from = self._after_runs = self._at
+        self._in_order = (
+            -1
+        )  # this segment is read in order: its topic index or its batches are damaged
         self._closed = False
         self.problems: list[Problem] = []
         self._batches = self._run()
@@ -156,11 +162,13 @@ class Reader:
     def _step(self) -> tuple[list[Record], bool]:
         """Return the records of the next chunk, and whether to continue at once."""
         if self._sealed_next is not None:
-            return [], self._next_segment(self._sealed_next)
-        again = self._segment is None and self._open()
+            return self._next_segment(self._sealed_next)
         segment = self._segment
         if segment is None:
-            return [], again
+            records, again = self._open()
+            segment = self._segment
+            if segment is None or records:
+                return records, again
         limit, published = self._limit(segment)
         bound = limit
         if self._runs is not None:
@@ -188,23 +196,9 @@ class Reader:
 
     def _read_chunk(self, segment: Segment, size: int) -> tuple[list[Record], Status, int, int]:
         """Decode the next `size` bytes: the records, why that ended, its detail, and the bytes there were."""
-        if size > len(self._buffer):
-            self._buffer = bytearray(size)
-        got = os.preadv(segment.fd, [memoryview(self._buffer)[:size]], self._at.pos)
         at = self._at
-        records, pos, prev, following, code, detail = kernel.read(
-            self._buffer,
-            0,
-            got,
-            segment.header.salt,
-            at.prev,
-            at.next,
-            self._start,
-            self._stop,
-            self._topics,
-            self._verify,
-            self._skip_gaps,
-            READ_RECORDS_MAX,
+        (records, pos, prev, following, code, detail), got = self._decode(
+            segment.fd, segment.header.salt, *at, size
         )
         self._at = Position(at.pos + pos, prev, following)
         if pos:
@@ -212,6 +206,18 @@ class Reader:
         self._source.checkpoints.add(segment.header, self._at)
         self._want = READ_CHUNK_BYTES
         return records, Status(code), detail, got
+
+    def _decode(
+        self, fd: int, salt: int, pos: int, prev: int, following: int, size: int
+    ) -> tuple[Read, int]:
+        """Read and decode `size` bytes at a position: what `kernel.read` returns, and the bytes there were."""
+        if size > len(self._buffer):
+            self._buffer = bytearray(size)
+        got = os.preadv(fd, [memoryview(self._buffer)[:size]], pos)
+        return kernel.read(
+            self._buffer, 0, got, salt, prev, following, self._start, self._stop,
+            self._topics, self._verify, self._skip_gaps, READ_RECORDS_MAX,
+        ), got  # fmt: skip
 
     def _obstacle(
         self, segment: Segment, status: Status, detail: int, limit: int, *, published: bool
@@ -248,23 +254,68 @@ class Reader:
         if self._runs is None:
             return False
         self._runs, self._at = None, self._run_from
+        segment = self._segment
+        if segment is not None and segment.partial:  # the rest of it has to be fetched
+            self._in_order = segment.base
+            self._forget_segment()
         return True
 
-    def _read_runs(self, found: TopicRuns | None) -> None:
-        """Read only these batches of the segment that was just opened, if they are known."""
-        self._runs = None
-        segment = self._segment
-        if found is not None and segment is not None and found.salt == segment.header.salt:
-            self._runs, self._run_end, self._after_runs = deque(found.runs), 0, found.after
-            self._run_from = segment.start()
-
-    def _find_runs(self, base: int) -> TopicRuns | None:
-        """Return the batches of the topics in a sealed segment from the position on, if they are known."""
-        if self._topics is None or self._verify:
+    def _enter(self, segment: Segment, found: TopicPlaces | None) -> list[Record] | None:
+        """Begin with a segment: with its batches of the topics if they are known, else return None."""
+        self._segment, self._sealed_next, self._runs = segment, None, None
+        if found is None:
+            found = self._find_active_topics(segment)
+        if found is None or found.salt != segment.header.salt:
             return None
-        return self._source.topic_lookup.find(base, self._topics, self._at.next)
+        if found.after.pos >= 0 and found.end <= self._limit(segment)[0]:
+            records = self._read_places(segment.fd, found)
+            if records is not None:
+                self._at = found.after
+                return records
+        self._at = self._run_from = segment.start()
+        self._runs, self._run_end, self._after_runs = deque(found.runs()), 0, found.after
+        return []
 
-    def _find_active_runs(self, segment: Segment) -> TopicRuns | None:
+    def _find_topics(self, base: int) -> TopicPlaces | None:
+        """Return the batches of the topics in a sealed segment from the position on, if they are known."""
+        if self._topics is None or self._verify or base == self._in_order:
+            return None
+        return self._source.find_topics(base, self._topics, self._at.next)
+
+    def _pass_segment(self, found: TopicPlaces | None) -> list[Record] | None:
+        """Read what the topics have in a sealed segment, and go on after it; None: open it, and read with care."""
+        if found is None or (found.places and found.path is None):
+            return None
+        records: list[Record] | None = []
+        if found.places:
+            try:
+                fd = os.open(found.path or "", _READ_ONLY)
+            except FileNotFoundError:
+                return None
+            try:
+                records = self._read_places(fd, found)
+            finally:
+                os.close(fd)
+        if records is not None:
+            self._sealed_next = found.after.next
+            self._at = Position(0, -1, found.after.next)
+        return records
+
+    def _read_places(self, fd: int, found: TopicPlaces) -> list[Record] | None:
+        """Return the records of a few batches; None if they are many, damaged, or mark a gap."""
+        records: list[Record] = []
+        left = READ_CHUNK_BYTES
+        for pos, size, offset in found.places:
+            left -= size
+            if left < 0:
+                return None
+            read, _ = self._decode(fd, found.salt, pos, -1, found.base + offset, size)
+            if read[1] < size:
+                return None
+            records += read[0]
+        return records
+
+    def _find_active_topics(self, segment: Segment) -> TopicPlaces | None:
         """Return those of the active segment up to its published end, if they are known."""
         snapshot = self._source.snapshot()
         if self._topics is None or self._verify or snapshot is None or not snapshot.current:
@@ -296,8 +347,7 @@ class Reader:
         """Return whether to continue after the end of a segment without a seal, which is valid in the last one only."""
         if self._source.extend(segment):
             if segment.replaced:  # compacted: read on by offset in the new file
-                segment.close()
-                self._segment, self._at = None, Position(0, -1, self._at.next)
+                self._forget_segment()
             return True
         snapshot = self._source.snapshot()
         if snapshot is not None and snapshot.current:
@@ -319,10 +369,10 @@ class Reader:
             self._raise_gap(first, snapshot.next)
         return False  # the next writer will continue after the gap
 
-    def _segment_at(self, base: int) -> Segment | None:
+    def _segment_at(self, base: int, found: TopicPlaces | None) -> Segment | None:
         """Open a segment; return None after skipping one with a damaged header, if that is allowed."""
         try:
-            return self._source.segment(base)
+            return self._source.segment(base, found)
         except LogCorruptionError as exc:
             if not self._skip_damage:
                 raise
@@ -332,36 +382,42 @@ class Reader:
             if problem not in self.problems:
                 self.problems.append(problem)
                 logger.warning("log_damage_skipped %s", problem)
-            if self._segment is not None:
-                self._segment.close()
-            self._segment = self._sealed_next = None
-            self._at = Position(0, -1, self._at.next if following is None else following)
+            self._forget_segment(following)
+            self._sealed_next = None
             return None
 
-    def _open(self) -> bool:
-        """Open the segment of the position; return False while there is none."""
+    def _forget_segment(self, following: int | None = None) -> None:
+        """Open another segment in the next step: that of the position, or of the offset `following`."""
+        if self._segment is not None:
+            self._segment.close()
+        self._segment = None
+        self._at = Position(0, -1, self._at.next if following is None else following)
+
+    def _open(self) -> tuple[list[Record], bool]:
+        """Open or pass the segment of the position: its records so far, and whether to continue at once."""
         bases = self._source.bases()
         wanted = self._at.next
-        at_or_before = [base for base in bases if base <= wanted]
+        at_or_before = bisect_right(bases, wanted)
         if not at_or_before:
             if not bases:
-                return self._is_missing(wanted)
+                return [], self._is_missing(wanted)
             self._gap(wanted, bases[0])
-            at_or_before = bases[:1]
-        found = self._find_runs(at_or_before[-1])
-        if found is not None and not found.runs and found.after.next in bases:
-            self._at = Position(0, -1, found.after.next)
-            return True
+            at_or_before = 1
+        base = bases[at_or_before - 1]
+        found = self._find_topics(base)
+        records = self._pass_segment(found)
+        if records is not None:
+            return records, True
         try:
-            segment = self._segment_at(at_or_before[-1])
+            segment = self._segment_at(base, found)
         except FileNotFoundError:
-            return True  # removed by retention: try again
+            return [], True  # removed by retention: try again
         if segment is None:
-            return False
-        self._segment = segment
-        self._read_runs(found or self._find_active_runs(segment))
-        self._at = segment.start() if self._runs else self._position_in(segment, wanted)
-        return True
+            return [], False
+        records = self._enter(segment, found)
+        if records is None:
+            self._at = self._position_in(segment, wanted)
+        return records or [], True
 
     def _position_in(self, segment: Segment, offset: int) -> Position:
         """Return the last known position at or before an offset."""
@@ -370,41 +426,39 @@ class Reader:
             return index.position(offset) or segment.start()
         return self._source.checkpoints.find(segment.header, offset) or segment.start()
 
-    def _next_segment(self, base: int) -> bool:
-        """Open the segment after a seal; return False while it does not exist. A removed one is a gap."""
-        sealed = self._segment
-        assert sealed is not None
-        prev = self._at.prev
-        found = self._find_runs(base)
-        if found is not None and not found.runs:
-            self._at, self._sealed_next = Position(0, -1, found.after.next), found.after.next
-            return True
+    def _next_segment(self, base: int) -> tuple[list[Record], bool]:
+        """Open or pass the segment after a seal; False while it does not exist. A removed one is a gap."""
+        sealed, prev = self._segment, self._at.prev
+        found = self._find_topics(base)
+        records = self._pass_segment(found)
+        if records is not None:
+            return records, True
         try:
-            segment = self._segment_at(base)
+            segment = self._segment_at(base, found)
         except FileNotFoundError:
             later = [b for b in self._source.bases() if b >= base]
             if not later:
-                return self._is_missing(base)  # or the rollover is not finished
+                return [], self._is_missing(base)  # or the rollover is not finished
             if later[0] == base:
-                return True  # it was created just now
+                return [], True  # it was created just now
             self._gap(base, later[0])
             try:
-                segment = self._segment_at(later[0])
+                segment = self._segment_at(later[0], None)
             except FileNotFoundError:
-                return True  # retention removed it, too: try again
+                return [], True  # retention removed it, too: try again
         if segment is None:
-            return True
-        unlinked = sealed.header.flags & FLAGS_UNLINKED or prev < 0 or segment.base != base
-        if not unlinked and segment.header.prev_crc != prev:
+            return [], True
+        linked = sealed is not None and not sealed.header.flags & FLAGS_UNLINKED
+        if linked and prev >= 0 and segment.base == base and segment.header.prev_crc != prev:
             segment.close()
             name = str(self._source.directory / segment_name(base))
             raise Problem(name, 0, SEGMENT_HEADER_BYTES, base, None, "chain").error()
-        sealed.close()
-        self._segment = segment
-        self._sealed_next = None
-        self._read_runs(found or self._find_active_runs(segment))
-        self._at = segment.start()
-        return True
+        if sealed is not None:
+            sealed.close()
+        records = self._enter(segment, found)
+        if records is None:
+            self._at = segment.start()
+        return records or [], True
 
     # --- gaps and damage ---
 
@@ -430,9 +484,7 @@ class Reader:
             return True
         later = [b for b in self._source.bases() if b > segment.base]
         if later:
-            segment.close()
-            self._segment = None
-            self._at = Position(0, -1, later[0])
+            self._forget_segment(later[0])
             return True
         self._at = Position(limit, -1, self._at.next)
         return False

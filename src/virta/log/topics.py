@@ -84,7 +84,7 @@ class TopicCounts:
         for removed in self._segments.keys() - set(bases):
             del self._segments[removed]
         for base, stop in pairwise([*bases, end]):
-            salt = _salt(log.path, base)
+            salt = _segment_salt(log.path, base)
             if salt is not None:
                 self._count_segment(log, found, base, stop, salt)
 
@@ -128,7 +128,7 @@ def _tables(log: Log, table: Table, start: int, stop: int, topics_max: int) -> I
                 table.clear()
 
 
-def _salt(directory: Path, base: int) -> int | None:
+def _segment_salt(directory: Path, base: int) -> int | None:
     """Return a value that identifies this generation of a segment; None if the segment was removed."""
     try:
         with Segment(directory, base) as segment:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from virta.errors import LogError, LogLimitError, LogTypeError
 from virta.log.engine import kernel
-from virta.log.format.codec import PRODUCER_ANONYMOUS, Encoded
+from virta.log.format.codec import PRODUCER_ANONYMOUS
 from virta.log.limits import BATCH_BYTES_MAX, KEY_BYTES_MAX, TOPIC_BYTES_MAX, VALUE_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -48,15 +48,13 @@ def check_producer(producer: object) -> None:
     )
 
 
-def encode_records(records: Iterable[Sequence[Any]]) -> Encoded:
+def encode_records(records: Sequence[Sequence[Any]]) -> bytearray:
     """
-    Return (topic, key, value) records as one batch; dicts and lists are written as JSON.
+    Return a list or tuple of (topic, key, value) records as one batch; dicts and lists are written as JSON.
 
     Raises:
         LogTypeError, LogLimitError: a record is not acceptable, or the batch is too large or empty.
     """
-    if type(records) is not list and type(records) is not tuple:
-        records = list(records)
     try:
         buf = kernel.encode(records)
     except IndexError as exc:
@@ -72,7 +70,7 @@ def encode_records(records: Iterable[Sequence[Any]]) -> Encoded:
         ) from None
     if not records:
         raise LogLimitError("a batch needs at least one record, got none", code="log_batch_empty")
-    return Encoded(buf, len(records))
+    return buf
 
 
 def with_json_values(records: Sequence[Any]) -> list[Any] | None:
@@ -88,11 +86,11 @@ def with_json_values(records: Sequence[Any]) -> list[Any] | None:
             if made is None:
                 made = list(records)
             where = "" if len(records) == 1 else f"record {index} of {len(records)}: "
-            made[index] = (item[0], item[1], _json(item[2], where))
+            made[index] = (item[0], item[1], _json_value(item[2], where))
     return made
 
 
-def _json(value: Any, where: str) -> bytes:
+def _json_value(value: Any, where: str) -> bytes:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         return text.encode()

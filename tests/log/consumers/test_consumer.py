@@ -295,6 +295,28 @@ def test_a_long_lag_is_a_bound(log, monkeypatch):
     assert 30 <= info.lag < 60
 
 
+def test_lag_over_sealed_segments_is_counted_by_their_indexes(tmp_path, monkeypatch):
+    """It is exact however long it is, with and without topics, after compaction, and nothing sealed is read."""
+    monkeypatch.setattr(lag, "LAG_RECORDS_MAX", 200)
+    with virta.open(tmp_path / "log", segment_bytes=4096, durability="none") as log:
+        log.consumer("all").close()
+        log.consumer("some", topics=["a", "absent"]).close()
+        for n in range(400):
+            log.append_many([("a", f"k{n % 40}", b"%d" % n), ("b", f"k{n}", bytes(20))])
+        assert len(log.segments()) > 5
+        for _ in range(2):
+            records = list(log.read())
+            own = sum(record.topic == "a" for record in records)
+            found = {info.name: (info.lag, info.lag_exact) for info in log.consumers()}
+            assert found == {"all": (len(records), True), "some": (own, True)}
+            log.compact()
+        for file in (tmp_path / "log").glob("*.ptix"):
+            file.unlink()
+        with virta.open(tmp_path / "log", read_only=True) as other:
+            assert {info.lag_exact for info in other.consumers()} == {False}
+            assert all(info.lag >= found[info.name][0] for info in other.consumers())
+
+
 def test_following_moves_past_other_topics(log):
     """A follower of one topic keeps its position near the end of a log that others fill."""
     with log.consumer("c", topics="a") as consumer:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from virta.clock import now_us
 from virta.errors import ConsumerError, LogClosedError, LogError, LogTypeError
-from virta.log.consumers.lag import count_unread, partition_of
+from virta.log.consumers.lag import count_lag, first_unread, partition_of
 from virta.log.consumers.members import Heartbeats, load_topics, save_topics
 from virta.log.consumers.positions import (
     NO_OWNER,
@@ -81,16 +81,16 @@ def list_consumers(log: Log) -> list[ConsumerInfo]:
             hung, _ = beats.expired(members)
         finally:
             beats.close()
-        unread = count_unread(log, [slot.next for slot in slots], load_topics(log.path, name))
+        lag = count_lag(log, [slot.next for slot in slots], load_topics(log.path, name))
         infos.append(
             ConsumerInfo(
                 name,
                 position=min(slot.next for slot in slots),
-                lag=unread.records,
+                lag=lag.records,
                 members=len(members) - len(hung),
                 partitions=len(slots),
                 updated=max(slot.time for slot in slots),
-                lag_exact=unread.exact,
+                lag_exact=lag.exact,
                 hung=len(hung),
             )
         )
@@ -121,8 +121,8 @@ def advance_consumers(log: Log, *, dry_run: bool) -> list[int]:
             continue
         # Not past what a power failure may remove: those offsets could be used again, for this consumer.
         durable = log.durable_offset
-        unread = count_unread(log, start, load_topics(log.path, name), bounded=False)
-        first = [max(min(f, durable), s) for f, s in zip(unread.first, start, strict=True)]
+        unread = first_unread(log, start, load_topics(log.path, name))
+        first = [max(min(f, durable), s) for f, s in zip(unread, start, strict=True)]
         lowest.append(min(first))
         if dry_run or first == start:
             continue
@@ -247,7 +247,7 @@ class Consumer:
         """Return how many records of its topics no member has committed; an upper bound if there are very many."""
         self._open_or_raise()
         positions = [slot.next for slot in self._positions.read()]
-        return count_unread(self._log, positions, self._topics).records
+        return count_lag(self._log, positions, self._topics).records
 
     @property
     def partitions(self) -> tuple[int, ...]:

@@ -1,12 +1,14 @@
 """
 The lag of a consumer: the records of its topics that it has not committed.
 
-Counting reads the log from the lowest committed position on, at most LAG_RECORDS_MAX records or LAG_BYTES_MAX bytes of
-values. Offsets after that are counted without being read, so a long lag is an upper bound (`exact` is False).
+Sealed segments after all positions are counted by their topic indexes. What has none (the active segment, the one with
+the positions) is read, at most LAG_RECORDS_MAX records or LAG_BYTES_MAX bytes of values in all; offsets after that are
+counted without being read, so such a lag is an upper bound (`exact` is False).
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from virta.errors import LogError
@@ -20,12 +22,11 @@ if TYPE_CHECKING:
     from virta.log.record import Record
 
 
-class Unread(NamedTuple):
-    """What a consumer has not committed: how many records, whether all were counted, and the first per partition."""
+class Lag(NamedTuple):
+    """How many records a consumer has not committed, and whether all of them were counted."""
 
     records: int
     exact: bool
-    first: list[int]
 
 
 def partition_of(record: Record, partitions: int) -> int:
@@ -34,45 +35,82 @@ def partition_of(record: Record, partitions: int) -> int:
     return number % partitions
 
 
-def count_unread(
-    log: Log,
-    positions: Sequence[int],
-    topics: frozenset[bytes] | None,
-    *,
-    bounded: bool = True,
-) -> Unread:
-    """
-    Count the records from `positions` (one per partition) to the end of the log.
+def count_lag(log: Log, positions: Sequence[int], topics: frozenset[bytes] | None) -> Lag:
+    """Count the records from `positions` (one per partition) to the end of the log."""
+    end = log.next_offset
+    start = max(min(positions), min(log.first_offset, end))
+    source = log.source
+    bases = [base for base in source.bases() if base < end]
+    counter = _Counter(log, positions, topics)
+    records = 0
+    for base, following in pairwise([*bases, end]):
+        if following <= start:
+            continue
+        known = None
+        if base >= max(positions):
+            known = source.topic_lookup.count(base, following, topics, source.history)
+        records += counter.count(max(base, start), following) if known is None else known
+    return Lag(records, counter.exact)
 
-    Without `bounded` it reads up to the first such record, however far that is, and stops counting there.
+
+class _Counter:
+    """Counts by reading, up to the limits."""
+
+    def __init__(self, log: Log, positions: Sequence[int], topics: frozenset[bytes] | None) -> None:
+        self._log = log
+        self._positions = positions
+        self._topics = topics
+        self._records_left, self._bytes_left = LAG_RECORDS_MAX, LAG_BYTES_MAX
+        self.exact = True
+
+    def count(self, at: int, stop: int) -> int:
+        """Return the unread records from `at` to `stop`; offsets that are not read count as records."""
+        records = 0
+        try:
+            # Read up to the committed end: counting needs no sync.
+            with self._log.read(start=at, end=stop, visibility="committed") as reader:
+                batches = reader.batches()
+                while self._records_left > 0 and self._bytes_left > 0:
+                    batch = next(batches, None)
+                    if batch is None:
+                        return records
+                    records += sum(self._is_unread(record) for record in batch)
+                    # Records of other topics count toward the limit, but not toward the lag.
+                    self._records_left -= len(batch)
+                    self._bytes_left -= sum(len(record.value) for record in batch)
+                    at = min(max(at, reader.position), stop)
+        except LogError:
+            self.exact = False  # damaged, or removed meanwhile
+        self.exact = self.exact and at == stop
+        return records + stop - at
+
+    def _is_unread(self, record: Record) -> bool:
+        if self._topics is not None and record.topic not in self._topics:
+            return False
+        return record.offset >= self._positions[partition_of(record, len(self._positions))]
+
+
+def first_unread(log: Log, positions: Sequence[int], topics: frozenset[bytes] | None) -> list[int]:
+    """
+    Return for each partition an offset below which it has no unread record, however far that is.
+
+    It reads up to the first unread record of any partition, and no further than the chunk that has it.
     """
     end = log.next_offset
-    found: dict[int, int] = {}
-    records = passed = size = 0
     at = max(min(positions), min(log.first_offset, end))
-    exact = True
-    # Records of other topics count toward the limit, but not toward the lag.
-    wanted = None if bounded else topics
+    found: dict[int, int] = {}
     try:
-        # Read up to the committed end: counting needs no sync.
-        with log.read(wanted, start=at, end=end, visibility="committed") as reader:
+        with log.read(topics, start=at, end=end, visibility="committed") as reader:
             for batch in reader.batches():
-                passed += len(batch)
                 for record in batch:
-                    size += len(record.value)
-                    if topics is not None and record.topic not in topics:
-                        continue
                     partition = partition_of(record, len(positions))
                     if record.offset >= positions[partition]:
-                        records += 1
                         found.setdefault(partition, record.offset)
                 at = min(max(at, reader.position), end)
-                over = passed >= LAG_RECORDS_MAX or size >= LAG_BYTES_MAX
-                if over if bounded else found:
+                if found:
                     break
             else:
                 at = end
     except LogError:
-        exact = False  # damaged, or removed meanwhile: count what could not be read
-    first = [max(position, found.get(p, at)) for p, position in enumerate(positions)]
-    return Unread(records + end - at, exact and at == end, first)
+        pass  # damaged, or removed meanwhile: what is known so far holds
+    return [max(position, found.get(p, at)) for p, position in enumerate(positions)]

@@ -141,7 +141,7 @@ class Positions:
                 if not self._superseded():
                     return changes
             finally:
-                locks.drop(byte)
+                locks.unlock(byte)
 
     def sync(self) -> None:
         """Sync the file; call it without the lock on the changing byte, because it is slow."""
@@ -159,7 +159,7 @@ class Positions:
         try:
             self._merge()
             for turn in range(self._first_turn, self._turn):
-                if not locks.take(_changing_byte(turn)):
+                if not locks.lock(_changing_byte(turn)):
                     return
                 taken.append(_changing_byte(turn))
             files.write_whole(self.path, os.pread(self.fd, self._size, 0))
@@ -167,7 +167,7 @@ class Positions:
                 self._path_of(turn).unlink(missing_ok=True)
         finally:
             for each in taken:
-                locks.drop(each)
+                locks.unlock(each)
         self._reopen()
 
     # --- which file ---
@@ -179,7 +179,7 @@ class Positions:
         """Open the file of the last turn."""
         while True:
             fd, header = self._open_file(self.path)
-            first, first_file = header[4], _identity(os.fstat(fd))
+            first, first_file = header[4], _file_identity(os.fstat(fd))
             while True:
                 try:
                     following, its_header = self._open_file(self._path_of(header[4] + 1))
@@ -212,7 +212,7 @@ class Positions:
         if os.fstat(self.fd).st_nlink == 0 or os.path.exists(self._successor):
             return True
         # `collapse` replaces the first file before it removes ours, and may be killed in between.
-        return self.chained and _identity(os.stat(self.path)) != self._first_file
+        return self.chained and _file_identity(os.stat(self.path)) != self._first_file
 
     def _lock(self, locks: LockFile) -> int:
         """Lock the changing byte of the last turn and return it."""
@@ -223,7 +223,7 @@ class Positions:
             got = self._wait_for(locks, byte)
             if self._superseded():
                 if got:
-                    locks.drop(byte)
+                    locks.unlock(byte)
             elif got:
                 return byte
             else:
@@ -233,7 +233,7 @@ class Positions:
         """Lock `byte`; return False if its owner made no change for so long that it must be stopped."""
         seen = b""
         deadline, pause = 0.0, _PAUSE_S_MIN
-        while not locks.take(byte):
+        while not locks.lock(byte):
             if self._superseded():
                 return False
             data = self._data()
@@ -334,7 +334,7 @@ class Positions:
         return best, which
 
 
-def _identity(status: os.stat_result) -> tuple[int, int]:
+def _file_identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
@@ -404,20 +404,21 @@ class LockFile:
             os.close(self.fd)
             self.fd = -1
 
-    def take(self, byte: int) -> bool:
+    def lock(self, byte: int) -> bool:
+        """Lock a byte without waiting; return whether that succeeded."""
         try:
             fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, byte, 1, 0))
         except (BlockingIOError, PermissionError):
             return False
         return True
 
-    def drop(self, byte: int) -> None:
+    def unlock(self, byte: int) -> None:
         fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, 0, byte, 1, 0))
 
     def join(self) -> int:
         """Lock the first free member's byte; return the member's number."""
         for member in range(MEMBERS_MAX):
-            if self.take(MEMBER_BYTE + member):
+            if self.lock(MEMBER_BYTE + member):
                 return member
         raise ConsumerError(f"a consumer has at most {MEMBERS_MAX} members", code="consumer_full")
 

@@ -28,6 +28,7 @@ crc8: Callable[..., int]
 crc32c: Callable[..., int]
 Kernel: Any
 TopicTable: Any  # virta/log/format/topic_table.py
+find_places: Callable[[int, int, int, int, bytes], bytes]
 # Protect a writable map of a file that another process may truncate from SIGBUS: guard(map, fd) -> handle,
 # unguard(handle) before the map is closed, guard_faults(handle). None without the native module: do not map then.
 guard: Callable[..., int] | None = None
@@ -40,11 +41,13 @@ if _native is not None:
     encode, walk, read = _native.encode, _native.walk, _native.read
     crc8, crc32c = _native.crc8, _native.crc32c
     Kernel, TopicTable = _native.Kernel, _native.TopicTable
+    find_places = _native.find_places
     guard, unguard, guard_faults = _native.guard, _native.unguard, _native.guard_faults
 else:
     encode, walk, read = codec.encode, codec.walk, codec.read
     crc8, crc32c = checksums.crc8, checksums.crc32c
     Kernel, TopicTable = plain_kernel.Kernel, topic_table.TopicTable
+    find_places = topic_table.find_places
 
 APPENDED, ATTENTION, ROLL, TIMEOUT = (
     plain_kernel.APPENDED,

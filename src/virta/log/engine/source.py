@@ -4,7 +4,7 @@ What a reader needs of its log: its segments, here or in a history elsewhere, wh
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from virta.log.format.directory import segment_bases
 from virta.log.format.segment import Segment
@@ -15,7 +15,15 @@ if TYPE_CHECKING:
 
     from virta.log.engine.kernel import Snapshot
     from virta.log.format.checkpoints import Checkpoints
-    from virta.log.format.topic_lookup import TopicLookup
+    from virta.log.format.topic_lookup import TopicLookup, TopicPlaces
+
+
+class IndexedSegment(NamedTuple):
+    """A segment of the history whose topic index is in `directory`: its salt and size."""
+
+    directory: Path
+    salt: int
+    bytes: int
 
 
 class History(Protocol):
@@ -30,6 +38,12 @@ class History(Protocol):
 
     def fetch(self, base: int) -> Path:
         """Return the directory that has the segment's file now; raise FileNotFoundError if there is none."""
+
+    def topic_index(self, base: int) -> IndexedSegment | None:
+        """Fetch the topic index of a sealed segment without the segment; None if there is none."""
+
+    def fetch_ranges(self, base: int, ranges: list[tuple[int, int]]) -> Segment | None:
+        """Open a segment of which only these bytes are needed; None if fetching it whole is better."""
 
 
 class LogSource:
@@ -64,9 +78,22 @@ class LogSource:
         """Return the first offsets of all segments, in order; those of the history come first."""
         return all_bases(self.directory, self.history)
 
-    def segment(self, base: int) -> Segment:
-        """Open a segment here or in the history."""
-        return open_segment(self.directory, base, self.history)
+    def segment(self, base: int, found: TopicPlaces | None = None) -> Segment:
+        """Open a segment here or in the history: there, `found` may be all that is fetched of it."""
+        try:
+            return Segment(self.directory, base)
+        except FileNotFoundError:
+            if self.history is None:
+                raise
+        partial = None
+        if found is not None and found.path is None:
+            ranges = [(run.pos, run.end) for run in found.runs()]
+            partial = self.history.fetch_ranges(base, ranges)
+        return Segment(self.history.fetch(base), base) if partial is None else partial
+
+    def find_topics(self, base: int, topics: frozenset[bytes], start: int) -> TopicPlaces | None:
+        """Return which batches of a sealed segment have records of the topics from `start` on, if that is known."""
+        return self.topic_lookup.find(base, topics, start, self.history)
 
     def extend(self, segment: Segment) -> bool:
         """Fetch what the history has more of an open segment by now; return whether its file has changed."""
@@ -83,13 +110,3 @@ def all_bases(directory: Path, history: History | None) -> list[int]:
     if history is None:
         return bases
     return [base for base in history.bases() if not bases or base < bases[0]] + bases
-
-
-def open_segment(directory: Path, base: int, history: History | None) -> Segment:
-    """Open a segment of a log's directory, or of its history."""
-    try:
-        return Segment(directory, base)
-    except FileNotFoundError:
-        if history is None:
-            raise
-    return Segment(history.fetch(base), base)

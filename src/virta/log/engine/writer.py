@@ -136,24 +136,19 @@ class Writer:
     ) -> Appended:
         """Append one encoded batch and wait until `durability` is met."""
         patience = self._lock_timeout if lock_timeout is None else lock_timeout
-        batch = AppendBatch.of(buf, compressing=self._compressing)
-        if producer is not None:
-            return self._append_once(batch, count, durability, producer, patience)
+        batch, data, flags = None, buf, 0  # most appends make no object of their own
+        if self._compressing or producer is not None:
+            batch = AppendBatch.of(buf, compressing=self._compressing)
+            if producer is not None:
+                return self._append_once(batch, count, durability, producer, patience)
+            data, flags = batch.form(compressing=self._compressing)
         sync = _SYNC[durability]
         if self._poison is not None:
             raise LogSyncError(self._poison)
-        data, flags = batch.form(compressing=self._compressing)
         try:
+            limit = self._segment_bytes
             status, base, time, segment, end, unsynced = self._core.append(
-                data,
-                count,
-                PRODUCER_ANONYMOUS,
-                0,
-                flags,
-                self._segment_bytes,
-                patience,
-                False,
-                sync,
+                data, count, PRODUCER_ANONYMOUS, 0, flags, limit, patience, False, sync
             )
         except (OSError, ValueError) as exc:
             raise self._refused(exc, len(data)) from exc
@@ -162,7 +157,7 @@ class Writer:
         if status != kernel.APPENDED:
             with self.locked(patience):
                 base, time, segment, end = self._append_locked(
-                    batch, count, sync, (PRODUCER_ANONYMOUS, 0)
+                    batch or AppendBatch(buf, None), count, sync, (PRODUCER_ANONYMOUS, 0)
                 )
             unsynced = sync
             self._indexer.run()

@@ -243,7 +243,7 @@ def expand_payload(buf: Buffer, pos: int, end: int) -> bytes:
         raise BadRecordError from exc
 
 
-def _field(item: object, *, text: bool) -> bytes | memoryview | None:
+def _field_bytes(item: object, *, text: bool) -> bytes | memoryview | None:
     if isinstance(item, bytes):
         return item
     if isinstance(item, str):
@@ -269,9 +269,9 @@ def encode(records: Sequence[Sequence[object]]) -> bytearray:
     for index, item in enumerate(records):
         if not isinstance(item, tuple | list) or len(item) != 3:
             raise IndexError(index)
-        topic = _field(item[0], text=True)
-        key = _field(item[1], text=True)
-        value = _field(item[2], text=False)
+        topic = _field_bytes(item[0], text=True)
+        key = _field_bytes(item[1], text=True)
+        value = _field_bytes(item[2], text=False)
         if (
             topic is None
             or key is None

@@ -73,7 +73,7 @@ def segment_bases(directory: Path) -> list[int]:
     return sorted(
         int(name[:20])
         for name in os.listdir(directory)
-        if len(name) == 25 and name.endswith(SEGMENT_SUFFIX) and name[:20].isdigit()
+        if name[20:] == SEGMENT_SUFFIX and name[:20].isdigit()
     )
 
 
@@ -100,7 +100,7 @@ def read_meta(directory: Path) -> Meta:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise LogFormatError(f"{path} is not a log's META file: {str(exc)[:200]!r}") from exc
     if type(version) is not int:
-        raise LogFormatError(f"{path}: format {_shown(version)} is not a whole number")
+        raise LogFormatError(f"{path}: format {_short_repr(version)} is not a whole number")
     if version != FORMAT:
         raise LogFormatError(
             f"{directory} has log format {version!r}; this Virta reads format {FORMAT}: upgrade Virta",
@@ -110,7 +110,7 @@ def read_meta(directory: Path) -> Meta:
     if unknown or compression not in COMPRESSIONS:
         raise LogFormatError(
             f"{directory} uses features this Virta does not know: "
-            f"{', '.join(unknown) or f'compression {_shown(compression)}'}",
+            f"{', '.join(unknown) or f'compression {_short_repr(compression)}'}",
             code="log_format_newer",
         )
     if (
@@ -118,13 +118,13 @@ def read_meta(directory: Path) -> Meta:
         or not SEGMENT_BYTES_MIN <= segment_bytes <= SEGMENT_BYTES_MAX
     ):
         raise LogFormatError(
-            f"{path}: segment_bytes {_shown(segment_bytes)} is not a whole number from "
+            f"{path}: segment_bytes {_short_repr(segment_bytes)} is not a whole number from "
             f"{SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}"
         )
     return Meta(stream, segment_bytes, compression, features)
 
 
-def _shown(value: object) -> str:
+def _short_repr(value: object) -> str:
     return repr(value)[:60]
 
 

@@ -118,6 +118,8 @@ def parse_header(data: bytes, path: Path) -> SegmentHeader:
 class Segment:
     """A segment file open for reading; its content is addressed by byte position."""
 
+    partial = False  # whether only some bytes are there, of one that is kept elsewhere
+
     def __init__(self, directory: Path, base: int) -> None:
         self.path = directory / segment_name(base)
         self.base = base

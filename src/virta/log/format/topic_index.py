@@ -30,7 +30,16 @@ from virta.log.engine import kernel
 from virta.log.format.codec import Status, encode_varlong
 from virta.log.format.directory import segment_bases, topic_index_name
 from virta.log.format.segment import Position, Segment
-from virta.log.format.topic_table import PLACE, REPAIRS, TopicRow
+from virta.log.format.topic_table import (
+    INDEX_HEADER_BYTES,
+    PLACE,
+    REPAIRS,
+    U32,
+    TopicRow,
+    bucket_crc,
+    parse_row,
+    read_bucket,
+)
 from virta.log.limits import READ_CHUNK_BYTES, TOPIC_INDEX_PLACES_MAX, TOPIC_INDEX_TOPICS_MAX
 
 if TYPE_CHECKING:
@@ -39,10 +48,7 @@ if TYPE_CHECKING:
 
 MAGIC: Final = b"VIRTATI1"
 _HEADER: Final = struct.Struct("<8sQIIQQIIIQ")
-_CRC: Final = struct.Struct("<I")
-_BOUNDS: Final = struct.Struct("<II")
-HEADER_BYTES: Final = _HEADER.size + _CRC.size
-assert HEADER_BYTES == 64
+assert _HEADER.size + U32.size == INDEX_HEADER_BYTES
 # What `files.write_whole` leaves when its process is killed.
 _TEMPORARY: Final = re.compile(r"\.[0-9]{20}\.(pidx|ptix)\.[0-9]+\.tmp")
 # Rows in a bucket on average: a lookup reads one bucket.
@@ -108,8 +114,8 @@ def pack_topic_index(
             places.append(row.places)
             place_pos += len(row.places)
         content = b"".join(parts)
-        packed.append(_CRC.pack(_bucket_crc(number, content, salt)) + content)
-    bounds, pos = [], HEADER_BYTES + 4 * (count + 1)
+        packed.append(U32.pack(bucket_crc(number, content, salt)) + content)
+    bounds, pos = [], INDEX_HEADER_BYTES + 4 * (count + 1)
     for content in packed:
         bounds.append(pos)
         pos += len(content)
@@ -119,7 +125,7 @@ def pack_topic_index(
         pos + place_pos,
     )  # fmt: skip
     table = struct.pack(f"<{len(bounds)}I", *bounds)
-    return b"".join([header, _CRC.pack(kernel.crc32c(header)), table, *packed, *places])
+    return b"".join([header, U32.pack(kernel.crc32c(header)), table, *packed, *places])
 
 
 def _pack_row(row: TopicRow, base: int, first_time: int, place_pos: int, salt: int) -> bytes:
@@ -135,13 +141,9 @@ def _pack_row(row: TopicRow, base: int, first_time: int, place_pos: int, salt: i
             encode_varlong(row.last_time - row.first_time),
             encode_varlong(place_pos),
             encode_varlong(len(row.places) // PLACE.size),
-            _CRC.pack(kernel.crc32c(row.places, salt)),
+            U32.pack(kernel.crc32c(row.places, salt)),
         ]
     )
-
-
-def _bucket_crc(number: int, rows: bytes, salt: int) -> int:
-    return kernel.crc32c(_CRC.pack(number) + rows, salt)
 
 
 def save_topic_index(directory: Path, base: int, data: bytes) -> None:
@@ -154,6 +156,13 @@ def topics_unindexed(directory: Path) -> list[int]:
     return [base for base in segment_bases(directory)[:-1] if topic_index_name(base) not in present]
 
 
+def remove_unfinished(directory: Path) -> None:
+    """Remove index files that a killed process began to write; no other process writes any now."""
+    for name in os.listdir(directory):
+        if _TEMPORARY.fullmatch(name):
+            (directory / name).unlink(missing_ok=True)
+
+
 def index_topics(
     directory: Path, bytes_max: int | None = None, stopped: Callable[[], bool] = lambda: False
 ) -> bool:
@@ -162,9 +171,7 @@ def index_topics(
 
     It reads at most `bytes_max` bytes, and no further segment once `stopped` returns True.
     """
-    for name in os.listdir(directory):
-        if _TEMPORARY.fullmatch(name):  # of a process that was killed: this one has the lock now
-            (directory / name).unlink(missing_ok=True)
+    remove_unfinished(directory)
     spent = 0
     for base in reversed(topics_unindexed(directory)):  # the newest are read most
         try:
@@ -196,16 +203,16 @@ class TopicIndex:
         self.salt = salt
         self.segment_bytes = segment_bytes
         self._fd = -1
-        self._places: int | None = None
+        self._records: int | None = None
         try:
             self._fd = os.open(directory / topic_index_name(base), os.O_RDONLY | os.O_CLOEXEC)
-            head = os.pread(self._fd, HEADER_BYTES, 0)
+            head = os.pread(self._fd, INDEX_HEADER_BYTES, 0)
         except OSError as exc:
             self.close()
             raise TopicIndexError(str(exc)) from exc
-        if len(head) == HEADER_BYTES and _CRC.unpack_from(head, _HEADER.size)[0] == kernel.crc32c(
-            head[: _HEADER.size]
-        ):
+        if len(head) == INDEX_HEADER_BYTES and U32.unpack_from(head, _HEADER.size)[
+            0
+        ] == kernel.crc32c(head[: _HEADER.size]):
             magic, at, of_salt, size, following, time, topics, buckets, repairs, end = (
                 _HEADER.unpack_from(head)
             )
@@ -240,70 +247,43 @@ class TopicIndex:
         """Whether it lists topics: False if the segment has too many."""
         return bool(self._buckets)
 
-    def find(self, topic: bytes) -> TopicRow | None:
-        """Return a topic's row, or None if the segment has no record of it."""
-        for row, place_pos, count, crc in self._rows(kernel.crc32c(topic) & (self._buckets - 1)):
-            if row.topic == topic:
-                size = count * PLACE.size
-                places = self._read(self._places_start() + place_pos, size)
-                if kernel.crc32c(places, self.salt) != crc:
-                    raise TopicIndexError("the places of a topic are damaged")
-                return row._replace(places=places)
-        return None
+    def find(self, topic: bytes) -> bytes:
+        """Return the places of a topic, packed; empty if the segment has no record of it."""
+        try:
+            return kernel.find_places(self._fd, self._end, self.salt, self._buckets, topic)
+        except (ValueError, OSError) as exc:
+            raise TopicIndexError(str(exc)) from exc
+
+    def records(self) -> int:
+        """Return how many records the segment has."""
+        if self._records is None:
+            self._records = sum(row.records for row in self.counts())
+        return self._records
+
+    def records_of(self, topic: bytes) -> int:
+        """Return how many records of a topic the segment has."""
+        number = kernel.crc32c(topic) & (self._buckets - 1)
+        return next((row.records for row in self._rows(number) if row.topic == topic), 0)
 
     def counts(self) -> Iterator[TopicRow]:
         """Yield every topic's row without its places."""
         for number in range(self._buckets):
-            for row, *_ in self._rows(number):
+            for row in self._rows(number):
                 if row.topic != REPAIRS:
                     yield row
 
-    def _rows(self, number: int) -> Iterator[tuple[TopicRow, int, int, int]]:
-        start, end = _BOUNDS.unpack(self._read(HEADER_BYTES + 4 * number, _BOUNDS.size))
-        content = self._read(start, end - start)
-        if len(content) < 4 or _CRC.unpack_from(content)[0] != _bucket_crc(
-            number, content[4:], self.salt
-        ):
-            raise TopicIndexError("a bucket of topics is damaged")
-        pos = 4
-        while pos < len(content):
-            size, pos = _parse_number(content, pos)
-            topic = content[pos : pos + size]
-            pos += size
-            numbers = []
-            for _ in range(8):
-                number, pos = _parse_number(content, pos)
-                numbers.append(number)
-            records, total, first, more, time, duration, place_pos, count = numbers
-            first += self.base
-            time += self._first_time
-            row = TopicRow(topic, records, total, first, first + more, time, time + duration, b"")
-            yield row, place_pos, count, _CRC.unpack_from(content, pos)[0]
-            pos += _CRC.size
-
-    def _places_start(self) -> int:
-        if self._places is None:
-            self._places = int(_CRC.unpack(self._read(HEADER_BYTES + 4 * self._buckets, 4))[0])
-        return self._places
-
-    def _read(self, pos: int, size: int) -> bytes:
-        if not 0 <= size <= self._end - pos:
-            raise TopicIndexError("a position is outside the index")
+    def _rows(self, number: int) -> Iterator[TopicRow]:
+        """Yield the rows of a bucket, without places."""
         try:
-            data = os.pread(self._fd, size, pos)
-        except OSError as exc:
+            rows = read_bucket(self._fd, self._end, self.salt, number)
+            pos = 0
+            while pos < len(rows):
+                topic, numbers, _, pos = parse_row(rows, pos)
+                records, total, first, more, time, duration, *_ = numbers
+                first += self.base
+                time += self._first_time
+                yield TopicRow(
+                    topic, records, total, first, first + more, time, time + duration, b""
+                )
+        except (ValueError, OSError) as exc:
             raise TopicIndexError(str(exc)) from exc
-        if len(data) < size:
-            raise TopicIndexError("the index is cut off")
-        return data
-
-
-def _parse_number(data: bytes, pos: int) -> tuple[int, int]:
-    n = shift = 0
-    while True:
-        byte = data[pos]
-        pos += 1
-        n |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return n, pos
-        shift += 7

@@ -38,9 +38,13 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
+    from virta.log.engine.source import History
     from virta.log.format.topic_table import TopicRow
 
 logger = logging.getLogger("virta.log")
+
+# Byte position and size of a batch, and its base offset after that of the segment.
+Place = tuple[int, int, int]
 
 
 class TopicRun(NamedTuple):
@@ -51,15 +55,33 @@ class TopicRun(NamedTuple):
     base: int
 
 
-class TopicRuns(NamedTuple):
+class TopicPlaces(NamedTuple):
     """All batches of some topics in one segment, and where reading continues after them."""
 
+    base: int
     salt: int
-    runs: list[TopicRun]
+    places: list[Place]  # in order
     after: Position  # pos -1: the segment is sealed, and `next` is the base of the following one
+    path: str | None = None  # of the sealed segment's file, None if it is elsewhere
+
+    @property
+    def end(self) -> int:
+        """The position after the last batch."""
+        return sum(self.places[-1][:2]) if self.places else 0
+
+    def runs(self) -> list[TopicRun]:
+        """Return the batches as runs: those near each other are read in one go."""
+        runs: list[TopicRun] = []
+        for pos, size, offset in self.places:
+            if runs and pos - runs[-1].end <= TOPIC_RUN_GAP_BYTES:
+                runs[-1] = runs[-1]._replace(end=pos + size)
+            else:
+                runs.append(TopicRun(pos, pos + size, self.base + offset))
+        return runs
 
 
 class _Cached(NamedTuple):
+    path: str | None
     identity: tuple[int, int, int]  # of the segment file: a replaced file has another one
     opened: TopicIndex
 
@@ -80,45 +102,72 @@ class TopicLookup:
 
     # --- sealed segments ---
 
-    def find(self, base: int, topics: AbstractSet[bytes], start: int) -> TopicRuns | None:
+    def find(
+        self, base: int, topics: AbstractSet[bytes], start: int, history: History | None = None
+    ) -> TopicPlaces | None:
         """Return what to read of a sealed segment from offset `start` on; None: read it in order."""
         if len(topics) > TOPIC_LOOKUPS_MAX:
             return None
-        index = self._index(base)
-        if index is None:
+        found = self._index(base, history)
+        if found is None:
             return None
+        path, _, index = found
         try:
-            wanted = [*topics, REPAIRS] if index.repairs else topics
-            places = [row.places for topic in wanted if (row := index.find(topic)) is not None]
+            packed = [index.find(topic) for topic in topics]
+            if index.repairs:
+                packed.append(index.find(REPAIRS))
         except TopicIndexError as exc:
             self._refuse(base, exc)
             return None
-        runs = _runs_of(places, base, start, index.segment_bytes)
-        return None if runs is None else TopicRuns(index.salt, runs, Position(-1, -1, index.next))
+        places = _places_from(packed, start - base, index.segment_bytes)
+        if places is None:
+            return None
+        return TopicPlaces(base, index.salt, places, Position(-1, -1, index.next), path)
 
-    def rows(self, base: int, following: int) -> list[TopicRow] | None:
+    def rows(
+        self, base: int, following: int, history: History | None = None
+    ) -> list[TopicRow] | None:
         """Return the counts of all topics of a sealed segment that ends before `following`, if they are known."""
-        index = self._index(base)
-        if index is None or index.next != following:
+        found = self._index(base, history)
+        if found is None or found.opened.next != following:
             return None
         try:
-            return list(index.counts())
+            return list(found.opened.counts())
         except TopicIndexError as exc:
             self._refuse(base, exc)
             return None
 
-    def _index(self, base: int) -> TopicIndex | None:
-        """Return the index of a segment, from the last call if the file is still the same."""
-        try:
-            stat = os.stat(os.path.join(self._directory, segment_name(base)))
-        except OSError:
+    def count(
+        self,
+        base: int,
+        following: int,
+        topics: AbstractSet[bytes] | None,
+        history: History | None = None,
+    ) -> int | None:
+        """Return how many records of the topics a sealed segment that ends before `following` has, if that is known."""
+        found = self._index(base, history)
+        if found is None or found.opened.next != following or found.opened.repairs:
             return None
+        index = found.opened
+        try:
+            if topics is None:
+                return index.records()
+            return sum(index.records_of(topic) for topic in topics)
+        except TopicIndexError as exc:
+            self._refuse(base, exc)
+            return None
+
+    def _index(self, base: int, history: History | None) -> _Cached | None:
+        """Return the index of a segment, from the last call if the file is still the same."""
+        known = self._indexes.get(base)
+        try:
+            path = known.path if known is not None and known.path is not None else self._path(base)
+            stat = os.stat(path)
+        except OSError:
+            return None if history is None else self._remote_index(base, history, known)
         identity = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-        with self._lock:
-            known = self._indexes.get(base)
-            if known is not None and known.identity == identity:
-                self._indexes.move_to_end(base)
-                return known.opened
+        if known is not None and known.identity == identity:
+            return known
         if not os.path.exists(os.path.join(self._directory, topic_index_name(base))):
             return None
         try:
@@ -127,13 +176,36 @@ class TopicLookup:
             index = TopicIndex(self._directory, base, salt, size)
         except (OSError, LogError, TopicIndexError):
             return None
-        if not index.complete:
+        return self._keep(base, _Cached(path, identity, index))
+
+    def _remote_index(self, base: int, history: History, known: _Cached | None) -> _Cached | None:
+        """Return the index of a segment that is no longer here."""
+        try:
+            place = history.topic_index(base)
+            if place is None:
+                return None
+            identity = (place.salt, place.bytes, 0)
+            if known is not None and known.identity == identity:
+                return known
+            index = TopicIndex(place.directory, base, place.salt, place.bytes)
+        except TopicIndexError as exc:
+            logger.warning("log_topic_index_damaged %s %020d.ptix: %s", history, base, exc)
+            return None
+        return self._keep(base, _Cached(None, identity, index))
+
+    def _path(self, base: int) -> str:
+        return os.path.join(self._directory, segment_name(base))
+
+    def _keep(self, base: int, opened: _Cached) -> _Cached | None:
+        if not opened.opened.complete:
             return None
         with self._lock:
-            self._indexes[base] = _Cached(identity, index)
+            # The index opened first is closed first: with more segments than this, order of use decides little.
+            self._indexes.pop(base, None)
+            self._indexes[base] = opened
             while len(self._indexes) > TOPIC_INDEXES_OPEN_MAX:
                 self._indexes.popitem(last=False)
-        return index
+        return opened
 
     def _refuse(self, base: int, exc: TopicIndexError) -> None:
         logger.warning("log_topic_index_damaged %s/%020d.ptix: %s", self._directory, base, exc)
@@ -144,7 +216,7 @@ class TopicLookup:
 
     def find_active(
         self, segment: Segment, topics: AbstractSet[bytes], start: int, limit: int
-    ) -> TopicRuns | None:
+    ) -> TopicPlaces | None:
         """Return what to read of the active segment up to about byte `limit`; None: read it in order."""
         if len(topics) > TOPIC_LOOKUPS_MAX:
             return None
@@ -163,13 +235,15 @@ class _ActiveTopics:
 
     def find(
         self, segment: Segment, topics: AbstractSet[bytes], start: int, limit: int
-    ) -> TopicRuns | None:
+    ) -> TopicPlaces | None:
         with self._lock:
             if not self._ready(segment, limit):
                 return None
-            places = [found for topic in (*topics, REPAIRS) if (found := self._table.find(topic))]
-            runs = _runs_of(places, segment.base, start, self._at.pos)
-            return None if runs is None else TopicRuns(segment.header.salt, runs, self._at)
+            packed = [self._table.find(topic) for topic in (*topics, REPAIRS)]
+            places = _places_from(packed, start - segment.base, self._at.pos)
+            if places is None:
+                return None
+            return TopicPlaces(segment.base, segment.header.salt, places, self._at)
 
     def _ready(self, segment: Segment, limit: int) -> bool:
         """Fill the table up to `limit`; return False when that would cost more than it saves."""
@@ -203,18 +277,16 @@ class _ActiveTopics:
         return bool(used)
 
 
-def _runs_of(places: list[bytes], base: int, start: int, size: int) -> list[TopicRun] | None:
+def _places_from(packed: list[bytes], start: int, size: int) -> list[Place] | None:
     """Return the batches at these places, from the one that has offset `start` on; None if they are dense."""
-    count = sum(map(len, places)) // PLACE.size
+    count = sum(map(len, packed)) // PLACE.size
     if count * TOPIC_DENSE_BYTES > size:
         return None
-    found = sorted({place for packed in places for place in PLACE.iter_unpack(packed)})
+    if len(packed) == 1:
+        places = list(PLACE.iter_unpack(packed[0]))
+    else:
+        places = sorted({place for one in packed for place in PLACE.iter_unpack(one)})
+    if start <= 0:
+        return places
     # How many offsets a batch has is not listed: the last one that begins before `start` may reach over it.
-    skipped = max(bisect_right(found, start - base, key=itemgetter(2)) - 1, 0)
-    runs: list[TopicRun] = []
-    for pos, length, offset in found[skipped:]:
-        if runs and pos - runs[-1].end <= TOPIC_RUN_GAP_BYTES:
-            runs[-1] = runs[-1]._replace(end=pos + length)
-        else:
-            runs.append(TopicRun(pos, pos + length, base + offset))
-    return runs
+    return places[max(bisect_right(places, start, key=itemgetter(2)) - 1, 0) :]

@@ -7,6 +7,7 @@ segment, in order. It is not safe to use from several threads.
 
 from __future__ import annotations
 
+import os
 import struct
 from array import array
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -25,6 +26,8 @@ REPAIRS: Final = b"\x02"
 # Byte position and size of a batch, and its base offset after that of the segment.
 PLACE: Final = struct.Struct("<III")
 PLACE_MAX: Final = (1 << 32) - 1
+INDEX_HEADER_BYTES: Final = 64
+U32: Final = struct.Struct("<I")
 
 
 class TopicRow(NamedTuple):
@@ -134,3 +137,76 @@ class TopicTable:
         """Return the places of a topic, packed; empty if it has none."""
         entry = self._entries.get(topic)
         return b"" if entry is None else entry.places.tobytes()
+
+
+# --- a lookup in a topic index file (virta/log/format/topic_index.py); native/log_topic_index.h is the same in C ---
+
+
+def find_places(fd: int, end: int, salt: int, buckets: int, topic: bytes) -> bytes:
+    """
+    Return the places of a topic, packed; empty if the index does not list it. The file has `end` bytes.
+
+    Raises:
+        ValueError: the index is damaged.
+    """
+    rows = read_bucket(fd, end, salt, crc32c(topic) & (buckets - 1))
+    pos = 0
+    while pos < len(rows):
+        name, numbers, crc, pos = parse_row(rows, pos)
+        if name == topic:
+            (start,) = U32.unpack(_read(fd, end, INDEX_HEADER_BYTES + 4 * buckets, U32.size))
+            places = _read(fd, end, start + numbers[6], numbers[7] * PLACE.size)
+            if crc32c(places, salt) != crc:
+                raise ValueError("the places of a topic are damaged")
+            return places
+    return b""
+
+
+def read_bucket(fd: int, end: int, salt: int, number: int) -> bytes:
+    """Return the rows of a bucket."""
+    start, stop = struct.unpack("<II", _read(fd, end, INDEX_HEADER_BYTES + 4 * number, 8))
+    content = _read(fd, end, start, stop - start)
+    rows = content[U32.size :]
+    if content[: U32.size] != U32.pack(bucket_crc(number, rows, salt)):
+        raise ValueError("a bucket of topics is damaged")
+    return rows
+
+
+def bucket_crc(number: int, rows: bytes, salt: int) -> int:
+    return crc32c(U32.pack(number) + rows, salt)
+
+
+def parse_row(rows: bytes, pos: int) -> tuple[bytes, list[int], int, int]:
+    """Return the topic at a position, its eight numbers, the checksum of its places, and the position after it."""
+    numbers = []
+    try:
+        size, pos = _parse_number(rows, pos)
+        topic = rows[pos : pos + size]
+        pos += size
+        for _ in range(8):
+            number, pos = _parse_number(rows, pos)
+            numbers.append(number)
+        (crc,) = U32.unpack_from(rows, pos)
+    except (IndexError, struct.error):
+        raise ValueError("a row of a topic is damaged") from None
+    return topic, numbers, crc, pos + U32.size
+
+
+def _parse_number(data: bytes, pos: int) -> tuple[int, int]:
+    n = shift = 0
+    while True:
+        byte = data[pos]
+        pos += 1
+        n |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return n, pos
+        shift += 7
+
+
+def _read(fd: int, end: int, pos: int, size: int) -> bytes:
+    if not 0 <= size <= end - pos:
+        raise ValueError("a position is outside the index")
+    data = os.pread(fd, size, pos)
+    if len(data) < size:
+        raise ValueError("the index is cut off")
+    return data

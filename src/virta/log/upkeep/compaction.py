@@ -77,7 +77,7 @@ class CompactionReport(NamedTuple):
     records_after: int
 
 
-def _identity(record: Record) -> bytes:
+def _key_digest(record: Record) -> bytes:
     """Return a 16-byte digest of (topic, key): a map of a million keys takes about a hundred megabytes."""
     topic = record.topic
     return blake2b(len(topic).to_bytes(2, "little") + topic + record.key, digest_size=16).digest()
@@ -121,7 +121,7 @@ def _plan(
     if not segments:
         return []
     stays = _stays(_newest(log, segments, topics, progress), topics)
-    counts = [_count(log, info, stays) for info in segments]
+    counts = [_count_kept(log, info, stays) for info in segments]
     changed = [before != after for before, after in counts]
     if any(changed) and not changed[-1]:
         _mark(log, segments[-1])
@@ -149,7 +149,7 @@ def _newest(
     for batch in log.read(start=first, end=end, on_gap="skip", visibility="durable").batches():
         for record in batch:
             if record.key and (topics is None or bytes(record.topic) in topics):
-                newest[_identity(record)] = record.offset
+                newest[_key_digest(record)] = record.offset
             done += len(record.value) + len(record.topic) + len(record.key)
         if progress is not None:
             progress(min(done, total), 2 * total)
@@ -162,19 +162,19 @@ def _stays(newest: dict[bytes, int], topics: frozenset[bytes] | None) -> Stays:
     def stays(record: Record) -> bool:
         if not record.key or (topics is not None and bytes(record.topic) not in topics):
             return True
-        if newest.get(_identity(record), -1) > record.offset:
+        if newest.get(_key_digest(record), -1) > record.offset:
             return False
         return bool(record.value) or record.timestamp >= horizon
 
     return stays
 
 
-def _count(log: Log, info: SegmentInfo, stays: Stays) -> tuple[int, int]:
+def _count_kept(log: Log, info: SegmentInfo, stays: Stays) -> tuple[int, int]:
     """Return the records of a segment before and after compaction."""
     before = after = 0
     with Segment(log.path, info.base) as segment:
         for batch in _batches(segment):
-            records = _records(segment, batch)
+            records = _batch_records(segment, batch)
             before += len(records)
             after += sum(map(stays, records))
     return before, after
@@ -251,7 +251,7 @@ def _expire_segment(
     with Segment(log.path, info.base) as segment:
         removed = 0
         for batch in _batches(segment):
-            records = _records(segment, batch)
+            records = _batch_records(segment, batch)
             removed += len(records) - sum(map(stays, records))
             due[:] = [min(due)] if due else []
         if not removed:
@@ -278,7 +278,7 @@ def _batches(segment: Segment) -> Iterator[BatchHeader]:
         ).error()
 
 
-def _records(segment: Segment, batch: BatchHeader) -> list[Record]:
+def _batch_records(segment: Segment, batch: BatchHeader) -> list[Record]:
     """Return the records of one batch; only one batch is in memory at a time."""
     data = os.pread(segment.fd, BATCH_HEADER_BYTES + batch.payload_len, batch.pos)
     salt, size = segment.header.salt, len(data)
@@ -369,7 +369,7 @@ def _rewrite(segment: Segment, stays: Stays, following: int, producers: Producer
             file.write(header.pack())
             writer = _Rewriter(file, header)
             for batch in _batches(segment):
-                writer.batch(batch, list(filter(stays, _records(segment, batch))))
+                writer.batch(batch, list(filter(stays, _batch_records(segment, batch))))
             writer.seal(following)
             file.flush()
             os.fsync(file.fileno())

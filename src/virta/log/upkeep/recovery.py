@@ -167,7 +167,7 @@ def recover(
                 last_pos, last_time = pos, time
             if at.pos == size or _headroom_cut(segment, fd, end, following):
                 break
-            problem, hole = _hole(segment, end, size)
+            problem, hole = _damage_at_end(segment, end, size)
             problems.append(problem)
             kept.append(quarantine(directory, segment, at.pos, problem.byte_to, problem.reason))
             logger.warning("log_repaired %s", problem)
@@ -239,7 +239,9 @@ def _unseal(
     return problem, Position(seal, prev, at.next)
 
 
-def _hole(segment: Segment, end: WalkEnd, size: int) -> tuple[Problem, tuple[int, int] | None]:
+def _damage_at_end(
+    segment: Segment, end: WalkEnd, size: int
+) -> tuple[Problem, tuple[int, int] | None]:
     """Return the damage at the end of a walk, and (position, base) of the next valid batch, if any."""
     at = end.at
     path = str(segment.path)

@@ -143,6 +143,7 @@ def retain(
     consumed: bool,
     keep_unread: bool,
     unshipped: bool,
+    keep_from: int | None,
     dry_run: bool,
 ) -> RetentionReport:
     seconds = max_age.total_seconds() if isinstance(max_age, timedelta) else max_age
@@ -161,7 +162,7 @@ def retain(
             slowest,
             consumed=consumed,
             keep_unread=keep_unread,
-            shipped=None if unshipped else shipped_offset(log.path),
+            kept=(keep_from, None if unshipped else shipped_offset(log.path)),
         )
         if not dry_run:
             for info in removed:
@@ -185,11 +186,11 @@ def _to_remove(
     *,
     consumed: bool,
     keep_unread: bool,
-    shipped: int | None,
+    kept: tuple[int | None, ...],
 ) -> list[SegmentInfo]:
-    """Return the segments to remove; every consumer has read the records below `slowest`."""
+    """Return the segments to remove, none from `kept` on; every consumer has read the records below `slowest`."""
     segments = log.segments()
-    kept_from = [offset for offset in (lowest_pin(log.path), shipped) if offset is not None]
+    kept_from = [offset for offset in (lowest_pin(log.path), *kept) if offset is not None]
     total = sum(info.bytes for info in segments)
     oldest = None if max_age is None else now_us() - int(max_age * 1e6)
     removed: list[SegmentInfo] = []
