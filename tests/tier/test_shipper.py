@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import random
 import threading
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import virta
 from virta.errors import TierError
 from virta.tier import Shipper, TierStore, restore_log, verify_store
 from virta.tier import shipper as shipper_module
+from virta.tier.background import BackgroundShipper
 from virta.tier.manifest import find_manifest
+from waiting import wait_until
 
 SEGMENT_BYTES = 4096
 
@@ -275,53 +274,27 @@ def test_run_continues_after_failures(log, url, monkeypatch):
         assert shipper.shipped == 20
 
 
-STEPS = st.lists(st.sampled_from(["append", "ship", "retain", "restart", "compact"]), max_size=25)
+def test_a_stopped_shipper_still_says_how_far_it_is(log, url):
+    """After stopping, or after another shipper took over, the lag is not the whole log."""
+    append(log, 30)
+    background = BackgroundShipper(log, url, interval_s=0.001)
+    background.start()
+    background.stop(30)
+    append(log, 2)
+
+    assert background.status() == (url, 30, 2, None)
 
 
-@settings(max_examples=40)
-@given(STEPS, st.integers(0, 2**32))
-def test_reading_through_the_tier_equals_the_whole_log(tmp_path_factory, steps, seed):
-    """Whatever is appended, shipped, removed and compacted: nothing is lost, nothing is doubled."""
-    rng = random.Random(seed)
-    folder = tmp_path_factory.mktemp("log")
-    store = TierStore(f"file://{folder}/store")
-    appended: list[tuple[int, bytes]] = []
-    keyed: dict[bytes, int] = {}
-    with virta.open(folder / "log", segment_bytes=SEGMENT_BYTES) as log:
-        shipper = Shipper(log, store, garbage_age_s=0)
-        shipper.start()
-        compacted = False
-        for step in steps:
-            if step == "append":
-                for _ in range(rng.randrange(1, 60)):
-                    key = b"k%d" % rng.randrange(20)
-                    value = rng.randbytes(rng.randrange(1, 200))
-                    keyed[key] = log.append("t", key, value)
-                    appended.append((keyed[key], value))
-            elif step == "ship":
-                shipper.ship()
-                shipper.collect_garbage(now=True)
-            elif step == "retain":
-                log.retain(max_bytes=rng.randrange(3 * SEGMENT_BYTES))
-            elif step == "compact":
-                log.compact()
-                compacted = True
-            else:
-                shipper.close()
-                shipper = Shipper(log, store, garbage_age_s=0)
-                shipper.start()
-        shipper.ship()
-        shipper.close()
-        with virta.open(folder / "log") as reopened:
-            through = [(r.offset, bytes(r.value)) for r in reopened.read(on_gap="skip")]
-        with virta.open(store.url) as shipped:
-            remote = [(r.offset, bytes(r.value)) for r in shipped.read(on_gap="skip")]
-    newest = set(keyed.values())
-    if compacted:
-        assert [row for row in through if row[0] in newest] == [
-            row for row in appended if row[0] in newest
-        ]
-        assert set(through) <= set(appended)
-    else:
-        assert through == appended
-    assert remote == through
+def test_a_background_shipper_ends_when_it_is_fenced(log, url, tmp_path):
+    append(log, 5)
+    background = BackgroundShipper(log, url, interval_s=0.001)
+    background.start()
+    wait_until(lambda: background.status().next_offset == 5, "the first upload")
+    restore_log(url, tmp_path / "moved")
+    with virta.open(tmp_path / "moved") as moved, Shipper(moved, TierStore(url)):
+        append(log, 3)
+        wait_until(lambda: background.status().problem is not None, "the fence")
+        background.stop(30)
+    status = background.status()
+    assert "this one stops. Run one shipper per log" in status.problem
+    assert (status.next_offset, status.lag) == (5, 3)

@@ -87,7 +87,7 @@ def test_an_interrupted_restore_is_no_log_and_can_be_continued(tmp_path, monkeyp
 
 
 class FaultyProxy(BaseHTTPRequestHandler):
-    """Forwards to S3, and for a share of the requests answers 503, is slow, or cuts the connection."""
+    """Forwards to S3, and for a share of the requests answers wrongly, by half, late or not at all."""
 
     protocol_version = "HTTP/1.1"
     target = ("", 0)
@@ -96,13 +96,13 @@ class FaultyProxy(BaseHTTPRequestHandler):
 
     def forward(self):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        fault = self.rng.choice(["503", "409", "cut", "lost", "slow"])
+        fault = self.rng.choice(["503", "409", "412", "cut", "lost", "half", "slow"])
         if self.rng.random() >= self.share:
             fault = None
         if fault == "cut":
             self.close_connection = True
             return
-        if fault in {"503", "409"}:
+        if fault in {"503", "409", "412"}:
             self.answer(int(fault), {}, b"<Error><Code>SlowDown</Code></Error>")
             return
         upstream = http.client.HTTPConnection(*self.target, timeout=30)
@@ -120,7 +120,11 @@ class FaultyProxy(BaseHTTPRequestHandler):
             return
         if fault == "slow":
             threading.Event().wait(0.05)
-        self.answer(reply.status, headers, data, reply.getheader("Content-Length"))
+        length = reply.getheader("Content-Length") or str(len(data))
+        if fault == "half":  # the rest of the answer never comes
+            self.close_connection = True
+            data = data[: len(data) // 2]
+        self.answer(reply.status, headers, data, length)
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = forward  # noqa: N815
 
@@ -156,7 +160,7 @@ def faulty_url(s3_url, s3_endpoint, monkeypatch):
 
 @pytest.mark.slow
 def test_a_faulty_store_delays_but_loses_nothing(tmp_path, faulty_url):
-    """503, 409, cut connections, lost replies and slow ones: shipping goes on until everything is there."""
+    """503, 409, 412, cut connections, lost, cut and slow answers: shipping goes on until everything is there."""
     print(f"VIRTA_TEST_SEED={SEED}")
     failed = []
     with virta.open(tmp_path / "log", segment_bytes=4096, durability="none") as log:
@@ -174,5 +178,26 @@ def test_a_faulty_store_delays_but_loses_nothing(tmp_path, faulty_url):
         expected = [tuple(record) for record in log.read()]
     assert "tier_fenced" not in failed
     assert verify_store(faulty_url).problems == []
+    FaultyProxy.share = 0.2
+    refused = set()
+    for _ in range(3):  # reading through the same faults gives everything, or an error
+        try:
+            with virta.open(faulty_url) as shipped:
+                assert [tuple(record) for record in shipped.read()] == expected
+        except TierError as exc:
+            refused.add(exc.code)
+    assert refused <= {"tier_unreachable"}
+    FaultyProxy.share = 0.0
     with virta.open(faulty_url) as shipped:
         assert [tuple(record) for record in shipped.read()] == expected
+
+
+def test_a_store_that_refuses_every_claim_ends_in_a_sentence(tmp_path, monkeypatch):
+    """412 for an object that does not exist, again and again: an error, not an endless loop."""
+    monkeypatch.setattr(TierStore, "create", lambda *_: False)
+    with (
+        virta.open(tmp_path / "log") as log,
+        pytest.raises(TierError, match="refused 200 manifests") as caught,
+    ):
+        Shipper(log, TierStore(f"file://{tmp_path}/store")).start()
+    assert caught.value.code == "tier_contended"

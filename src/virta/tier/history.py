@@ -2,9 +2,10 @@
 The segments of a log in object storage, as local files in a bounded cache.
 
 What the store has is read from its newest manifest, or, next to the log itself, from the copy of the manifest that
-the shipper writes there: then the store is asked only for segments that are no longer here. A segment is fetched whole when a reader needs it. The active one grows: what was shipped since is added to the file
-that readers have open. When the cache is full, the files that were used least recently are removed; a reader that
-has one open finishes it undisturbed.
+the shipper writes there: then the store is asked only for segments that are no longer here. A segment is fetched whole
+when a reader needs it; for a reader of some topics its topic index is fetched first, and then often only their batches.
+The active segment grows: what was shipped since is added to the file that readers have open. When the cache is full,
+the segments that were used least recently are removed; a reader that has one open finishes it undisturbed.
 """
 
 from __future__ import annotations
@@ -12,26 +13,41 @@ from __future__ import annotations
 import os
 import threading
 import time
+from bisect import bisect_left
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from virta import files
 from virta.errors import TierError
 from virta.log.engine.kernel import crc32c
-from virta.log.format.directory import INDEX_SUFFIX, segment_name
+from virta.log.engine.source import IndexedSegment
+from virta.log.format.directory import (
+    INDEX_SUFFIX,
+    TOPIC_INDEX_SUFFIX,
+    segment_name,
+    topic_index_name,
+)
 from virta.log.format.index import Index, parse_index
+from virta.log.format.topic_index import TopicIndex, TopicIndexError
 from virta.log.limits import SEGMENT_HEADER_BYTES
 from virta.tier import manifest as manifests
 from virta.tier.remote import RemotePart, RemoteSegment
 from virta.tier.store import CACHE_BYTES_MAX, TierStore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from virta.log.format.segment import Segment
     from virta.tier.manifest import ShippedSegment, ShippedTail, TierManifest
+
+Found = TypeVar("Found")
 
 # The store is asked for a newer manifest at most this often.
 REFRESH_S: Final = 1.0
+# A segment of which a reader needs less than one part in so many is not fetched whole.
+PARTIAL_SHARE: Final = 4
 # A shipper may replace objects between reading the manifest and reading them; the next manifest names the new ones.
 ATTEMPTS_MAX: Final = 3
 
@@ -93,17 +109,54 @@ class TierHistory:
             FileNotFoundError: the store has no such segment.
             TierError: the store cannot be reached, or has other bytes than were shipped.
         """
+        self._with_manifest(lambda manifest: self._fetch(manifest, base))
+        return self._cache
+
+    def topic_index(self, base: int) -> IndexedSegment | None:
+        """Fetch the topic index of a sealed segment, not the segment; None if the store has none."""
+
+        def find(manifest: TierManifest) -> IndexedSegment | None:
+            segment = _sealed(manifest, base)
+            if segment is None or TOPIC_INDEX_SUFFIX not in segment.suffixes:
+                return None
+            path = self._cache / topic_index_name(base)
+            if not _is_index_of(path, segment):
+                data = self._open_store().read(segment.name + TOPIC_INDEX_SUFFIX)
+                self._make_room(len(data), keep=path)
+                files.write_whole(path, data)
+            return IndexedSegment(self._cache, segment.salt, segment.bytes)
+
+        return self._with_manifest(find)
+
+    def fetch_ranges(self, base: int, ranges: list[tuple[int, int]]) -> Segment | None:
+        """Return a sealed segment with these bytes only; None if it is here, or they are much of it: `fetch` it."""
+
+        def find(manifest: TierManifest) -> Segment | None:
+            segment = _sealed(manifest, base)
+            wanted = sum(end - pos for pos, end in ranges)
+            if segment is None or wanted * PARTIAL_SHARE > segment.bytes:
+                return None
+            if _is_whole(self._cache / segment_name(base), segment):
+                return None
+            return self._remote_segment(segment).open_ranges(ranges, self._open_store())
+
+        return self._with_manifest(find)
+
+    def _with_manifest(self, call: Callable[[TierManifest], Found]) -> Found:
+        """Call with the manifest, and again with the newest one if the shipper replaced objects meanwhile."""
         with self._lock:
             for attempt in range(ATTEMPTS_MAX):
                 manifest = self._refreshed(newest=attempt > 0)
                 try:
-                    self._fetch(manifest, base)
+                    return call(manifest)
                 except TierError as exc:
                     if exc.code != "tier_object_missing" or attempt == ATTEMPTS_MAX - 1:
                         raise
-                else:
-                    return self._cache
         raise AssertionError("unreachable")
+
+    def _remote_segment(self, segment: ShippedSegment) -> RemoteSegment:
+        part = RemotePart(segment.name, 0, segment.bytes)
+        return RemoteSegment(self.url, segment.base, segment.salt, (part,))
 
     def remote(self, base: int) -> RemoteSegment | None:
         """Return where the bytes of a shipped segment are; None if there is no such segment."""
@@ -112,20 +165,17 @@ class TierHistory:
         if tail is not None and tail.base == base:
             parts = tuple(RemotePart(tail.name(c), c.start, c.end) for c in tail.chunks)
             return RemoteSegment(self.url, base, tail.salt, parts) if parts else None
-        for segment in manifest.segments:
-            if segment.base == base:
-                part = RemotePart(segment.name, 0, segment.bytes)
-                return RemoteSegment(self.url, base, segment.salt, (part,))
-        return None
+        segment = _sealed(manifest, base)
+        return None if segment is None else self._remote_segment(segment)
 
     def index(self, base: int) -> Index | None:
         """Return the index of a sealed segment, None if the store has none."""
-        for segment in self.manifest().segments:
-            if segment.base == base and INDEX_SUFFIX in segment.suffixes:
-                with self._lock:
-                    data = self._open_store().read(segment.name + INDEX_SUFFIX)
-                return parse_index(data, base, segment.salt)
-        return None
+        segment = _sealed(self.manifest(), base)
+        if segment is None or INDEX_SUFFIX not in segment.suffixes:
+            return None
+        with self._lock:
+            data = self._open_store().read(segment.name + INDEX_SUFFIX)
+        return parse_index(data, base, segment.salt)
 
     def _nothing_shipped(self) -> bool:
         return self._copy is not None and not self._copy.exists()
@@ -164,7 +214,7 @@ class TierHistory:
         if tail is not None and tail.base == base:
             self._extend(path, tail)
             return
-        segment = next((s for s in manifest.segments if s.base == base), None)
+        segment = _sealed(manifest, base)
         if segment is None:
             raise FileNotFoundError(f"{self.url} has no segment that begins at offset {base}")
         if _is_whole(path, segment):
@@ -226,20 +276,38 @@ class TierHistory:
                 size = chunk.end
 
     def _make_room(self, wanted: int, *, keep: Path) -> None:
-        """Remove the files used least recently until `wanted` more bytes fit."""
-        found = []
-        for path in self._cache.glob("*.puro"):
+        """Remove the segments used least recently, with their indexes, until `wanted` more bytes fit."""
+        used: dict[str, int] = {}
+        sizes: dict[str, int] = {}
+        for path in self._cache.glob("*.p*"):
             with suppress(FileNotFoundError):
                 stat = path.stat()
-                found.append((stat.st_mtime_ns, stat.st_size, path))
-        total = sum(size for _, size, _ in found) + wanted
-        for _, size, path in sorted(found):
+                used[path.stem] = max(used.get(path.stem, 0), stat.st_mtime_ns)
+                sizes[path.stem] = sizes.get(path.stem, 0) + stat.st_size
+        total = sum(sizes.values()) + wanted
+        for stem in sorted(used, key=used.__getitem__):
             if total <= self._bytes_max:
                 return
-            if path != keep:
-                for related in self._cache.glob(f"{path.stem}.*"):
-                    related.unlink(missing_ok=True)
-                total -= size
+            if stem != keep.stem:
+                for path in self._cache.glob(f"{stem}.p*"):
+                    path.unlink(missing_ok=True)
+                total -= sizes[stem]
+
+
+def _sealed(manifest: TierManifest, base: int) -> ShippedSegment | None:
+    """Return a shipped segment by its first offset, None if there is none."""
+    at = bisect_left(manifest.segments, base, key=attrgetter("base"))
+    found = manifest.segments[at : at + 1]
+    return found[0] if found and found[0].base == base else None
+
+
+def _is_index_of(path: Path, segment: ShippedSegment) -> bool:
+    """Return whether the cache has the topic index of this generation of a segment."""
+    try:
+        TopicIndex(path.parent, segment.base, segment.salt, segment.bytes).close()
+    except TopicIndexError:
+        return False
+    return True
 
 
 def _is_whole(path: Path, segment: ShippedSegment) -> bool:

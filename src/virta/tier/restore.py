@@ -9,6 +9,7 @@ from virta import files
 from virta.errors import TierError
 from virta.log.engine.kernel import crc32c
 from virta.log.format.directory import META, make_directory, segment_bases
+from virta.log.format.topic_index import remove_unfinished
 from virta.tier import manifest as manifests
 from virta.tier.history import TierHistory
 from virta.tier.store import TierStore
@@ -53,8 +54,10 @@ def restore_log(
         raise TierError(
             f"{directory} is a log already; restore to a new directory", code="tier_exists"
         )
-    for unfinished in directory.glob("*.fetch"):
-        unfinished.unlink()
+    if directory.is_dir():  # of a restore that was interrupted
+        for unfinished in directory.glob("*.fetch"):
+            unfinished.unlink()
+        remove_unfinished(directory)
     make_directory(directory)
     # The directory is the cache, and nothing is removed from it.
     history = TierHistory(url, directory, bytes_max=1 << 62, refresh_s=float("inf"))

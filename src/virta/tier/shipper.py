@@ -57,6 +57,9 @@ MERGE_FACTOR: Final = 2
 # Objects that no manifest names are kept this long for readers that still use an older manifest.
 GARBAGE_AGE_S: Final = 3600.0
 GARBAGE_INTERVAL_S: Final = 600.0
+# Each attempt that fails means that another shipper wrote a manifest meanwhile. One without a pause, on a busy machine,
+# was seen to win 20 in a row.
+CLAIM_ATTEMPTS_MAX: Final = 200
 # After a store failed, it is tried again after these waits.
 RETRY_S, RETRY_S_MAX = 1.0, 60.0
 _READ_BYTES: Final = 1024 * 1024
@@ -95,6 +98,7 @@ class Shipper:
         self._lock = -1
         self.problem: str | None = None  # why the last upload of `run` failed
         self._manifest: TierManifest | None = None
+        self._shipped = 0
         self._listed_in = -1  # the manifest that has the present list of segments
         self._signatures: dict[int, _Signature] = {}
         self._trusted_before = 0  # µs; the last shipper has seen files that are older
@@ -103,8 +107,8 @@ class Shipper:
 
     @property
     def shipped(self) -> int:
-        """The offset after the last record in the store."""
-        return 0 if self._manifest is None else self._manifest.next
+        """The offset after the last record in the store; after `close` or a failure, as this shipper last saw it."""
+        return self._shipped if self._manifest is None else self._manifest.next
 
     def start(self) -> None:
         """
@@ -128,7 +132,7 @@ class Shipper:
 
     def _claim(self) -> None:
         stream = str(read_meta(self._directory).stream)
-        while True:
+        for _ in range(CLAIM_ATTEMPTS_MAX):
             found = manifests.newest_manifest(self.store)
             if found is not None and found.stream != stream:
                 raise TierError(
@@ -155,6 +159,12 @@ class Shipper:
             )
             if self.store.create(manifests.manifest_name(claim.number), manifests.encode(claim)):
                 break
+        else:
+            raise TierError(
+                f"{self.store.url} refused {CLAIM_ATTEMPTS_MAX} manifests as already existing: other"
+                " processes claim this log all the time, or the store's answers are wrong",
+                code="tier_contended",
+            )
         self._manifest, self._listed_in = claim, claim.number
         self._created_at = time.monotonic()
         self._trusted_before = 0 if found is None else found.written
@@ -165,6 +175,7 @@ class Shipper:
         if self._lock >= 0:
             files.unlock_file(self._lock)
             self._lock = -1
+        self._shipped = self.shipped
         self._manifest = None
 
     def __enter__(self) -> Shipper:

@@ -25,6 +25,8 @@ CACHE: Final = "cache"
 COPY: Final = "cache/manifest.json"
 # Segments that were fetched from the store, on this machine's disk.
 CACHE_BYTES_MAX: Final = 2 * 1024 * 1024 * 1024
+# Ranges of an object that are closer than this are read by one request: a request costs some milliseconds.
+COALESCE_BYTES: Final = 64 * 1024
 # One request with all its repetitions; after that the caller decides.
 RETRY_S: Final = 60.0
 REQUEST_TIMEOUT: Final = "30s"
@@ -80,6 +82,15 @@ class TierStore:
         """Return the bytes from `start` up to, not including, `end`."""
         with self._errors("reading", name):
             return bytes(self._obstore.get_range(self._store, name, start=start, end=end))
+
+    def read_ranges(self, name: str, ranges: list[tuple[int, int]]) -> list[bytes]:
+        """Return the bytes of each range; ranges near each other are one request."""
+        with self._errors("reading", name):
+            starts, ends = [start for start, _ in ranges], [end for _, end in ranges]
+            found = self._obstore.get_ranges(
+                self._store, name, starts=starts, ends=ends, coalesce=COALESCE_BYTES
+            )
+            return [bytes(data) for data in found]
 
     def stream(self, name: str) -> Iterator[bytes]:
         """Yield an object in pieces, for objects that should not be in memory whole."""
