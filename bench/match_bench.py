@@ -24,6 +24,8 @@ from pathlib import Path
 
 import match_cliffs
 import match_koncorde
+import match_peers
+import match_register
 import match_workload as workload
 from virta.filters import parse
 from virta.match.compile import compile_filter
@@ -290,6 +292,15 @@ def main():
     parser.add_argument(
         "--cliffs", action="store_true", help="every kind of filter alone, 3,000 each"
     )
+    parser.add_argument("--kinds", help="with --cliffs and --peers: kinds whose name contains this")
+    parser.add_argument(
+        "--register", action="store_true", help="registration from source in every dialect"
+    )
+    parser.add_argument(
+        "--peers",
+        action="store_true",
+        help="beside Koncorde, Lucene Monitor and a-tree, 10,000 filters",
+    )
     parser.add_argument("--large", action="store_true", help="with --cliffs: 30,000 too")
     args = parser.parse_args()
     if args.worker:
@@ -297,9 +308,14 @@ def main():
         make = native_row if kind == "native" else plain_row
         print(json.dumps(make(family, size, float(seconds))))
         return
+    if args.register:
+        sizes = ["10k"] if args.quick else ["10k", "100k"]
+        raise SystemExit(match_register.run(sizes, 2 if args.quick else 3, args.json))
+    if args.peers:
+        raise SystemExit(match_peers.run(10_000, 1.0, args.kinds, args.json))
     if args.cliffs:
         sizes = [3000, 30_000] if args.large else [3000]
-        options = argparse.Namespace(sizes=sizes, seconds=0.3, only=None, json=args.json)
+        options = argparse.Namespace(sizes=sizes, seconds=0.3, only=args.kinds, json=args.json)
         raise SystemExit(match_cliffs.run(options))
     if not workload.SHARED.exists():
         raise SystemExit(f"skipped: no workload in {workload.SHARED}")
@@ -317,6 +333,7 @@ def main():
         done.append(row)
         print(row["skipped"] if "skipped" in row else line_of(row), flush=True)
     print_ratios(done)
+    match_peers.run(10_000, 0.5 if args.quick else 2.0)
     if args.json:
         args.json.write_text(json.dumps(done, indent=1))
 

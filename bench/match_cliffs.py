@@ -20,12 +20,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from virta.filters import parse
+import match_koncorde
+from virta.filters import parse, preload
 from virta.match import Matcher
 
 WORDS = [f"w{i}" for i in range(400)]
 PAUSE_MS_MAX = 5.0
 RATE_MIN = 20_000
+COLD_REGEXPS = 5000
 
 
 def event(rng: random.Random) -> dict:
@@ -183,8 +185,8 @@ def polygon(at: dict) -> dict:
     return {"geoPolygon": {"loc": {"points": corners}}}
 
 
-def measure(kind: Kind, size: int, seconds: float) -> dict:
-    """Register filters of a kind, then match documents one by one."""
+def measure(kind: Kind, size: int, seconds: float, *, koncorde: bool = False) -> dict:
+    """Register filters of a kind, then match documents one by one; Koncorde does the same if asked."""
     dialect, name, make = kind
     rng = random.Random(f"{dialect} {name}")
     sources = [make(number, rng) for number in range(size)]
@@ -212,11 +214,31 @@ def measure(kind: Kind, size: int, seconds: float) -> dict:
             if calls % 50 == 0 and time.thread_time() - cpu > seconds:
                 break
         spent = time.thread_time() - cpu
-    return {
+    row = {
         "dialect": dialect, "kind": name, "filters": len(matcher), "rate": round(calls / spent), "hits": round(hits / calls, 2),
         "worst_ms": round(worst * 1000, 2), "first_ms": round(first * 1000, 2), "adds": round(size / added),
         "unindexed": matcher.stats()["unindexed"],
     }  # fmt: skip
+    if dialect == "koncorde" and koncorde:
+        row |= beside(
+            sources, documents, sum(len(matcher.match(text)) for text in documents), seconds
+        )
+    return row
+
+
+def beside(sources: list, documents: list[bytes], hits: int, seconds: float) -> dict:
+    """Return what Koncorde does with the same filters and documents, which it gets parsed."""
+    found, reason = match_koncorde.measure(
+        sources, [json.loads(text) for text in documents], seconds
+    )
+    if found is None:
+        return {"koncorde_skipped": reason}
+    equal = abs(found["hits"] * len(documents) - hits) < 0.5
+    return {
+        "koncorde": round(found["objects"]),
+        "koncorde_hits": found["hits"],
+        "hits_equal": equal,
+    }
 
 
 def run(args: argparse.Namespace) -> int:
@@ -226,23 +248,70 @@ def run(args: argparse.Namespace) -> int:
         kinds = [kind for kind in kinds if args.only in f"{kind[0]} {kind[1]}"]
     rows = []
     print(
-        f"{'dialect':13}{'kind':20}{'filters':>8}{'docs/s':>10}{'hits':>9}{'worst ms':>10}{'first ms':>10}{'scanned':>9}"
+        f"{'dialect':13}{'kind':20}{'filters':>8}{'docs/s':>10}{'hits':>9}{'worst ms':>10}{'first ms':>10}{'scanned':>9}{'Koncorde':>11}"
     )
     for size in args.sizes:
         for kind in kinds:
-            row = measure(kind, size, args.seconds)
+            row = measure(kind, size, args.seconds, koncorde=size == args.sizes[0])
             rows.append(row)
-            print(
-                f"{row['dialect']:13}{row['kind']:20}{row['filters']:8,}{row['rate']:10,}{row['hits']:9,}"
-                f"{row['worst_ms']:10}{row['first_ms']:10}{row['unindexed']:9,}",
-                flush=True,
-            )
+            print(line_of(row), flush=True)
+    rows += [cold_regexps()] if not args.only or args.only in "koncorde cold regexps" else []
     slow = [row for row in rows if row["rate"] < RATE_MIN and row["filters"] <= args.sizes[0]]
     for row in slow:
         print(f"below {RATE_MIN:,}: {row['dialect']} {row['kind']}: {row['rate']:,} documents/s")
+    behind = [row for row in rows if row["rate"] < row.get("koncorde", 0)]
+    for row in behind:
+        print(f"below Koncorde: {row['kind']}: {row['rate']:,}, Koncorde {row['koncorde']:,}")
+    for reason in sorted({row["koncorde_skipped"] for row in rows if "koncorde_skipped" in row}):
+        print(f"Koncorde skipped: {reason}")
+    for row in rows:
+        if not row.get("hits_equal", True):
+            print(f"hits differ: {row['kind']}: {row['hits']}, Koncorde {row['koncorde_hits']}")
+    paused = [row for row in rows if row["worst_ms"] > PAUSE_MS_MAX]
+    for row in paused:
+        print(
+            f"over {PAUSE_MS_MAX} ms: {row['dialect']} {row['kind']}, {row['filters']:,} filters: {row['worst_ms']} ms"
+        )
+    print(f"worst pause of an event loop: {max(row['worst_ms'] for row in rows)} ms")
     if args.json:
         args.json.write_text(json.dumps(rows))
-    return 1 if slow else 0
+    return 1 if slow or paused or behind else 0
+
+
+def line_of(row: dict) -> str:
+    peer = f"{row['koncorde']:,}" if "koncorde" in row else ""
+    return (
+        f"{row['dialect']:13}{row['kind']:20}{row['filters']:8,}{row['rate']:10,}{row['hits']:9,}"
+        f"{row['worst_ms']:10}{row['first_ms']:10}{row['unindexed']:9,}{peer:>11}"
+    )
+
+
+def cold_regexps() -> dict:
+    """Register 5,000 regexps one by one, as an event loop would, then match texts that none has seen."""
+    preload()
+    rng = random.Random(5)
+    sources = [
+        {"regexp": {"name": f"^{rng.choice(WORDS)}-{rng.randrange(6000)}[0-9]+(a|b)?$"}}
+        for _ in range(COLD_REGEXPS)
+    ]
+    texts = [json.dumps(document(rng)).encode() for _ in range(300)]
+    matcher, pauses, hits = Matcher(), [], 0
+    for source in sources:
+        started = time.thread_time()
+        matcher.add(source, dialect="koncorde")
+        pauses.append(time.thread_time() - started)
+    began = time.thread_time()
+    for text in texts:
+        started = time.thread_time()
+        hits += len(matcher.match(text))
+        pauses.append(time.thread_time() - started)
+    row = {
+        "dialect": "koncorde", "kind": "cold regexps", "filters": len(matcher), "hits": round(hits / len(texts), 2),
+        "rate": round(len(texts) / (time.thread_time() - began)), "worst_ms": round(max(pauses) * 1000, 2),
+        "first_ms": round(pauses[len(sources)] * 1000, 2), "unindexed": matcher.stats()["unindexed"],
+    }  # fmt: skip
+    print(line_of(row), flush=True)
+    return row
 
 
 def main() -> int:

@@ -19,6 +19,7 @@ const registered = Math.min(now() - start, cpu() - busy);
 const bytes = (process.memoryUsage().rss - memory) / ids.size;
 
 for (const document of documents.slice(0, 20)) koncorde.test(document);
+const found = documents.map((document) => koncorde.test(document).length);
 const times = [];
 let best = 0;
 const end = now() + Number(seconds);
@@ -39,5 +40,5 @@ while (now() < end) {
 times.sort((a, b) => a - b);
 const at = (share) => times[Math.floor(times.length * share)];
 console.log(JSON.stringify({
-  filters: ids.size, register: filters.length / registered, bytes, objects: best, p50: at(0.5), p99: at(0.99),
+  filters: ids.size, hits: found.reduce((a, b) => a + b, 0) / found.length, register: filters.length / registered, bytes, objects: best, p50: at(0.5), p99: at(0.99),
 }));

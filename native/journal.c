@@ -32,6 +32,7 @@ static PyMethodDef methods[] = {
     {"decode_replies", decode_replies, METH_O, "Return (replies, end) of some bytes."},
     {"encode_request", encode_request, METH_O, "Return the bytes of a request, or None to decline it."},
     {"encode_reply", encode_reply, METH_O, "Return the bytes of a reply, or None to decline it."},
+    {"encode_replies", encode_replies, METH_O, "Return the bytes of replies, or None to decline them."},
     {"exchange", (PyCFunction)(void (*)(void))journal_exchange, METH_FASTCALL,
      "Send a request and return its reply."},
     {NULL, NULL, 0, NULL},

@@ -224,4 +224,18 @@ static PyObject *encode_reply(PyObject *module, PyObject *reply)
     (void)module;
     return encode(reply, put_reply);
 }
+
+static enum outcome put_replies(Out *out, PyObject *replies)
+{
+    enum outcome found = PyList_CheckExact(replies) ? WRITTEN : DECLINED;
+    for (Py_ssize_t i = 0; found == WRITTEN && i < PyList_GET_SIZE(replies); i++)
+        found = put_reply(out, PyList_GET_ITEM(replies, i));
+    return found;
+}
+
+static PyObject *encode_replies(PyObject *module, PyObject *replies)
+{
+    (void)module;
+    return encode(replies, put_replies);
+}
 #endif

@@ -1,6 +1,7 @@
 // virta.match._core: the index as a Python type. What each method means: src/virta/match/_core.pyi.
 
 #include "match_call.hpp"
+#include "match_source.hpp"
 
 using namespace virta;
 
@@ -511,11 +512,13 @@ PyType_Spec index_spec = {"virta.match._core.Index", sizeof(IndexObject), 0,
                           index_slots};
 
 int module_exec(PyObject* module) {
-    PyObject* type = PyType_FromModuleAndSpec(module, &index_spec, nullptr);
-    if (!type) return -1;
-    const int failed = PyModule_AddType(module, reinterpret_cast<PyTypeObject*>(type));
-    Py_DECREF(type);
-    return failed;
+    for (PyType_Spec* spec : {&index_spec, &sources_spec}) {
+        PyObject* type = PyType_FromModuleAndSpec(module, spec, nullptr);
+        const int failed = type ? PyModule_AddType(module, reinterpret_cast<PyTypeObject*>(type)) : -1;
+        Py_XDECREF(type);
+        if (failed) return failed;
+    }
+    return 0;
 }
 
 PyModuleDef_Slot module_slots[] = {{Py_mod_exec, as_slot(module_exec)}, {0, nullptr}};

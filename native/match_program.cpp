@@ -1,4 +1,4 @@
-// Filters come in as programs: bytes that virta.match.program writes and this file reads.
+// Filters come in as programs: bytes that virta.match.compile.program writes and this file reads.
 //
 //   program      u32 conjunctions, each: u32 literals, each literal
 //   literal      u8 operation (+ 128 when negated), path (not for the last two), operands

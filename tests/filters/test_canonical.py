@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +18,7 @@ from virta.filters import Filter, parse
 from virta.filters.canonical import canonical_text, canonicalise, conjunctions
 from virta.filters.evaluate import holds
 from virta.filters.tree import EVERYTHING, NOTHING, And, Condition, Flat, Not, Or, ValueRange
+from virta.filters.values import Circle, Regexp, json_text
 
 A = ("a",)
 NEGATIVE_ZERO = Condition(A, "negative_zero")
@@ -198,3 +201,19 @@ def test_conjunctions_leave_out_what_cannot_hold():
 
     assert terms is not None
     assert len(terms) == 3
+
+
+@pytest.mark.parametrize(
+    ("op", "value"),
+    [
+        ("regexp", Regexp('a"\\.\u00e9\u2028*', "mi")),
+        ("geo_distance", Circle(1.5, -0.0, 1e22)),
+        ("geo_distance", Circle(48, 2, 100)),
+        ("geo_distance", Circle(1.0, 2.0, math.inf)),
+    ],
+)
+def test_frequent_shapes_have_the_text_of_all_others(op, value):
+    """The quick texts of patterns and circles are those of sorted JSON, so that ids stay as they were."""
+    text = canonical_text(Condition(("a",), op, value))
+
+    assert json_text(asdict(value)) in text

@@ -1,10 +1,10 @@
 """
 Random everything against the native index, until the time is up: `make fuzz`.
 
-Filters come and go, 40 of them CESQL expressions in each round; events are matched as objects, as JSON and as JSON
-with broken bytes; programs are damaged before they are added, and images before they are opened. The evaluator and the
-plain engine define the right answers; the sanitizers, with which `make fuzz` builds the index, find memory errors. A
-failure prints the seed that repeats it.
+Filters come and go, 40 of them CESQL expressions in each round; sources of every dialect are compiled by both engines;
+events are matched as objects, as JSON and as JSON with broken bytes; programs are damaged before they are added, and
+images before they are opened. The evaluator and the plain engine define the right answers; the sanitizers, with which
+`make fuzz` builds the index, find memory errors. A failure prints the seed that repeats it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import tempfile
 
 from cesql_randoms import CesqlRandoms
 from randoms import Randoms
+from source_randoms import SourceRandoms
 
 import virta.match._core as core
 from fuzz_rounds import repeat
-from virta.errors import EventError
-from virta.filters import parse
+from virta.errors import EventError, FilterError
+from virta.filters import DIALECTS, parse
 from virta.filters.cesql import evaluate
 from virta.match import Matcher, compile_filter
+from virta.match.compile import compile_source
 from virta.match.engine import NativeEngine
 
 
@@ -153,8 +155,27 @@ def expressions(seed):
     assert (stats["atoms"], stats["conditions"], stats["paths"]) == (0, 0, 0), stats
 
 
+def sources(seed):
+    """Random and damaged sources: the native compiler gives what the plain one gives, errors too."""
+    randoms = SourceRandoms(seed)
+    for dialect in DIALECTS:
+        for _ in range(60):
+            source = randoms.source(dialect)
+            native, plain = (compiled(source, dialect, engine) for engine in ("auto", "plain"))
+            assert native == plain, (dialect, source)
+
+
+def compiled(source, dialect, engine):
+    try:
+        found = compile_source(source, dialect, engine=engine)
+    except FilterError as exc:
+        return exc.code, exc.message
+    return found.canonical, found.id, found.encoded
+
+
 def one_round(seed):
     expressions(seed)
+    sources(seed)
     randoms = Randoms(seed)
     broken_json(randoms, *differential(randoms))
     broken_programs(randoms)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import math
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -12,9 +14,10 @@ import pytest
 
 from virta.filters import Filter, parse
 from virta.filters.tree import And, Condition, Select, ValueRange
-from virta.filters.values import Box
-from virta.match import Matcher, compile_filter, regex
+from virta.filters.values import Box, Regexp
+from virta.match import Matcher, compile_filter, pattern_sets
 from virta.native import load
+from waiting import wait_until
 
 core = load("virta.match._core")
 if core is None:
@@ -81,26 +84,62 @@ def test_the_gil_is_released():
 
 
 def test_patterns_are_compiled_when_they_are_added(monkeypatch):
-    """Sets are built by add(), never by match(); a pattern is compiled a few times however many follow it."""
-    built = []
+    """Adding builds small sets, the background large ones, matching none; each pattern is compiled a few times."""
+    adder, built = threading.current_thread(), []
 
-    class Counted(regex._Set):
+    class Counted(pattern_sets._Set):
         def __init__(self, group):
-            built.append(len(group))
+            built.append((threading.current_thread() is adder, len(group)))
             super().__init__(group)
 
-    monkeypatch.setattr(regex, "_Set", Counted)
+    monkeypatch.setattr(pattern_sets, "_Set", Counted)
     matcher = Matcher(engine="native")
     filters = [parse({"regexp": {"t": f"^k.*{i}z"}}, "koncorde") for i in range(3000)]
     matcher.add_many(filters)
-    sets = len(built)
+    added = [size for here, size in built if here]
 
     found = set(matcher.match({"t": "k-117z"}))
 
     assert found == {f.id for f in filters if f.matches({"t": "k-117z"})} != set()
-    assert len(built) == sets
-    assert max(built) <= regex.SET_PATTERNS_MAX
-    assert sum(built) < 7 * len(filters)
+    assert [size for here, size in built if here] == added
+    assert max(added) <= pattern_sets.FRESH_MAX
+    wait_until(lambda: not pattern_sets._BUILDER._running)
+    sizes = [size for _, size in built]
+    assert pattern_sets.FRESH_MAX < max(sizes) <= pattern_sets.SET_PATTERNS_MAX
+    assert sum(sizes) < 6 * len(filters)
+    assert set(matcher.match({"t": "k--117z"})) == found
+
+
+def test_removed_patterns_leave_the_sets():
+    """When most patterns of a path are removed, its sets are built anew without them, in the background."""
+    patterns = pattern_sets.PathPatterns()
+    for number in range(4000):
+        patterns.add(number, Regexp(f"k.*{number}z", ""))
+    before = patterns.bytes
+    for number in range(3900):
+        patterns.remove(number)
+    wait_until(lambda: patterns.removed < 2000)
+    wait_until(lambda: not pattern_sets._BUILDER._running)
+
+    assert patterns.search("k-3950z", 0) == [3950]
+    assert patterns.search("k-3950z", 3951) == []
+    assert sum(len(part.group) for part in patterns.sets) < 2200
+    assert patterns.bytes < before / 2
+
+
+def test_the_background_ends_with_the_process():
+    """A process that ends while sets are built ends without an error."""
+    code = (
+        "from virta.match.pattern_sets import PathPatterns\n"
+        "from virta.filters.values import Regexp\n"
+        "patterns = PathPatterns()\n"
+        "for n in range(5000): patterns.add(n, Regexp(f'^k.*[a-z]{n}z', ''))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_threads_that_add_patterns_while_others_match():

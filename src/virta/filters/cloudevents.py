@@ -45,7 +45,7 @@ def parse(source: Any) -> Filter:
     Raises FilterError whose `path` names the place (`all[1].exact.type`) and `keyword` the dialect.
     """
     if isinstance(source, str | bytes):
-        source = _decoded(source)
+        source = _decode_filter(source)
     reader = _Reader()
     if isinstance(source, list | tuple):
         tree = all_of([reader.filter(x, f"[{i}]", 1) for i, x in enumerate(source)])
@@ -54,7 +54,7 @@ def parse(source: Any) -> Filter:
     return Filter(tree, dialect="cloudevents")
 
 
-def _decoded(text: str | bytes) -> Any:
+def _decode_filter(text: str | bytes) -> Any:
     if len(text) > TEXT_BYTES_MAX:
         raise FilterError(
             f"filter of {len(text)} characters: at most {TEXT_BYTES_MAX} are allowed",
@@ -84,7 +84,8 @@ class _Reader:
             )
         if not isinstance(source, dict) or len(source) != 1:
             raise _invalid(
-                f"a filter is an object with one member, the dialect, got {_shown(source)}", path
+                f"a filter is an object with one member, the dialect, got {_short_repr(source)}",
+                path,
             )
         ((dialect, argument),) = source.items()
         inner = f"{path}.{dialect}" if path else str(dialect)
@@ -97,7 +98,7 @@ class _Reader:
         if dialect == "sql":
             return _sql(argument, inner)
         raise FilterError(
-            f"unknown filter dialect {_shown(dialect)}: expected one of"
+            f"unknown filter dialect {_short_repr(dialect)}: expected one of"
             f" {', '.join(COMPARISONS)}, all, any, not, sql",
             code="dialect_unsupported",
             keyword=str(dialect)[:100],
@@ -107,7 +108,7 @@ class _Reader:
     def _nested(self, dialect: str, filters: Any, path: str, depth: int) -> Node:
         if not isinstance(filters, list | tuple) or not filters:
             raise _invalid(
-                f"{dialect} takes a list of at least one filter, got {_shown(filters)}",
+                f"{dialect} takes a list of at least one filter, got {_short_repr(filters)}",
                 path,
                 dialect,
             )
@@ -118,7 +119,7 @@ class _Reader:
     def _comparison(self, dialect: str, attributes: Any, path: str) -> Node:
         if not isinstance(attributes, dict) or not attributes:
             raise _invalid(
-                f"{dialect} takes an object of attributes and texts, got {_shown(attributes)}",
+                f"{dialect} takes an object of attributes and texts, got {_short_repr(attributes)}",
                 path,
                 dialect,
             )
@@ -128,7 +129,7 @@ class _Reader:
             inner = f"{path}.{name}"[:200]
             if not isinstance(name, str) or _NAME.fullmatch(name) is None or name in DATA_MEMBERS:
                 raise _invalid(
-                    f"{_shown(name)} is no attribute of events: names have lower-case letters and"
+                    f"{_short_repr(name)} is no attribute of events: names have lower-case letters and"
                     " digits, and data is none",
                     inner,
                     dialect,
@@ -136,7 +137,7 @@ class _Reader:
             if not isinstance(text, str) or not 0 < len(text) <= TEXT_CHARS_MAX:
                 raise _invalid(
                     f"{dialect} compares {name} with a text of 1 to {TEXT_CHARS_MAX} characters,"
-                    f" got {_shown(text)}",
+                    f" got {_short_repr(text)}",
                     inner,
                     dialect,
                 )
@@ -156,7 +157,9 @@ class _Reader:
 
 def _sql(source: Any, path: str) -> Node:
     if not isinstance(source, str):
-        raise _invalid(f"sql takes a CESQL expression as text, got {_shown(source)}", path, "sql")
+        raise _invalid(
+            f"sql takes a CESQL expression as text, got {_short_repr(source)}", path, "sql"
+        )
     try:
         expression = parse_expression(source)
         # The API coerces the result to Boolean, where the language itself wants one.
@@ -173,7 +176,7 @@ COMPARISONS: dict[str, Callable[[str, str], Node]] = {
 }
 
 
-def _shown(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     if isinstance(value, str):
         return repr(value if len(value) <= 40 else value[:39] + "…")
     if isinstance(value, dict | list | tuple):

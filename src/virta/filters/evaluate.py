@@ -156,7 +156,7 @@ def same(expected: Scalar, value: Any) -> bool:
     return False
 
 
-def _type(name: str, value: Any) -> bool:
+def _has_type(name: str, value: Any) -> bool:
     if name == "number":
         return isinstance(value, int | float) and not isinstance(value, bool)
     return isinstance(value, _PYTHON_TYPES[name])
@@ -171,7 +171,7 @@ _PYTHON_TYPES: dict[str, Any] = {
 }
 
 
-def _in(values: tuple[Scalar, ...], value: Any) -> bool:
+def _is_in(values: tuple[Scalar, ...], value: Any) -> bool:
     if len(values) <= SEARCHED_MIN:
         return any(same(expected, value) for expected in values)
     if value is not None and not isinstance(value, str | bool | int | float):
@@ -186,7 +186,7 @@ def _contains(expected: Scalar, value: Any) -> bool:
 
 
 def _range(bounds: ValueRange, value: Any) -> bool:
-    if not _type(bounds.kind, value):
+    if not _has_type(bounds.kind, value):
         return False
     if bounds.kind == "number":
         value = number(value)
@@ -393,9 +393,9 @@ def _negative_zero(_: None, value: Any) -> bool:
 
 TESTS: dict[str, Callable[[Any, Any], bool]] = {
     "exists": lambda *_: True,
-    "type": _type,
+    "type": _has_type,
     "eq": same,
-    "in": _in,
+    "in": _is_in,
     "contains": _contains,
     "range": _range,
     "prefix": lambda prefix, value: isinstance(value, str) and value.startswith(prefix),

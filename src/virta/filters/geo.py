@@ -58,7 +58,7 @@ def read_point(value: Any) -> Point | None:
     if isinstance(value, dict):
         if "lat" in value and "lon" in value:
             return _coordinates(value["lat"], value["lon"])
-        return _read_simple_point(_member(value, "latLon", "lat_lon"))
+        return _read_simple_point(_last_member(value, "latLon", "lat_lon"))
     return None if isinstance(value, bool) else _read_simple_point(value)
 
 
@@ -72,7 +72,7 @@ def _read_simple_point(value: Any) -> Point | None:
     return None
 
 
-def _member(value: dict[str, Any], *names: str) -> Any:
+def _last_member(value: dict[str, Any], *names: str) -> Any:
     """Return the last member under one of its spellings, or None."""
     found = None
     for key, member in value.items():
@@ -174,9 +174,9 @@ def in_polygon(polygon: Polygon, lat: float, lon: float) -> bool:
         ):
             return True
         side = polar or side
-        here = _wrapped(lon_from - lon)
+        here = _wrap_longitude(lon_from - lon)
         # Exactly the value that is `here` for the next edge, so each vertex is on the same side for both edges.
-        there = _wrapped(lon_to - lon)
+        there = _wrap_longitude(lon_to - lon)
         there += 360 * math.floor((here + lon_by - there) / 360 + 0.5)
         if here <= 0 < there:
             turns += sign * side > 0
@@ -202,9 +202,9 @@ def _edges(polygon: Polygon) -> tuple[list[Edge], bool]:
         start = vectors[i - 1]
         lat_from, lat_to = polygon.points[i - 1][0], polygon.points[i][0]
         lon_from = longitudes[i - 1]
-        lon_by = _wrapped(longitudes[i] - lon_from)
+        lon_by = _wrap_longitude(longitudes[i] - lon_from)
         # The cross product of the ends, computed so that it stays accurate for ends close together.
-        normal = _unit(
+        normal = _unit_vector(
             _cross(
                 (start[0] + end[0], start[1] + end[1], start[2] + end[2]),
                 (end[0] - start[0], end[1] - start[1], end[2] - start[2]),
@@ -255,12 +255,12 @@ def _in_rough_box(lat0: float, lon0: float, radius: float, lat: float, lon: floa
     cosine = math.cos(math.radians(lat0))
     if cosine <= 0:
         return True
-    return abs(_wrapped(lon - lon0)) <= math.degrees(radius / EQUATOR / cosine)
+    return abs(_wrap_longitude(lon - lon0)) <= math.degrees(radius / EQUATOR / cosine)
 
 
 def distance(lat0: float, lon0: float, lat: float, lon: float) -> float:
     """Return the metres between two points."""
-    apart = abs(_wrapped(lon - lon0))
+    apart = abs(_wrap_longitude(lon - lon0))
     one, two = math.radians(lat0), math.radians(lat)
     if apart <= MERIDIAN_DEGREES_MAX:
         return abs(_meridian(two) - _meridian(one))
@@ -287,7 +287,7 @@ def _meridian(latitude: float) -> float:
     )
 
 
-def _wrapped(degrees: float) -> float:
+def _wrap_longitude(degrees: float) -> float:
     """Return the same difference of longitudes in (-180, 180]."""
     if -180 < degrees <= 180:
         return degrees
@@ -312,6 +312,6 @@ def _cross(one: Vector, two: Vector) -> Vector:
     )
 
 
-def _unit(vector: Vector) -> Vector:
+def _unit_vector(vector: Vector) -> Vector:
     length = math.hypot(*vector)
     return vector if length == 0 else (vector[0] / length, vector[1] / length, vector[2] / length)

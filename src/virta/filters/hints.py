@@ -47,7 +47,7 @@ def likely_dialect(source: Any) -> str | None:
         return _json_dialect(source)
     text = source.strip()
     if text.startswith(("{", '[{"', "[ {")):
-        return _json_dialect(_loaded(text))
+        return _json_dialect(_load_json(text))
     if len(text) > HINT_CHARS_MAX:
         return None
     if _CESQL_WORD.search(text) and _is_expression(text):
@@ -89,7 +89,9 @@ def suggested_term(piece: str) -> str | None:
             value = json.dumps(value, ensure_ascii=False)
     elif not value or re.search(r"\s", value):
         return None  # more than a comparison
-    return quote(f"{name}={_OPERATORS.get(operator, operator)}{value}", safe=_PLAIN)
+    return quote(
+        f"{name}={_OPERATORS.get(operator, operator)}{value}", safe=_PLAIN, errors="surrogatepass"
+    )
 
 
 def other_dialect(error: FilterError, source: Any, dialect: str) -> str | None:
@@ -134,7 +136,7 @@ def _json_dialect(source: Any) -> str | None:
     return "cloudevents" if _CLOUDEVENTS & source.keys() else "koncorde"
 
 
-def _loaded(text: str) -> Any:
+def _load_json(text: str) -> Any:
     """Return the JSON value of a text; an object in broken JSON counts as Koncorde's."""
     start: Any = [{}] if text.startswith("[") else {}
     if len(text) > HINT_CHARS_MAX:

@@ -185,7 +185,7 @@ def _invalid_key(key: str, term: str, conjunction: str) -> FilterError:
     if likely not in {None, "query-string"}:
         members["likelyDialect"] = likely
         questions.append(looks_like(str(likely)))
-    escaped = quote(unquote_plus(shown), safe="/~")
+    escaped = quote(unquote_plus(shown), safe="/~", errors="surrogatepass")
     advice = " ".join(questions) or f"write `{escaped}=VALUE` for a member of this name"
     return _refused("invalid-key", f"{term[:KEY_CHARS_SHOWN]!r}: {advice}", path=shown, **members)
 
@@ -198,6 +198,16 @@ def _decoded(text: str) -> str:
             "malformed-percent-escape", f"{escape!r}: expected % and two hexadecimal digits"
         )
     return unquote_plus(text, errors="replace")
+
+
+def plain_key_path(key: str) -> Path | None:
+    """Return the path of a key without escapes, None for others and for what is refused."""
+    if not key or _NO_NAME.search(key) or key[-1] == "!" or "%" in key or "+" in key:
+        return None
+    try:
+        return _path(key)
+    except FilterError:
+        return None
 
 
 def _path(key: str) -> Path:

@@ -46,5 +46,16 @@ class Index:
     def stats(self) -> dict[str, int]: ...
     def __len__(self) -> int: ...
 
+# Filters of the common forms from their source: native/match_source.hpp.
+class Sources:
+    def __init__(
+        self,
+        path: Callable[[str, str], tuple[str, bytes] | None],
+        leaf: Callable[[str, Any, bool], tuple[str, str, bytes, int] | None],
+        /,
+    ) -> None: ...
+    # The canonical text and the program; None if the source is not of a common form.
+    def compile(self, dialect: str, source: Any, /) -> tuple[str, bytes] | None: ...
+
 # The module's own code as it is loaded; b"" where the system does not tell.
 def code() -> bytes: ...

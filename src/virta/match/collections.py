@@ -65,6 +65,11 @@ class NamedMatchers:
     def has_filter(self, id_: str) -> bool:
         return id_ in self._places
 
+    def find(self, index: str, collection: str, filter_: Filter) -> str | None:
+        """Return the id under which a filter is registered there, None if it is not."""
+        with self._lock:
+            return self._ids.get((index, collection), {}).get(filter_.id)
+
     def register(self, index: str, collection: str, filter_: Any) -> dict[str, Any]:
         """
         Register a filter; returns its `id`, and `diff`: False when it was there, otherwise what is new.

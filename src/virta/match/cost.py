@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any
 from virta.filters.explain import path_text
 from virta.filters.tree import Condition, Not
 from virta.match.compile import Compiled, compile_filter
+from virta.match.compile.program import MATCH_FALLBACK, encode
 from virta.match.engine import make_engine
 from virta.match.plain.selectivity import SCAN, cover, implied, rank
-from virta.match.program import MATCH_FALLBACK, encode
 
 if TYPE_CHECKING:
     from virta.filters import Filter
 
-# Nanoseconds an event costs for each conjunction that it tests, and for each condition evaluated in Python.
+# Nanoseconds an event costs for each conjunction that it tests, for each condition of a tree that is tested whole, and
+# for each condition evaluated in Python.
 SCAN_NS = 20
+TREE_NS = 5
 PYTHON_NS = 5_000
 # Memory of a conjunction in a large index beside its conditions, whose size is about that of the program.
 CONJUNCTION_BYTES = 100
@@ -44,9 +46,14 @@ class FilterCost:
     event_ns: int
     bytes: int
 
+    @property
+    def scans(self) -> int:
+        """Return how many simple scanned filters cost every event as much as this one; 0 unless it is scanned."""
+        return max(1, -(-self.event_ns // SCAN_NS)) if self.kind == "scanned" else 0
+
     def to_json(self) -> dict[str, Any]:
         """Return the cost as JSON data."""
-        return asdict(self)
+        return asdict(self) | {"scans": self.scans}
 
     def __str__(self) -> str:
         lines = [
@@ -82,9 +89,16 @@ def filter_cost(filter_: Filter | Compiled, *, engine: str = "auto") -> FilterCo
         conjunctions=stats["conjunctions"],
         found_by=tuple(dict.fromkeys(_accesses(compiled))) if kind != "scanned" else (),
         python=tuple(_described(condition) for condition in opaques),
-        event_ns=every * SCAN_NS + (PYTHON_NS * len(opaques) if every else 0),
+        event_ns=_event_ns(compiled, every, len(opaques)) if every else 0,
         bytes=len(program) + stats["conjunctions"] * CONJUNCTION_BYTES,
     )
+
+
+def _event_ns(compiled: Compiled, conjunctions: int, opaques: int) -> int:
+    tested = conjunctions * SCAN_NS
+    if compiled.tree is not None:
+        tested += TREE_NS * compiled.tree.count
+    return tested + PYTHON_NS * opaques
 
 
 def _accesses(compiled: Compiled) -> list[str]:

@@ -15,8 +15,8 @@ from virta.filters.evaluate import condition_holds
 from virta.filters.geo import read_point
 from virta.filters.text import text_of
 from virta.match.events import parse_event
+from virta.match.pattern_sets import PatternSets
 from virta.match.plain import PlainEngine
-from virta.match.regex import PatternSets
 from virta.native import load
 
 if TYPE_CHECKING:

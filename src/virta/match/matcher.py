@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from virta.errors import EventError, FilterError
-from virta.filters import Filter, parse
-from virta.match.compile import Compiled, compile_filter
+from virta.filters import Filter
+from virta.match.compile import Compiled, compile_filter, compile_source
 from virta.match.engine import MatchEngine, make_engine
 from virta.match.events import too_deep
 from virta.match.names import Match, NamedFilter, Names, check_metadata, check_name
@@ -37,6 +37,7 @@ class Matcher:
     def __init__(self, *, engine: str | MatchEngine = "auto") -> None:
         self._engine = make_engine(engine) if isinstance(engine, str) else engine
         self._names = Names()
+        self._source_engine = "plain" if self._engine.name == "plain" else "auto"
 
     @property
     def engine(self) -> str:
@@ -63,24 +64,36 @@ class Matcher:
         Raises:
             FilterError: for what is no filter, or no name.
         """
-        compiled = _compiled(filter_, dialect)
+        compiled = self._compiled(filter_, dialect)
         if id is None:
             if payload is not None or metadata is not None:
                 raise FilterError(
                     "payload and metadata need an id: add(filter, id=…)", code="bad_name"
                 )
-            with self._names.lock:
-                self._engine.add(compiled)
-                if compiled.id in self._names.owners:
-                    self._names.shared.add(compiled.id)
-                if not isinstance(filter_, Filter | Compiled):
-                    self._names.forms[compiled.id] = compiled.canonical
-            return compiled.id
+            return self._add_unnamed(filter_, compiled)
         one = NamedFilter(
             check_name(id), compiled.id, payload, check_metadata(metadata), compiled.canonical
         )
         self._put(one, compiled)
         return one.id
+
+    def _add_unnamed(self, filter_: Any, compiled: Compiled) -> str:
+        id_, names = compiled.id, self._names
+        with names.lock:
+            self._engine.add(compiled)
+            if id_ in names.owners:
+                names.shared.add(id_)
+            if not isinstance(filter_, Filter | Compiled):
+                names.forms[id_] = compiled.canonical
+        return id_
+
+    def _compiled(self, filter_: Any, dialect: str) -> Compiled:
+        if isinstance(filter_, Compiled):
+            return filter_
+        if isinstance(filter_, Filter):
+            return compile_filter(filter_)
+        # The plain index works on trees, which the native compiler does not make.
+        return compile_source(filter_, dialect, engine=self._source_engine)
 
     def _put(self, one: NamedFilter, compiled: Compiled) -> None:
         with self._names.lock:
@@ -93,7 +106,8 @@ class Matcher:
 
     def add_many(self, filters: Iterable[Any], *, dialect: str = "query-string") -> list[str]:
         """Add filters without names; return their ids in order."""
-        return [self.add(filter_, dialect=dialect) for filter_ in filters]
+        add, compile_one = self._add_unnamed, self._compiled
+        return [add(filter_, compile_one(filter_, dialect)) for filter_ in filters]
 
     def remove(self, id_: str) -> bool:
         """Remove a name, or undo one `add` without a name; return False, not an error, if there is no such id."""
@@ -125,7 +139,9 @@ class Matcher:
     @staticmethod
     def validate(source: Any, dialect: str = "query-string") -> str:
         """Return the id that a filter would have, without adding it; raise FilterError if it is invalid."""
-        return compile_filter(source if isinstance(source, Filter) else parse(source, dialect)).id
+        if isinstance(source, Filter):
+            return source.id
+        return compile_source(source, dialect).id
 
     def __len__(self) -> int:
         return len(self._engine)
@@ -318,12 +334,6 @@ class Matcher:
         stats["bytes"] = total
         stats["bytes_per_filter"] = round(total / max(1, stats["filters"]), 1)
         return stats
-
-
-def _compiled(filter_: Any, dialect: str) -> Compiled:
-    if isinstance(filter_, Compiled):
-        return filter_
-    return compile_filter(filter_ if isinstance(filter_, Filter) else parse(filter_, dialect))
 
 
 def _odd(events: Sequence[Any]) -> bool:

@@ -37,6 +37,11 @@ def text_path(name: str) -> Path:
     return (CesqlExpression(syntax.Call("STRING", (syntax.Attribute(name),))),)
 
 
+def integer_path(name: str) -> Path:
+    """Return the path of an attribute's Integer."""
+    return (CesqlExpression(syntax.Call("INT", (syntax.Attribute(name),))),)
+
+
 def text_equals(name: str, text: str) -> Node:
     """Return the condition that the attribute's text equals this one."""
     if name in DATA_MEMBERS:

@@ -57,7 +57,7 @@ def compiled(node: syntax.Expression) -> Evaluator:
         case syntax.Like(operand, pattern, negated):
             return _like(compiled(operand), like(pattern), negated=negated)
         case syntax.In(operand, items, negated):
-            return _in(compiled(operand), [compiled(x) for x in items], negated=negated)
+            return _evaluate_in(compiled(operand), [compiled(x) for x in items], negated=negated)
         case syntax.Call(name, arguments):
             return _call(name, [compiled(x) for x in arguments])
 
@@ -211,7 +211,7 @@ def _like(operand: Evaluator, pattern: LikePattern, *, negated: bool) -> Evaluat
     return evaluate
 
 
-def _in(operand: Evaluator, items: list[Evaluator], *, negated: bool) -> Evaluator:
+def _evaluate_in(operand: Evaluator, items: list[Evaluator], *, negated: bool) -> Evaluator:
     def evaluate(event: Any) -> Result:
         value, problem = operand(event)
         if problem is not None:

@@ -56,49 +56,53 @@ def find(name: str, count: int) -> CesqlFunction | None:
     return next((f for f in FUNCTIONS.get(name, ()) if f.takes(count)), None)
 
 
-def _failed(value: Value, message: str) -> Result:
+def _function_failed(value: Value, message: str) -> Result:
     return value, CesqlProblem(FUNCTION_EVALUATION, message)
 
 
-def _text(value: str, name: str) -> Result:
+def _bounded_text(value: str, name: str) -> Result:
     if len(value) > STRING_CHARS_MAX:
-        return _failed("", f"{name} would build more than {STRING_CHARS_MAX} characters")
+        return _function_failed("", f"{name} would build more than {STRING_CHARS_MAX} characters")
     return value, None
 
 
 def _concat(*parts: str) -> Result:
-    return _joined("CONCAT", "", parts)
+    return _join_bounded("CONCAT", "", parts)
 
 
 def _concat_ws(delimiter: str, *parts: str) -> Result:
-    return _joined("CONCAT_WS", delimiter, parts)
+    return _join_bounded("CONCAT_WS", delimiter, parts)
 
 
-def _joined(name: str, delimiter: str, parts: tuple[str, ...]) -> Result:
+def _join_bounded(name: str, delimiter: str, parts: tuple[str, ...]) -> Result:
     size = sum(map(len, parts)) + len(delimiter) * max(0, len(parts) - 1)
     if size > STRING_CHARS_MAX:
-        return _failed("", f"{name} would build {size} characters, more than {STRING_CHARS_MAX}")
+        return _function_failed(
+            "", f"{name} would build {size} characters, more than {STRING_CHARS_MAX}"
+        )
     return delimiter.join(parts), None
 
 
 def _left(text: str, count: int) -> Result:
     if count < 0:
-        return _failed(text, f"LEFT cannot take {count} characters: expected 0 or more")
+        return _function_failed(text, f"LEFT cannot take {count} characters: expected 0 or more")
     return text[:count], None
 
 
 def _right(text: str, count: int) -> Result:
     if count < 0:
-        return _failed(text, f"RIGHT cannot take {count} characters: expected 0 or more")
+        return _function_failed(text, f"RIGHT cannot take {count} characters: expected 0 or more")
     return text[max(0, len(text) - count) :], None
 
 
 def _substring(text: str, position: int, length: int = INTEGER_MAX) -> Result:
     size = len(text)
     if not -size <= position <= size:
-        return _failed("", f"SUBSTRING position {position} is outside a text of {size} characters")
+        return _function_failed(
+            "", f"SUBSTRING position {position} is outside a text of {size} characters"
+        )
     if length < 0:
-        return _failed("", f"SUBSTRING length {length} is negative: expected 0 or more")
+        return _function_failed("", f"SUBSTRING length {length} is negative: expected 0 or more")
     if position == 0:
         return "", None
     start = position - 1 if position > 0 else size + position
@@ -121,7 +125,7 @@ FUNCTIONS: dict[str, tuple[CesqlFunction, ...]] = {
     "IS_INT": (CesqlFunction(bool, lambda x: (cast(x, int)[1] is None, None), (None,)),),
     "LEFT": (CesqlFunction(str, _left, (str, int)),),
     "LENGTH": (CesqlFunction(int, lambda x: (min(len(x), INTEGER_MAX), None), (str,)),),
-    "LOWER": (CesqlFunction(str, lambda x: _text(x.lower(), "LOWER"), (str,)),),
+    "LOWER": (CesqlFunction(str, lambda x: _bounded_text(x.lower(), "LOWER"), (str,)),),
     "RIGHT": (CesqlFunction(str, _right, (str, int)),),
     "STRING": (CesqlFunction(str, lambda x: cast(x, str), (None,)),),
     "SUBSTRING": (
@@ -129,5 +133,5 @@ FUNCTIONS: dict[str, tuple[CesqlFunction, ...]] = {
         CesqlFunction(str, _substring, (str, int, int)),
     ),
     "TRIM": (CesqlFunction(str, lambda x: (x.strip(WHITE_SPACE), None), (str,)),),
-    "UPPER": (CesqlFunction(str, lambda x: _text(x.upper(), "UPPER"), (str,)),),
+    "UPPER": (CesqlFunction(str, lambda x: _bounded_text(x.upper(), "UPPER"), (str,)),),
 }

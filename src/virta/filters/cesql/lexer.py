@@ -62,12 +62,12 @@ def tokens(expression: str) -> list[Token]:
     while at < len(expression):
         match = _TOKEN.match(expression, at)
         if match is None:
-            raise _stray(expression, at)
+            raise _stray_character(expression, at)
         end = match.end()
         following = _skip_blanks(expression, end)
         if match.lastgroup == "word":
             call = expression[following : following + 1] == "("
-            found.append(_word(expression, match[0], at, call=call))
+            found.append(_word_token(expression, match[0], at, call=call))
         elif match.lastgroup == "symbol":
             found.append(Token(match[0], match[0], at, end))
         else:
@@ -93,7 +93,7 @@ def _skip_blanks(expression: str, at: int) -> int:
     return match.end()
 
 
-def _word(expression: str, word: str, at: int, *, call: bool) -> Token:
+def _word_token(expression: str, word: str, at: int, *, call: bool) -> Token:
     end = at + len(word)
     upper = word.upper()
     if word.isdigit():
@@ -122,7 +122,7 @@ def _unquote(literal: str) -> str:
     return re.sub(r"\\(.)", lambda m: m[1] if m[1] == mark else m[0], body, flags=re.DOTALL)
 
 
-def _stray(expression: str, at: int) -> FilterError:
+def _stray_character(expression: str, at: int) -> FilterError:
     char = expression[at]
     if char in "'\"":
         return parse_error(f"string opened with {char} is not closed", expression, at)

@@ -53,7 +53,7 @@ class Unary:
     depth: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        _measure(self, (self.operand,))
+        _set_depth(self, (self.operand,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Chain:
     depth: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        _measure(self, (self.first, *(operand for _, operand in self.rest)))
+        _set_depth(self, (self.first, *(operand for _, operand in self.rest)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Like:
     depth: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        _measure(self, (self.operand,))
+        _set_depth(self, (self.operand,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class In:
     depth: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        _measure(self, (self.operand, *self.items))
+        _set_depth(self, (self.operand, *self.items))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Call:
     depth: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        _measure(self, self.arguments)
+        _set_depth(self, self.arguments)
 
 
 Expression: TypeAlias = Literal | Attribute | Exists | Unary | Chain | Like | In | Call
@@ -129,7 +129,7 @@ def unparse(node: Expression) -> str:
     """Return the expression as text: upper-case keywords, parentheses around every compound operand."""
     match node:
         case Literal(value):
-            return _literal(value)
+            return _unparse_literal(value)
         case Attribute(name):
             return name
         case Exists(name):
@@ -139,11 +139,11 @@ def unparse(node: Expression) -> str:
         case Chain(first, rest):
             return _operand(first) + "".join(f" {op} {_operand(x)}" for op, x in rest)
         case Like(operand, pattern, negated):
-            return f"{_operand(operand)} {'NOT ' * negated}LIKE {_literal(pattern)}"
+            return f"{_operand(operand)} {'NOT ' * negated}LIKE {_unparse_literal(pattern)}"
         case In(operand, items, negated):
-            return f"{_operand(operand)} {'NOT ' * negated}IN ({_listed(items)})"
+            return f"{_operand(operand)} {'NOT ' * negated}IN ({_unparse_list(items)})"
         case Call(name, arguments):
-            return f"{name}({_listed(arguments)})"
+            return f"{name}({_unparse_list(arguments)})"
 
 
 def _operand(node: Expression) -> str:
@@ -151,11 +151,11 @@ def _operand(node: Expression) -> str:
     return text if isinstance(node, Literal | Attribute | Call) else f"({text})"
 
 
-def _listed(nodes: Iterable[Expression]) -> str:
+def _unparse_list(nodes: Iterable[Expression]) -> str:
     return ", ".join(map(unparse, nodes))
 
 
-def _literal(value: Value) -> str:
+def _unparse_literal(value: Value) -> str:
     if not isinstance(value, str):
         return text_of(value).upper()
     # A text that no literal can express (it ends in a lone backslash) comes from another dialect: it must be
@@ -163,7 +163,7 @@ def _literal(value: Value) -> str:
     return quote(value) or f"JSON {json.dumps(value)}"
 
 
-def _measure(node: Expression, children: tuple[Expression, ...]) -> None:
+def _set_depth(node: Expression, children: tuple[Expression, ...]) -> None:
     depth = 1 + max((child.depth for child in children), default=0)
     if depth > DEPTH_MAX:
         raise too_deep()

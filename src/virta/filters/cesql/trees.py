@@ -106,24 +106,24 @@ def returns(node: syntax.Expression) -> type[Value] | None:
 def _truth(node: syntax.Expression) -> _Truth:
     """Return the trees of a part, which is cast to Boolean if it has another type."""
     if returns(node) is not bool:
-        return _computed(_as(node, bool))
+        return _computed_truth(_cast_to(node, bool))
     try:
         truth = _decomposed(node)
         if truth.true.count <= CONDITIONS_MAX and truth.true.levels <= LEVELS_MAX:
             return truth
     except FilterError:  # the tree's own limits
         pass
-    return _computed(node)
+    return _computed_truth(node)
 
 
-def _computed(node: syntax.Expression) -> _Truth:
+def _computed_truth(node: syntax.Expression) -> _Truth:
     """Return the trees of a Boolean expression that is computed as a whole."""
     path = (CesqlExpression(node),)
     true, false = Condition(path, "eq", True), Condition(path, "eq", False)
     return _Truth(true, lambda: false, lambda: Condition(path, "exists"), path)
 
 
-def _as(node: syntax.Expression, kind: type[Value]) -> syntax.Expression:
+def _cast_to(node: syntax.Expression, kind: type[Value]) -> syntax.Expression:
     """Return an expression cast to a type."""
     return node if returns(node) is kind else syntax.Call(_CASTS[kind], (node,))
 
@@ -147,7 +147,7 @@ def _decomposed(node: syntax.Expression) -> _Truth:
             isinstance(x, syntax.Literal) for x in items
         ):
             literals = [x.value for x in items if isinstance(x, syntax.Literal)]
-            return _in(node, operand, literals, negated=negated)
+            return _in_truth(node, operand, literals, negated=negated)
         case syntax.Chain(left, ((op, syntax.Literal(value)),)) if op in _MIRRORED:
             return _comparison(node, left, op, value)
         case syntax.Chain(syntax.Literal(value), ((op, right),)) if op in _MIRRORED:
@@ -155,7 +155,7 @@ def _decomposed(node: syntax.Expression) -> _Truth:
         case syntax.Chain(first, rest) if LEVELS[rest[0][0]] == LEVELS["AND"]:
             return _logic(node, first, rest)
         case _:
-            return _computed(node)
+            return _computed_truth(node)
 
 
 def _constant(value: bool) -> _Truth:  # noqa: FBT001 - the literal itself
@@ -172,10 +172,10 @@ _UNDEFINED = _Truth(NOTHING, lambda: NOTHING, lambda: NOTHING)
 def _comparison(node: syntax.Expression, left: syntax.Expression, op: str, value: Value) -> _Truth:
     """Return the trees of `left op value`; for = and != the type of the value decides (3.7)."""
     if isinstance(left, syntax.Literal):
-        return _computed(node)
+        return _computed_truth(node)
     if op in ("=", "!="):
         if isinstance(value, str):
-            return _text(left, text_equals, "eq", value, negated=op == "!=")
+            return _text_test(left, text_equals, "eq", value, negated=op == "!=")
         if isinstance(value, bool):
             inner = _truth(left)
             same = value is (op == "=")
@@ -191,7 +191,7 @@ def _mirrored(node: syntax.Expression, value: Value, op: str, right: syntax.Expr
     kind = returns(right)
     if op in ("=", "!="):
         if kind is None:
-            return _in(node, right, [value], negated=op == "!=")
+            return _in_truth(node, right, [value], negated=op == "!=")
         value, problem = cast(value, kind)
         if problem is not None:
             return _UNDEFINED
@@ -217,7 +217,7 @@ def _integers(left: syntax.Expression, op: str, bound: int) -> _Truth:
         ">=": [below],
     }[op]
     base, ranges_of = integer_tests(left)
-    path: Path = (CesqlExpression(_as(base, int)),)
+    path: Path = (CesqlExpression(_cast_to(base, int)),)
     if isinstance(base, syntax.Attribute) and base.name in DATA_MEMBERS:
         return _UNDEFINED
 
@@ -242,7 +242,7 @@ def _between(path: Path, low: int, high: int) -> Node:
     return Condition(path, "range", ValueRange(lower, None if high == INTEGER_MAX else high))
 
 
-def _text(
+def _text_test(
     operand: syntax.Expression,
     test: Callable[[str, str], Node],
     op: str,
@@ -252,13 +252,13 @@ def _text(
 ) -> _Truth:
     """Return the trees of a test on the text of an operand, which fails only if the operand does."""
     if isinstance(operand, syntax.Attribute) and isinstance(value, str):
-        return _tested(test(operand.name, value), present(operand.name), operand.name, negated)
-    path = (CesqlExpression(_as(operand, str)),)
+        return _test_truth(test(operand.name, value), present(operand.name), operand.name, negated)
+    path = (CesqlExpression(_cast_to(operand, str)),)
     passes = Condition(path, op, value) if value != "" or op == "eq" else Condition(path, "exists")
-    return _tested(passes, Condition(path, "exists"), path, negated)
+    return _test_truth(passes, Condition(path, "exists"), path, negated)
 
 
-def _tested(passes: Node, there: Node, subject: Hashable, negated: bool) -> _Truth:  # noqa: FBT001
+def _test_truth(passes: Node, there: Node, subject: Hashable, negated: bool) -> _Truth:  # noqa: FBT001
     """Return the trees of a test that has a problem only where its operand is not there."""
 
     def fails() -> Node:
@@ -273,14 +273,14 @@ def _like(operand: syntax.Expression, pattern: str, *, negated: bool) -> _Truth:
     cut = segments(pattern)
     head, tail = literal(cut[0]), literal(cut[-1])
     if len(cut) == 1 and head is not None:
-        return _text(operand, text_equals, "eq", head, negated=negated)
+        return _text_test(operand, text_equals, "eq", head, negated=negated)
     inner = any(cut[1:-1])
     if len(cut) > 1 and not inner and head is not None and tail == "":
-        return _text(operand, text_prefix, "prefix", head, negated=negated)
+        return _text_test(operand, text_prefix, "prefix", head, negated=negated)
     if len(cut) > 1 and not inner and head == "" and tail is not None:
-        return _text(operand, text_suffix, "suffix", tail, negated=negated)
+        return _text_test(operand, text_suffix, "suffix", tail, negated=negated)
     if not isinstance(operand, syntax.Attribute):
-        return _text(operand, text_equals, "like", LikeText(pattern), negated=negated)
+        return _text_test(operand, text_equals, "like", LikeText(pattern), negated=negated)
     return _like_attribute(operand.name, pattern, head, tail, negated=negated)
 
 
@@ -294,11 +294,11 @@ def _like_attribute(
     # Where an end is a condition on the attribute itself, nothing but a string passes.
     strings = any(isinstance(end, Condition) and end.path == (name,) for end in ends)
     like = Condition((name,) if strings else text_path(name), "like", LikeText(pattern))
-    whole = _tested(like, present(name), name, negated)
+    whole = _test_truth(like, present(name), name, negated)
     return whole if negated else replace(whole, true=all_of([*ends, like]))
 
 
-def _in(
+def _in_truth(
     node: syntax.Expression, operand: syntax.Expression, literals: list[Value], *, negated: bool
 ) -> _Truth:
     """Return the trees of IN; the type of the operand decides, and casts may fail on the way (3.7)."""
@@ -306,12 +306,12 @@ def _in(
     if isinstance(operand, syntax.Attribute):
         return _in_attribute(operand.name, literals, negated=negated)
     if kind is None or isinstance(operand, syntax.Literal):
-        return _computed(node)
+        return _computed_truth(node)
     values, complete = reached(literals, kind)
     path = (CesqlExpression(operand),)
     passes = Condition(path, "in", tuple(values)) if values else NOTHING
     if complete:
-        return _tested(passes, Condition(path, "exists"), path, negated)
+        return _test_truth(passes, Condition(path, "exists"), path, negated)
     if negated:
         return _Truth(NOTHING, lambda: passes, lambda: passes)
     return _Truth(passes, lambda: NOTHING, lambda: passes)
@@ -350,16 +350,16 @@ def _logic(
 ) -> _Truth:
     """Return the trees of a logical chain; runs of one operator become one node, left to right."""
     if len(rest) >= CONDITIONS_MAX:
-        return _computed(node)
+        return _computed_truth(node)
     result = _truth(first)
     for op, run in groupby(rest, key=lambda step: step[0]):
         operands = [result, *(_truth(x) for _, x in run)]
         if op == "AND":
             result = _and(operands)
         elif len(operands) > (OPERANDS_MAX if op == "OR" else OPERANDS_MAX // 4) and (
-            op == "XOR" or not _common(operands)
+            op == "XOR" or not _have_common_subject(operands)
         ):
-            return _computed(node)
+            return _computed_truth(node)
         else:
             result = _or(operands) if op == "OR" else reduce(_xor, operands)
     return result
@@ -367,7 +367,7 @@ def _logic(
 
 def _and(operands: list[_Truth]) -> _Truth:
     true = all_of(x.true for x in operands)
-    if _common(operands):
+    if _have_common_subject(operands):
         there = operands[0].defined
         return _Truth(true, lambda: all_of([there(), negate(true)]), there, operands[0].subject)
 
@@ -381,7 +381,7 @@ def _and(operands: list[_Truth]) -> _Truth:
 
 
 def _or(operands: list[_Truth]) -> _Truth:
-    if _common(operands):
+    if _have_common_subject(operands):
         true = any_of(x.true for x in operands)
         there = operands[0].defined
         return _Truth(true, lambda: all_of([there(), negate(true)]), there, operands[0].subject)
@@ -409,7 +409,7 @@ def _xor(a: _Truth, b: _Truth) -> _Truth:
     )
 
 
-def _common(operands: list[_Truth]) -> bool:
+def _have_common_subject(operands: list[_Truth]) -> bool:
     """Return whether all operands are defined for the same events."""
     subjects = {x.subject for x in operands}
     return len(subjects) == 1 and None not in subjects

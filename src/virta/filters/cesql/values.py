@@ -117,11 +117,11 @@ def attribute(event: Any, name: str) -> Value | None:
     if isinstance(value, bool):
         return bool(value)
     if isinstance(value, int):
-        return _whole(value)
+        return _whole_number(value)
     if isinstance(value, float):
         if value.is_integer():
-            return _whole(int(value))
-        return repr(value) if math.isfinite(value) else _infinite(value)
+            return _whole_number(int(value))
+        return repr(value) if math.isfinite(value) else _infinite_text(value)
     return str(value) if isinstance(value, str) else _json_text(value)
 
 
@@ -137,15 +137,15 @@ def exists(event: Any, name: str) -> bool:
     return name in REQUIRED_ATTRIBUTES or attribute(event, name) is not None
 
 
-def _whole(value: int) -> Value:
+def _whole_number(value: int) -> Value:
     if INTEGER_MIN <= value <= INTEGER_MAX:
         return value
     if value.bit_length() <= INTEGER_BITS_PRINTED_MAX:
         return str(value)
-    return _infinite(math.inf if value > 0 else -math.inf)
+    return _infinite_text(math.inf if value > 0 else -math.inf)
 
 
-def _infinite(value: float) -> str:
+def _infinite_text(value: float) -> str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from virta.errors import FilterError
@@ -98,6 +99,9 @@ LONG_PREFIXES = {
     "zeta": 1e21,
     "yotta": 1e24,
 }
+# Distances that are remembered, and their length: most filters have one of a few.
+DISTANCES_MAX = 4096
+DISTANCE_CHARS_MAX = 32
 _CAMEL_CASE = {"top_left": "topLeft", "bottom_right": "bottomRight", "lat_lon": "latLon"}
 _DROPPED = re.compile(rf"[-{BLANKS}]")
 _UNIT_START = re.compile(r"(?<=[0-9])[a-z]")
@@ -108,6 +112,15 @@ _UNIT_START = re.compile(r"(?<=[0-9])[a-z]")
 
 def convert_distance(text: str) -> float:
     """Return the metres of a distance such as `5 km`, `1 000,5 m` or `3 miles`."""
+    return _known_distance(text) if len(text) <= DISTANCE_CHARS_MAX else _read_distance(text)
+
+
+@lru_cache(DISTANCES_MAX)
+def _known_distance(text: str) -> float:
+    return _read_distance(text)
+
+
+def _read_distance(text: str) -> float:
     cleaned = _DROPPED.sub("", text).replace(",", ".").lower()
     start = _UNIT_START.search(cleaned)
     if start is not None:

@@ -76,7 +76,7 @@ def parse(source: Any, *, conditions_max: int = 0) -> Filter:
     counted. The limits of `virta.filters.limits` apply in any case.
     """
     if isinstance(source, str | bytes | bytearray):
-        source = _load(source)
+        source = _load_filter(source)
     reader = _Reader()
     tree = reader.read_root(source)
     if reader.late is not None:
@@ -90,7 +90,17 @@ def parse(source: Any, *, conditions_max: int = 0) -> Filter:
     return Filter(tree, dialect="koncorde")
 
 
-def _load(text: str | bytes | bytearray) -> Any:
+def read_condition(keyword: str, value: Any, *, positive: bool) -> Node | None:
+    """Return the node of one condition of a filter, or of its negation; None if it is refused."""
+    reader = _Reader()
+    try:
+        node = reader.read({keyword: value}, Place(), positive=positive)
+    except FilterError:
+        return None
+    return node if reader.late is None else None
+
+
+def _load_filter(text: str | bytes | bytearray) -> Any:
     if len(text) > TEXT_BYTES_MAX:
         raise FilterError(
             f"filter of {len(text)} bytes: at most {TEXT_BYTES_MAX} are allowed", code="too_complex"
@@ -169,11 +179,11 @@ class _Reader:
 
     def read_all(self, value: Any, place: Place, *, positive: bool) -> Node:
         children = [self.read(c, place, positive=positive) for c in check_filters(value, place)]
-        return _joined(children, conjunction=positive)
+        return _combine(children, conjunction=positive)
 
     def read_any(self, value: Any, place: Place, *, positive: bool) -> Node:
         children = [self.read(c, place, positive=positive) for c in check_filters(value, place)]
-        return _joined(children, conjunction=not positive)
+        return _combine(children, conjunction=not positive)
 
     def read_not(self, value: Any, place: Place, *, positive: bool) -> Node:
         return self.read(check_properties(value, place, 1), place, positive=not positive)
@@ -182,13 +192,13 @@ class _Reader:
         members = check_non_empty_object(value, place)
         check_allowed(members, place, ("must", "must_not", "should", "should_not"))
         # Only null, false, 0 and "" are as if absent: an empty array or object is true to JavaScript.
-        must = members["must"] if _given(members.get("must")) else []
+        must = members["must"] if _is_given(members.get("must")) else []
         rewritten: list[Any] = [*must] if isinstance(must, list) else [must]
-        if _given(members.get("must_not")):
+        if _is_given(members.get("must_not")):
             rewritten.append({"not": {"or": members["must_not"]}})
-        if _given(members.get("should")):
+        if _is_given(members.get("should")):
             rewritten.append({"or": members["should"]})
-        if _given(members.get("should_not")):
+        if _is_given(members.get("should_not")):
             rewritten.append({"not": {"and": members["should_not"]}})
         return self.read_all(rewritten, place.enter("and"), positive=positive)
 
@@ -301,11 +311,11 @@ class _Reader:
         return NOTHING
 
 
-def _given(value: Any) -> bool:
+def _is_given(value: Any) -> bool:
     return isinstance(value, dict | list) or bool(value)
 
 
-def _joined(children: list[Node], *, conjunction: bool) -> Node:
+def _combine(children: list[Node], *, conjunction: bool) -> Node:
     if len(children) == 1:
         return children[0]
     return And(tuple(children)) if conjunction else Or(tuple(children))
@@ -322,7 +332,7 @@ def _read_regexp(value: Any, place: Place, *, positive: bool) -> Node:
         check_required(members, place, ("value",))
         check_allowed(members, place, ("flags", "value"))
         pattern, flags = members["value"], members.get("flags")
-        if _given(flags) and not isinstance(flags, str):
+        if _is_given(flags) and not isinstance(flags, str):
             place.at("flags").refuse("must be a string")
     try:
         if not isinstance(pattern, str):

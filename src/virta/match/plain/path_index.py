@@ -23,8 +23,9 @@ from virta.filters.evaluate import MISSING, TESTS, resolve
 from virta.filters.geo import in_annulus, in_box, in_circle, in_polygon, read_point
 from virta.filters.tree import Condition, Flat, Node, Not
 from virta.filters.values import number, scalar_key
+from virta.match.pattern_sets import TEXT_CHARS_MAX, PathPatterns
 from virta.match.plain.selectivity import PATTERN, interval, rank
-from virta.match.regex import TEXT_CHARS_MAX, PathPatterns, plain_condition
+from virta.match.regex import plain_condition
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -45,7 +45,7 @@ class Compiled:
     @cached_property
     def encoded(self) -> tuple[bytes, tuple[Condition, ...]]:
         """Return the program for the native index, and the opaque conditions that Python evaluates."""
-        from virta.match.program import encode  # noqa: PLC0415 - only the native engine needs it
+        from virta.match.compile.program import encode  # noqa: PLC0415 - only the native engine needs it
 
         return encode(self)
 

@@ -17,7 +17,7 @@ from virta.filters.cesql.computed import CesqlExpression
 from virta.filters.text import Segment, segments
 from virta.filters.tree import And, Computed, Condition, Everything, Flat, Not, Or
 from virta.filters.values import Annulus, Box, Circle, scalar_key
-from virta.match.expressions import encode_computed, like_code
+from virta.match.compile.expressions import encode_computed, like_code
 from virta.match.regex import plain_condition
 
 if TYPE_CHECKING:
@@ -67,6 +67,15 @@ def encode(compiled: Compiled) -> tuple[bytes, tuple[Condition, ...]]:
         written = [part for term in compiled.conjunctions for part in writer.conjunction(term)]
     terms = [term for term in written if term is not None]
     return b"".join([_LENGTH.pack(len(terms)), *terms]), tuple(writer.opaques)
+
+
+def encode_literal(node: Condition | Not) -> list[bytes] | None:
+    """Return the literals whose conjunction a condition is, None if it is not one or needs Python."""
+    writer = _Writer()
+    formula = writer.formula(node)
+    parts = formula[1] if isinstance(formula, tuple) and formula[0] == AND else [formula]
+    literals = [part for part in parts if isinstance(part, bytes)]
+    return literals if len(literals) == len(parts) and not writer.opaques else None
 
 
 class _Inexact(Exception):  # noqa: N818 - never leaves this module
@@ -445,17 +454,14 @@ def _like_parts(path: bytes, pattern: str) -> list[bytes]:
     tail = _leading(cut[-1][::-1])[::-1]
     if tail:
         parts.append(_literal(SUFFIX, path, _text(tail)))
-    runs = [run for segment in cut for run in _runs(segment) if run not in _encoded(head, tail)]
+    ends = {text.encode("utf-8", "surrogatepass") for text in (head, tail)}
+    runs = [run for segment in cut for run in _runs(segment) if run not in ends]
     longest = max(runs, key=len, default=b"")
     if longest and (not parts or len(longest) >= SUBSTRING_BYTES_MAX):
         # The end of a name differs more often than its start.
         gram = longest[-SUBSTRING_BYTES_MAX:]
         parts.append(_literal(SUBSTRING, path, _LENGTH.pack(len(gram)) + gram))
     return parts
-
-
-def _encoded(*texts: str) -> set[bytes]:
-    return {text.encode("utf-8", "surrogatepass") for text in texts}
 
 
 def _leading(segment: Segment) -> str:
