@@ -170,7 +170,7 @@ class Faulty:
             engine.start_copying()
         self.client = Session()
         self.link = Session()
-        self.link.peer = "other"
+        self.link.link_to("other")
         self.logs = [[] for _ in self.sides]
         self.spools = {(one, other): [] for one in self.sides for other in self.sides}
         self.keys = [b"h:000:00000000000000000000:0000000000000000"]

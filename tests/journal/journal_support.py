@@ -19,7 +19,6 @@ from virta.journal.replication.peers import Peer, Peers
 from virta.journal.serving.commit_loop import CommitLoop
 from virta.journal.serving.tcp import JournalServer
 from virta.journal.sessions import Session
-from virta.journal.storage import records as images
 from virta.journal.storage.directory import Persistence
 
 REPLY_WAIT_S = 10
@@ -340,5 +339,5 @@ def state(engine):
 
 def committed(disk, engine):
     """What the daemon does with every batch."""
-    disk.commit(images.drain(engine, engine.clock()) + disk.id_records(engine.jobs.next_id))
+    disk.commit(disk.changes(engine, engine.clock()) or [])
     disk.committed()

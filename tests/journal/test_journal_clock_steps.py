@@ -17,6 +17,7 @@ from journal_support import Clock, Daemon, Disks, daemon_thread
 from virta.clock import now_us
 from virta.journal import Client, Spool, Worker
 from virta.journal.clients.spool import STAMP, scan
+from virta.journal.clock_steps import StepWatch
 from virta.journal.engine import JournalEngine
 from virta.journal.jobs.job import DELAYED, READY, WORKING
 from virta.journal.protocol import commands
@@ -137,7 +138,7 @@ def test_a_command_without_timestamp_wins_over_what_other_clocks_wrote(tmp_path)
         journal.push("x://a", domain="d", payload="now")
         assert journal.next("d").jobs[0].payload == "now"
         peer = Session()
-        peer.peer = "b"
+        peer.link_to("b")
         copy = Request(
             Function.SET, 1, timestamp=T0 + DAY, key=b"t", value=Value(Type.STRING, b"copy")
         )
@@ -283,9 +284,9 @@ def test_a_slewed_clock_and_a_stopped_process_are_not_steps():
     (job,) = run.engine.jobs.all()
     assert job.worked_until == T0 + 60 * S
     ticks = count(0, S)
-    run.engine._steps._steady = lambda: next(ticks)  # a second between any two readings
+    stopped = StepWatch(run.engine.clock, lambda: next(ticks))  # a second between any two readings
     run.step(100)
-    assert run.engine._steps.step(run.engine.clock()) == 0
+    assert stopped.step(run.engine.clock()) == 0
 
 
 def test_recurring_jobs_go_on_when_a_wrong_clock_was_corrected():
@@ -330,7 +331,7 @@ def test_copies_take_over_what_a_set_clock_moved(tmp_path):
     run.passes(0)
     assert {request.key for request in run.engine.replication.take(run.clock.now)} == {b"virta:job"}
     peer = Session()
-    peer.peer = "b"
+    peer.link_to("b")
     for request in before:
         assert not run.engine.handle(request, peer).error
     run.passes(11)
@@ -341,7 +342,7 @@ def test_copies_take_over_what_a_set_clock_moved(tmp_path):
     node = CommitLoop(tmp_path, open_disk=disks)
     Peers(node.engine, tmp_path, "a", [Peer("b", "127.0.0.1", 1)])
     engine = node.engine
-    assert engine.replication.active
+    assert engine.replication.older_may_arrive
     assert engine.jobs.replication is engine.store.replication is engine.replication
     assert not engine.primary
     disks.opened.close()

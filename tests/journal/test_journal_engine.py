@@ -87,7 +87,7 @@ def test_any_request_gets_a_reply(steps):
     engine = JournalEngine(clock)
     engine.start_copying()
     sessions = [Session(lambda _: None), Session(lambda _: None)]
-    sessions[1].peer = "p"
+    sessions[1].link_to("p")
     for request, peer, pause in steps:
         # What the wire would make of it, so that only what can be sent is tried.
         if request.query != m.QUERY_RANGE:

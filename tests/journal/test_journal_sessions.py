@@ -68,4 +68,4 @@ def test_listening_is_bounded():
     request = commands.set_("one more", 1, listen=True).request
     assert console.engine.handle(request, session).error.startswith("too-large")
     console.engine.close(session)
-    assert console.engine.listeners._keys == {}
+    assert len(console.engine.listeners) == 0

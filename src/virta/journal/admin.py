@@ -16,15 +16,8 @@ import msgspec
 from msgspec import Meta
 
 from virta.journal.jobs.domain import DEFAULTS, DomainSettings
-from virta.journal.jobs.job import (
-    DEAD,
-    STATE_NAMES,
-    TRACEBACK_MARK,
-    WORKING,
-    Job,
-    host_of,
-    reason_text,
-)
+from virta.journal.jobs.failures import last_failure, read_failures, reason_text
+from virta.journal.jobs.job import DEAD, STATE_NAMES, WORKING, Job, host_of
 from virta.journal.jobs.recurring import Cron, CronSchedule
 from virta.journal.jobs.table import LIST_MAX, TOTAL_NAMES
 from virta.journal.protocol.messages import (
@@ -101,11 +94,11 @@ class Admin:
         if key.startswith(DOMAIN_PREFIX) and len(key) > len(DOMAIN_PREFIX):
             if key != key.lower() and not copied:
                 raise RefusedError("bad-settings", f"{key[:60]!r}: domains are in lower case")
-            problem = _decoded(value, DomainSettings).problem()
+            problem = _decode_settings(value, DomainSettings).problem()
             if problem:
                 raise RefusedError("bad-settings", problem)
         elif key.startswith(CRON_PREFIX) and len(key) > len(CRON_PREFIX):
-            cron = _decoded(value, Cron)
+            cron = _decode_settings(value, Cron)
             CronSchedule(cron.schedule)
             if not 0 <= cron.priority <= 255:
                 raise RefusedError("bad-priority", f"{cron.priority} is not from 0 to 255")
@@ -122,9 +115,9 @@ class Admin:
         """Apply a setting that was checked and stored."""
         if key.startswith(DOMAIN_PREFIX):
             name = key[len(DOMAIN_PREFIX) :].lower()
-            self._engine.jobs.configure(name, _decoded(value, DomainSettings))
+            self._engine.jobs.configure(name, _decode_settings(value, DomainSettings))
         elif key.startswith(CRON_PREFIX):
-            cron = _decoded(value, Cron)
+            cron = _decode_settings(value, Cron)
             schedule = CronSchedule(cron.schedule)
             self._expect(key, cron, schedule, now)
 
@@ -245,7 +238,7 @@ class Admin:
 
     def run(self, request: Request, session: Session, now: int) -> Reply:
         assert request.value is not None
-        command = _decoded(request.value, AdminCommand)
+        command = _decode_settings(request.value, AdminCommand)
         action = getattr(self, f"_do_{command.do}", None)
         if action is None:
             raise RefusedError("unknown-function", f"there is no command {command.do[:40]!r}")
@@ -267,7 +260,7 @@ class Admin:
         jobs.tick(now)
         places = list(jobs.domains.values())
         totals = jobs.counts()
-        shown = places if not command.domain else [_named(places, command.domain)]
+        shown = places if not command.domain else [_find_domain(places, command.domain)]
         return {
             "keys": len(store),
             "memory_bytes": store.memory_bytes,
@@ -311,6 +304,7 @@ class Admin:
             shown = job.payload.data[:PAYLOAD_SHOWN_BYTES_MAX]
             view["payload"] = shown.decode(errors="replace")
         view["max_attempts"] = job.domain.settings.max_attempts
+        view["failures"] = [failure._asdict() for failure in read_failures(job.reason)]
         return view
 
     def _do_recurring(self, command: AdminCommand, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
@@ -381,7 +375,7 @@ class Admin:
         current = (
             DomainSettings()
             if entry is None
-            else _decoded(self._engine.store.value(entry), DomainSettings)
+            else _decode_settings(self._engine.store.value(entry), DomainSettings)
         )
         merged = {**msgspec.to_builtins(current), **command.settings}
         if not command.settings:
@@ -398,7 +392,7 @@ class Admin:
         return merged
 
 
-def _decoded(value: Value, kind: type[T]) -> T:
+def _decode_settings(value: Value, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(value.data, type=kind)
     except msgspec.DecodeError as error:
@@ -407,7 +401,7 @@ def _decoded(value: Value, kind: type[T]) -> T:
         raise RefusedError("bad-settings", NESTED) from error
 
 
-def _named(places: list[Any], domain: str) -> Any:
+def _find_domain(places: list[Any], domain: str) -> Any:
     for place in places:
         if place.name == domain.encode().lower():
             return place
@@ -436,8 +430,8 @@ def _job_view(job: Job) -> dict[str, Any]:
         "payload_bytes": len(job.payload.data) if job.payload else 0,
     }
     if job.reason:
-        view["reason"], mark, traceback = job.reason.partition(TRACEBACK_MARK)
-        if mark:
+        view["reason"], traceback = last_failure(job.reason)
+        if traceback:
             view["traceback"] = traceback
     if job.worked_until:
         view["died" if job.state == DEAD else "worked_until"] = job.worked_until

@@ -39,7 +39,7 @@ from virta.journal.replication.apply import PeerRequests
 from virta.journal.replication.copies import Copies
 from virta.journal.replication.interface import Replication
 from virta.journal.replication.messages import Export
-from virta.journal.sessions import Listeners, Session
+from virta.journal.sessions import CLIENT, Listeners, Session
 from virta.journal.values import numbers
 from virta.journal.values.reader import ValueReader
 from virta.journal.values.store import LOCK_DEFAULT_US, Store
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 
 # What is only to be forgotten after days may stay a second longer.
 TIDY_US = 1_000_000
-PEER_PREFIX = b"peer:"
 # Commands that change nothing if the stored value is newer; others get a newer timestamp when executed.
-_LATEST_WINS = frozenset({Function.SET, Function.DELETE, Function.RENAME, Function.PUSH})
+_RENAME = int(Function.RENAME)
+_LATEST_WINS = frozenset({int(Function.SET), int(Function.DELETE), _RENAME, int(Function.PUSH)})
 
 
 class JournalEngine:
@@ -86,7 +86,6 @@ class JournalEngine:
         self._last_stamp = 0
         self._tidy_at = 0
         self.functions: dict[int, Callable[[Request, Session, int], Reply]] = {
-            Function.NOP: self._nop,
             Function.QUIT: self._quit,
             Function.SET: self._set,
             Function.GET: self.reader.get,
@@ -102,25 +101,33 @@ class JournalEngine:
             Function.LINK: self._link,
             Function.UNLINK: self._unlink,
         }
+        self.roles = {CLIENT: self.functions}
         self.peer_requests = PeerRequests(self)
 
-    def handle(self, request: Request, session: Session) -> Reply:
-        """Carry out one request; the reply has to wait for the disk if `wants_log`."""
-        self.handled += 1
+    def now(self) -> int:
+        """Return the time by the clock; if that was set, first move what was counted from it."""
         now = self.clock()
         if self._steps is not None and (step := self._steps.step(now)):
             now = self.clock()
             clock_steps.shift(self, step, now)
-        functions, latest = self.functions, now
-        if session.peer is not None:
-            # Another daemon's clock was checked where the command came in.
-            functions, latest = self.peer_requests.functions, rules.STAMP_US_MAX
+            self._tidy_at = 0
+        return now
+
+    def handle(self, request: Request, session: Session, now: int | None = None) -> Reply:
+        """
+        Carry out one request; the reply has to wait for the disk if `wants_log`.
+
+        Requests that arrive together may share one reading of `now()`.
+        """
+        self.handled += 1
+        if now is None:
+            now = self.now()
         try:
             rules.check_numbers(request)
-            rules.check(request, latest)
+            rules.check(request, now + session.skew_us_max)
             if request.timestamp == 0:
                 request.timestamp = self._stamp_for(request, now)
-            reply = functions[request.function](request, session, now)
+            reply = self.roles[session.role][request.function](request, session, now)
         except RefusedError as refused:
             reply = Reply(
                 request.identifier,
@@ -144,22 +151,25 @@ class JournalEngine:
         Except when those are from a clock that was far ahead: then new ones would be too, and win over
         commands of clients with a correct clock. `_stamp_for` keeps the order where it matters.
         """
-        if self._last_stamp > now + rules.CLOCK_SKEW_US_MAX:
-            self._last_stamp = 0
-        self._last_stamp = max(now, self._last_stamp + 1)
+        last = self._last_stamp
+        if now > last or last > now + rules.CLOCK_SKEW_US_MAX:
+            self._last_stamp = now
+        else:
+            self._last_stamp = last + 1
         return self._last_stamp
 
     def _stamp_for(self, request: Request, now: int) -> int:
         """Return a timestamp later than all stored ones of the request's keys, so that it has an effect."""
-        stamp = self.stamp(now)
-        if request.function not in _LATEST_WINS:
+        stamp, function = self.stamp(now), request.function
+        if function not in _LATEST_WINS:
             return stamp
-        keys = [request.key] if request.function != Function.RENAME else [request.key, request.key2]
-        for key in keys:
+        for key in (request.key, request.key2) if function == _RENAME else (request.key,):
             entry = self.store.stored(key)
             if entry is not None:
                 stamp = max(stamp, entry.timestamp + 1, *(at + 1 for at in entry.links.values()))
-            stamp = max(stamp, self.jobs.last_command(key) + 1)
+            last = self.jobs.last_command(key)
+            if last >= stamp:
+                stamp = last + 1
         return stamp
 
     def newest_stamp(self) -> int:
@@ -183,18 +193,13 @@ class JournalEngine:
     def tick(self, now: int | None = None) -> int | None:
         """Process what is due by time alone, notify those who wait for it, and return `next_event`."""
         if now is None:
-            now = self.clock()
-        if self._steps is not None and (step := self._steps.step(now)):
-            now = self.clock()
-            clock_steps.shift(self, step, now)
-            self._tidy_at = 0
+            now = self.now()
         event = self.next_event()
         due = event is not None and event <= now
         set_back = now < self._tidy_at - TIDY_US
         if due or set_back or now >= self._tidy_at or self.store.unannounced:
-            if self._tidy_at and self.jobs.leases is not None:
-                # Only after what a clock step changed is being written to disk.
-                self.jobs.leases.note_clock(now)
+            if self.jobs.leases is not None:
+                self.jobs.leases.clock_read = now
             self._tidy_at = now + TIDY_US
             expired = self.store.tick(now)
             if expired:
@@ -223,11 +228,6 @@ class JournalEngine:
         self.watch.forget(session)
 
     # Connection.
-
-    def _nop(self, request: Request, session: Session, now: int) -> Reply:
-        if request.key.startswith(PEER_PREFIX):
-            session.peer = request.key[len(PEER_PREFIX) :].decode(errors="replace")
-        return Reply(request.identifier, 0, now)
 
     def _quit(self, request: Request, session: Session, now: int) -> Reply:  # noqa: ARG002
         return Reply(request.identifier, 0, now)
@@ -288,7 +288,7 @@ class JournalEngine:
             if reply is not None:
                 return reply
         # With copies a tombstone is always needed: an older SET may be on its way from elsewhere.
-        complete = bool(request.flags & OVERWRITE) and not self.replication.active
+        complete = bool(request.flags & OVERWRITE) and not self.replication.older_may_arrive
         keys = [] if entry is None else list(entry.keys)
         removed = self.store.delete(key, request.timestamp, now, owner=session, complete=complete)
         if removed:

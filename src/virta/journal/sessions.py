@@ -18,6 +18,7 @@ from virta.journal.protocol.messages import (
     Type,
     Value,
 )
+from virta.journal.protocol.rules import CLOCK_SKEW_US_MAX, STAMP_US_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from virta.journal.protocol.messages import Request
 
 LISTEN_KEYS_MAX = 10_000
+# Roles of a connection: each has its own functions in the engine.
+CLIENT, PEER = "client", "peer"
 
 
 class Session:
@@ -34,11 +37,17 @@ class Session:
     def __init__(self, notify: Callable[[Reply], None] | None = None) -> None:
         self.notify = notify
         self.peer: str | None = None  # the other daemon's id, on a link between daemons
+        self.role = CLIENT
+        self.skew_us_max = CLOCK_SKEW_US_MAX  # how far ahead its timestamps may be
         # Returns why a request is refused, or None; without it everything is allowed.
         self.check: Callable[[Request], RefusedError | None] | None = None
         self.locked: set[bytes] = set()
         self.keys: set[bytes] = set()
         self.domains: set[bytes] = set()
+
+    def link_to(self, peer: str) -> None:
+        """Make this the link to another daemon, which checked the clocks of its clients itself."""
+        self.peer, self.role, self.skew_us_max = peer, PEER, STAMP_US_MAX
 
 
 class Listeners:
@@ -46,6 +55,10 @@ class Listeners:
         self._keys: dict[bytes, set[Session]] = {}
         # Per domain the sessions that wait for work, and the time announced to each (None: none).
         self.awaited: dict[bytes, dict[Session, int | None]] = {}
+
+    def __len__(self) -> int:
+        """Return how many keys are listened to."""
+        return len(self._keys)
 
     def listen(self, session: Session, keys: Iterable[bytes]) -> None:
         """Register keys that `check` has accepted."""

@@ -14,7 +14,8 @@ from journal_support import Clock, daemon, eventually, turns
 from virta.errors import JournalError
 from virta.journal import AsyncClient, Worker
 from virta.journal.clients import worker as worker_module
-from virta.journal.jobs.job import TRACEBACK_MARK, WORKING
+from virta.journal.jobs.failures import TRACEBACK_MARK
+from virta.journal.jobs.job import WORKING
 from virta.journal.protocol import commands
 from virta.journal.protocol.messages import Function
 from virta.journal.serving.commit_loop import CommitLoop
@@ -179,7 +180,7 @@ def test_graceful_stop_finishes_or_gives_back():
             stop.set()
             go_on.set()
             await eventually(lambda: worker.done)
-            worker._hurry.set()
+            worker.hurry()
             await asyncio.wait_for(task, 10)
             (job,) = server.node.engine.jobs.all()
             return worker.done, job.uri, job.state == WORKING, job.attempts
@@ -244,18 +245,18 @@ def test_a_job_on_its_way_when_the_worker_ends(others, monkeypatch):
             await client.call(commands.push("http://h/last"))
             await asyncio.wait_for(coming.wait(), 10)
             stop.set()
-            await eventually(lambda: worker._over)
+            await eventually(lambda: worker.stopping)
             come.set()
             await asyncio.wait_for(task, 10)
             states = [job.state == WORKING for job in server.node.engine.jobs.all()]
-            return states, len(began), worker._running
+            return states, len(began), worker.running
 
-    assert asyncio.run(run()) == ([False] * (others + 1), others, set())
+    assert asyncio.run(run()) == ([False] * (others + 1), others, 0)
 
 
 def test_a_worker_that_ends_while_it_reserves_a_job(monkeypatch):
     """A job whose handler did not even begin is given back."""
-    take = Worker._take
+    take = Worker._reserve
 
     async def take_and_end(self, client):
         again = await take(self, client)
@@ -267,7 +268,7 @@ def test_a_worker_that_ends_while_it_reserves_a_job(monkeypatch):
         nonlocal working
         async with daemon() as server, await AsyncClient.connect(*server.address) as client:
             await client.call(commands.push("http://h/1"))
-            monkeypatch.setattr(Worker, "_take", take_and_end)
+            monkeypatch.setattr(Worker, "_reserve", take_and_end)
             worker = Worker(*server.address)
             go_on = threading.Event()
             worker.handle()(lambda _: go_on.wait())
@@ -498,7 +499,7 @@ def test_a_stuck_thread_does_not_keep_the_worker():
             stop.set()
             await asyncio.sleep(0)
             if grace:
-                worker._hurry.set()
+                worker.hurry()
             await asyncio.wait_for(task, 5)
             stuck.set()
             (job,) = server.node.engine.jobs.all()

@@ -15,7 +15,7 @@ from virta.journal import Client, Worker
 from virta.journal.clients.aio import AsyncClient
 from virta.journal.jobs.domain import ATTEMPTS_DEFAULT, BACK_OFF_S_MAX
 from virta.journal.jobs.domain import DomainSettings as Settings
-from virta.journal.jobs.job import TRACEBACK_CHARS_MAX
+from virta.journal.jobs.failures import TRACEBACK_CHARS_MAX, last_failure, read_failures
 from virta.journal.jobs.lifecycle import Jobs
 from virta.journal.serving.commit_loop import CommitLoop
 from virta.journal.serving.embedded import Journal
@@ -149,6 +149,43 @@ def test_a_failing_handler_leaves_its_traceback_and_is_not_tried_at_once(tmp_pat
         assert dead["traceback"].endswith("last")
 
 
+def test_the_last_attempts_are_kept(tmp_path):
+    """Ten of them with number, time and reason, over restarts; a requeued job counts from 1 again."""
+    clock = Clock(S)
+    with Journal(tmp_path, clock=clock) as journal:
+        journal.push("x://a", domain="d")
+        assert journal.admin("show", uri="x://a")["failures"] == []
+        for attempt in range(1, 13):
+            (job,) = journal.next("d").jobs
+            clock.now += S
+            marked = f"no. {attempt} \x1d1:1:x\x1e" + "y" * 500
+            journal.fail(
+                job.key, marked, delay=0, traceback=f"at \x1d2:2:{attempt}", dead=attempt == 12
+            )
+    with Journal(tmp_path, clock=clock) as journal:
+        shown = journal.admin("show", uri="x://a")
+        failures = shown["failures"]
+        assert [one["attempt"] for one in failures] == list(range(3, 13))
+        assert [one["ended"] for one in failures] == [S + n * S for n in range(3, 13)]
+        assert {len(one["reason"]) for one in failures} == {200}
+        assert failures[-1]["reason"].startswith("no. 12  1:1:x yyy")
+        assert shown["reason"].startswith("no. 12  1:1:x yyy")
+        assert shown["traceback"] == "at  2:2:12"
+        (listed,) = journal.admin("list", state="dead")["jobs"]
+        assert "failures" not in listed
+        journal.admin("requeue", uri="x://a")
+        journal.fail(journal.next("d").jobs[0].key, "again", delay=0)
+        failures = journal.admin("show", uri="x://a")["failures"]
+        assert [one["attempt"] for one in failures] == [*range(4, 13), 1]
+
+
+def test_a_text_of_another_origin_has_no_attempts():
+    """What a daemon from before the list stored, or anything else, is read as a reason and a traceback."""
+    assert last_failure("boom\x1eat line 1") == ("boom", "at line 1")
+    assert read_failures("boom\x1eat line 1") == []
+    assert read_failures("boom\x1dnot:an:attempt\x1d5:1:slow") == [(1, 5, "slow")]
+
+
 def test_the_traceback_says_where(tmp_path):
     """Shown by the command and over HTTP; `--exec` has what the command said instead."""
     with daemon_thread(tmp_path) as server:
@@ -183,6 +220,8 @@ def test_the_traceback_says_where(tmp_path):
         assert "in handler_that_breaks" in text
         assert "\x1b" not in text
         assert "in handler_that_breaks" not in virta("dead")
+        assert "attempt 1 " not in text
+        assert "attempt 1 " in virta("dead", "--traceback", "--uri", "x://a")
         assert json.loads(virta("dead", "--json"))["traceback"] == dead["traceback"]
         virta("configure", "d", "--retry-delay", "5", "--retry-delay-max", "60")
         virta("dead", "--requeue")

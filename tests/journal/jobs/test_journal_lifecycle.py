@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from virta.journal.jobs.domain import HEAP_SLACK
 from virta.journal.jobs.domain import DomainSettings as Settings
-from virta.journal.jobs.job import DEAD, READY, WORKING, host_of, parse_key
+from virta.journal.jobs.failures import last_failure
+from virta.journal.jobs.job import DEAD, DELAYED, READY, WORKING, host_of, parse_key
 from virta.journal.jobs.key_index import JobKeys
 from virta.journal.jobs.lifecycle import WORK_DEADLINE_US, Jobs
 from virta.journal.jobs.table import FINISHED_US
@@ -307,8 +308,8 @@ def test_repushing_does_not_grow_the_heaps():
     place = jobs.domains[b"d"]
 
     assert len(jobs) == 2
-    assert len(place._delayed) <= HEAP_SLACK + 3
-    assert len(place._ready) <= HEAP_SLACK + 3
+    assert place.heap_sizes[DELAYED] <= HEAP_SLACK + 3
+    assert place.heap_sizes[READY] <= HEAP_SLACK + 3
     assert place.counts[READY] == 1
 
 
@@ -320,7 +321,7 @@ def test_heartbeats_do_not_grow_the_heaps():
     for until in range(11, 10_000):
         jobs.mark(job, until, 5)
 
-    assert len(job.domain._working) <= HEAP_SLACK + 3
+    assert job.domain.heap_sizes[WORKING] <= HEAP_SLACK + 3
     assert jobs.wake_up(b"", 5) == 9_999
 
 
@@ -391,7 +392,7 @@ def test_retry_delay_doubles():
     # A delay is up to a quarter shorter, so that jobs that failed together are not retried together.
     assert 750_000 <= starts[0] <= 1_000_000
     assert 1_500_000 <= starts[1] <= 2_000_000
-    assert jobs.dead(b"x").reason == "last words"
+    assert last_failure(jobs.dead(b"x").reason) == ("last words", "")
     assert jobs.reserve(b"d", now * 100) == []
     assert jobs.push(b"x", b"d", 1, now) is False
     assert jobs.push(b"x", b"d", 2, now) is True

@@ -61,11 +61,11 @@ def test_listening_to_a_job():
             later = [summary(await listener.receive()) for _ in range(2)]
             watch = server.node.engine.watch
             await listener.close()
-            await eventually(lambda: not watch._seen)
-            return sort_key, received, later, server.node.engine.jobs.scheduler._watchers
+            await eventually(lambda: not len(watch))
+            return sort_key, received, later, server.node.engine.jobs.scheduler.watchers
 
     sort_key, received, later, watchers = asyncio.run(run())
     assert (sort_key, True, 0) in received
     assert [each for each in received if each[0] == URI] == [(URI, False, 2), (URI, True, 0)]
     assert later == [(URI, False, 2), (URI, True, 0)]
-    assert len(watchers) == 1  # that of the ordered keys
+    assert watchers == 1  # that of the ordered keys

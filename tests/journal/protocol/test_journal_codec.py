@@ -117,7 +117,7 @@ def test_replies_survive_any_split_of_the_stream(engine, messages, cuts):
     """Encoding then feeding in arbitrary pieces gives the same replies and leaves nothing behind."""
     parser = codec.ReplyParser()
 
-    got = feed_in_pieces(parser, b"".join(map(codec.encode_reply, messages)), cuts)
+    got = feed_in_pieces(parser, codec.encode_replies(messages), cuts)
 
     assert messages == got
     assert parser.buffered == 0
@@ -201,11 +201,16 @@ def outcome(parser, raw, cuts):
 )
 def test_both_engines_agree(asked, answered, damage, cuts):
     """Native and plain decode the same in whole, split and damaged streams, and encode the same."""
-    assert [codec.encode_request(r) for r in asked] == [codec._encode_request(r) for r in asked]
-    assert [codec.encode_reply(r) for r in answered] == [codec._encode_reply(r) for r in answered]
+    assert [codec.encode_request(r) for r in asked] == [
+        codec.encode_request_plain(r) for r in asked
+    ]
+    assert [codec.encode_reply(r) for r in answered] == [
+        codec.encode_reply_plain(r) for r in answered
+    ]
+    assert codec.encode_replies(answered) == b"".join(map(codec.encode_reply_plain, answered))
     for raw, native, plain in (
-        (b"".join(map(codec._encode_request, asked)), codec.RequestParser, PlainRequests),
-        (b"".join(map(codec._encode_reply, answered)), codec.ReplyParser, PlainReplies),
+        (b"".join(map(codec.encode_request_plain, asked)), codec.RequestParser, PlainRequests),
+        (b"".join(map(codec.encode_reply_plain, answered)), codec.ReplyParser, PlainReplies),
     ):
         bad = bytearray(raw)
         for at, byte in damage if raw else []:

@@ -157,7 +157,7 @@ def test_copies_that_are_not_made_are_an_error(tmp_path):
                 again = await wire.ask(request)  # the same change, still on one daemon only
                 b = await both.start("b")
                 await eventually(lambda: b.node.engine.store.live(b"k", 0))
-                await eventually(a.node.peers._links[0].forwarder.drained.is_set)
+                await eventually(a.node.peers.links[0].forwarder.drained.is_set)
                 accepted = await wire.ask(request)
             return refused.error, again.error, accepted.error
 
@@ -194,7 +194,7 @@ def test_only_the_primary_hands_out_jobs(tmp_path):
         async with mesh(tmp_path) as both:
             await both.start("a")
             b = await both.start("b")
-            link = b.node.peers._links[0].forwarder
+            link = b.node.peers.links[0].forwarder
             await eventually(lambda: link.connected and not b.node.engine.primary)
             async with connected(b) as wire:
                 await wire.ask(push(b"http://h/1"))
@@ -271,7 +271,7 @@ def test_a_peer_that_does_not_reply_delays_neither_start_nor_stop(tmp_path):
             await running.start()
             reply = await running.submit(set_(b"k"))
             await running.stop()
-            return reply.error, len(running.peers._links[0].files())
+            return reply.error, len(running.peers.links[0].files())
 
     assert asyncio.run(run()) == ("", 1)
 
@@ -340,7 +340,7 @@ def test_a_pull_asked_for_during_a_stop_is_not_begun(tmp_path):
             running = beside(tmp_path, port)
             await running.start()
             stopping = asyncio.create_task(running.stop())
-            await eventually(running.peers._stop.is_set)
+            await eventually(lambda: running.peers.stopping)
             running.engine.peer_requests.pull("b")
             await stopping
             return len(asyncio.all_tasks())

@@ -122,10 +122,10 @@ def test_nothing_after_quit_is_read(connection):
     made.data_received(NOP)
 
     assert [request.function for request in commands.requests] == [Function.NOP, Function.QUIT]
-    commands.respond(reply())
+    commands.respond([reply()])
     made.flush()
     assert not transport.closed
-    commands.respond(reply(2))
+    commands.respond([reply(2)])
     made.flush()
     assert transport.closed
     assert transport.written == encode_reply(reply()) + encode_reply(reply(2))
@@ -139,7 +139,7 @@ def test_unanswered_requests_are_bounded(connection, monkeypatch):
     assert transport.reading
     made.data_received(NOP)
     assert not transport.reading
-    commands.respond(reply())
+    commands.respond([reply()])
     made.flush()
     assert transport.reading
 
@@ -156,11 +156,11 @@ def test_unread_replies_are_bounded(connection, monkeypatch):
     made.pause_writing()
     transport.unread = 1_000_000
     made.data_received(NOP)
-    commands.respond(large())
+    commands.respond([large()])
     made.flush()
     assert not transport.aborted
     transport.unread += 1
-    commands.respond(large())
+    commands.respond([large()])
     made.flush()
     assert transport.aborted
 
@@ -188,7 +188,7 @@ def test_what_comes_after_the_end_is_dropped(connection):
     made, transport, commands = connection
     made.data_received(NOP)
     made.connection_lost(None)
-    commands.respond(reply())
+    commands.respond([reply()])
     made.flush()
     made.abort()
     made.close()
@@ -355,7 +355,7 @@ def test_an_unexpected_error_ends_one_connection(monkeypatch, caplog):
             engine = server.node.engine
             handle = engine.handle
             monkeypatch.setattr(
-                engine, "handle", lambda r, s: 1 // 0 if r.key == b"bad" else handle(r, s)
+                engine, "handle", lambda r, *rest: 1 // 0 if r.key == b"bad" else handle(r, *rest)
             )
             wire.send(Request(Function.GET, key=b"bad"))
             for _ in range(20):

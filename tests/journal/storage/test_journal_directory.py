@@ -256,8 +256,8 @@ def test_disk_use_follows_live_data(tmp_path, monkeypatch):
                     )
                 for _ in range(20):
                     await wire.receive()
-                if server.node._rotation is not None:
-                    await server.node._rotation
+                if server.node.rotation is not None:
+                    await server.node.rotation
             return sum(p.stat().st_size for p in tmp_path.rglob("*") if p.is_file())
 
     assert asyncio.run(run()) < 10 * 20 * 2_000

@@ -14,5 +14,5 @@ def test_spill_reuses_its_space(tmp_path):
             assert spill.get(handle) == bytes([i]) * (i * 7 + 1)
             spill.drop(handle)
 
-    assert spill._end <= 80 * PIECE_BYTES_MIN
+    assert spill.size <= 80 * PIECE_BYTES_MIN
     spill.close()

@@ -28,6 +28,7 @@ from virta.journal.protocol.messages import PORT, Reply
 from virta.journal.protocol.methods import BlockingMethods
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Iterable
 
     from virta.journal.protocol.commands import Command
@@ -51,19 +52,23 @@ class Client(BlockingMethods):
         *,
         timeout: float | None = 30.0,
         token: str | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        self._tls = tls is not None
+        self._timeout = timeout
         try:
             self._socket = socket.create_connection((host, port), timeout)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if tls is not None:
+                self._socket = tls.wrap_socket(self._socket, server_hostname=host)
         except OSError as error:
-            raise unreachable(host, port, error) from error
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            raise unreachable(host, port, error) from error  # wrap_socket closes what it refuses
         # The system keeps the time: with a timeout of Python's own, every call would poll first.
-        if timeout is not None:
+        if timeout is not None and not self._tls:
             limit = struct.pack("@ll", int(timeout), int(timeout % 1 * 1_000_000))
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        self._socket.settimeout(None)
-        self._timeout = timeout
+        self._limit_calls()
         self._descriptor = self._socket.fileno()
         self.notifications: deque[Reply] = deque(maxlen=NOTIFICATIONS_MAX)
         self._protocol: ClientProtocol[int] = ClientProtocol(self.notifications.append)
@@ -79,12 +84,12 @@ class Client(BlockingMethods):
         protocol, request = self._protocol, command.request
         protocol.outstanding.clear()  # calls that failed before: nothing waits for them any more
         received: Any = None
-        if exchange is not None and not protocol.partial:
+        if exchange is not None and not self._tls and not protocol.partial:
             identifier = protocol.number(request)
             try:
                 received = exchange(self._descriptor, request)
             except OSError as error:
-                raise _failed(error) from error
+                raise _connection_error(error) from error
             if received.__class__ is Reply:
                 return command.result(received)
         if received is None:
@@ -139,7 +144,7 @@ class Client(BlockingMethods):
                     if timeout is not None:
                         return None
         finally:
-            self._socket.settimeout(None)
+            self._limit_calls()
         return self.notifications.popleft()
 
     def close(self) -> None:
@@ -153,6 +158,10 @@ class Client(BlockingMethods):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _limit_calls(self) -> None:
+        """Limit calls to the timeout: TLS by Python, as it reads and writes by turns; else the system does."""
+        self._socket.settimeout(self._timeout if self._tls else None)
+
     def _send(self, data: bytes, receive: Callable[[], None] | None = None) -> None:
         """Send everything; with `receive`, read what arrives meanwhile."""
         try:
@@ -165,7 +174,7 @@ class Client(BlockingMethods):
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
             if isinstance(error, OSError):
-                raise _failed(error) from error
+                raise _connection_error(error) from error
             raise
 
     def _send_reading(self, rest: memoryview, receive: Callable[[], None]) -> None:
@@ -173,8 +182,7 @@ class Client(BlockingMethods):
         ready = select.poll()
         ready.register(self._socket, select.POLLIN | select.POLLOUT)
         while True:
-            with contextlib.suppress(BlockingIOError):
-                rest = rest[self._socket.send(rest, socket.MSG_DONTWAIT) :]
+            rest = rest[self._send_some(rest) :]
             if not rest:
                 return
             found = ready.poll(None if self._timeout is None else self._timeout * 1000)
@@ -182,6 +190,23 @@ class Client(BlockingMethods):
                 raise TimeoutError
             if found[0][1] & ~select.POLLOUT:
                 receive()
+
+    def _send_some(self, rest: memoryview) -> int:
+        """Send what fits now; return how many bytes."""
+        if not self._tls:
+            try:
+                return self._socket.send(rest, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return 0
+        import ssl  # noqa: PLC0415 - loaded already, and slow to load for those without TLS
+
+        self._socket.settimeout(0)
+        try:
+            return self._socket.send(rest)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return 0
+        finally:
+            self._limit_calls()
 
     def _receive(self) -> bytes:
         try:
@@ -197,7 +222,7 @@ class Client(BlockingMethods):
         except BlockingIOError as error:
             raise TimeoutError from error
         except OSError as error:
-            raise _failed(error) from error
+            raise _connection_error(error) from error
 
     def _answered(self, data: bytes) -> list[tuple[int, Reply]]:
         """Return the replies that some bytes complete, with the tokens of their requests."""
@@ -209,7 +234,7 @@ class Client(BlockingMethods):
         return answered
 
 
-def _failed(error: OSError) -> JournalError:
+def _connection_error(error: OSError) -> JournalError:
     if isinstance(error, BlockingIOError | TimeoutError):
         return connection_lost("no reply in time")
     if error.errno == errno.EBADF:

@@ -26,6 +26,7 @@ from virta.journal.protocol.codec import RequestParser
 from virta.journal.protocol.messages import RETRY_CODES, RefusedError, Reply, Request
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
     from pathlib import Path
 
@@ -60,8 +61,10 @@ class Forwarder:
         acknowledged: Callable[[str, int], None] | None = None,
         retry_s_max: float | None = None,
         token: str | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._token = token
+        self._tls = tls
         self.directory = directory
         self.forwarded = 0
         self.rejected = 0
@@ -126,7 +129,7 @@ class Forwarder:
             failure: Exception | None = None
             try:
                 async with await AsyncClient.connect(
-                    self._host, self._port, token=self._token
+                    self._host, self._port, token=self._token, tls=self._tls
                 ) as client:
                     if self._hello is not None:
                         async with asyncio.timeout(ANSWER_S_MAX):

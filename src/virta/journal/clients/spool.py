@@ -180,7 +180,7 @@ class Spool:
             descriptor = files.open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
-                if not _names(path, descriptor):
+                if not _leads_to(path, descriptor):
                     continue  # deleted between open and lock
                 self._write(descriptor, b"".join(records), path)
                 end = os.lseek(descriptor, 0, os.SEEK_CUR)
@@ -230,7 +230,7 @@ class SpoolFile:
     @property
     def current(self) -> bool:
         """Whether the path still leads to this file."""
-        return _names(self.path, self._descriptor)
+        return _leads_to(self.path, self._descriptor)
 
     def read(self, count: int) -> list[Spooled]:
         """Return up to `count` further pending records; reads few bytes, however long the file."""
@@ -294,7 +294,7 @@ class SpoolFile:
             hour = time.strptime(self.path.name, "%Y%m%d%H.fjs")
         except ValueError:
             return False
-        if now < _utc(hour) + 3600 + DELETE_AFTER_HOUR_S:
+        if now < _seconds_of_hour(hour) + 3600 + DELETE_AFTER_HOUR_S:
             return False
         if not self._exclude_writers():
             return False
@@ -313,7 +313,7 @@ class SpoolFile:
         os.close(self._descriptor)
 
 
-def _names(path: Path, descriptor: int) -> bool:
+def _leads_to(path: Path, descriptor: int) -> bool:
     """Whether the path still leads to the opened file."""
     try:
         named = path.stat()
@@ -323,7 +323,7 @@ def _names(path: Path, descriptor: int) -> bool:
     return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
 
 
-def _utc(hour: time.struct_time) -> float:
+def _seconds_of_hour(hour: time.struct_time) -> float:
     import calendar  # noqa: PLC0415  (only for files that are an hour old)
 
     return calendar.timegm(hour)

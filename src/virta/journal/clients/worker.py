@@ -32,11 +32,13 @@ from virta.errors import JournalError
 from virta.journal.admin import DELAY_S_MAX
 from virta.journal.clients.aio import AsyncClient
 from virta.journal.jobs.domain import BACK_OFF_S_MAX
-from virta.journal.jobs.job import TRACEBACK_CHARS_MAX, back_off, domain_of
+from virta.journal.jobs.failures import TRACEBACK_CHARS_MAX
+from virta.journal.jobs.job import back_off, domain_of
 from virta.journal.protocol import commands
 from virta.journal.protocol.messages import PORT, RETRY_CODES, RefusedError
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncIterator, Callable
 
     from virta.journal.protocol.commands import Command, Lease
@@ -87,8 +89,10 @@ class Worker:
         retry_delay: float | None = None,
         retry_delay_max: float = BACK_OFF_S_MAX,
         token: str | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._token = token
+        self._tls = tls
         _check("concurrency", concurrency, right="at least 1", fits=concurrency >= 1)
         _check("work_for", work_for, right="seconds, more than 0", fits=work_for > 0)
         _check("grace", grace, right="seconds, not below 0", fits=grace >= 0)
@@ -113,7 +117,7 @@ class Worker:
         self._compare_at = 0.0
         self._turn = 0  # which domain is asked first
         self._running: set[asyncio.Task[None]] = set()
-        self._over = False  # what comes now is given back
+        self.stopping = False  # what comes now is given back
         self._client: AsyncClient | None = None
         self._online = asyncio.Event()
         self._wake = asyncio.Event()
@@ -145,7 +149,7 @@ class Worker:
             stop = asyncio.Event()
 
             def on_signal() -> None:
-                (self._hurry if stop.is_set() else stop).set()
+                self.hurry() if stop.is_set() else stop.set()
 
             if threading.current_thread() is threading.main_thread():
                 for number in (signal.SIGINT, signal.SIGTERM):
@@ -154,13 +158,22 @@ class Worker:
 
         asyncio.run(main())
 
+    @property
+    def running(self) -> int:
+        """Return how many jobs are being done."""
+        return len(self._running)
+
+    def hurry(self) -> None:
+        """Wait no longer for running jobs when the worker stops."""
+        self._hurry.set()
+
     async def work(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set, over as many connections as it takes."""
         if not self._handlers:
             raise JournalError("a worker without handlers: decorate one with @worker.handle()")
         self._online, self._wake, self._hurry, self._asked = (asyncio.Event() for _ in range(4))
         self._asked.set()
-        self._over = False
+        self.stopping = False
         line = asyncio.create_task(self._keep_line(stop))
         stopped = asyncio.create_task(stop.wait())
         try:
@@ -179,7 +192,7 @@ class Worker:
 
     async def _give_all_back(self) -> None:
         """Return running jobs, and those of a NEXT on its way, on the connection that is still open."""
-        self._over = True
+        self.stopping = True
         await asyncio.sleep(0)  # a task that is cancelled before it began would report nothing
         for task in self._running:
             task.cancel()
@@ -198,7 +211,7 @@ class Worker:
             problem = ""
             try:
                 async with await AsyncClient.connect(
-                    self._host, self._port, token=self._token
+                    self._host, self._port, token=self._token, tls=self._tls
                 ) as client:
                     self._client = client
                     await self._compare_clocks(client)
@@ -244,7 +257,7 @@ class Worker:
                     try:
                         if time.monotonic() >= self._compare_at:
                             await self._compare_clocks(client)
-                        wake_up = await self._take(client)
+                        wake_up = await self._reserve(client)
                     finally:
                         self._asked.set()
                 yield
@@ -262,12 +275,12 @@ class Worker:
                     await self._wake.wait()
                 return
 
-    async def _take(self, client: AsyncClient) -> float | None:
+    async def _reserve(self, client: AsyncClient) -> float | None:
         """Reserve as many jobs as may run; return when to ask again, None if unknown."""
         again: float | None = None
         free = self._concurrency - len(self._running)
         for domain in self._domains():
-            if free <= 0 or self._over:
+            if free <= 0 or self.stopping:
                 return None  # woken as soon as a job ends
             command = commands.next_(
                 domain, count=min(free, TAKE_MAX), work_for=self._work_for, listen=True
@@ -303,12 +316,12 @@ class Worker:
             self._wake.set()
 
     async def _do(self, handler: Handler, lease: Lease) -> None:
-        if self._over:
+        if self.stopping:
             await self._give_back(lease)
             return
         beating = asyncio.create_task(self._heartbeat(lease))
         try:
-            await _called(handler, lease)
+            await _call_handler(handler, lease)
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                 await self._give_back(lease)
@@ -391,7 +404,7 @@ class Worker:
             asked.cancel()
 
 
-async def _called(handler: Handler, lease: Lease) -> None:
+async def _call_handler(handler: Handler, lease: Lease) -> None:
     """Run a coroutine function in the loop, anything else in a thread; await an awaitable result."""
     result = handler(lease) if inspect.iscoroutinefunction(handler) else None
     if result is None:

@@ -24,7 +24,7 @@ BACK_OFF_S = 1.0
 BACK_OFF_S_MAX = 3600.0
 HEAP_SLACK = 64  # invalid items a heap may have however few jobs it has
 
-Rank = tuple[int, int, int]  # priority, start, id
+Offer = tuple[int, int, int, "Domain"]  # priority, start and id of its best job
 
 
 class DomainSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,7 +77,7 @@ class Domain:
         self.counts = [0] * REMOVED  # jobs by state
         self.on_move: Callable[[Job], None] | None = None
         self.alarm: int | None = None  # the scheduler's next alarm for this domain
-        self.offer: Rank | None = None  # the rank the scheduler offers this domain with
+        self.offer: Offer | None = None  # its item in the scheduler's choice
         self._ready: list[tuple[int, int, int, Job]] = []  # priority, start, id
         self._delayed: list[tuple[int, int, Job]] = []  # start, id
         self._working: list[tuple[int, int, Job]] = []  # deadline, lease
@@ -90,35 +90,40 @@ class Domain:
     def empty(self) -> bool:
         return not any(self.counts) and self.settings == DEFAULTS
 
+    @property
+    def heap_sizes(self) -> dict[int, int]:
+        """Return how many items, valid or not, the heap of each state has."""
+        return {
+            READY: len(self._ready),
+            DELAYED: len(self._delayed),
+            WORKING: len(self._working),
+        }
+
     def move(self, job: Job, state: int) -> None:
         """Change a job's state and put it into the heap of that state."""
         if self.on_move is not None:
             self.on_move(job)
-        if job.state != REMOVED:
-            self.counts[job.state] -= 1
+        counts, before = self.counts, job.state
+        if before != REMOVED:
+            counts[before] -= 1
         job.state = state
-        if state != REMOVED:
-            heap = self._add(job, state)
-            if heap is not None and len(heap) > 2 * self.counts[state] + HEAP_SLACK:
-                self._clean(heap, state)
-
-    def restore(self, job: Job, state: int) -> None:
-        """Like `move`, while the journal is restored: nothing is reported, and `clean` has to follow."""
-        job.state = state
-        self._add(job, state)
-
-    def _add(self, job: Job, state: int) -> list[Any] | None:
-        self.counts[state] += 1
+        if state == REMOVED:
+            return
+        counts[state] += 1
+        heap: list[Any]
         if state == READY:
-            heappush(self._ready, (job.priority, job.start, job.id, job))
-            return self._ready
-        if state == WORKING:
-            heappush(self._working, (job.worked_until, job.lease, job))
-            return self._working
-        if state == DELAYED:
-            heappush(self._delayed, (job.start, job.id, job))
-            return self._delayed
-        return None
+            heap = self._ready
+            heappush(heap, (job.priority, job.start, job.id, job))
+        elif state == WORKING:
+            heap = self._working
+            heappush(heap, (job.worked_until, job.lease, job))
+        elif state == DELAYED:
+            heap = self._delayed
+            heappush(heap, (job.start, job.id, job))
+        else:
+            return
+        if len(heap) > 2 * counts[state] + HEAP_SLACK:
+            self._clean(heap, state)
 
     def clean(self) -> None:
         """Remove what a replay added and removed again."""
@@ -153,14 +158,11 @@ class Domain:
         """Return the job to reserve next, without removing it."""
         ready = self._ready
         while ready:
-            if self._is_ready(*ready[0]):
-                return ready[0][3]
+            item = ready[0]
+            if self._is_ready(*item):
+                return item[3]
             heappop(ready)
         return None
-
-    def rank(self) -> Rank | None:
-        job = self.head()
-        return None if job is None else (job.priority, job.start, job.id)
 
     def earliest(self) -> int | None:
         """Return the next start or work deadline."""

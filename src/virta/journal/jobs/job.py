@@ -29,10 +29,7 @@ STATE_NAMES = ("delayed", "ready", "held", "working", "dead", "gone")
 ATTEMPTS_MAX = 65_535  # the largest number the details of a reply can carry
 # A retry delay is shortened by up to this part, so that jobs that failed together are not retried together.
 RETRY_JITTER = 0.25
-# Separates reason and traceback of a failure, which are stored as one text.
-TRACEBACK_MARK = "\x1e"
-REASON_CHARS_MAX = 1_000
-TRACEBACK_CHARS_MAX = 4_000  # the end of it, which shows where the error was raised
+_WORKED_ON_BIT = 4  # in the details of a reply
 HOSTS_MAX = 1_024  # size of the cache of hosts by the part of a uri before its path
 
 
@@ -54,7 +51,9 @@ class Job(Struct, eq=False, gc=False):
     payload: Value | None = None
     persist: bool = False
     attempts: int = 0
-    reason: str = ""  # of the last failure
+    reason: str = (
+        ""  # of the last failure, and the attempts before it (`virta.journal.jobs.failures`)
+    )
     # In memory from here on, except lease, worked_until, revision and replaced.
     logged: bool = False  # a record of it is in the log
     state: int = REMOVED
@@ -90,14 +89,21 @@ class Job(Struct, eq=False, gc=False):
 
     def details(self, data: bytes) -> Details:
         """Return the details of one pair of a reply, whose data is the uri or the payload."""
-        worked = self.state == WORKING
+        # By position, as names take twice the time.
+        if self.state != WORKING:
+            return Details(
+                0, 0, self.created, self.timestamp, 0, 0, len(data), self.attempts, self.persist
+            )
         return Details(
-            created=self.created,
-            modified=self.timestamp,
-            worked_until=self.worked_until if worked else 0,
-            size=len(data),
-            attempts=self.attempts,
-            bits=self.persist | worked << 2,
+            0,
+            0,
+            self.created,
+            self.timestamp,
+            0,
+            self.worked_until,
+            len(data),
+            self.attempts,
+            self.persist | _WORKED_ON_BIT,
         )
 
 
@@ -143,9 +149,3 @@ def back_off(delay: float, longest: float, attempts: int, salt: bytes) -> float:
     """
     pause = min(delay * 2.0 ** min(attempts, 30), max(longest, delay))
     return pause * (1 - RETRY_JITTER * zlib.crc32(salt) / (1 << 32))
-
-
-def reason_text(reason: str, traceback: str) -> str:
-    """Return reason and traceback as the one text that is stored, each within its limit."""
-    text = reason.replace(TRACEBACK_MARK, " ")[:REASON_CHARS_MAX]
-    return f"{text}{TRACEBACK_MARK}{traceback[-TRACEBACK_CHARS_MAX:]}" if traceback else text

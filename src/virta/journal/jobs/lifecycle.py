@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from virta.journal.jobs.failures import add_failure
 from virta.journal.jobs.job import (
     ATTEMPTS_MAX,
     DEAD,
@@ -60,9 +61,11 @@ class Jobs(JobTable):
         if priority > PRIORITY_MAX:
             raise RefusedError("bad-priority", f"{priority} is over {PRIORITY_MAX}")
         name = domain.lower() if domain else host_of(uri)
-        self.finished.tick(now)
         job = self._jobs.get(uri)
         last = self.finished.commands.get(uri, -1) if job is None else self.last_command(uri)
+        if last >= timestamp:
+            self.finished.tick(now)  # it may be time to forget that one
+            last = self.last_command(uri)
         if last >= timestamp and (
             last > timestamp
             or not tied
@@ -74,12 +77,13 @@ class Jobs(JobTable):
             self._drop_dead(died)
             job = self._jobs.get(uri)
         if job is None or job.state == WORKING:
-            if len(self) >= self.jobs_max:
+            if len(self._jobs) + self._older >= self.jobs_max:
                 raise RefusedError("out-of-memory", f"the limit is {self.jobs_max} jobs")
             place = self.scheduler.domain(name)
-            job = Job(uri, place, self._new_id(), priority, start, timestamp, timestamp, payload)
+            number = self._new_id()
+            job = Job(uri, place, number, priority, start, timestamp, timestamp, payload)
             self._insert(job)
-            self._by_id[job.id] = job
+            self._by_id[number] = job
             if died is not None and (died.revision or died.replaced):
                 self._cover(job, covering(job, died), now)
         else:
@@ -118,7 +122,6 @@ class Jobs(JobTable):
         reserved: list[Job] = []
         while len(reserved) < count and (job := self.scheduler.head(domain)) is not None:
             reserved.append(job)
-            self.totals[HANDED_OUT] += 1
             if remove:
                 self.totals[DONE] += 1
                 self._finish(job, now)
@@ -130,6 +133,7 @@ class Jobs(JobTable):
                 payload_bytes -= len(job.payload.data)
                 if payload_bytes < 0:
                     break
+        self.totals[HANDED_OUT] += len(reserved)
         return reserved
 
     def wake_up(self, domain: bytes, now: int) -> int | None:
@@ -408,13 +412,13 @@ class Jobs(JobTable):
         # It keeps the id of this attempt: among equals it comes after those that were not tried since.
         job.id, job.spent = job.lease, True
         job.attempts = min(job.attempts + 1, ATTEMPTS_MAX)
-        job.reason = reason
+        job.reason = add_failure(job.reason, reason, job.attempts, ended)
         if job.persist:
             self._changed(job.uri)
         limit = job.domain.settings.max_attempts
         if dead or (limit and job.attempts >= limit):
             self.totals[DIED] += 1
-            self.bury(job, reason, ended)
+            self.bury(job, job.reason, ended)
             return
         if start is not None:
             job.start = start

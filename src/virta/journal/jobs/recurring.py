@@ -65,13 +65,15 @@ class CronSchedule:
     def __init__(self, text: str) -> None:
         self._every = 0
         if text.startswith("@every"):
-            self._every = _every(text)
+            self._every = _parse_every(text)
             return
         fields = _SHORT.get(text.strip().lower(), text).split()
         if len(fields) != 5:
-            raise _bad(text, "five fields: minute hour day month weekday, or @daily, or @every 30s")
+            raise _schedule_error(
+                text, "five fields: minute hour day month weekday, or @daily, or @every 30s"
+            )
         sets = [
-            _field(part, bounds, name, words)
+            _parse_cron_field(part, bounds, name, words)
             for part, bounds, name, words in zip(fields, _RANGES, _NAMES, _WORDS, strict=True)
         ]
         self._minutes, self._hours, self._days, self._months, weekdays = sets
@@ -119,33 +121,35 @@ class CronSchedule:
         return of_month or of_week
 
 
-def _every(text: str) -> int:
+def _parse_every(text: str) -> int:
     match = re.fullmatch(r"@every\s+(\d{1,6})([smhd])", text)
     if match is None or int(match[1]) * _UNITS[match[2]] < EVERY_SECONDS_MIN:
-        raise _bad(text, "@every with a number and s, m, h or d, such as @every 90s")
+        raise _schedule_error(text, "@every with a number and s, m, h or d, such as @every 90s")
     return int(match[1]) * _UNITS[match[2]] * 1_000_000
 
 
-def _field(text: str, bounds: tuple[int, int], name: str, words: dict[str, int]) -> set[int]:
+def _parse_cron_field(
+    text: str, bounds: tuple[int, int], name: str, words: dict[str, int]
+) -> set[int]:
     low, high = bounds
     numbers: set[int] = set()
     for part in text.split(","):
         plain = re.sub(r"[a-z]+", lambda word: str(words.get(word[0], word[0])), part.lower())
         match = re.fullmatch(r"(?:\*|(\d{1,2})(?:-(\d{1,2}))?)(?:/(\d{1,2}))?", plain)
         if match is None:
-            raise _bad(part, f"a {name}: *, n, a-b, */n or a list of those")
+            raise _schedule_error(part, f"a {name}: *, n, a-b, */n or a list of those")
         first = low if match[1] is None else int(match[1])
         last = int(match[2]) if match[2] else high if match[1] is None or match[3] else first
         step = int(match[3]) if match[3] else 1
         if not (low <= first <= high and low <= last <= high):
-            raise _bad(part, f"a {name} from {low} to {high}")
+            raise _schedule_error(part, f"a {name} from {low} to {high}")
         if last < first:
-            raise _bad(part, f"a {name}: its end is before its start")
+            raise _schedule_error(part, f"a {name}: its end is before its start")
         if step < 1:
-            raise _bad(part, f"a {name}: its step is from 1")
+            raise _schedule_error(part, f"a {name}: its step is from 1")
         numbers.update(range(first, last + 1, step))
     return numbers
 
 
-def _bad(text: str, right: str) -> RefusedError:
+def _schedule_error(text: str, right: str) -> RefusedError:
     return RefusedError("bad-settings", f"schedule {text[:80]!r} is not {right}")

@@ -17,6 +17,7 @@ from virta.journal.jobs.domain import HEAP_SLACK, Domain
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from virta.journal.jobs.domain import Offer
     from virta.journal.jobs.job import Job
 
 
@@ -24,7 +25,7 @@ class Scheduler:
     def __init__(self) -> None:
         self.domains: dict[bytes, Domain] = {}
         self.alarms: list[tuple[int, Domain]] = []  # the first may be outdated
-        self._offers: list[tuple[int, int, int, Domain]] = []  # by the rank of the domain's head
+        self._offers: list[Offer] = []  # the best job of each domain, the best domain first
         self._watchers: list[Callable[[Job], None]] = []
 
     def domain(self, name: bytes) -> Domain:
@@ -43,6 +44,11 @@ class Scheduler:
 
     def __del__(self) -> None:
         self.close()
+
+    @property
+    def watchers(self) -> int:
+        """Return how many are called when a job moves."""
+        return len(self._watchers)
 
     def watch(self, moved: Callable[[Job], None]) -> None:
         """Call `moved` with every job before it changes its state."""
@@ -93,12 +99,14 @@ class Scheduler:
         """Add a domain's head to the choice across domains; with `job`, only that one is new."""
         if place.settings.paused:
             return
-        rank = place.rank() if job is None else (job.priority, job.start, job.id)
-        if rank is not None and (place.offer is None or rank < place.offer):
-            place.offer = rank
-            heappush(self._offers, (*rank, place))
+        if job is None and (job := place.head()) is None:
+            return
+        item = (job.priority, job.start, job.id, place)
+        if place.offer is None or item < place.offer:
+            place.offer = item
+            heappush(self._offers, item)
             if len(self._offers) > 2 * len(self.domains) + HEAP_SLACK:
-                self._offers = [item for item in self._offers if item[3].offer == item[:3]]
+                self._offers = [item for item in self._offers if item[3].offer is item]
                 heapify(self._offers)
 
     def head(self, domain: bytes) -> Job | None:
@@ -110,7 +118,7 @@ class Scheduler:
         while offers:
             item = offers[0]
             place = item[3]
-            if place.offer != item[:3]:
+            if place.offer is not item:
                 heappop(offers)  # replaced by a better one
                 continue
             job = None if place.settings.paused else place.head()
@@ -118,11 +126,10 @@ class Scheduler:
                 place.offer = None
                 heappop(offers)
                 continue
-            rank = (job.priority, job.start, job.id)
-            if place.offer == rank:
+            if job.id == item[2] and job.start == item[1] and job.priority == item[0]:
                 return job
-            place.offer = rank
-            heapreplace(offers, (*rank, place))
+            place.offer = item = (job.priority, job.start, job.id, place)
+            heapreplace(offers, item)
         return None
 
     def wake_up(self, domain: bytes) -> int | None:

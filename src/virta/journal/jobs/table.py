@@ -69,13 +69,18 @@ class FinishedCommands:
         if self.commands.get(uri, -1) < timestamp:
             self.commands[uri] = timestamp
             self._order.append((now, uri, timestamp))
+            if len(self._order) > FINISHED_MAX:
+                self._forget_first()
 
     def tick(self, now: int) -> None:
         order = self._order
-        while order and (order[0][0] <= now - FINISHED_US or len(order) > FINISHED_MAX):
-            _, uri, timestamp = order.popleft()
-            if self.commands.get(uri) == timestamp:
-                del self.commands[uri]
+        while order and order[0][0] <= now - FINISHED_US:
+            self._forget_first()
+
+    def _forget_first(self) -> None:
+        _, uri, timestamp = self._order.popleft()
+        if self.commands.get(uri) == timestamp:
+            del self.commands[uri]
 
     def shift(self, step: int) -> None:
         """Move all times by `step` µs after the clock was set, so entries expire as they would have."""
@@ -154,8 +159,7 @@ class JobTable:
     def last_command(self, uri: bytes) -> int:
         """Return the timestamp of the newest known command of a uri, -1 if there is none."""
         last = self.finished.commands.get(uri, -1)
-        job = self._jobs.get(uri)
-        if job is None:
+        if (job := self._jobs.get(uri)) is None:
             return last
         if job.older is not None:
             last = max(last, job.older.timestamp)
@@ -236,12 +240,15 @@ class JobTable:
         jobs, finished = self._jobs, self.finished.commands
         for uri in self._unlogged:
             kept: list[Job] = []
-            job = jobs.get(uri)
-            if job is not None:
-                for each in (job,) if job.older is None else (job.older, job):
-                    each.logged = each.persist
-                    if each.persist:
-                        kept.append(each)
+            if (job := jobs.get(uri)) is not None:
+                older = job.older
+                if older is not None:
+                    older.logged = older.persist
+                    if older.persist:
+                        kept.append(older)
+                job.logged = job.persist
+                if job.persist:
+                    kept.append(job)
             changes.append((uri, finished.get(uri, -1), kept))
         return changes
 
@@ -277,15 +284,15 @@ class JobTable:
                     self._remove(other)  # it was replaced while the snapshot was written
         self._insert(job)
         if dead:
-            job.domain.restore(job, DEAD)
+            job.domain.move(job, DEAD)
         elif job.lease:
             self.saw_id(job.lease)
             self._by_id[job.lease] = job
-            job.domain.restore(job, WORKING)
+            job.domain.move(job, WORKING)
         else:
             self._by_id[job.id] = job
             state = READY if job.start <= now else DELAYED
-            job.domain.restore(job, state if job.older is None else WAITING_BEHIND)
+            job.domain.move(job, state if job.older is None else WAITING_BEHIND)
 
     def restore_removed(self, uri: bytes, now: int, finished: int) -> None:
         """Remove all jobs of a uri, and remember its last finished command, if any."""

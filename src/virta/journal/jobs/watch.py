@@ -32,6 +32,10 @@ class JobWatch:
         self._watching = False
         self.moved: dict[bytes, None] = {}  # uris of which something may have changed
 
+    def __len__(self) -> int:
+        """Return how many keys are watched."""
+        return len(self._seen)
+
     def listen(self, session: Session, keys: list[bytes]) -> None:
         """Notify a connection of changes by others; refuse all keys if they are too many."""
         self._listeners.check(session, keys)

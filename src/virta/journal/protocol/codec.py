@@ -104,10 +104,10 @@ def encode_request(request: Request) -> bytes:
         RefusedError: a key, value or number that no daemon accepts.
     """
     encoded: bytes | None = None if native_codec is None else native_codec.encode_request(request)
-    return _encode_request(request) if encoded is None else encoded
+    return encode_request_plain(request) if encoded is None else encoded
 
 
-def _encode_request(request: Request) -> bytes:
+def encode_request_plain(request: Request) -> bytes:
     if max(len(request.key), len(request.key2)) > KEY_BYTES_MAX:
         raise RefusedError("too-large", f"a key has at most {KEY_BYTES_MAX} bytes")
     if request.value is not None and len(request.value.data) > VALUE_DATA_BYTES_MAX:
@@ -128,11 +128,11 @@ def _encode_request(request: Request) -> bytes:
         parts.append(_U16.pack(request.count))
     wide = len(request.key) > 255 or len(request.key2) > 255
     flags |= KEY16 if wide else 0
-    parts.append(_sized(request.key, wide=wide))
+    parts.append(_with_length(request.key, wide=wide))
     if request.query == QUERY_RANGE:
-        parts.append(_sized(request.key2, wide=wide))
+        parts.append(_with_length(request.key2, wide=wide))
     if request.value is not None:
-        width = _width(len(request.value.data) + 1)
+        width = _length_bytes(len(request.value.data) + 1)
         flags |= width << WIDTH_SHIFT
         parts.append(_value(request.value, width))
     parts[0] = _REQUEST_HEAD.pack(
@@ -144,10 +144,16 @@ def _encode_request(request: Request) -> bytes:
 def encode_reply(reply: Reply) -> bytes:
     """Return the bytes of a reply; an error has no pairs, count or cursor, and so never that of a range."""
     encoded: bytes | None = None if native_codec is None else native_codec.encode_reply(reply)
-    return _encode_reply(reply) if encoded is None else encoded
+    return encode_reply_plain(reply) if encoded is None else encoded
 
 
-def _encode_reply(reply: Reply) -> bytes:
+def encode_replies(replies: list[Reply]) -> bytes:
+    """Return the bytes of replies, one after the other."""
+    encoded: bytes | None = None if native_codec is None else native_codec.encode_replies(replies)
+    return b"".join(map(encode_reply, replies)) if encoded is None else encoded
+
+
+def encode_reply_plain(reply: Reply) -> bytes:
     flags = reply.flags
     error = reply.error.encode()
     parts = [b""]
@@ -171,10 +177,10 @@ def _encode_reply(reply: Reply) -> bytes:
         or any(len(pair.key) > 255 for pair in pairs)
     )
     flags |= KEY16 if wide else 0
-    parts.append(_sized(error, wide=wide))
+    parts.append(_with_length(error, wide=wide))
     flags |= _encode_pairs(pairs, parts, wide=wide)
     if cursor is not None:
-        parts.append(_sized(cursor, wide=wide))
+        parts.append(_with_length(cursor, wide=wide))
     parts[0] = _REPLY_HEAD.pack(b"JR", VERSION, reply.identifier, flags, reply.timestamp)
     return b"".join(parts)
 
@@ -185,9 +191,9 @@ def _encode_pairs(pairs: list[Pair], parts: list[bytes], *, wide: bool) -> int:
         return 0
     details = pairs[0].details is not None
     sizes = [len(pair.value.data) + 1 for pair in pairs if pair.value is not None]
-    width = _width(max(sizes)) if sizes else 0
+    width = _length_bytes(max(sizes)) if sizes else 0
     for pair in pairs:
-        parts.append(_sized(pair.key, wide=wide))
+        parts.append(_with_length(pair.key, wide=wide))
         if details:
             parts.append(_DETAILS.pack(*astuple(pair.details or Details())))
         if width:
@@ -195,11 +201,11 @@ def _encode_pairs(pairs: list[Pair], parts: list[bytes], *, wide: bool) -> int:
     return width << WIDTH_SHIFT | (REPLY_DETAILS if details else 0)
 
 
-def _sized(data: bytes, *, wide: bool) -> bytes:
+def _with_length(data: bytes, *, wide: bool) -> bytes:
     return (_U16.pack(len(data)) if wide else bytes((len(data),))) + data
 
 
-def _width(size: int) -> int:
+def _length_bytes(size: int) -> int:
     return 1 if size <= 0xFF else 2 if size <= 0xFFFF else 3
 
 
@@ -399,7 +405,7 @@ class ReplyParser(_Parser[Reply]):
         width = bits >> WIDTH_SHIFT & 3
         cursor = _Cursor(self._buffer, self._at, reply.identifier)
         while missing:
-            pair = _pair(cursor, wide=wide, width=width, detailed=bool(bits & REPLY_DETAILS))
+            pair = _read_pair(cursor, wide=wide, width=width, detailed=bool(bits & REPLY_DETAILS))
             if reply.pairs is None:
                 reply.pair = pair
             else:
@@ -439,7 +445,7 @@ class ReplyParser(_Parser[Reply]):
         return reply, bits, count if count is not None else int(bool(bits >> WIDTH_SHIFT & 3))
 
 
-def _pair(cursor: _Cursor, *, wide: bool, width: int, detailed: bool) -> Pair:
+def _read_pair(cursor: _Cursor, *, wide: bool, width: int, detailed: bool) -> Pair:
     key = cursor.sized(wide=wide)
     details = cursor.details() if detailed else None
     return Pair(key, cursor.value(width) if width else None, details)

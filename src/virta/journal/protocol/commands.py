@@ -109,12 +109,12 @@ def set_(
         0,
         flags,
         timestamp,
-        _us(expires),
-        _us(ttl),
+        _optional_us(expires),
+        _optional_us(ttl),
         key=to_bytes(key),
         value=to_value(value),
     )
-    return Command(request, _timestamp)
+    return Command(request, _read_timestamp)
 
 
 def get(
@@ -122,7 +122,7 @@ def get(
 ) -> Command[Any]:
     """Return the value of a key or `default`; `touch` extends its expiry by that many seconds."""
     flags = DATA | (TOUCH if touch is not False else 0) | listen * LISTEN
-    ttl = None if isinstance(touch, bool) else _us(touch)
+    ttl = None if isinstance(touch, bool) else _optional_us(touch)
     request = Request(Function.GET, flags=flags, key=to_bytes(key), ttl=ttl)
     return Command(request, _only_value, default)
 
@@ -159,7 +159,7 @@ def scan(lower: Key = b"", upper: Key = b"", *, count: int = 1000) -> Command[Pa
         count=count,
         query=QUERY_RANGE,
     )
-    return Command(request, _page)
+    return Command(request, _read_page)
 
 
 def search(pattern: Key, *, count: int = 1000) -> Command[Page]:
@@ -167,13 +167,13 @@ def search(pattern: Key, *, count: int = 1000) -> Command[Page]:
     request = Request(
         Function.GET, flags=DATA, key=to_bytes(pattern), count=count, query=QUERY_REGEX
     )
-    return Command(request, _page)
+    return Command(request, _read_page)
 
 
 def more(cursor: bytes, *, count: int | None = None) -> Command[Page]:
     """Return the page after one with a cursor, with the same `count` unless given."""
     request = Request(Function.GET, flags=DATA, key=cursor, count=count, query=QUERY_CURSOR)
-    return Command(request, _page)
+    return Command(request, _read_page)
 
 
 def delete(key: Key, *, complete: bool = False, timestamp: int = 0) -> Command[bool]:
@@ -181,7 +181,7 @@ def delete(key: Key, *, complete: bool = False, timestamp: int = 0) -> Command[b
     request = Request(
         Function.DELETE, 0, OVERWRITE if complete else 0, timestamp, key=to_bytes(key)
     )
-    return Command(request, _deleted)
+    return Command(request, _was_deleted)
 
 
 def add(key: Key, amount: float) -> Command[Any]:
@@ -198,43 +198,45 @@ def invert(key: Key) -> Command[Any]:
 def truncate(key: Key, size: int) -> Command[int]:
     """Cut a string or buffer to `size` bytes, or fill it up with zeros."""
     request = Request(Function.TRUNCATE, key=to_bytes(key), value=to_value(size))
-    return Command(request, _timestamp)
+    return Command(request, _read_timestamp)
 
 
 def lock(key: Key, *, seconds: float | None = None) -> Command[int]:
     """Keep others from changing a value until it is unlocked, `seconds` pass or this connection ends."""
-    until = None if seconds is None else _later(seconds)
-    return Command(Request(Function.LOCK, key=to_bytes(key), timeout=until), _timestamp)
+    until = None if seconds is None else _deadline_us(seconds)
+    return Command(Request(Function.LOCK, key=to_bytes(key), timeout=until), _read_timestamp)
 
 
 def unlock(key: Key) -> Command[int]:
     """Release a lock of this connection."""
-    return Command(Request(Function.UNLOCK, key=to_bytes(key)), _timestamp)
+    return Command(Request(Function.UNLOCK, key=to_bytes(key)), _read_timestamp)
 
 
 def rename(key: Key, new: Key, *, overwrite: bool = False) -> Command[int]:
     """Move a value to another key."""
-    return Command(_two(Function.RENAME, key, new, OVERWRITE if overwrite else 0), _timestamp)
+    return Command(
+        _two_keys(Function.RENAME, key, new, OVERWRITE if overwrite else 0), _read_timestamp
+    )
 
 
 def link(key: Key, additional: Key) -> Command[int]:
     """Add another key of the same value."""
-    return Command(_two(Function.LINK, key, additional), _timestamp)
+    return Command(_two_keys(Function.LINK, key, additional), _read_timestamp)
 
 
 def unlink(key: Key) -> Command[bool]:
     """Remove one key of a value; return whether that removed the value, as it was the last."""
-    return Command(Request(Function.UNLINK, key=to_bytes(key)), _deleted)
+    return Command(Request(Function.UNLINK, key=to_bytes(key)), _was_deleted)
 
 
 def ping() -> Command[int]:
     """Return the daemon's time (µs)."""
-    return Command(Request(Function.NOP), _timestamp)
+    return Command(Request(Function.NOP), _read_timestamp)
 
 
 def authenticate(token: str) -> Command[int]:
     """Identify a connection by a token, before every other command."""
-    return Command(Request(Function.NOP, key=b"auth:" + token.encode()), _timestamp)
+    return Command(Request(Function.NOP, key=b"auth:" + token.encode()), _read_timestamp)
 
 
 # Jobs.
@@ -258,9 +260,9 @@ def push(
     """
     due = None
     if start is not None:
-        due = _us(start)
+        due = _optional_us(start)
     elif delay:
-        due = _later(delay)
+        due = _deadline_us(delay)
     request = Request(
         PUSH,
         0,
@@ -274,7 +276,7 @@ def push(
         None if payload is None else to_value(payload),
         QUERY_RANGE,
     )
-    return Command(request, _timestamp)
+    return Command(request, _read_timestamp)
 
 
 def next_(
@@ -292,7 +294,7 @@ def next_(
     as done when it is reserved.
     """
     flags = DATA | DETAILS | listen * LISTEN | remove * OVERWRITE
-    until = None if work_for is None else _later(work_for)
+    until = None if work_for is None else _deadline_us(work_for)
     request = Request(NEXT, 0, flags, 0, until, None, count, to_bytes(domain))
     return Command(request, _next_reply)
 
@@ -300,12 +302,12 @@ def next_(
 def done(key: Key) -> Command[bool]:
     """Acknowledge a job; refused with `does-not-exist` if that attempt is over."""
     request = Request(DELETE, 0, OVERWRITE, 0, None, None, None, to_bytes(key))
-    return Command(request, _deleted)
+    return Command(request, _was_deleted)
 
 
 def extend(key: Key, seconds: float) -> Command[bool]:
     """Extend a job's deadline to `seconds` from now."""
-    until = _later(seconds)
+    until = _deadline_us(seconds)
     request = Request(Function.GET, key=to_bytes(key), timeout=until)
     return Command(request, lambda reply: bool(reply.flags & WORKED_ON))
 
@@ -319,7 +321,7 @@ def admin(do: str, **fields: Any) -> Command[dict[str, Any]]:
     """Run an administrative command, see `virta.journal.admin`."""
     value = Value(Type.STRING, msgspec.json.encode({"do": do, **fields}))
     request = Request(Function.SET, key=COMMAND_KEY, value=value)
-    return Command(request, _json)
+    return Command(request, _read_json)
 
 
 def fail(
@@ -394,8 +396,8 @@ def to_plain(value: Value) -> Any:
     return data
 
 
-def _us(seconds: float | None) -> int | None:
-    return None if seconds is None else _whole(seconds)
+def _optional_us(seconds: float | None) -> int | None:
+    return None if seconds is None else _microseconds(seconds)
 
 
 def own_time() -> int:
@@ -403,28 +405,28 @@ def own_time() -> int:
     return now_us()
 
 
-def _later(seconds: float) -> int:
-    return own_time() + _whole(seconds)
+def _deadline_us(seconds: float) -> int:
+    return own_time() + _microseconds(seconds)
 
 
-def _whole(seconds: float) -> int:
+def _microseconds(seconds: float) -> int:
     try:
         return int(seconds * 1_000_000)
     except (OverflowError, ValueError) as error:
         raise RefusedError("overflow", f"{seconds} is no number of seconds") from error
 
 
-def _two(function: Function, key: Key, key2: Key, flags: int = 0) -> Request:
+def _two_keys(function: Function, key: Key, key2: Key, flags: int = 0) -> Request:
     return Request(
         function, flags=flags, key=to_bytes(key), key2=to_bytes(key2), count=0, query=QUERY_RANGE
     )
 
 
-def _timestamp(reply: Reply) -> int:
+def _read_timestamp(reply: Reply) -> int:
     return reply.timestamp
 
 
-def _deleted(reply: Reply) -> bool:
+def _was_deleted(reply: Reply) -> bool:
     return bool(reply.flags & DELETED)
 
 
@@ -442,14 +444,14 @@ def _detailed_value(reply: Reply) -> DetailedValue:
     return DetailedValue(pair.value, pair.details, reply.timestamp)
 
 
-def _json(reply: Reply) -> dict[str, Any]:
+def _read_json(reply: Reply) -> dict[str, Any]:
     assert reply.pair is not None
     assert reply.pair.value is not None
     answer: dict[str, Any] = msgspec.json.decode(reply.pair.value.data)
     return answer
 
 
-def _page(reply: Reply) -> Page:
+def _read_page(reply: Reply) -> Page:
     items = [(pair.key, to_plain(pair.value)) for pair in reply.all_pairs() if pair.value]
     return Page(items, reply.cursor)
 

@@ -93,8 +93,8 @@ def check_numbers(request: Request) -> None:
         raise RefusedError("overflow", f"count {count} is not from 0 to {COUNT_MAX}")
 
 
-def check(request: Request, now: int) -> None:
-    """Refuse what the function does not know."""
+def check(request: Request, latest: int) -> None:
+    """Refuse what the function does not know, and timestamps after `latest`."""
     rule = RULES.get(request.function)
     if rule is None:
         raise RefusedError("unknown-function")
@@ -121,6 +121,6 @@ def check(request: Request, now: int) -> None:
         raise RefusedError("too-large", f"a value has at most {VALUE_DATA_BYTES_MAX} bytes")
     if len(request.key) > KEY_BYTES_MAX or len(request.key2) > KEY_BYTES_MAX:
         raise RefusedError("too-large", f"a key has at most {KEY_BYTES_MAX} bytes")
-    if request.timestamp > now + CLOCK_SKEW_US_MAX:
-        ahead = (request.timestamp - now) // 1_000_000
+    if request.timestamp > latest:
+        ahead = (request.timestamp - latest + CLOCK_SKEW_US_MAX) // 1_000_000
         raise RefusedError("clock-skew", f"the timestamp is {ahead} s ahead of this daemon")

@@ -21,6 +21,7 @@ from virta.journal.protocol.messages import (
     Request,
 )
 from virta.journal.replication.messages import JOB_KEY, decode_job, decode_mark
+from virta.journal.sessions import PEER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from virta.journal.engine import JournalEngine
     from virta.journal.sessions import Session
 
+PEER_PREFIX = b"peer:"
 PULL_PREFIX = b"pull:"
 
 
@@ -38,19 +40,27 @@ class PeerRequests:
         self.pull: Callable[[str], None] = lambda _: None  # fetch everything from a peer
         self.functions: dict[int, Callable[[Request, Session, int], Reply]] = {
             **engine.functions,
-            Function.NOP: self._nop,
+            Function.NOP: self._nop_of_peer,
             Function.SET: self._set,
             Function.GET: self._get,
             Function.DELETE: self._delete,
             Function.LINK: self._link,
             Function.PUSH: partial(engine.job_commands.push, tied=True),
         }
+        engine.functions[Function.NOP] = self._nop
+        engine.roles[PEER] = self.functions
 
     def _nop(self, request: Request, session: Session, now: int) -> Reply:
+        """Do nothing, or make the connection the link to another daemon."""
+        if request.key.startswith(PEER_PREFIX):
+            session.link_to(request.key[len(PEER_PREFIX) :].decode(errors="replace"))
+        return Reply(request.identifier, 0, now)
+
+    def _nop_of_peer(self, request: Request, session: Session, now: int) -> Reply:
         if request.key.startswith(PULL_PREFIX):
             self.pull(request.key[len(PULL_PREFIX) :].decode(errors="replace"))
             return Reply(request.identifier, 0, now)
-        return self._engine.functions[Function.NOP](request, session, now)
+        return self._nop(request, session, now)
 
     def _set(self, request: Request, session: Session, now: int) -> Reply:
         engine = self._engine

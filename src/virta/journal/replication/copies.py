@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Copies(Replication):
-    active = True
+    older_may_arrive = True
     payload_bytes_max = messages.PAYLOAD_BYTES_MAX
 
     def __init__(self, engine: JournalEngine) -> None:

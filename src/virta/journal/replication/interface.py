@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Replication:
-    active = False  # whether older changes may still arrive from other daemons
+    older_may_arrive = False  # older changes may still arrive from other daemons
     payload_bytes_max = VALUE_DATA_BYTES_MAX
 
     def value_changed(self, entry: ValueEntry) -> None:

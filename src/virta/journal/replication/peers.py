@@ -26,11 +26,10 @@ from virta.errors import JournalError
 from virta.journal.clients.aio import AsyncClient
 from virta.journal.clients.forwarder import UNANSWERED_MAX, Forwarder
 from virta.journal.clients.spool import HEAD_BYTES, Spool, SpoolFile, encode_record
-from virta.journal.engine import PEER_PREFIX
 from virta.journal.protocol import commands
 from virta.journal.protocol.codec import RequestParser, encode_request
 from virta.journal.protocol.messages import PERSIST, Function, Request
-from virta.journal.replication.apply import PULL_PREFIX
+from virta.journal.replication.apply import PEER_PREFIX, PULL_PREFIX
 from virta.journal.sessions import Session
 
 if TYPE_CHECKING:
@@ -226,7 +225,7 @@ class Peers:
         self._peers = peers
         self._order = order or sorted([name, *(peer.name for peer in peers)])
         self._directory = directory
-        self._links: list[Link] = []
+        self.links: list[Link] = []
         self._applied: Callable[[], None] = lambda: None
         self._stop = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -243,10 +242,10 @@ class Peers:
         for peer in self._peers:
             directory = self._directory / f"peer-{peer.name}"
             link = Link(directory, peer, self._name, tracked=self.copies > 1)
-            self._links.append(link)
+            self.links.append(link)
             self._recall(link)
         pulled = await asyncio.gather(*(self._pull(peer) for peer in self._peers))
-        for link, reached in zip(self._links, pulled, strict=True):
+        for link, reached in zip(self.links, pulled, strict=True):
             if reached:
                 link.seen = asyncio.get_running_loop().time()
             else:
@@ -260,6 +259,11 @@ class Peers:
         await link.forwarder.drained.wait()
         self.backlog.arrived()
 
+    @property
+    def stopping(self) -> bool:
+        """Return whether `stop` was called."""
+        return self._stop.is_set()
+
     async def stop(self) -> None:
         self._stop.set()
         for task in self._helpers:
@@ -269,7 +273,7 @@ class Peers:
             _, tasks = await asyncio.wait(tasks, timeout=LEAVE_S_MAX)
             for task in tasks:
                 task.cancel()
-        for link in self._links:
+        for link in self.links:
             link.close()
 
     def spool(self, requests: list[Request]) -> Ticket:
@@ -277,7 +281,7 @@ class Peers:
         ticket = Ticket()
         messages = [encode_request(request) for request in requests]
         sync = any(r.flags & PERSIST or r.function == Function.DELETE for r in requests)
-        for link in self._links:
+        for link in self.links:
             link.send(messages, ticket, sync=sync)
         return ticket
 
@@ -290,12 +294,12 @@ class Peers:
     def _choose_primary(self) -> None:
         """Become primary if no daemon before this one in the order can be reached."""
         now = asyncio.get_running_loop().time()
-        for link in self._links:
+        for link in self.links:
             if link.forwarder.connected:
                 link.seen = now
         before = self._order[: self._order.index(self._name)]
         self._engine.primary = not any(
-            link.seen > now - GRACE_S for link in self._links if link.peer.name in before
+            link.seen > now - GRACE_S for link in self.links if link.peer.name in before
         )
 
     # Catching up.
@@ -303,7 +307,7 @@ class Peers:
     def _recall(self, link: Link) -> None:
         """After a crash, apply the non-persistent changes that are still spooled for a peer."""
         session = Session()
-        session.peer = "recall"
+        session.link_to("recall")
         for path in link.files():
             with contextlib.closing(SpoolFile(path)) as file:
                 while records := file.read(UNANSWERED_MAX):
@@ -347,7 +351,7 @@ class Peers:
     async def _pull_all(self, client: AsyncClient) -> int:
         """Apply all data of the peer, as the requests it would have sent; return how many."""
         session = Session()
-        session.peer = "pull"
+        session.link_to("pull")
         pulled = 0
         while True:
             command = commands.admin("export", offset=pulled).request

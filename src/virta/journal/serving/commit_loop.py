@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
     from virta.journal.replication.peers import Peers, Ticket
 
-    Respond = Callable[[Reply], None]
+    Respond = Callable[[list[Reply]], None]
 
-    # The callback of a reply, the reply, and whether other daemons must have the change first.
-    PendingReply = tuple[Respond, Reply, bool]
+    # A callback, its replies, and whether other daemons must have the changes first.
+    PendingReplies = tuple[Respond, list[Reply], bool]
 
 log = logging.getLogger("virta.journal")
 
@@ -89,16 +89,17 @@ class CommitLoop:
         )  # called once, after the replies of a batch
         self.peers: Peers | None = None  # set before `start`, for copies on other daemons
         self._inline_s_max = inline_s_max
-        self._group: GroupCommit[PendingReply, list[images.Record], None] | None = None
+        self._group: GroupCommit[PendingReplies, list[images.Record], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._backlog: list[images.Record] = []  # of the last append, if the disk was full
         self._retry_at = 0.0
         self._ticket: Ticket | None = None  # of the last changes for other daemons
         self._due = False  # the requests carried out since the last batch need one
+        self._now = 0  # the time of the next batch, 0: not read yet
         self._event: int | None = None  # when the engine has something to do by itself
         self._timer: asyncio.TimerHandle | None = None
         self._timer_us = 0  # the time, by the clock, that the timer is for
-        self._rotation: asyncio.Task[None] | None = None
+        self.rotation: asyncio.Task[None] | None = None
         self._stopping = False
         self._closing = False  # nothing at all is carried out any more
         self._refusing = False  # something may be refused,
@@ -145,9 +146,9 @@ class CommitLoop:
         await self._group.drained()
         if self.peers is not None:
             await self.peers.stop()
-        if self._rotation is not None:
+        if self.rotation is not None:
             # Not cancelled: its thread would go on, and remove files that the snapshot below needs.
-            await asyncio.wait({self._rotation})
+            await asyncio.wait({self.rotation})
         # Requests that came during these waits are answered as well; then nothing is accepted.
         self._closing = True
         await self._group.close()
@@ -186,59 +187,75 @@ class CommitLoop:
         self, requests: list[Request], session: Session, respond: Respond, *, alone: bool = False
     ) -> None:
         """
-        Carry out requests in order; `respond` is called with each reply once its effect is durable enough.
+        Carry out requests in order; `respond` is called with replies once their effects are durable enough.
 
         They share a batch with other callers of this turn of the loop, unless the caller is `alone`.
         """
+        group = self._group
+        assert group is not None
+        now = self.engine.now()
+        replies: list[Reply] = []
+        waiting: list[Reply] = []  # for the disk
+        copied: list[Reply] = []  # and for copies on other daemons
         try:
             for request in requests:
-                self._handle(request, session, respond)
+                self._handle(request, session, now, (replies, waiting, copied))
         finally:
+            if replies:
+                respond(replies)
+            if waiting:
+                group.add((respond, waiting, False), len(waiting))
+            for reply in copied:
+                group.add((respond, [reply], True))
             if self._due:
                 self._due = False
-                assert self._group is not None
-                if alone and self._group.pending and not self._group.busy:
-                    self._group.write()
+                if alone and group.pending and not group.busy:
+                    self._now = now  # a batch at once shares the reading of the clock
+                    group.write()
                 else:
-                    self._group.schedule()
+                    group.schedule()
 
     async def submit(self, request: Request, session: Session | None = None) -> Reply:
         """Carry out one request; return its reply once its effect is durable enough."""
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
-        def respond(reply: Reply) -> None:
+        def respond(replies: list[Reply]) -> None:
             if not future.done():
-                future.set_result(reply)
+                future.set_result(replies[0])
 
         self.handle_all([request], session or Session(), respond)
         return await future
 
-    def _handle(self, request: Request, session: Session, respond: Respond) -> None:
+    def _handle(
+        self, request: Request, session: Session, now: int, to: tuple[list[Reply], ...]
+    ) -> None:
+        """Carry out a request; append its reply to the list of those that wait for nothing, the disk, or copies."""
+        replies, waiting, copied = to
         function = request.function
         if session.check is not None and (refused := session.check(request)) is not None:
-            respond(Reply(request.identifier, 0, self.engine.clock(), error=refused.message))
+            replies.append(Reply(request.identifier, 0, now, error=refused.message))
             return
         if self._refusing and (
             self._closing or ((request.flags & PERSIST or function in _DURABLE) and self._refuses())
         ):
             error = "shutting-down" if self._stopping else self._refusal
-            respond(Reply(request.identifier, 0, self.engine.clock(), error=error))
+            replies.append(Reply(request.identifier, 0, now, error=error))
             return
-        reply = self.engine.handle(request, session)
+        reply = self.engine.handle(request, session, now)
         peers = self.peers
         if function in _READING and not (function == _NEXT and request.flags & OVERWRITE):
-            respond(reply)
-            if peers is not None or not self._can_wait(request, reply):
+            replies.append(reply)
+            if peers is not None or not self._can_wait(request, reply, now):
                 self._due = True
             return
         self._due = True
         # With peers every change waits, until it is in their spools.
-        if not reply.error and (peers is not None or self._must_wait(reply, function)):
-            copied = peers is not None and self._wants_copies(request, reply, session)
-            assert self._group is not None
-            self._group.add((respond, reply, copied))
+        if reply.error or not (peers is not None or self._must_wait(reply, function)):
+            replies.append(reply)
+        elif peers is not None and self._wants_copies(request, reply, session):
+            copied.append(reply)
         else:
-            respond(reply)
+            waiting.append(reply)
 
     def _refuses(self) -> bool:
         if self._stopping or self.failure is not None:
@@ -254,12 +271,12 @@ class CommitLoop:
             and session.peer is None
         )
 
-    def _can_wait(self, request: Request, reply: Reply) -> bool:
+    def _can_wait(self, request: Request, reply: Reply, now: int) -> bool:
         """Return whether the timer is early enough for what a request may have left to do."""
         if request.function == _GET:
             return request.timeout is None and not request.flags & TOUCH
         if request.function == _NEXT and reply.timeout is not None:
-            return reply.timeout > self.engine.clock() + _TICK_US_MAX
+            return reply.timeout > now + _TICK_US_MAX
         return False
 
     def _must_wait(self, reply: Reply, function: int) -> bool:
@@ -275,12 +292,11 @@ class CommitLoop:
 
     # A batch, in the order the group commit calls these.
 
-    def _collect(self, items: Sequence[PendingReply]) -> list[images.Record] | None:  # noqa: ARG002
+    def _collect(self, items: Sequence[PendingReplies]) -> list[images.Record] | None:  # noqa: ARG002
         """Return the records of everything that changed, also by time alone."""
-        self._event = self.engine.tick()
-        if self.peers is not None and (
-            outgoing := self.engine.replication.take(self.engine.clock())
-        ):
+        now, self._now = self._now or self.engine.now(), 0
+        self._event = self.engine.tick(now)
+        if self.peers is not None and (outgoing := self.engine.replication.take(now)):
             try:
                 self._ticket = self.peers.spool(outgoing)
             except (OSError, JournalError) as error:
@@ -291,11 +307,10 @@ class CommitLoop:
             self.engine.store.drain()
             self.engine.jobs.drained()
             return None
-        records = images.drain(self.engine, self.engine.clock())
-        records += persistence.id_records(self.engine.jobs.next_id)
+        records = persistence.changes(self.engine, now)
         if self._backlog:
-            records, self._backlog = self._backlog + records, []
-        return records or None
+            records, self._backlog = self._backlog + (records or []), []
+        return records
 
     def _append(self, records: list[images.Record], lock_timeout: float) -> None:  # noqa: ARG002
         """Commit, in the loop or in a thread; no other process has this log's lock."""
@@ -310,7 +325,7 @@ class CommitLoop:
 
     def _committed(
         self,
-        items: Sequence[PendingReply],
+        items: Sequence[PendingReplies],
         result: None,  # noqa: ARG002
         error: LogError | None,
     ) -> None:
@@ -325,14 +340,15 @@ class CommitLoop:
         if isinstance(error, LogWriteError):
             self._retry_at = time.monotonic() + RETRY_AFTER_WRITE_ERROR_S
 
-    def _answer(self, item: PendingReply, error: LogError | None) -> None:
-        respond, reply, copied = item
+    def _answer(self, item: PendingReplies, error: LogError | None) -> None:
+        respond, replies, copied = item
         if error is not None:
-            respond(Reply(reply.identifier, 0, self.engine.clock(), error=self._refusal))
+            now, reason = self.engine.clock(), self._refusal
+            respond([Reply(reply.identifier, 0, now, error=reason) for reply in replies])
         elif copied and self.peers is not None:
-            self._await_copies(self._ticket or self.peers.backlog, respond, reply)
+            self._await_copies(self._ticket or self.peers.backlog, respond, replies[0])
         else:
-            respond(reply)
+            respond(replies)
 
     def _answered(self, error: LogError | None) -> None:  # noqa: ARG002
         self._call_after_batch()
@@ -354,7 +370,7 @@ class CommitLoop:
         timeout = self.peers.copies_timeout
 
         def respond_now(answer: Reply) -> None:
-            respond(answer)
+            respond([answer])
             self._call_after_batch()
 
         def arrived() -> None:
@@ -395,7 +411,7 @@ class CommitLoop:
 
     def _consider_rotation(self, persistence: Persistence) -> None:
         if (
-            self._rotation is None
+            self.rotation is None
             and self.failure is None
             and not self._backlog
             and not self._stopping
@@ -413,7 +429,7 @@ class CommitLoop:
             log.exception("journal_rotation_failed")
             persistence.abandon_rotation()
         else:
-            self._rotation = self._loop.create_task(self._finish_rotation(persistence))
+            self.rotation = self._loop.create_task(self._finish_rotation(persistence))
 
     async def _finish_rotation(self, persistence: Persistence) -> None:
         try:
@@ -426,4 +442,4 @@ class CommitLoop:
             log.exception("journal_rotation_failed")
             persistence.abandon_rotation()
         finally:
-            self._rotation = None
+            self.rotation = None

@@ -21,7 +21,6 @@ from virta.journal.jobs.table import JOBS_MAX
 from virta.journal.protocol.messages import RefusedError
 from virta.journal.protocol.methods import BlockingMethods
 from virta.journal.sessions import Session
-from virta.journal.storage import records as images
 from virta.journal.storage.directory import Durability, Persistence
 from virta.journal.values.entries import MEMORY_BYTES_MAX
 from virta.journal.values.store import Store
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
     from virta.journal.protocol.commands import Command
     from virta.journal.protocol.messages import Reply
+    from virta.journal.storage import records as images
 
 T = TypeVar("T")
 
@@ -112,8 +112,8 @@ class Journal(BlockingMethods):
         with commits.mutex:
             if self._closed or commits.failure is not None:
                 self._refuse()
-            handle, session = self.engine.handle, self._session
-            replies = [handle(command.request, session) for command in batch]
+            handle, session, now = self.engine.handle, self._session, self.engine.now()
+            replies = [handle(command.request, session, now) for command in batch]
             try:
                 commits.commit(None)
             except LogError as error:
@@ -128,15 +128,9 @@ class Journal(BlockingMethods):
 
     def _collect(self, items: Sequence[None]) -> list[images.Record] | None:  # noqa: ARG002
         """Return the records of everything that changed, also by time alone."""
-        engine, disk = self.engine, self._disk
-        now = engine.clock()
-        engine.tick(now)
-        next_id = engine.jobs.next_id
-        if next_id >= disk.ids_enough:
-            return images.drain(engine, now) + disk.id_records(next_id)
-        if not (engine.jobs.wants_log or engine.store.unlogged):
-            return None
-        return images.drain(engine, now) or None
+        now = self.engine.now()
+        self.engine.tick(now)
+        return self._disk.changes(self.engine, now)
 
     def _committed(
         self,

@@ -111,9 +111,9 @@ class Handler:
         try:
             _check_size(body)
             if path.removeprefix(self._prefix) == "/jobs/next":
-                _only(method, "POST")
+                _require_method(method, "POST")
                 given = bodies.decoded(body, bodies.NextBody)
-                return _json(await self._next(given, disconnected or asyncio.Event()))
+                return _json_response(await self._next(given, disconnected or asyncio.Event()))
             return await self._route(method, path, arguments, body, content_type)
         except RefusedError as refused:
             return _problem(refused, path)
@@ -130,16 +130,16 @@ class Handler:
         if rest.startswith("/keys/") and len(rest) > len("/keys/"):
             return await self._key(method, rest[len("/keys/") :], arguments, body, content_type)
         if rest in ("/keys", "/keys/"):
-            _only(method, "GET")
-            return _json(await self._page(arguments))
+            _require_method(method, "GET")
+            return _json_response(await self._page(arguments))
         if rest in ("/stats", "/jobs/stats"):
-            _only(method, "GET")
-            return _json(await self._admin("stats", domain=arguments.get("domain", "")))
+            _require_method(method, "GET")
+            return _json_response(await self._admin("stats", domain=arguments.get("domain", "")))
         if rest in ("/jobs", "/jobs/"):
             return await self._jobs(method, arguments, body)
         if rest == "/jobs/recurring":
-            _only(method, "GET")
-            return _json(await self._admin("recurring"))
+            _require_method(method, "GET")
+            return _json_response(await self._admin("recurring"))
         if rest.startswith(("/jobs/domains/", "/jobs/recurring/")):
             return await self._setting(method, rest, body)
         if rest.startswith("/jobs/"):
@@ -161,19 +161,19 @@ class Handler:
             return await self._get(key, raw="raw" in arguments)
         if method == "PUT":
             command = bodies.set_command(key, arguments, body, content_type)
-            return _json({"key": shown_name(key), "timestamp": await self._call(command)})
+            return _json_response({"key": shown_name(key), "timestamp": await self._call(command)})
         if method != "DELETE":
             raise MethodError(method, ("GET", "PUT", "DELETE"))
         complete = bodies.flag(arguments, "complete")
         deleted = await self._call(commands.delete(key, complete=complete))
-        return _json({"key": shown_name(key), "deleted": deleted})
+        return _json_response({"key": shown_name(key), "deleted": deleted})
 
     async def _get(self, key: bytes, *, raw: bool) -> Response:
         value, details, timestamp = await self._detailed(key)
         if raw:
             kind = "text/plain; charset=utf-8" if value.type == Type.STRING else None
             return Response(200, value.data, kind or "application/octet-stream")
-        return _json(
+        return _json_response(
             {
                 "key": shown_name(key),
                 "type": Type(value.type).name.lower(),
@@ -191,7 +191,9 @@ class Handler:
         if action == "truncate" and given.size is None:
             raise RefusedError("bad-request", "truncate needs the size to cut to")
         if action == "add":
-            return _json({"key": shown_name(key), "result": await self._add(key, given.amount)})
+            return _json_response(
+                {"key": shown_name(key), "result": await self._add(key, given.amount)}
+            )
         to = bodies.named(given.to)
         actions: dict[str, Callable[[], Command[Any]]] = {
             "not": lambda: commands.invert(key),
@@ -202,7 +204,9 @@ class Handler:
         }
         if action not in actions:
             raise RefusedError("unknown-function", f"a key has no action {action[:40]!r}")
-        return _json({"key": shown_name(key), "result": await self._call(actions[action]())})
+        return _json_response(
+            {"key": shown_name(key), "result": await self._call(actions[action]())}
+        )
 
     async def _add(self, key: bytes, amount: float) -> Any:
         """Add to a number that is persistent by default; ADD alone creates one in memory only."""
@@ -239,7 +243,7 @@ class Handler:
             }
             fields |= {"limit": bodies.number(arguments, "limit", 100)}
             fields |= {"offset": bodies.number(arguments, "offset", 0)}
-            return _json(await self._admin("list", **fields))
+            return _json_response(await self._admin("list", **fields))
         if method != "POST":
             raise MethodError(method, ("GET", "POST"))
         given = bodies.decoded(body, bodies.PushBody)
@@ -257,18 +261,18 @@ class Handler:
                 persist=given.persist,
             )
         )
-        return _json({"uri": shown_name(uri), "timestamp": timestamp}, status=201)
+        return _json_response({"uri": shown_name(uri), "timestamp": timestamp}, status=201)
 
     async def _job_action(
         self, method: str, action: str, arguments: dict[str, str], body: bytes
     ) -> Response:
         if action == "show":
-            _only(method, "GET")
+            _require_method(method, "GET")
             named = {name: arguments[name] for name in ("uri", "key") if arguments.get(name)}
-            return _json(await self._admin("show", **named))
+            return _json_response(await self._admin("show", **named))
         if action not in JOB_ACTIONS:
             raise RefusedError("unknown-function", f"jobs have no action {action[:40]!r}")
-        _only(method, "POST")
+        _require_method(method, "POST")
         given = bodies.decoded(body, bodies.JobBody)
         bodies.seconds("seconds", given.seconds)
         key = bodies.job_key(given.key) if action in JOB_KEY_ACTIONS else b""
@@ -277,13 +281,13 @@ class Handler:
             "done": lambda: self._call(commands.done(key)),
             "extend": lambda: self._call(commands.extend(key, given.seconds)),
             "give-back": lambda: self._call(commands.give_back(key)),
-            "fail": lambda: self._call(_failure(key, given)),
+            "fail": lambda: self._call(_fail_command(key, given)),
             "kick": lambda: self._admin("kick", **group),
             "requeue": lambda: self._admin("requeue", **group),
             "drop": lambda: self._admin("drop", **group),
         }
         result = await actions[action]()
-        return _json(result if isinstance(result, dict) else {"result": result})
+        return _json_response(result if isinstance(result, dict) else {"result": result})
 
     async def _next(self, given: bodies.NextBody, disconnected: asyncio.Event) -> dict[str, Any]:
         """Reserve jobs; wait for them if requested, woken as a listening connection would be."""
@@ -344,19 +348,21 @@ class Handler:
             return Response(200, body)
         if method != "DELETE":
             raise MethodError(method, ("GET", "PUT", "DELETE"))
-        return _json({"deleted": await self._call(commands.delete(key))})
+        return _json_response({"deleted": await self._call(commands.delete(key))})
 
     async def _domain(self, method: str, name: bytes, body: bytes) -> Response:
         """Return all settings of a domain, defaults included; PUT replaces, PATCH changes some."""
         key = DOMAIN_PREFIX + name
         if method == "DELETE":
-            return _json({"deleted": await self._call(commands.delete(key))})
+            return _json_response({"deleted": await self._call(commands.delete(key))})
         if method not in ("GET", "PUT", "PATCH"):
             raise MethodError(method, ("GET", "PUT", "PATCH", "DELETE"))
         if method == "PUT":
             await self._call(commands.set_(key, Value(Type.STRING, body)))
         changes = bodies.parsed(body, dict[str, Any]) if method == "PATCH" else {}
-        return _json(await self._admin("configure", domain=name.decode(), settings=changes))
+        return _json_response(
+            await self._admin("configure", domain=name.decode(), settings=changes)
+        )
 
     # The engine.
 
@@ -375,7 +381,7 @@ class Handler:
         return await self._call(commands.admin(do, **fields))
 
 
-def _failure(key: bytes, given: bodies.JobBody) -> Command[Any]:
+def _fail_command(key: bytes, given: bodies.JobBody) -> Command[Any]:
     return commands.fail(
         key, given.reason, delay=given.delay, traceback=given.traceback, dead=given.dead
     )
@@ -408,12 +414,12 @@ def _prefix_end(prefix: bytes) -> bytes:
     return stripped[:-1] + bytes((stripped[-1] + 1,)) if stripped else b""
 
 
-def _only(method: str, allowed: str) -> None:
+def _require_method(method: str, allowed: str) -> None:
     if method != allowed:
         raise MethodError(method, (allowed,))
 
 
-def _json(content: Any, status: int = 200) -> Response:
+def _json_response(content: Any, status: int = 200) -> Response:
     return Response(status, msgspec.json.encode(content))
 
 

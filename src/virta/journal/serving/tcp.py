@@ -12,7 +12,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, cast
 
-from virta.journal.protocol.codec import RequestParser, encode_reply
+from virta.journal.protocol.codec import RequestParser, encode_replies
 from virta.journal.protocol.messages import PORT, Function, Reply
 from virta.journal.serving.commit_loop import CommitLoop
 from virta.journal.serving.guard import RequestGuard
@@ -78,10 +78,11 @@ class JournalConnection(asyncio.Protocol):
         if self._quitting:
             return
         requests = self._parser.feed(data)
-        for at, request in enumerate(requests):
+        for request in requests:
             if request.function == _QUIT:
                 self._quitting = True
-                del requests[at + 1 :]
+                del requests[requests.index(request) + 1 :]
+                break
         self._unanswered += len(requests)
         self._node.handle_all(requests, self._session, self._respond, alone=self._server.alone)
         if self._guard is not None and self._guard.failed:
@@ -110,9 +111,7 @@ class JournalConnection(asyncio.Protocol):
         if transport is None:
             return
         if out:
-            transport.write(
-                encode_reply(out[0]) if len(out) == 1 else b"".join(map(encode_reply, out))
-            )
+            transport.write(encode_replies(out))
             if self._congested and transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
                 log.warning("journal_connection_cut: it does not read its replies")
                 transport.abort()
@@ -134,15 +133,15 @@ class JournalConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _respond(self, reply: Reply) -> None:
-        self._unanswered -= 1
+    def _respond(self, replies: list[Reply]) -> None:
+        self._unanswered -= len(replies)
         if not self._out:
             self._node.after_batch.add(self.flush)
-        self._out.append(reply)
+        self._out += replies
 
     def _notify(self, message: Reply) -> None:
         self._unanswered += 1  # it replies to no request
-        self._respond(message)
+        self._respond([message])
 
     def _refuse(self) -> None:
         """Answer malformed bytes if they have an identifier; nothing after them is read."""

@@ -64,7 +64,7 @@ class Persistence:
         self._records = 0
         self._bytes = 0
         self._snapshot_bytes = 0
-        self.ids_enough = 0  # up to this id no more have to be claimed
+        self._ids_enough = 0  # up to this id no more have to be claimed
         self._rotation: Generator[None, None, None] | None = None
 
     # Start.
@@ -172,20 +172,30 @@ class Persistence:
         self._bytes += total
 
     def committed(self) -> None:
-        """Free the leases whose end is durable now; not while another thread commits."""
+        """Free the leases whose end is durable now, note the clock; not while another thread commits."""
         if self._leases.leaving:
             self._leases.free_ended()
+        if self._leases.clock_read:
+            # Not before what a clock step changed is on disk: a kill in between would change it twice, or never.
+            self._leases.note_clock(self._leases.clock_read)
+            self._leases.clock_read = 0
 
-    def id_records(self, next_id: int) -> list[images.Record]:
-        """Claim more ids long before they are needed; a record to commit with the others."""
-        if next_id < self.ids_enough:
-            return []
-        self.ids_enough = next_id + ID_BLOCK // 2
+    def changes(self, engine: JournalEngine, now: int) -> list[images.Record] | None:
+        """Return the records of what changed, with a claim of ids long before those run short; None for nothing."""
+        next_id = engine.jobs.next_id
+        if next_id >= self._ids_enough:
+            return images.drain(engine, now) + self._id_records(next_id)
+        if not (engine.jobs.wants_log or engine.store.unlogged):
+            return None
+        return images.drain(engine, now) or None
+
+    def _id_records(self, next_id: int) -> list[images.Record]:
+        """Claim more ids: a record to commit."""
+        self._ids_enough = next_id + ID_BLOCK // 2
         return [images.ids_record(next_id + ID_BLOCK)]
 
     def _claim_ids(self, next_id: int) -> None:
-        self.ids_enough = 0
-        self.commit(self.id_records(next_id))
+        self.commit(self._id_records(next_id))
 
     # Rotation.
 

@@ -75,6 +75,7 @@ class LeaseTable:
         self._ended: list[Job] = []
         self.leaving: list[Job] = []  # whose end is on its way to the log
         self.clock = 0  # last time of the clock in the previous process, 0: unknown
+        self.clock_read = 0  # its time in this process, to note after the next commit
 
     def load(self) -> Iterator[LeaseSlot]:
         """Yield the slots of the file; one that was being written when the process died is skipped."""

@@ -87,20 +87,20 @@ def drain(engine: JournalEngine, now: int) -> list[Record]:
     records: list[Record] = []
     if engine.jobs.wants_log:
         for uri, finished, kept in engine.jobs.changes():
-            image = _encode((uri, finished, now, [job_fields(job) for job in kept]))
-            records.append(("job", _short(uri), image))
+            image = _encode((uri, finished, now, list(map(job_fields, kept))))
+            records.append(("job", uri[:KEY_BYTES_MAX], image))
         engine.jobs.drained()
     if not engine.store.unlogged:
         return records
     removed, whole, marked = engine.store.drain()
-    records += [("gone", _short(key), _encode((key,))) for key in removed]
+    records += [("gone", _record_key(key), _encode((key,))) for key in removed]
     for entry in whole:
         image = _encode(value_fields(entry, engine.store.value(entry)))
-        records.append(("value", _short(entry.keys[0]), image))
+        records.append(("value", _record_key(entry.keys[0]), image))
     for entry in marked:
         key = entry.keys[0]
         mark = (key, entry.timestamp, entry.worked_until, entry.expires, entry.marked_at)
-        records.append(("mark", _short(key), _encode(mark)))
+        records.append(("mark", _record_key(key), _encode(mark)))
     return records
 
 
@@ -198,6 +198,6 @@ def job_of(jobs: Jobs, uri: bytes, image: list[Any]) -> Job:
     )
 
 
-def _short(key: bytes) -> bytes:
+def _record_key(key: bytes) -> bytes:
     """Return the key of a log record, for people who read the log; the image has the whole key."""
     return key[:KEY_BYTES_MAX]

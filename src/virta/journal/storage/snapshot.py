@@ -48,7 +48,7 @@ def write_snapshot(engine: JournalEngine, path: Path) -> Generator[None, None, N
     with open(path, "wb", opener=files.open_file) as file:
         file.write(MAGIC)
         chunks = 0
-        for payload in _steps(engine):
+        for payload in _snapshot_records(engine):
             _write_chunk(file, payload)
             chunks += 1
             yield
@@ -91,7 +91,7 @@ def load_snapshot(engine: JournalEngine, path: Path, now: int) -> None:
                     engine.jobs.finished.remember(uri, timestamp, finished_at)
 
 
-def _steps(engine: JournalEngine) -> Iterator[bytes]:
+def _snapshot_records(engine: JournalEngine) -> Iterator[bytes]:
     finishes = engine.jobs.finished.all()
     for at in range(0, len(finishes), STEP_ENTRIES):
         yield _encode(["finished", finishes[at : at + STEP_ENTRIES]])

@@ -26,6 +26,11 @@ class FileSpill:
         self._free: dict[int, list[int]] = {}
         self._pieces: dict[int, int] = {}  # handle (position) -> size of the data
 
+    @property
+    def size(self) -> int:
+        """Return the bytes of the file, free pieces included."""
+        return self._end
+
     def put(self, data: bytes) -> int:
         size = _piece_bytes(len(data))
         free = self._free.get(size)

@@ -60,7 +60,7 @@ class Query(msgspec.Struct, array_like=True):
         """Return the cursor of a reply that begins after `last`, which `following` comes after."""
         exact = self._encoded(self.bound, last, after=True)
         if len(exact) <= CURSOR_BYTES or following <= last:
-            return _checked(exact)
+            return _check_cursor(exact)
         bound = self.bound
         if self.kind == QUERY_RANGE and bound:
             bound = separator(max(source.before(bound) for source in scanned), bound)
@@ -114,7 +114,7 @@ def _after_all(prefix: bytes) -> bytes | None:
     return prefix[:-1] + bytes((prefix[-1] + 1,)) if prefix else None
 
 
-def _checked(cursor: bytes) -> bytes:
+def _check_cursor(cursor: bytes) -> bytes:
     if len(cursor) > KEY_BYTES_MAX:
         raise RefusedError("too-large", "these keys are too long for a cursor; ask for fewer")
     return cursor

@@ -257,7 +257,8 @@ class Store(EntryTable):
         first = entry is not None and entry.keys[0] == key and len(entry.keys) > 1
         self._detach(key)
         if entry is not None and first:
-            if self.replication.active:  # later than when they were linked, by whatever clock
+            # Later than when they were linked, by whatever clock.
+            if self.replication.older_may_arrive:
                 timestamp = max(timestamp, *(at + 1 for at in entry.links.values()))
             self._renew(entry, timestamp)
             entry.links = dict.fromkeys(entry.keys[1:], timestamp)
