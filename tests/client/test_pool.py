@@ -12,7 +12,7 @@ import pytest
 from test_disconnects import WAIT_S, accepted, listening
 
 import virta
-from virta.client import async_pool, blocking_pool
+from virta.client import async_pool, exchange
 from virta.errors import ClientError
 from waiting import turns, until
 
@@ -38,7 +38,8 @@ class Peers:
 
     async def __aenter__(self):
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self.port = self._server.sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
         return self
 
     async def __aexit__(self, *exc):
@@ -118,7 +119,7 @@ def test_connections_at_once_are_limited(monkeypatch):
             for _ in range(3):
                 await request_of((await peers.next())[0])
             # One more connection is accepted after all that were opened before.
-            _, last = await asyncio.open_connection("127.0.0.1", client._address.port)
+            _, last = await asyncio.open_connection("127.0.0.1", peers.port)
             await peers.next()
             count = peers.count
             last.close()
@@ -260,7 +261,7 @@ def test_blocking_connections_expire(monkeypatch):
         peers = []
         serving(listener, peers)
         assert client.ready()
-        monkeypatch.setattr(blocking_pool, "IDLE_S", 0.0)
+        monkeypatch.setattr(exchange, "IDLE_S", 0.0)
         assert client.ready()
 
         assert len(peers) == 2
@@ -327,7 +328,7 @@ def test_a_cancelled_request_gives_up_its_connection():
 
 def test_idle_connections_are_closed_after_a_while(monkeypatch):
     """A client that pauses keeps no connections for nothing."""
-    monkeypatch.setattr(async_pool, "IDLE_S", 0.05)
+    monkeypatch.setattr(exchange, "IDLE_S", 0.05)
 
     async def run():
         async with Peers() as peers, virta.AsyncClient(peers.url) as client:
@@ -356,7 +357,7 @@ def test_one_client_in_two_loops():
         async with Peers() as peers:
             if not client:
                 client.append(virta.AsyncClient(peers.url))
-            client[0]._pool._address.port = int(peers.url.rpartition(":")[2])
+            client[0]._pool._address.port = peers.port
             return await run(peers)
 
     assert [asyncio.run(scenario()), asyncio.run(scenario())] == [True, True]

@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from virta.client import calls
 from virta.client.async_pool import AsyncConnection, AsyncPool
-from virta.client.calls import TIMEOUT_S, UNREADABLE, URL_DEFAULT, Address, Published, Start
+from virta.client.calls import TIMEOUT_S, UNREADABLE, URL_DEFAULT, Address, Published
 from virta.client.frames import Frame, FrameReader, Received
-from virta.client.live import LiveChange, LiveState
+from virta.client.live import CurrentRows, LiveChange, LiveState
 from virta.client.resume import SILENCE_S, ResumeState
+from virta.client.stream_socket import StreamSocket
+from virta.client.subscribing import SubscribingClient, SubscribingFilters
 from virta.errors import ClientError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from websockets.asyncio.client import ClientConnection as AsyncSocket
 
@@ -33,7 +35,9 @@ S = TypeVar("S")  # what is open: a connection, a WebSocket
 P = TypeVar("P")  # what arrives on it: frames, messages
 
 
-class AsyncClient:
+class AsyncClient(
+    SubscribingClient["AsyncSubscription", "AsyncLiveRows", "AsyncStreamSubscription"]
+):
     """A client of one server; see `virta.client.Client` for what each method does."""
 
     def __init__(
@@ -44,10 +48,10 @@ class AsyncClient:
         timeout: float = TIMEOUT_S,
         tls: ssl_module.SSLContext | None = None,
     ) -> None:
-        self._address = Address(url, token)
-        self._timeout = timeout
-        self._tls = tls or (ssl_module.create_default_context() if self._address.tls else None)
-        self._pool = AsyncPool(self._address, timeout, self._tls)
+        address = Address(url, token)
+        trust = tls or (ssl_module.create_default_context() if address.tls else None)
+        self._pool = AsyncPool(address, timeout, trust)
+        self._socket = StreamSocket(address, timeout, trust)
         self.filters = AsyncFilters(self._pool)
 
     async def close(self) -> None:
@@ -66,83 +70,22 @@ class AsyncClient:
         """Publish events, several as one batch; many publications may run at once."""
         return await self._pool.call(calls.publish(channel, events))
 
-    def subscribe(
-        self,
-        channel: str,
-        query: str = "",
-        *,
-        start: Start | None = None,
-        last_event_id: str | None = None,
-        reconnect: bool = True,
-        on_gap: Callable[[dict[str, Any]], None] | None = None,
-    ) -> AsyncSubscription:
-        """Subscribe to the events of a channel that satisfy a query."""
-
-        def path(start: Start | None) -> str:
-            return calls.channel_path(channel, start, query)
-
-        state = ResumeState(path, start, last_event_id, reconnect=reconnect, on_gap=on_gap)
-        return AsyncSubscription(self._pool, state)
-
-    def live(
-        self,
-        channel: str,
-        query: str = "",
-        *,
-        filter: str = "",  # noqa: A002 - as in virta.views.open
-        dialect: str = "",
-        key: str = "",
-        row: str = "",
-        fields: str = "",
-        select: str = "",
-        group: str = "",
-        since: str | None = None,
-        reconnect: bool = True,
-    ) -> AsyncLiveRows:
-        """
-        Follow the rows of a channel that satisfy a query: `rows` stays current while changes are iterated.
-
-        Args:
-            query: terms as in a URL, e.g. `status=paid&/total=>100`.
-            filter, dialect: a filter in another dialect instead, as text.
-            key: JSON pointer to the key of a row, from the event's root.
-            row: "event" shows Debezium's events as they are.
-            fields: JSON pointers, separated by commas, to what is sent.
-            select, group: aggregates, as in `count,sum(/data/total)` and `/data/country`; see `groups`.
-            since: a position to continue from; then `rows` has only what changed since.
-            reconnect: come back after a cut; without it iteration ends there.
-        """
-        options = {
-            "filter": filter,
-            "dialect": dialect,
-            "key": key,
-            "row": row,
-            "fields": fields,
-            "select": select,
-            "group": group,
-        }
-        return AsyncLiveRows(
-            self._pool, LiveState(channel, query, options, since, reconnect=reconnect)
-        )
-
     # Streams.
 
     async def publish_streams(self, *messages: tuple[str, str]) -> None:
         """Send (stream id, text) messages."""
         await self._pool.call(calls.publish_streams(messages))
 
-    def subscribe_streams(
-        self,
-        *streams: str,
-        max_queued: int = 250,
-        last_event_id: str | None = None,
-        reconnect: bool = True,
-        on_gap: Callable[[dict[str, Any]], None] | None = None,
-    ) -> AsyncStreamSubscription:
-        """Subscribe to messages as (stream id, text); needs the `websockets` package."""
-        path = calls.streams_path(streams, max_queued)
-        state = ResumeState(lambda _: path, None, last_event_id, reconnect=reconnect, on_gap=on_gap)
-        return AsyncStreamSubscription(self._address, state, self._timeout, self._tls)
+    # What subscriptions of each kind are.
+
+    def _subscription(self, state: ResumeState) -> AsyncSubscription:
+        return AsyncSubscription(self._pool, state)
+
+    def _live_rows(self, state: LiveState) -> AsyncLiveRows:
+        return AsyncLiveRows(self._pool, state)
+
+    def _stream_subscription(self, state: ResumeState) -> AsyncStreamSubscription:
+        return AsyncStreamSubscription(self._socket, state)
 
     # Requests.
 
@@ -158,10 +101,10 @@ class AsyncClient:
         headers: dict[str, str] | None = None,
     ) -> tuple[Any, dict[str, str]]:
         """Send one request; return the JSON of the answer and its headers, in lower case."""
-        return await self._pool.request(method, path, body, headers)
+        return await self._pool.call(calls.plain_request(method, path, body, headers))
 
 
-class AsyncFilters:
+class AsyncFilters(SubscribingFilters["AsyncSubscription"]):
     """Registered filters of a server; see `virta.client.sync.Filters`."""
 
     def __init__(self, pool: AsyncPool) -> None:
@@ -195,20 +138,7 @@ class AsyncFilters:
         """Remove a filter."""
         await self._pool.call(calls.remove_filter(id_))
 
-    def events(
-        self,
-        *ids: str,
-        start: Start | None = None,
-        last_event_id: str | None = None,
-        reconnect: bool = True,
-        on_gap: Callable[[dict[str, Any]], None] | None = None,
-    ) -> AsyncSubscription:
-        """Subscribe to the events that registered filters let through."""
-
-        def path(start: Start | None) -> str:
-            return calls.filter_events_path(ids, start)
-
-        state = ResumeState(path, start, last_event_id, reconnect=reconnect, on_gap=on_gap)
+    def _subscription(self, state: ResumeState) -> AsyncSubscription:
         return AsyncSubscription(self._pool, state)
 
 
@@ -374,27 +304,12 @@ class AsyncSubscription(AsyncFrameIterator[Received]):
         return self._state.read_frame(piece)
 
 
-class AsyncLiveRows(AsyncFrameIterator[LiveChange]):
+class AsyncLiveRows(CurrentRows, AsyncFrameIterator[LiveChange]):
     """An async iterator of changes that keeps `rows` current; `close` ends it, also from another task."""
 
     def __init__(self, pool: AsyncPool, state: LiveState) -> None:
         super().__init__(pool, state)
         self._live = state
-
-    @property
-    def rows(self) -> dict[str, dict[str, Any]]:
-        """The rows by key, as of the last change that was read."""
-        return self._live.rows
-
-    @property
-    def groups(self) -> dict[Any, dict[str, Any]]:
-        """The aggregates by group."""
-        return self._live.groups
-
-    @property
-    def is_live(self) -> bool:
-        """Whether `rows` is complete: no snapshot is being read."""
-        return self._live.is_live
 
     def _read(self, piece: Frame) -> LiveChange | None:
         return self._live.read_change(piece)
@@ -403,36 +318,15 @@ class AsyncLiveRows(AsyncFrameIterator[LiveChange]):
 class AsyncStreamSubscription(AsyncResumingIterator[tuple[str, str], "AsyncSocket", "str | bytes"]):
     """An async iterator of (stream id, text) over a WebSocket; `close` ends it, also from another task."""
 
-    def __init__(
-        self,
-        address: Address,
-        state: ResumeState,
-        timeout: float,
-        tls: ssl_module.SSLContext | None,
-    ) -> None:
+    def __init__(self, socket: StreamSocket, state: ResumeState) -> None:
         super().__init__(state)
-        self._address = address
-        self._timeout = timeout
-        self._tls = tls
+        self._socket = socket
 
     async def _open(self) -> AsyncSocket:
         from websockets.asyncio.client import connect  # noqa: PLC0415
-        from websockets.exceptions import InvalidHandshake, InvalidStatus  # noqa: PLC0415
 
-        path, headers = self._state.request()
-        try:
-            socket = await connect(
-                self._address.websocket(path),
-                additional_headers=self._address.headers | headers,
-                ssl=self._tls,
-                open_timeout=self._timeout,
-                max_size=None,
-            )
-        except InvalidStatus as error:
-            calls.check(error.response.status_code, bytes(error.response.body or b""))
-            raise
-        except (OSError, InvalidHandshake) as error:
-            raise calls.unreachable(self._address, error) from error
+        with self._socket.refusals():
+            socket = await connect(**self._socket.options(self._state))
         self._state.connected()
         return socket
 

@@ -11,26 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
-from virta.client.calls import (
-    UNREADABLE,
-    Address,
-    ServerCall,
-    check,
-    check_stream,
-    is_repeatable,
-    unreachable,
-)
-from virta.client.http import (
-    IDLE_S,
-    READ_BYTES,
-    CompleteResponse,
-    ResponseReader,
-    check_size,
-    is_readable,
-    request_bytes,
-)
+from virta.client.calls import UNREADABLE, Address, ServerCall, stream_request, unreachable
+from virta.client.exchange import Exchange, IdleConnections, RequestBytes
+from virta.client.http import READ_BYTES, ResponseReader, is_readable
 from virta.errors import ClientError
 
 if TYPE_CHECKING:
@@ -64,10 +49,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._size = 0
         self._ended = False
         self._error: Exception | None = None
-        self._reader = ResponseReader("GET")
-        self._early = b""  # bytes of the body that came with the head
-        # Whether any byte of the response to the present request has arrived.
-        self.answered = False
+        self.exchange = Exchange("GET")
         self.received_at = 0.0
         self.closed = self._loop.create_future()
 
@@ -95,7 +77,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     # Called by the client.
 
-    async def ask(self, method: str, data: bytes) -> ResponseReader:
+    async def ask(self, request: RequestBytes) -> ResponseReader:
         """
         Send a request; return its response as far as the head. `read` returns the body.
 
@@ -103,36 +85,31 @@ class AsyncConnection(asyncio.BufferedProtocol):
             OSError: the connection was cut.
             ValueError: the bytes are not HTTP.
         """
-        self._reader = reader = ResponseReader(method)
-        self._early = b""
-        self.answered = False
+        self.exchange = exchange = Exchange(request.method)
         self.received_at = self._loop.time()
-        self._transport.write(data)
-        while not reader.status:
-            self._early += await self._receive()
-        return reader
+        self._transport.write(request.data)
+        exchange.sent = True  # some of it may have left
+        while not exchange.reader.status:
+            exchange.receive(await self._receive())
+        return exchange.reader
 
     async def read(self) -> bytes:
         """Return what has arrived of the body, at least one byte; empty at its end. Raises as `ask`."""
-        piece, self._early = self._early, b""
-        while not piece and not self._reader.complete:
-            piece = await self._receive()
-        return piece
+        while not self.exchange.has_piece:
+            self.exchange.receive(await self._receive())
+        return self.exchange.take()
 
-    async def read_all(self) -> bytes:
-        """Return the rest of the body. Raises as `ask`."""
-        body, self._early = self._early, b""
-        while not self._reader.complete:
-            body += await self._receive()
-            check_size(len(body))
-        return body
+    async def read_all(self) -> None:
+        """Read the rest of the response into `exchange`. Raises as `ask`."""
+        while not self.exchange.reader.complete:
+            self.exchange.receive(await self._receive())
 
     async def _receive(self) -> bytes:
+        """Return what has arrived, at least one byte; empty at the end of the connection."""
         while not self._received:
             if self._ended:
                 if self._error is not None:
                     raise self._error
-                self._reader.end()
                 return b""
             assert self._waiter is None, "one task at a time"
             self._waiter = self._loop.create_future()
@@ -140,13 +117,12 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 await self._waiter
             finally:
                 self._waiter = None
-        self.answered = True
         data = self._received[0] if len(self._received) == 1 else b"".join(self._received)
         if self._size > UNREAD_BYTES_MAX and not self._transport.is_closing():
             self.received_at = self._loop.time()  # silence is measured from here
             self._transport.resume_reading()
         self._received, self._size = [], 0
-        return self._reader.feed(data)
+        return data
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -155,9 +131,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
     @property
     def reusable(self) -> bool:
         """Return whether the request left and its response ended in a way that allows another one."""
-        whole = self._reader.complete and self._reader.keep
         sent = self._transport.get_write_buffer_size() == 0
-        return whole and sent and not self._transport.is_closing()
+        return self.exchange.reusable and sent and not self._transport.is_closing()
 
     @property
     def quiet(self) -> bool:
@@ -187,55 +162,41 @@ class AsyncPool:
         self._tls = tls
         self._loop: asyncio.AbstractEventLoop | None = None
         self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
-        self._idle: list[tuple[float, AsyncConnection]] = []
+        self._idle: IdleConnections[AsyncConnection] = IdleConnections()
         self._open: set[AsyncConnection] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
     async def call(self, call: ServerCall[T]) -> T:
-        """Send a call and return what its answer means."""
-        try:
-            answer, headers = await self.request(call.method, call.path, call.body, call.headers)
-        except ClientError as error:
-            if call.refused is None:
-                raise
-            return call.refused(error)
-        return call.read(answer, headers)
-
-    async def request(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> tuple[Any, dict[str, str]]:
         """
-        Send one request; return the JSON of its answer and its headers, in lower case.
-
-        A kept connection that the server closes without a byte of an answer is replaced, and the
-        request sent again, if it may arrive twice (`is_repeatable`).
+        Send a call and return what its answer means.
 
         Raises:
             ClientError: refused, or no answer.
         """
         self._attach()
-        async with self._reaching():
-            data = request_bytes(self._address, method, path, headers, body)
-            response = await self._exchange(method, data, repeat=is_repeatable(method, path))
-        return check(response.status, response.body), response.headers
+        try:
+            async with self._reaching():
+                exchange = await self._send(RequestBytes.of(self._address, call))
+            answer, headers = exchange.answer()
+        except ClientError as error:
+            return call.failed(error)
+        return call.read(answer, headers)
 
-    async def _exchange(self, method: str, data: bytes, *, repeat: bool) -> CompleteResponse:
+    async def _send(self, request: RequestBytes) -> Exchange:
+        """Send a request and read its whole response."""
         async with self._slots:
             while True:
                 kept = self._kept()
                 connection = kept or await self._connect()
                 self._open.add(connection)
                 try:
-                    reader = await connection.ask(method, data)
-                    body = await connection.read_all()
-                except OSError:
+                    await connection.ask(request)
+                    await connection.read_all()
+                except OSError as error:
                     self._drop(connection)
-                    if kept is None or connection.answered or not repeat or self._closed:
+                    again = connection.exchange.may_repeat(request, error, kept=kept is not None)
+                    if not again or self._closed:
                         raise
                 except BaseException:
                     # Not close(): that would first send the rest of the body to a server that does not read.
@@ -243,7 +204,7 @@ class AsyncPool:
                     raise
                 else:
                     self._give_back(connection)
-                    return CompleteResponse(reader.status, reader.headers, body)
+                    return connection.exchange
 
     async def stream(
         self, path: str, headers: dict[str, str]
@@ -257,14 +218,15 @@ class AsyncPool:
         async with self._reaching():
             connection = await self._connect()
             try:
-                data = request_bytes(self._address, "GET", path, headers, None)
-                reader = await connection.ask("GET", data)
-                body = b"" if reader.status == 200 else await connection.read_all()
-                check_stream(reader.status, reader.headers, body)
+                request = RequestBytes.of(self._address, stream_request(path, headers))
+                response = await connection.ask(request)
+                if response.status != 200:
+                    await connection.read_all()
+                connection.exchange.check_stream()
             except BaseException:
                 connection.abort()
                 raise
-        return connection, reader.headers
+        return connection, response.headers
 
     async def close(self) -> None:
         """Close every connection; running requests fail, later ones keep no connection."""
@@ -274,9 +236,8 @@ class AsyncPool:
             self._timer = None
         if self._loop is not asyncio.get_running_loop():
             return
-        idle = {connection for _, connection in self._idle}
         for connection in self._open:
-            connection.close() if connection in idle else connection.abort()
+            connection.close() if connection in self._idle else connection.abort()
         closing = [connection.closed for connection in self._open]
         if closing:
             await asyncio.wait(closing, timeout=CLOSE_S_MAX)
@@ -315,12 +276,9 @@ class AsyncPool:
         return connection
 
     def _kept(self) -> AsyncConnection | None:
-        while self._idle:
-            _, connection = self._idle.pop()
-            if connection.quiet:
-                return connection
+        while (connection := self._idle.pop()) is not None and not connection.quiet:
             self._drop(connection)
-        return None
+        return connection
 
     def _drop(self, connection: AsyncConnection) -> None:
         connection.abort()
@@ -331,20 +289,22 @@ class AsyncPool:
             self._drop(connection)
             return
         assert self._loop is not None
-        self._idle.append((self._loop.time(), connection))
+        self._idle.add(connection, self._loop.time())
         if self._timer is None:
-            self._timer = self._loop.call_later(IDLE_S, _expire, weakref.ref(self))
+            self._start_timer()
 
     def expire(self) -> None:
-        """Close connections that were not used for `IDLE_S`, oldest first."""
+        """Close connections that were not used for long."""
         assert self._loop is not None
-        self._timer = None
-        limit = self._loop.time() - IDLE_S
-        while self._idle and self._idle[0][0] <= limit:
-            self._drop(self._idle.pop(0)[1])
-        if self._idle:
-            wait = self._idle[0][0] - limit
-            self._timer = self._loop.call_later(wait, _expire, weakref.ref(self))
+        for connection in self._idle.pop_expired(self._loop.time()):
+            self._drop(connection)
+        self._start_timer()
+
+    def _start_timer(self) -> None:
+        """Call `expire` when the next connection expires."""
+        assert self._loop is not None
+        due = self._idle.next_expiry()
+        self._timer = None if due is None else self._loop.call_at(due, _expire, weakref.ref(self))
 
     def __del__(self) -> None:
         # A client that is garbage collected closes its connections.

@@ -13,26 +13,11 @@ import socket
 import ssl
 import threading
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from virta.client.calls import (
-    UNREADABLE,
-    Address,
-    ServerCall,
-    check,
-    check_stream,
-    is_repeatable,
-    unreachable,
-)
-from virta.client.http import (
-    IDLE_S,
-    READ_BYTES,
-    CompleteResponse,
-    ResponseReader,
-    check_size,
-    is_readable,
-    request_bytes,
-)
+from virta.client.calls import UNREADABLE, Address, ServerCall, stream_request, unreachable
+from virta.client.exchange import Exchange, IdleConnections, RequestBytes
+from virta.client.http import READ_BYTES, ResponseReader, is_readable
 from virta.client.resume import SILENCE_S
 from virta.errors import ClientError
 
@@ -47,12 +32,9 @@ class BlockingConnection:
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
-        # Whether the present request left whole, and whether any byte of its response has arrived.
-        self.sent = self.answered = False
-        self._reader = ResponseReader("GET")
-        self._early = b""  # bytes of the body that came with the head
+        self.exchange = Exchange("GET")
 
-    def ask(self, method: str, data: bytes) -> ResponseReader:
+    def ask(self, request: RequestBytes) -> ResponseReader:
         """
         Send a request; return its response as far as the head. `read` returns the body.
 
@@ -60,42 +42,23 @@ class BlockingConnection:
             OSError: the connection was cut, or silent for too long.
             ValueError: the bytes are not HTTP.
         """
-        self._reader = reader = ResponseReader(method)
-        self._early = b""
-        self.sent = self.answered = False
-        self.socket.sendall(data)
-        self.sent = True
-        while not reader.status:
-            self._early += self._receive()
-        return reader
+        self.exchange = exchange = Exchange(request.method)
+        self.socket.sendall(request.data)
+        exchange.sent = True
+        while not exchange.reader.status:
+            exchange.receive(self.socket.recv(READ_BYTES))
+        return exchange.reader
 
     def read(self) -> bytes:
         """Return what has arrived of the body, at least one byte; empty at its end. Raises as `ask`."""
-        piece, self._early = self._early, b""
-        while not piece and not self._reader.complete:
-            piece = self._receive()
-        return piece
+        while not self.exchange.has_piece:
+            self.exchange.receive(self.socket.recv(READ_BYTES))
+        return self.exchange.take()
 
-    def read_all(self) -> bytes:
-        """Return the rest of the body. Raises as `ask`."""
-        body, self._early = self._early, b""
-        while not self._reader.complete:
-            body += self._receive()
-            check_size(len(body))
-        return body
-
-    def _receive(self) -> bytes:
-        data = self.socket.recv(READ_BYTES)
-        if not data:
-            self._reader.end()
-            return b""
-        self.answered = True
-        return self._reader.feed(data)
-
-    @property
-    def reusable(self) -> bool:
-        """Return whether the response ended in a way that allows another request."""
-        return self._reader.complete and self._reader.keep
+    def read_all(self) -> None:
+        """Read the rest of the response into `exchange`. Raises as `ask`."""
+        while not self.exchange.reader.complete:
+            self.exchange.receive(self.socket.recv(READ_BYTES))
 
     @property
     def quiet(self) -> bool:
@@ -121,7 +84,7 @@ class BlockingPool:
         self._tls = tls
         self._lock = threading.Lock()
         self._open: set[BlockingConnection] = set()
-        self._idle: list[tuple[float, BlockingConnection]] = []
+        self._idle: IdleConnections[BlockingConnection] = IdleConnections()
         self._pid = os.getpid()
 
     def close(self) -> None:
@@ -133,53 +96,36 @@ class BlockingPool:
             self._idle.clear()
 
     def call(self, call: ServerCall[T]) -> T:
-        """Send a call and return what its answer means."""
-        try:
-            answer, headers = self.request(call.method, call.path, call.body, call.headers)
-        except ClientError as error:
-            if call.refused is None:
-                raise
-            return call.refused(error)
-        return call.read(answer, headers)
-
-    def request(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> tuple[Any, dict[str, str]]:
         """
-        Send one request; return the JSON of its answer and its headers, in lower case.
-
-        A kept connection that the server closes without an answer is replaced, and the request sent
-        again, if it did not leave whole or may arrive twice (`is_repeatable`).
+        Send a call and return what its answer means.
 
         Raises:
             ClientError: refused, or no answer.
         """
         try:
-            data = request_bytes(self._address, method, path, headers, body)
-            response = self._exchange(method, data, repeat=is_repeatable(method, path))
-        except UNREADABLE as error:
-            raise unreachable(self._address, error) from error
-        return check(response.status, response.body), response.headers
+            try:
+                answer, headers = self._send(RequestBytes.of(self._address, call)).answer()
+            except UNREADABLE as error:
+                raise unreachable(self._address, error) from error
+        except ClientError as error:
+            return call.failed(error)
+        return call.read(answer, headers)
 
-    def _exchange(self, method: str, data: bytes, *, repeat: bool) -> CompleteResponse:
+    def _send(self, request: RequestBytes) -> Exchange:
+        """Send a request and read its whole response."""
         while True:
             kept = self._kept()
             connection = kept or self._connect()
             try:
-                reader = connection.ask(method, data)
-                body = connection.read_all()
+                connection.ask(request)
+                connection.read_all()
             except UNREADABLE as error:
                 self._drop(connection)
-                certain = not connection.answered and (not connection.sent or repeat)
-                if kept is None or not certain or isinstance(error, TimeoutError):
+                if not connection.exchange.may_repeat(request, error, kept=kept is not None):
                     raise
             else:
                 self._give_back(connection)
-                return CompleteResponse(reader.status, reader.headers, body)
+                return connection.exchange
 
     def stream(
         self, path: str, headers: dict[str, str], opened: Callable[[BlockingConnection], None]
@@ -194,16 +140,18 @@ class BlockingPool:
             connection = self.connect(SILENCE_S)
             try:
                 opened(connection)
-                data = request_bytes(self._address, "GET", path, headers, None)
-                reader = connection.ask("GET", data)
-                body = b"" if reader.status == 200 else connection.read_all()
-                check_stream(reader.status, reader.headers, body)
+                response = connection.ask(
+                    RequestBytes.of(self._address, stream_request(path, headers))
+                )
+                if response.status != 200:
+                    connection.read_all()
+                connection.exchange.check_stream()
             except BaseException:
                 connection.close()
                 raise
         except UNREADABLE as error:
             raise unreachable(self._address, error) from error
-        return connection, reader.headers
+        return connection, response.headers
 
     def connect(self, timeout: float) -> BlockingConnection:
         """Return a new connection whose reads and writes wait for `timeout` seconds at most."""
@@ -230,30 +178,31 @@ class BlockingPool:
             # Leave the connections to the parent: responses on them could reach either process.
             self._pid = os.getpid()
             self._lock = threading.Lock()
-            self._open, self._idle = set(), []
+            self._open, self._idle = set(), IdleConnections()
+        self._drop_expired()
         while True:
             with self._lock:
-                if not self._idle:
-                    return None
-                since, found = self._idle.pop()
-            if time.monotonic() - since < IDLE_S and found.quiet:
+                found = self._idle.pop()
+            if found is None or found.quiet:
                 return found
             self._drop(found)
 
     def _give_back(self, connection: BlockingConnection) -> None:
-        if not connection.reusable:
+        if not connection.exchange.reusable:
             self._drop(connection)
             return
-        now = time.monotonic()
         with self._lock:
             if connection not in self._open:  # the client was closed meanwhile
                 connection.close()
                 return
-            self._idle.append((now, connection))
-            old = [one for since, one in self._idle if now - since >= IDLE_S]
-            self._idle = self._idle[len(old) :]
-        for one in old:
-            self._drop(one)
+            self._idle.add(connection, time.monotonic())
+        self._drop_expired()
+
+    def _drop_expired(self) -> None:
+        with self._lock:
+            expired = self._idle.pop_expired(time.monotonic())
+        for connection in expired:
+            self._drop(connection)
 
     def _drop(self, connection: BlockingConnection) -> None:
         connection.close()

@@ -112,8 +112,26 @@ class ServerCall(NamedTuple, Generic[T]):
     headers: dict[str, str] | None = None
     refused: Callable[[ClientError], T] | None = None
 
+    def failed(self, error: ClientError) -> T:
+        """Return the result that an error means, or raise it."""
+        if self.refused is None:
+            raise error
+        return self.refused(error)
+
 
 # Calls.
+
+
+def plain_request(
+    method: str, path: str, body: bytes | None, headers: dict[str, str] | None
+) -> ServerCall[tuple[Any, dict[str, str]]]:
+    """Return the call that gives the JSON of its answer and the headers as they are."""
+    return ServerCall(method, path, lambda answer, received: (answer, received), body, headers)
+
+
+def stream_request(path: str, headers: dict[str, str]) -> ServerCall[None]:
+    """Return the call that opens a stream of events."""
+    return ServerCall("GET", path, lambda *_: None, None, headers)
 
 
 def publish(channel: str, events: Iterable[Event | Mapping[str, Any]]) -> ServerCall[Published]:
@@ -148,13 +166,13 @@ def register_filter(
 ) -> ServerCall[dict[str, Any]]:
     """Return the call that registers a filter and gives `{id, diff}`."""
     return _post(
-        collection_path(index, collection), {"filter": filter_, "dialect": dialect}, _whole
+        collection_path(index, collection), {"filter": filter_, "dialect": dialect}, _whole_answer
     )
 
 
 def filter_ids(index: str, collection: str) -> ServerCall[list[str]]:
     """Return the call that lists the filters of a collection."""
-    return ServerCall("GET", collection_path(index, collection), _ids)
+    return ServerCall("GET", collection_path(index, collection), _read_ids)
 
 
 def collection_exists(index: str, collection: str) -> ServerCall[bool]:
@@ -171,12 +189,12 @@ def test_document(
     body = {"document": document}
     if document_id is not None:
         body["documentId"] = document_id
-    return _post(f"{collection_path(index, collection)}/test", body, _ids)
+    return _post(f"{collection_path(index, collection)}/test", body, _read_ids)
 
 
 def validate_filter(filter_: Any, dialect: str) -> ServerCall[dict[str, Any]]:
     """Return the call that checks a filter without registering it."""
-    return _post("/filters/validate", {"filter": filter_, "dialect": dialect}, _whole)
+    return _post("/filters/validate", {"filter": filter_, "dialect": dialect}, _whole_answer)
 
 
 def remove_filter(id_: str) -> ServerCall[None]:
@@ -305,11 +323,11 @@ def is_final(error: ClientError) -> bool:
     return error.status is not None and error.status not in TEMPORARY
 
 
-def _whole(answer: Any, _: dict[str, str]) -> Any:
+def _whole_answer(answer: Any, _: dict[str, str]) -> Any:
     return answer
 
 
-def _ids(answer: Any, _: dict[str, str]) -> list[str]:
+def _read_ids(answer: Any, _: dict[str, str]) -> list[str]:
     return list(answer["ids"])
 
 

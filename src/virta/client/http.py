@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import select
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from virta.client.calls import Address
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 HEAD_BYTES_MAX = 65536
 # The largest response that is kept in memory as a whole; pages of the API are far smaller.
 ANSWER_BYTES_MAX = 256 * 1024 * 1024
-# How long a connection is kept for the next request: far below the server's own idle timeout (180 s), so the
-# server rarely closes one while it is being reused.
-IDLE_S = 20.0
 # Bytes that are read from a connection at once.
 READ_BYTES = 65536
 
@@ -28,14 +25,6 @@ _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: .*)?", re.DOTALL)
 _HEX = re.compile(rb"[0-9A-Fa-f]{1,15}")
 # Responses that never have a body (RFC 9112 §6.3).
 _BODILESS = frozenset({204, 304})
-
-
-class CompleteResponse(NamedTuple):
-    """A complete response; names of headers are in lower case."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
 
 
 def request_bytes(

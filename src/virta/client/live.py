@@ -74,6 +74,27 @@ class LiveState(ResumeState):
         return LiveChange(kind, key, event, data.get("reason", ""), data)
 
 
+class CurrentRows:
+    """The rows of a live view as its iterator shows them."""
+
+    _live: LiveState
+
+    @property
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """The rows by key, as of the last change that was read."""
+        return self._live.rows
+
+    @property
+    def groups(self) -> dict[Any, dict[str, Any]]:
+        """The aggregates by group."""
+        return self._live.groups
+
+    @property
+    def is_live(self) -> bool:
+        """Whether `rows` is complete: no snapshot is being read."""
+        return self._live.is_live
+
+
 def live_path(channel: str, query: str, options: dict[str, str]) -> str:
     """Return the path of a live view."""
     terms = [quote(query, safe=QUERY_SAFE)] if query else []

@@ -98,7 +98,9 @@ class ResumeState:
             # Frames without an event, too: events that did not match need not be read again.
             self.last_event_id = frame.id
         if frame.event == "data" and frame.id is not None:
-            return Received(Event.from_json(frame.data, lenient=True), frame.id, _offset(frame))
+            return Received(
+                Event.from_json(frame.data, lenient=True), frame.id, _frame_offset(frame)
+            )
         if frame.event == "gap" and self._on_gap is not None:
             self._on_gap(frame.json())
         return None
@@ -116,7 +118,7 @@ class ResumeState:
         return None
 
 
-def _offset(frame: Frame) -> int | None:
+def _frame_offset(frame: Frame) -> int | None:
     """Return the offset of a `data` frame's record: its id is the position after it."""
     assert frame.id is not None
     found = POSITION.fullmatch(frame.id)

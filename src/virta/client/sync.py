@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from virta.client import calls
 from virta.client.blocking_pool import BlockingConnection, BlockingPool
-from virta.client.calls import TIMEOUT_S, UNREADABLE, URL_DEFAULT, Address, Published, Start
-from virta.client.frames import FrameReader, Received
-from virta.client.live import LiveChange, LiveState
-from virta.client.resume import ResumeState
+from virta.client.calls import TIMEOUT_S, UNREADABLE, URL_DEFAULT, Address, Published
+from virta.client.frames import Frame, FrameReader, Received
+from virta.client.live import CurrentRows, LiveChange, LiveState
+from virta.client.stream_socket import StreamSocket
+from virta.client.subscribing import SubscribingClient, SubscribingFilters
 from virta.errors import ClientError
 
 if TYPE_CHECKING:
@@ -26,12 +27,13 @@ if TYPE_CHECKING:
 
     from websockets.sync.client import ClientConnection as Socket
 
+    from virta.client.resume import ResumeState
     from virta.event import Event
 
 T = TypeVar("T")
 
 
-class Client:
+class Client(SubscribingClient["Subscription", "LiveRows", "StreamSubscription"]):
     """
     A client of one server.
 
@@ -49,10 +51,9 @@ class Client:
         timeout: float = TIMEOUT_S,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._address = Address(url, token)
-        self._timeout = timeout
-        self._tls = tls
-        self._pool = BlockingPool(self._address, timeout, tls)
+        address = Address(url, token)
+        self._pool = BlockingPool(address, timeout, tls)
+        self._socket = StreamSocket(address, timeout, tls)
         self.filters = Filters(self._pool)
 
     def close(self) -> None:
@@ -82,94 +83,22 @@ class Client:
         """
         return self._pool.call(calls.publish(channel, events))
 
-    def subscribe(
-        self,
-        channel: str,
-        query: str = "",
-        *,
-        start: Start | None = None,
-        last_event_id: str | None = None,
-        reconnect: bool = True,
-        on_gap: Callable[[dict[str, Any]], None] | None = None,
-    ) -> Subscription:
-        """
-        Subscribe to the events of a channel that satisfy a query.
-
-        Args:
-            query: terms as in a URL, e.g. `status=paid&/total=>100`.
-            start: "earliest", "latest", an offset, a position or a datetime; without it only new events.
-            last_event_id: continue after this: the `id` of what was received.
-            reconnect: come back after a cut; without it iteration ends there.
-            on_gap: called with the server's report when events could not be resumed.
-        """
-
-        def path(start: Start | None) -> str:
-            return calls.channel_path(channel, start, query)
-
-        state = ResumeState(path, start, last_event_id, reconnect=reconnect, on_gap=on_gap)
-        return Subscription(self._pool, state)
-
-    def live(
-        self,
-        channel: str,
-        query: str = "",
-        *,
-        filter: str = "",  # noqa: A002 - as in virta.views.open
-        dialect: str = "",
-        key: str = "",
-        row: str = "",
-        fields: str = "",
-        select: str = "",
-        group: str = "",
-        since: str | None = None,
-        reconnect: bool = True,
-    ) -> LiveRows:
-        """
-        Follow the rows of a channel that satisfy a query: `rows` stays current while changes are iterated.
-
-        Args:
-            query: terms as in a URL, e.g. `status=paid&/total=>100`.
-            filter, dialect: a filter in another dialect instead, as text.
-            key: JSON pointer to the key of a row, from the event's root.
-            row: "event" shows Debezium's events as they are.
-            fields: JSON pointers, separated by commas, to what is sent.
-            select, group: aggregates, as in `count,sum(/data/total)` and `/data/country`; see `groups`.
-            since: a position to continue from; then `rows` has only what changed since.
-            reconnect: come back after a cut; without it iteration ends there.
-        """
-        options = {
-            "filter": filter,
-            "dialect": dialect,
-            "key": key,
-            "row": row,
-            "fields": fields,
-            "select": select,
-            "group": group,
-        }
-        return LiveRows(self._pool, LiveState(channel, query, options, since, reconnect=reconnect))
-
     # Streams.
 
     def publish_streams(self, *messages: tuple[str, str]) -> None:
         """Send (stream id, text) messages."""
         self._pool.call(calls.publish_streams(messages))
 
-    def subscribe_streams(
-        self,
-        *streams: str,
-        max_queued: int = 250,
-        last_event_id: str | None = None,
-        reconnect: bool = True,
-        on_gap: Callable[[dict[str, Any]], None] | None = None,
-    ) -> StreamSubscription:
-        """
-        Subscribe to messages as (stream id, text); needs the `websockets` package. `close` ends it.
+    # What subscriptions of each kind are.
 
-        When the connection is cut it reconnects and continues after the last message it returned.
-        """
-        path = calls.streams_path(streams, max_queued)
-        state = ResumeState(lambda _: path, None, last_event_id, reconnect=reconnect, on_gap=on_gap)
-        return StreamSubscription(self._address, state, self._timeout, self._tls)
+    def _subscription(self, state: ResumeState) -> Subscription:
+        return Subscription(self._pool, state)
+
+    def _live_rows(self, state: LiveState) -> LiveRows:
+        return LiveRows(self._pool, state)
+
+    def _stream_subscription(self, state: ResumeState) -> StreamSubscription:
+        return StreamSubscription(self._socket, state)
 
     # Requests.
 
@@ -190,10 +119,10 @@ class Client:
         Raises:
             ClientError: refused, or no answer.
         """
-        return self._pool.request(method, path, body, headers)
+        return self._pool.call(calls.plain_request(method, path, body, headers))
 
 
-class Filters:
+class Filters(SubscribingFilters["Subscription"]):
     """Registered filters of a server."""
 
     def __init__(self, pool: BlockingPool) -> None:
@@ -227,20 +156,7 @@ class Filters:
         """Remove a filter."""
         self._pool.call(calls.remove_filter(id_))
 
-    def events(
-        self,
-        *ids: str,
-        start: Start | None = None,
-        last_event_id: str | None = None,
-        reconnect: bool = True,
-        on_gap: Callable[[dict[str, Any]], None] | None = None,
-    ) -> Subscription:
-        """Subscribe to the events that registered filters let through."""
-
-        def path(start: Start | None) -> str:
-            return calls.filter_events_path(ids, start)
-
-        state = ResumeState(path, start, last_event_id, reconnect=reconnect, on_gap=on_gap)
+    def _subscription(self, state: ResumeState) -> Subscription:
         return Subscription(self._pool, state)
 
 
@@ -319,22 +235,22 @@ class ResumingIterator(Generic[T]):
             cut()
 
 
-class Subscription(ResumingIterator[Received]):
-    """An iterator of `Received`; `close` ends it, also from another thread."""
+class FrameIterator(ResumingIterator[T]):
+    """An iterator over the frames of server-sent events."""
 
     def __init__(self, pool: BlockingPool, state: ResumeState) -> None:
         super().__init__(state)
         self._pool = pool
 
-    def _open(self) -> Generator[Received, None, None]:
+    def _open(self) -> Generator[T, None, None]:
         path, request_headers = self._state.request()
         connection, headers = self._pool.stream(
             path, request_headers, lambda made: self._opened(made.cut)
         )
         self._state.connected(headers.get("virta-position"))
-        return self._read(connection)
+        return self._items_of(connection)
 
-    def _read(self, connection: BlockingConnection) -> Generator[Received, None, None]:
+    def _items_of(self, connection: BlockingConnection) -> Generator[T, None, None]:
         frames = FrameReader()
         with contextlib.closing(connection):
             while not self._closed.is_set():
@@ -345,85 +261,45 @@ class Subscription(ResumingIterator[Received]):
                 if not data:
                     return
                 for frame in frames.feed(data):
-                    received = self._state.read_frame(frame)
-                    if received is not None:
-                        yield received
+                    item = self._read(frame)
+                    if item is not None:
+                        yield item
+
+    def _read(self, frame: Frame) -> T | None:
+        """Return the item that a frame delivers, if any."""
+        raise NotImplementedError
 
 
-class LiveRows(ResumingIterator[LiveChange]):
+class Subscription(FrameIterator[Received]):
+    """An iterator of `Received`; `close` ends it, also from another thread."""
+
+    def _read(self, frame: Frame) -> Received | None:
+        return self._state.read_frame(frame)
+
+
+class LiveRows(CurrentRows, FrameIterator[LiveChange]):
     """An iterator of changes that keeps `rows` current; `close` ends it, also from another thread."""
 
     def __init__(self, pool: BlockingPool, state: LiveState) -> None:
-        super().__init__(state)
-        self._pool = pool
+        super().__init__(pool, state)
         self._live = state
 
-    @property
-    def rows(self) -> dict[str, dict[str, Any]]:
-        """The rows by key, as of the last change that was read."""
-        return self._live.rows
-
-    @property
-    def groups(self) -> dict[Any, dict[str, Any]]:
-        """The aggregates by group."""
-        return self._live.groups
-
-    @property
-    def is_live(self) -> bool:
-        """Whether `rows` is complete: no snapshot is being read."""
-        return self._live.is_live
-
-    def _open(self) -> Generator[LiveChange, None, None]:
-        path, headers = self._state.request()
-        connection, _ = self._pool.stream(path, headers, lambda made: self._opened(made.cut))
-        self._state.connected()
-        return self._read(connection)
-
-    def _read(self, connection: BlockingConnection) -> Generator[LiveChange, None, None]:
-        frames = FrameReader()
-        with contextlib.closing(connection):
-            while not self._closed.is_set():
-                try:
-                    data = connection.read()
-                except UNREADABLE:
-                    return
-                if not data:
-                    return
-                for frame in frames.feed(data):
-                    change = self._live.read_change(frame)
-                    if change is not None:
-                        yield change
+    def _read(self, frame: Frame) -> LiveChange | None:
+        return self._live.read_change(frame)
 
 
 class StreamSubscription(ResumingIterator[tuple[str, str]]):
     """An iterator of (stream id, text) over a WebSocket; `close` ends it, also from another thread."""
 
-    def __init__(
-        self, address: Address, state: ResumeState, timeout: float, tls: ssl.SSLContext | None
-    ) -> None:
+    def __init__(self, socket: StreamSocket, state: ResumeState) -> None:
         super().__init__(state)
-        self._address = address
-        self._timeout = timeout
-        self._tls = tls
+        self._socket = socket
 
     def _open(self) -> Generator[tuple[str, str], None, None]:
-        from websockets.exceptions import InvalidHandshake, InvalidStatus  # noqa: PLC0415
         from websockets.sync.client import connect  # noqa: PLC0415
 
-        path, headers = self._state.request()
-        try:
-            socket = connect(
-                self._address.websocket(path),
-                additional_headers=self._address.headers | headers,
-                ssl=self._tls,
-                open_timeout=self._timeout,
-                max_size=None,
-            )
-        except InvalidStatus as error:
-            calls.check(error.response.status_code, bytes(error.response.body or b""))
-            raise
-        except (OSError, InvalidHandshake) as error:
-            raise calls.unreachable(self._address, error) from error
+        with self._socket.refusals():
+            socket = connect(**self._socket.options(self._state))
         self._opened(socket.close)
         self._state.connected()
         return self._read(socket)
