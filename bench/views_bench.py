@@ -1,18 +1,21 @@
 """
-Measure live views: `make bench-views`, or `python bench/views_bench.py --rows 1000000 --views 10000 --subscribers 5000`.
+Measure live views: `make bench-views`, with `BENCH_ARGS=--full` for 1M rows, 10,000 views and 5,000 subscribers.
 
-In the process: bytes a row and a membership, steps a second, start from the table file against a rebuild. Over HTTP, in
-one run against one server: events a second and publish -> frame of live views and of plain subscriptions with the same
-filters, then a SIGKILL and the resume of every subscriber.
+1. table: in the process: bytes a row and a membership, start from the table file against a rebuild, passes, steps.
+2. server: over HTTP, in one run against one server: events a second, processor time of the server an event and
+   publish -> frame of live views and of plain subscriptions with the same filters; then a restart and the resume of
+   every subscriber.
+3. peer: PostgreSQL with LISTEN/NOTIFY, every result asked for again after a change.
+
+    python bench/views_bench.py [--full] [--only table,server,peer] [--rows N] [--views N] [--subscribers N]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+import itertools
 import os
-import random
 import re
 import signal
 import socket
@@ -22,132 +25,43 @@ import tempfile
 import time
 from pathlib import Path
 
+import uvloop
+
 import virta
-from virta.filters import parse
-from virta.views.limits import ViewLimits
-from virta.views.tables.changes import KeyRule, read_event_change
-from virta.views.tables.passes import MembershipPass, reader_of
-from virta.views.tables.table_file import open_table, save_table
-from virta.views.view import View, ViewFilter
+from views_peer import measure_peer
+from views_table import measure_table
+from views_workload import (
+    BATCH,
+    CHANGES,
+    CHANNEL,
+    TIME,
+    cpu_s,
+    fill,
+    percentiles,
+    query,
+    random_event,
+    resident,
+)
 
-CHANNEL = "orders"
-BATCH = 100
 PACED_PER_S = 200
-TIME = re.compile(rb'"t":(\d+)')
-# A frame that carries a change, of a plain subscription or of a view.
-CHANGES = re.compile(rb"event: (?:data|enter|update|leave)\n")
-
-
-def event(number: int, views: int, rows: int) -> bytes:
-    key = random.randrange(rows)
-    data = {
-        "id": key,
-        "group": key % views,
-        "status": random.choice(["paid", "new"]),
-        "text": "x" * 100,
-        "t": time.time_ns(),
-    }
-    made = {"specversion": "1.0", "id": str(number), "source": "/b", "type": "order", "subject": str(key), "data": data}  # fmt: skip
-    return json.dumps(made, separators=(",", ":")).encode()
-
-
-def resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-# In the process.
-
-
-def measure_table(directory: Path, rows: int, views: int) -> None:
-    log = virta.open(directory / "log")
-    for start in range(0, rows, 1000):
-        records = []
-        for key in range(start, min(rows, start + 1000)):
-            data = {"id": key, "group": key % views, "status": "paid", "text": "x" * 100}
-            made = {"specversion": "1.0", "id": f"r{key}", "source": "/b", "type": "order", "subject": str(key), "data": data}  # fmt: skip
-            records.append((CHANNEL, b"", json.dumps(made, separators=(",", ":")).encode()))
-        log.append_many(records, durability="none")
-    log.flush()
-    limits = ViewLimits(view_cache_bytes_max=0)
-    before = resident()
-    began = time.perf_counter()
-    table = open_table(log, CHANNEL, KeyRule(), limits=limits)
-    rebuilt = time.perf_counter() - began
-    per_row = (resident() - before) / rows
-    print(
-        f"{rows} rows: {per_row:.0f} bytes a row, without values (ring of {len(table.ring)} touches included)"
-    )
-
-    save_table(log, table, directory / "views")
-    began = time.perf_counter()
-    open_table(log, CHANNEL, KeyRule(), directory=directory / "views", limits=limits)
-    loaded = time.perf_counter() - began
-    print(
-        f"start: rebuild {rebuilt:.2f} s, table file {loaded:.2f} s: {rebuilt / loaded:.1f} times as fast"
-    )
-
-    before = resident()
-    made = [View(table, ViewFilter(parse(f"group={n}&status=paid"))) for n in range(views)]
-    for view in made:
-        table.index.add(view)
-    filters = resident() - before
-    before = resident()
-    began = time.perf_counter()
-    work = MembershipPass(table, made)
-    for piece in work.pieces():
-        piece.match(reader_of(log, CHANNEL))
-        work.finish(piece)
-    work.end()
-    members = sum(view.count for view in made)
-    print(
-        f"{views} views: {filters / views:.0f} bytes a view; pass over all rows {time.perf_counter() - began:.2f} s; "
-        f"{members} memberships, {max(0, resident() - before) / max(1, members):.0f} bytes each"
-    )
-
-    values = [event(n, views, rows) for n in range(20_000)]
-    position = table.position
-    began = time.perf_counter()
-    for start in range(0, len(values), BATCH):
-        changes = [
-            (position + at, read_event_change(b"", value, table.rule))
-            for at, value in enumerate(values[start : start + BATCH])
-        ]
-        position += BATCH
-        for view in table.apply(changes, position):
-            view.deliver()
-    print(f"live step alone: {len(values) / (time.perf_counter() - began):,.0f} events/s")
-    log.close()
-
-
-# Over HTTP.
+# Batches that are ready before the clock runs: the client is not to be the limit.
+BATCHES_MAX = 3000
+PARTS = ("table", "server", "peer")
 
 
 class BenchServer:
     """`virta serve` in its own process."""
 
     def __init__(self, directory: Path, port: int = 0) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "virta",
-            "serve",
-            "--server-port",
-            str(port),
-            "--journal-port",
-            "none",
-        ]
-        command += [
-            "--data-dir",
-            str(directory),
-            "--view-linger-s",
-            "600",
-            "--view-save-s",
-            "5",
-            "--log-level",
-            "warn",
-        ]
+        options = {
+            "server-port": port, "journal-port": "none", "data-dir": directory, "log-level": "warn",
+            "view-linger-s": 600,
+        }  # fmt: skip
+        flags = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
         with open(directory / "server.txt", "ab") as output:
-            self.process = subprocess.Popen(command, stdout=output, stderr=output)
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "virta", "serve", *flags], stdout=output, stderr=output
+            )
 
     async def ready(self, port: int) -> None:
         while True:
@@ -164,14 +78,13 @@ class Subscriber(asyncio.Protocol):
     """Counts changes, and keeps latencies and the last position."""
 
     def __init__(self, path: str, since: str = "") -> None:
-        self.request = (
-            f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1\r\n"
-            + (f"Last-Event-ID: {since}\r\n" if since else "")
-            + "\r\n"
-        )
+        last = f"Last-Event-ID: {since}\r\n" if since else ""
+        self.request = f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1\r\n{last}\r\n"
         self.changes = 0
+        self.timed = False  # whether latencies are kept
         self.latencies: list[float] = []
         self.position = ""
+        self.reset = False
         self.started = asyncio.get_running_loop().create_future()
         self.tail = b""
         self.transport: asyncio.Transport
@@ -184,112 +97,152 @@ class Subscriber(asyncio.Protocol):
         now = time.time_ns()
         whole, _, self.tail = (self.tail + data).rpartition(b"\n\n")
         self.changes += len(CHANGES.findall(whole))
-        self.latencies += [(now - int(t)) / 1e6 for t in TIME.findall(whole)]
+        if self.timed:
+            self.latencies += [(now - int(t)) / 1e6 for t in TIME.findall(whole)]
         at = whole.rfind(b"\nid: ")
         if at >= 0:
             self.position = whole[at + 5 :].split(b"\n", 1)[0].decode()
-        if not self.started.done() and (b"event: live" in whole or b"event: connect" in whole):
-            self.started.set_result(None)
+        if not self.started.done():
+            self.reset = self.reset or b"event: reset" in whole
+            if b"event: live" in whole or b"event: connect" in whole:
+                self.started.set_result(None)
 
 
 async def connect(port: int, paths: list[str], since: list[str] | None = None) -> list[Subscriber]:
     loop = asyncio.get_running_loop()
     made = []
-    for at, path in enumerate(paths):
+    for path, position in zip(paths, since or itertools.repeat(""), strict=False):
         _, one = await loop.create_connection(
-            lambda path=path, at=at: Subscriber(path, since[at] if since else ""), "127.0.0.1", port
+            lambda path=path, position=position: Subscriber(path, position), "127.0.0.1", port
         )
         made.append(one)
     await asyncio.gather(*[one.started for one in made])
     for one in made:
         one.changes = 0
-        one.latencies.clear()
     return made
 
 
-async def publish(
-    port: int, numbers, views: int, rows: int, *, seconds: float, pace: int | None
-) -> int:
-    """Publish batches for some seconds; return the number of events."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    size = BATCH if pace is None else 1
-    sent = 0
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        body = b"[" + b",".join(event(next(numbers), views, rows) for _ in range(size)) + b"]"
-        head = f"POST /channels/{CHANNEL} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/cloudevents-batch+json\r\nContent-Length: {len(body)}\r\n\r\n"
-        writer.write(head.encode() + body)
-        answer = await reader.readuntil(b"\r\n\r\n")
-        assert b" 202 " in answer.split(b"\r\n", 1)[0], answer
-        length = int(re.search(rb"(?i)content-length: (\d+)", answer)[1])
-        await reader.readexactly(length)
-        sent += size
-        if pace is not None:
-            await asyncio.sleep(1 / pace)
-    writer.close()
-    return sent
+class Load:
+    """Publishes to the server."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.numbers = itertools.count()
+
+    def body(self, size: int) -> bytes:
+        options = self.options
+        events = [random_event(next(self.numbers), options.views, options.rows) for _ in range(size)]  # fmt: skip
+        body = b"[" + b",".join(events) + b"]"
+        return (
+            b"POST /channels/%b HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/cloudevents-batch+json\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (CHANNEL.encode(), len(body), body)
+        )
+
+    async def burst(self) -> tuple[int, float]:
+        """Publish batches as fast as they are answered; return the events and the seconds."""
+        bodies = [self.body(BATCH) for _ in range(BATCHES_MAX)]
+        began = time.perf_counter()
+        sent = await self._publish(bodies, BATCH)
+        return sent, time.perf_counter() - began
+
+    async def paced(self) -> None:
+        await self._publish((self.body(1) for _ in itertools.count()), 1, PACED_PER_S)
+
+    async def _publish(self, bodies, size: int, pace: int | None = None) -> int:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.options.port)
+        end = time.monotonic() + self.options.seconds
+        sent = 0
+        for body in bodies:
+            writer.write(body)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            assert b" 202 " in answer.split(b"\r\n", 1)[0], answer
+            await reader.readexactly(int(re.search(rb"(?i)content-length: (\d+)", answer)[1]))
+            sent += size
+            if pace is not None:
+                await asyncio.sleep(1 / pace)
+            if time.monotonic() >= end:
+                break
+        writer.close()
+        return sent
+
+
+async def measure_kind(kind: str, load: Load, server: BenchServer) -> tuple[float, float, list]:
+    """Measure plain subscriptions or live views; return events a second, µs of the event loop an event, subscribers."""
+    options, pid = load.options, server.process.pid
+    suffix = "/live" if kind == "live" else ""
+    paths = [
+        f"/channels/{CHANNEL}{suffix}?{query(n % options.views)}"
+        for n in range(options.subscribers)
+    ]
+    began, used = time.perf_counter(), cpu_s(pid)[0]
+    subscribers = await connect(options.port, paths)
+    opened, opening = time.perf_counter() - began, cpu_s(pid)[0] - used
+    if kind == "live" and options.views > options.subscribers:
+        # The other views stand without a consumer.
+        rest = range(options.subscribers, options.views)
+        for one in await connect(
+            options.port, [f"/channels/{CHANNEL}/live?{query(n)}" for n in rest]
+        ):
+            one.transport.close()
+    print(
+        f"{kind:5}: {options.subscribers} subscribers open in {opened:.2f} s, {opening:.2f} s CPU of the server",
+        flush=True,
+    )
+    used = cpu_s(pid)
+    sent, seconds = await load.burst()
+    await no_more_frames(subscribers)
+    whole, loop = (1e6 * (after - b) / sent for after, b in zip(cpu_s(pid), used, strict=True))
+    frames = sum(one.changes for one in subscribers)
+    for one in subscribers:
+        one.timed = True
+    await load.paced()
+    latencies = [found for one in subscribers for found in one.latencies]
+    print(
+        f"{kind:5}: {sent / seconds:,.0f} events/s, {whole:.1f} µs CPU of the server an event ({loop:.1f} of its event loop), "
+        f"{frames / sent:.2f} frames an event; "
+        f"publish -> frame {percentiles(latencies)}; server has {resident(pid) / 1e6:.0f} MB"
+    )
+    return sent / seconds, loop, subscribers
+
+
+async def no_more_frames(subscribers: list[Subscriber]) -> None:
+    """Wait until no frame arrives any more."""
+    seen, now = -1, 0
+    while seen != now:
+        seen = now
+        await asyncio.sleep(0.3)
+        now = sum(one.changes for one in subscribers)
 
 
 async def measure_server(directory: Path, options: argparse.Namespace) -> None:
+    with virta.open(directory / "log") as log:
+        fill(log, options.rows, options.views)
+    options.port = free_port()
     server = BenchServer(directory, options.port)
-    numbers = iter(range(10**9))
+    load = Load(options)
     try:
         await server.ready(options.port)
-        rates: dict[str, float] = {}
-        subscribers: list[Subscriber] = []
-        paths: list[str] = []
-        for kind, suffix in (("plain", ""), ("live", "/live")):
-            paths = [
-                f"/channels/{CHANNEL}{suffix}?group={n % options.views}&status=paid"
-                for n in range(options.subscribers)
-            ]
-            began = time.perf_counter()
-            subscribers = await connect(options.port, paths)
-            opened = time.perf_counter() - began
-            began = time.perf_counter()
-            sent = await publish(
-                options.port,
-                numbers,
-                options.views,
-                options.rows,
-                seconds=options.seconds,
-                pace=None,
-            )
-            rates[kind] = sent / (time.perf_counter() - began)
-            for one in subscribers:
-                one.latencies.clear()
-            await asyncio.sleep(0.5)
-            for one in subscribers:
-                one.latencies.clear()
-            await publish(
-                options.port,
-                numbers,
-                options.views,
-                options.rows,
-                seconds=options.seconds,
-                pace=PACED_PER_S,
-            )
-            found = sorted(x for one in subscribers for x in one.latencies) or [0.0]
-            print(
-                f"{kind:5}: {options.subscribers} subscribers open in {opened:.2f} s; {rates[kind]:,.0f} events/s, "
-                f"{sum(one.changes for one in subscribers)} frames; publish -> frame "
-                f"p50 {found[len(found) // 2]:.2f} ms, p99 {found[int(len(found) * 0.99)]:.2f} ms"
-            )
-            if kind == "plain":
-                for one in subscribers:
-                    one.transport.close()
-        print(f"live / plain: {rates['live'] / rates['plain']:.2f} (target: at least 0.7)")
+        plain, plain_cost, subscribers = await measure_kind("plain", load, server)
+        for one in subscribers:
+            one.transport.close()
+        live, live_cost, subscribers = await measure_kind("live", load, server)
+        print(
+            f"live / plain: {live / plain:.2f} events/s (target: at least 0.7), {plain_cost / live_cost:.2f} by CPU of the event loop"
+        )
         since = [one.position for one in subscribers]
-        server.process.send_signal(signal.SIGKILL)
+        await load.burst()  # changes while they are away
+        server.process.send_signal(signal.SIGTERM)
         server.process.wait()
         began = time.perf_counter()
         server = BenchServer(directory, options.port)
         await server.ready(options.port)
         listening = time.perf_counter() - began
+        paths = [one.request.split(" ", 2)[1] for one in subscribers]
         again = await connect(options.port, paths, since)
         print(
-            f"resume of {len(again)} subscribers after SIGKILL: {time.perf_counter() - began - listening:.2f} s "
-            f"after {listening:.2f} s of start-up"
+            f"resume of {len(again)} subscribers after a restart: {time.perf_counter() - began - listening:.2f} s "
+            f"after {listening:.2f} s of start-up, {cpu_s(server.process.pid)[0]:.2f} s CPU of the server in all; "
+            f"{sum(one.reset for one in again)} of them with a reset"
         )
     finally:
         server.process.terminate()
@@ -303,21 +256,30 @@ def free_port() -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[1])
-    parser.add_argument("--rows", type=int, default=50_000)
-    parser.add_argument("--views", type=int, default=1000)
-    parser.add_argument("--subscribers", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--port", type=int, default=0)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("--full", action="store_true", help="1M rows, 10,000 views, 5,000 subscribers")  # fmt: skip
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas")
+    parser.add_argument("--rows", type=int)
+    parser.add_argument("--views", type=int)
+    parser.add_argument("--subscribers", type=int)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each load")
     options = parser.parse_args()
-    options.port = options.port or free_port()
+    usual = (1_000_000, 10_000, 5_000) if options.full else (50_000, 1_000, 200)
+    for name, value in zip(("rows", "views", "subscribers"), usual, strict=True):
+        if getattr(options, name) is None:
+            setattr(options, name, value)
     print(
-        f"{options.rows} rows, {options.views} views, {options.subscribers} subscribers, {os.cpu_count()} cores"
+        f"{options.rows:,} rows, {options.views:,} views, {options.subscribers:,} subscribers; "
+        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
+        flush=True,
     )
     with tempfile.TemporaryDirectory() as directory:
-        measure_table(Path(directory), options.rows, options.views)
-        asyncio.run(measure_server(Path(directory), options))
-    print("peers: RethinkDB and PostgreSQL with LISTEN/NOTIFY are not measured here")
+        if "table" in options.only:
+            measure_table(Path(directory), options.rows, options.views)
+        if "server" in options.only:
+            uvloop.run(measure_server(Path(directory), options))
+        if "peer" in options.only:
+            measure_peer(options.rows, options.views, options.subscribers, options.seconds, PACED_PER_S)  # fmt: skip
 
 
 if __name__ == "__main__":

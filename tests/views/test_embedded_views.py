@@ -14,10 +14,10 @@ import pytest
 import virta
 from virta import views
 from virta.errors import FilterError, ViewError
+from virta.event.row_changes import DELETE, NONE, SET, TRUNCATE, KeyRule, read_event_change
 from virta.filters import parse
 from virta.views.limits import ViewLimits
 from virta.views.tables import values
-from virta.views.tables.changes import DELETE, NONE, SET, TRUNCATE, KeyRule, read_event_change
 from virta.views.tables.table_file import load_table, open_table, save_table, table_path
 
 
@@ -356,7 +356,7 @@ def test_a_wrong_table_file_is_ignored(log, tmp_path, damage, request):
 
 CHILD = """
 import sys, virta
-from virta.views.tables.changes import KeyRule
+from virta.event.row_changes import KeyRule
 from virta.views.tables.table_file import open_table, save_table, read_on
 from pathlib import Path
 log = virta.open(sys.argv[1])

@@ -7,12 +7,12 @@ import json
 import pytest
 from view_model import CHANNEL, Client, Model
 
+from virta.event.row_changes import read_change
 from virta.filters import parse
 from virta.views import consumer, view
 from virta.views.consumer import ViewConsumer
 from virta.views.limits import ViewLimits
 from virta.views.tables import index, passes, table, table_file
-from virta.views.tables.changes import read_change
 from virta.views.tables.passes import MembershipPass
 from virta.views.tables.table import RowTable
 from virta.views.tables.table_file import open_table
@@ -154,8 +154,7 @@ def test_findings_for_a_row_that_changed_do_not_count(monkeypatch, tmp_path):
     def finish(self, piece):
         for (_, number), found in zip(piece.rows, piece.found, strict=True):
             if number < len(self.table.offsets) and self.table.offsets[number] >= 0:
-                for one in found:
-                    self.table.add_member(number, self._by_number[one])
+                self.table.add_members(number, found, self.views)
 
     monkeypatch.setattr(MembershipPass, "finish", finish)
     assert_noticed(tmp_path)

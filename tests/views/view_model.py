@@ -14,18 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from virta.event.row_changes import KeyRule, read_change
 from virta.filters import Filter, parse
 from virta.log.record import Name, Record
 from virta.views.consumer import GAP, UNKNOWN_POSITION, ViewConsumer
 from virta.views.frames import EMPTY_ID, ViewFrame
 from virta.views.limits import ViewLimits
-from virta.views.tables.changes import KeyRule, read_change
-from virta.views.tables.passes import (
-    HistoryPass,
-    MembershipPass,
-    needs_history,
-    touched_since,
-)
+from virta.views.tables.passes import MembershipPass, ResumePass
 from virta.views.tables.table import RowTable
 from virta.views.tables.table_file import open_table, save_table, table_path
 from virta.views.tables.values import event_of
@@ -321,13 +316,11 @@ class Model:
         if tag != client.tag or position > self.log.next_offset:
             consumer.begin_snapshot(UNKNOWN_POSITION)
             return
-        history = None
-        if needs_history(view, position):
-            history = HistoryPass(self.table, [view], position)
-            for piece in history.pieces():
-                piece.match(self.log.values)
-                history.finish(piece)
-        touched = touched_since(view, position, history)
+        resume = ResumePass(self.table, [(view, position)])
+        resume.run(self.log.values)
+        if self.random.random() < 0.3:
+            self.append()  # between the pass and the consumer
+        touched = resume.touched(view, position)
         if touched is None:
             consumer.begin_snapshot(GAP)
         else:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from virta.errors import ViewError
+from virta.event.row_changes import parse_pointer, raw_at
 from virta.views.frames import ROW, SNAPSHOT
-from virta.views.tables.changes import parse_pointer, raw_at
 from virta.views.tables.index import ENTER, LEAVE, UPDATE
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from virta.event.row_changes import ROOT_AUTO, row_of
 from virta.views.frames import EMPTY_ID, LIVE, NO_ID, PING, RESET, ROW, SNAPSHOT, ViewFrame
-from virta.views.tables.changes import ROOT_AUTO, row_of
 from virta.views.tables.index import ENTER, LEAVE, TRUNCATED, UPDATE
 from virta.views.tables.table import CHANGED, DELETED, EXPIRED
 
@@ -246,7 +246,7 @@ class ViewConsumer:
             if number < len(table.keys) and view.number in table.members[number]:
                 key, offset = table.keys[number], table.offsets[number]
                 assert key is not None
-                event = self._value(offset, values)
+                event = self._value(number, offset, values)
                 if event is None:
                     ahead = numbers[self._cursor : self._cursor + PIECE_FRAMES]
                     return self._missing(ahead, offset, values)
@@ -261,12 +261,11 @@ class ViewConsumer:
     ) -> list[int]:
         """Return offsets whose values have to be read; an offset that was read in vain has expired."""
         table = self.view.table
-        offsets = [table.offsets[n] for n in numbers if n < len(table.offsets)]
-        wanted = {o for o in offsets if o >= 0 and table.values.get(o) is None and o not in values}
-        return sorted(wanted | {stuck})
+        offsets = [table.row_at(n) for n in numbers if table.values.get(n) is None]
+        return sorted({o for o in offsets if o >= 0 and o not in values} | {stuck})
 
-    def _value(self, offset: int, values: Mapping[int, bytes]) -> bytes | None:
-        event = self.view.table.values.get(offset)
+    def _value(self, number: int, offset: int, values: Mapping[int, bytes]) -> bytes | None:
+        event = self.view.table.values.get(number)
         if event is None:
             event = values.get(offset)
         if event is None:
@@ -302,9 +301,10 @@ class ViewConsumer:
     ) -> tuple[ViewFrame | None, int]:
         """Return the frame of a waiting key, None for nothing; and the offset of a value it lacks, or -1."""
         view, table = self.view, self.view.table
-        offset = table.row_offset(key)
-        if table.has(view, key):
-            event = self._value(offset, values)
+        number = table.numbers.get(key, -1)
+        offset = table.row_at(number)
+        if offset >= 0 and view.number in table.members[number]:
+            event = self._value(number, offset, values)
             if event is None:
                 return None, offset
             return ViewFrame(UPDATE if waiting.was else ENTER, NO_ID, key, offset, event), -1
@@ -314,7 +314,7 @@ class ViewConsumer:
             reason = EXPIRED if waiting.expired else DELETED
             return ViewFrame(LEAVE, NO_ID, key, waiting.last, None, reason), -1
         event = None
-        raw = table.values.get(offset) or values.get(offset)
+        raw = table.values.get(number) or values.get(offset)
         if raw is None:
             return None, offset
         if view.shows(raw):

@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from virta.errors import ViewError
+from virta.event.document import decode_any
+from virta.event.row_changes import ROOT_AUTO, ROOTS, KeyRule
 from virta.filters import Filter, parse
 from virta.hub.resume.positions import parse_position
 from virta.views.aggregates import AggregateFold, Selection
 from virta.views.consumer import GAP, UNKNOWN_POSITION, ViewConsumer
 from virta.views.frames import RESET, ROW, SNAPSHOT
 from virta.views.limits import DEFAULT_LIMITS
-from virta.views.tables.changes import ROOT_AUTO, ROOTS, KeyRule
 from virta.views.tables.index import ENTER, LEAVE, UPDATE
-from virta.views.tables.passes import HistoryPass, MembershipPass, reader_of, touched_since
+from virta.views.tables.passes import MembershipPass, ResumePass, reader_of
 from virta.views.tables.table_file import check_keyed, open_table, read_step, save_table
 from virta.views.view import View, ViewFilter, view_tag
 
@@ -158,7 +159,7 @@ class LiveView:
             if frame.name == SNAPSHOT:
                 self.rows.clear()
             elif frame.name in {ROW, ENTER, UPDATE, LEAVE}:
-                event = None if frame.event is None else msgspec.json.decode(frame.event)
+                event = None if frame.event is None else decode_any(frame.event)
                 if frame.name == LEAVE:
                     self.rows.pop(frame.key, None)
                 else:
@@ -186,11 +187,9 @@ class LiveView:
         if place is None or place.tag != self._tag or place.offset > self._table.position:
             self._consumer.begin_snapshot(UNKNOWN_POSITION)
             return
-        history = HistoryPass(self._table, [self._view], place.offset)
-        for piece in history.pieces():
-            piece.match(self._read)
-            history.finish(piece)
-        touched = touched_since(self._view, place.offset, history)
+        resume = ResumePass(self._table, [(self._view, place.offset)])
+        resume.run(self._read)
+        touched = resume.touched(self._view, place.offset)
         if touched is None:
             self._consumer.begin_snapshot(GAP)
         else:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from virta.views.tables.changes import parse_pointer, raw_at
+from virta.errors import ViewError
+from virta.event.row_changes import parse_pointer, raw_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,28 +36,16 @@ _encode = msgspec.json.Encoder().encode
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-class ViewFrame:
+class ViewFrame(msgspec.Struct, gc=False):
     """One frame; `data` is given for frames without a row."""
 
-    __slots__ = ("data", "event", "id", "key", "name", "offset", "reason")
-
-    def __init__(
-        self,
-        name: str,
-        id_: int = NO_ID,
-        key: str = "",
-        offset: int = -1,
-        event: bytes | None = None,
-        reason: str = "",
-        data: dict[str, Any] | None = None,
-    ) -> None:
-        self.name = name
-        self.id = id_
-        self.key = key
-        self.offset = offset
-        self.event = event
-        self.reason = reason
-        self.data = data
+    name: str
+    id: int = NO_ID
+    key: str = ""
+    offset: int = -1
+    event: bytes | None = None
+    reason: str = ""
+    data: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
         more = self.data if self.data is not None else (self.key, self.offset, self.reason)
@@ -71,7 +60,12 @@ class Projection:
     def __init__(self, text: str) -> None:
         self.text = text
         names = [name for name in text.split(",") if name]
-        self.pointers = tuple(parse_pointer(name, "$fields") for name in names[:FIELDS_MAX])
+        if len(names) > FIELDS_MAX:
+            raise ViewError(
+                f"$fields names {len(names)} pointers, the limit is {FIELDS_MAX}: name the object around them",
+                code="invalid-pointer",
+            )
+        self.pointers = tuple(parse_pointer(name, "$fields") for name in names)
 
     def __call__(self, event: bytes) -> bytes:
         members = _decode_members(event)
@@ -114,6 +108,15 @@ class FrameEncoder:
         return [make(frame) for frame in frames]
 
     def _sse(self, frame: ViewFrame) -> bytes:
+        if frame.id >= 0 and frame.event is not None and not frame.reason and self._fields is None:
+            return b'event: %b\nid: %b.%d\ndata: {"key":%b,"offset":%d,"event":%b}\n\n' % (
+                frame.name.encode(),
+                self._tag,
+                frame.id,
+                _encode(frame.key),
+                frame.offset,
+                frame.event,
+            )
         id_line = b""
         if frame.id >= 0:
             id_line = b"id: %b.%d\n" % (self._tag, frame.id)

@@ -17,17 +17,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from virta import files
 from virta.errors import LogError, ViewError
+from virta.event.row_changes import read_change, read_event_change
 from virta.hub.delivery import META, is_bookkeeping
 from virta.views.consumer import GAP, UNKNOWN_POSITION, ViewConsumer
 from virta.views.limits import DEFAULT_LIMITS
-from virta.views.tables.changes import read_change, read_event_change
-from virta.views.tables.passes import (
-    HistoryPass,
-    MembershipPass,
-    needs_history,
-    reader_of,
-    touched_since,
-)
+from virta.views.live_table import LiveTable
 from virta.views.tables.table_file import (
     TableImage,
     check_compaction,
@@ -39,139 +33,21 @@ from virta.views.tables.table_file import (
 from virta.views.view import View, ViewFilter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Executor
     from pathlib import Path
 
+    from virta.event.row_changes import KeyRule
     from virta.hub.hub import Hub
     from virta.log import Log, Record
     from virta.views.consumer import FrameSink
     from virta.views.limits import ViewLimits
-    from virta.views.tables.changes import KeyRule, RowChange
     from virta.views.tables.table import RowTable
 
 # Upkeep: expired rows are noticed, and unused views and tables dropped, so often.
 UPKEEP_S: Final = 1.0
-# Views that are opened within this time share one pass over the rows.
-GATHER_S: Final = 0.02
 
 logger = logging.getLogger("virta.views")
-
-
-class LiveTable:
-    """A table that follows the hub, its views, and the work that waits for a thread."""
-
-    def __init__(self, table: RowTable, run: Callable[..., Any], log: Log) -> None:
-        self.table = table
-        self.views: dict[str, View] = {}
-        self.changes: list[tuple[int, RowChange]] = []  # of the present step
-        self.used_at = time.monotonic()
-        self.saved_at = time.monotonic()
-        self.saved_position = -1
-        self.failure: ViewError | None = None
-        self._run = run
-        self._read = reader_of(log, table.channel)
-        self._new: dict[View, asyncio.Future[None]] = {}
-        self._resumes: list[tuple[View, int, asyncio.Future[HistoryPass]]] = []
-        self._worker: asyncio.Task[None] | None = None
-
-    def step(self, position: int) -> None:
-        """Apply the changes of a step and hand the hits to the consumers."""
-        changes, self.changes = self.changes, []
-        if changes:
-            for view in self.table.apply(changes, position):
-                view.deliver()
-        else:
-            self.table.position = max(self.table.position, position)
-
-    def deliver(self, views: Iterable[View]) -> None:
-        for view in views:
-            view.deliver()
-
-    # Passes.
-
-    async def complete(self, view: View) -> None:
-        """Wait until the memberships of a view are right."""
-        if view.exact_since is None:
-            if view not in self._new:
-                self._new[view] = asyncio.get_running_loop().create_future()
-                self._wake()
-            await asyncio.shield(self._new[view])
-
-    async def history(self, view: View, position: int) -> HistoryPass:
-        """Return what the rows before each touch since a position were."""
-        future: asyncio.Future[HistoryPass] = asyncio.get_running_loop().create_future()
-        self._resumes.append((view, position, future))
-        self._wake()
-        return await future
-
-    def _wake(self) -> None:
-        if self._worker is None or self._worker.done():
-            self._worker = asyncio.ensure_future(self._work())
-
-    async def _work(self) -> None:
-        """Run passes; views and resumes that wait together share one."""
-        while self._new or self._resumes:
-            await asyncio.sleep(GATHER_S)
-            futures: list[asyncio.Future[Any]] = []
-            try:
-                if self._new:
-                    new = dict(self._new)
-                    futures += new.values()
-                    await self._pass(list(new))
-                    self._new = {v: f for v, f in self._new.items() if v not in new}
-                    _resolve(new.values(), None)
-                resumes, self._resumes = self._resumes, []
-                futures += [future for _, _, future in resumes]
-                if resumes:
-                    history = await self._history(resumes)
-                    _resolve([future for _, _, future in resumes], history)
-            except Exception as error:
-                logger.exception("view_pass_failed channel=%s", self.table.channel)
-                self._new = {v: f for v, f in self._new.items() if f not in futures}
-                failed = ViewError(f"reading the rows failed: {error}", code="view-pass-failed")
-                for future in futures:
-                    if not future.done():
-                        future.set_exception(failed)
-
-    async def _pass(self, views: list[View]) -> None:
-        work = MembershipPass(self.table, views)
-        await self._run(work.prepare)
-        for piece in work.pieces():
-            await self._run(piece.match, self._read)
-            work.finish(piece)
-            if piece.lost:
-                self.deliver(self.table.lose(piece.lost))
-        work.end()
-
-    async def _history(self, resumes: list[tuple[View, int, Any]]) -> HistoryPass:
-        views = list({view: None for view, _, _ in resumes})
-        work = HistoryPass(self.table, views, min(position for _, position, _ in resumes))
-        for piece in work.pieces():
-            await self._run(piece.match, self._read)
-            work.finish(piece)
-        return work
-
-    async def read_values(self, offsets: list[int]) -> dict[int, bytes]:
-        """Read values; rows whose values are no longer in the log leave."""
-        values: dict[int, bytes] = await self._run(self._read, offsets)
-        lost = set(offsets) - values.keys()
-        if lost:
-            self.deliver(self.table.lose(lost))
-        return values
-
-    def end(self, error: ViewError) -> None:
-        """End every consumer: the table cannot go on."""
-        self.failure = error
-        for view in self.views.values():
-            for consumer in tuple(view.consumers):
-                consumer.sink.failed(error)
-
-
-def _resolve(futures: Iterable[asyncio.Future[Any]], value: Any) -> None:
-    for future in futures:
-        if not future.done():
-            future.set_result(value)
 
 
 class LiveViews:
@@ -215,6 +91,15 @@ class LiveViews:
         for live in self.channels[channel]:
             if offset >= live.table.position:
                 live.changes.append((offset, read_event_change(key, value, live.table.rule)))
+
+    def append_batch(self, channel: str, offset: int, values: Sequence[bytes]) -> None:
+        for live in self.channels[channel]:
+            rule, position = live.table.rule, live.table.position
+            live.changes += [
+                (at, read_event_change(b"", value, rule))
+                for at, value in enumerate(values, offset)
+                if at >= position
+            ]
 
     def append_record(self, record: Record) -> None:
         for live in self.channels[str(record.topic)]:
@@ -315,21 +200,18 @@ class LiveViews:
         Args:
             reset: why a position that was given cannot be used, if it cannot.
         """
-        history = None
         if position is not None and position > self._log.next_offset:
             position, reset = None, UNKNOWN_POSITION
+        touched = None
         if position is not None:
             if position > live.table.position:
                 await self._hub.wait_past(position - 1)
-            if needs_history(view, position) and position >= live.table.exact_from:
-                history = await live.history(view, position)
+            touched = await live.touched(view, position)
+            reset = GAP
+        # From here to the end nothing is awaited: a change between would be missed.
         consumer = ViewConsumer(view, sink)
-        if position is None:
+        if position is None or touched is None:
             consumer.begin_snapshot(reset)
-            return consumer
-        touched = touched_since(view, position, history)
-        if touched is None:
-            consumer.begin_snapshot(GAP)
         else:
             consumer.begin_resume(touched, position)
         return consumer

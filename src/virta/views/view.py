@@ -11,17 +11,17 @@ import hashlib
 from array import array
 from typing import TYPE_CHECKING, Final
 
+from virta.event.row_changes import ROOT_AUTO, row_of
 from virta.filters import Filter
 from virta.filters.tree import all_of
-from virta.hub.event_matcher import matches_everything, root_of, single_matcher
+from virta.hub.event_matcher import EVENT, matches_everything, root_of, single_matcher
 from virta.hub.resume.positions import TAG_DIGITS
 from virta.views.frames import ViewFrame
-from virta.views.tables.changes import ROOT_AUTO, row_of
-from virta.views.tables.index import LEAVE, TRUNCATED, Hit, MatchedEvent, event_id
+from virta.views.tables.index import LEAVE, Hit, event_id
 
 if TYPE_CHECKING:
+    from virta.event.row_changes import KeyRule
     from virta.views.consumer import ViewConsumer
-    from virta.views.tables.changes import KeyRule
     from virta.views.tables.table import RowTable
 
 # Numbers of rows that left are kept among those that joined until they are half of them.
@@ -73,6 +73,7 @@ class View:
         "parts",
         "root",
         "table",
+        "truncated",
         "unused_since",
     )
 
@@ -89,6 +90,7 @@ class View:
         self.consumers: dict[ViewConsumer, None] = {}
         self.unused_since = 0.0  # monotonic seconds, while it has no consumer
         self.hits: list[Hit] = []
+        self.truncated = False  # whether one of the hits says that all rows were removed
 
     # Called by the table.
 
@@ -113,10 +115,8 @@ class View:
     def deliver(self) -> None:
         """Hand the hits of a step to the consumers."""
         hits, self.hits = self.hits, []
-        if not self.consumers:
-            return
+        truncated, self.truncated = self.truncated, False
         frames: list[ViewFrame] | None = None
-        truncated = any(hit.kind == TRUNCATED for hit in hits)
         payloads: dict[object, object] = {}
         for consumer in tuple(self.consumers):
             if truncated or not consumer.keeps_up:
@@ -138,12 +138,12 @@ class View:
         row_filter = self.filter.row_filter
         if row_filter is None:
             return True
-        seen = root_of(row_filter)
-        value = row_of(event) if self.root == ROOT_AUTO else event
         if matches_everything(row_filter):
             return True
-        found = single_matcher(row_filter, seen).match([MatchedEvent(event_id(event, seen), value)])
-        return bool(found[0])
+        value = row_of(event) if self.root == ROOT_AUTO else event
+        seen = root_of(row_filter)
+        ids = [] if seen == EVENT else [event_id(event)]
+        return bool(single_matcher(row_filter, seen).match_sets([value], ids)[0])
 
 
 def view_tag(

@@ -9,23 +9,31 @@ have to hold. Equal filters share one entry.
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from virta.event.document import decode_head
-from virta.hub.event_matcher import EventMatcher
-from virta.views.tables.changes import ROOT_AUTO
+from virta.event.row_changes import ROOT_AUTO
+from virta.hub.event_matcher import EVENT, EventMatcher
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from virta.views.tables.changes import RowChange
+    from virta.event.row_changes import RowChange
+    from virta.filters import Filter
     from virta.views.tables.ring import Members
     from virta.views.view import View
 
+    Intern = Callable[[Members], Members]
+
+NOBODY: Final[frozenset[int]] = frozenset()
+# Different sets of filters that are remembered with their views.
+KNOWN_SETS_MAX: Final = 65_536
 ENTER, UPDATE, LEAVE, TRUNCATED = "enter", "update", "leave", "truncated"
 
 
-class Hit(NamedTuple):
+class Hit(msgspec.Struct, frozen=True, gc=False):
     """What one record does to one view."""
 
     kind: str
@@ -36,75 +44,106 @@ class Hit(NamedTuple):
     reason: str = ""
 
 
-class MatchedEvent(NamedTuple):
-    """What the matcher reads."""
+class _Part:
+    """The filters of one root that see the same; equal ones share one entry."""
 
-    id: str
-    value: bytes
+    def __init__(self, sees: str, intern: Intern) -> None:
+        self._sees = sees
+        self._intern = intern
+        self._matcher = EventMatcher(sees)
+        self._users: dict[str, set[int]] = {}  # id of the filter -> numbers of views
+        self._known: dict[bytes, Members] = {}  # a set of the matcher -> numbers of views
+
+    def add(self, filter_: Filter, number: int) -> None:
+        self._users.setdefault(self._matcher.add(filter_), set()).add(number)
+        self._known.clear()
+
+    def remove(self, filter_: Filter, number: int) -> None:
+        users = self._users[filter_.id]
+        self._matcher.remove(filter_.id)
+        users.discard(number)
+        if not users:
+            del self._users[filter_.id]
+        self._known.clear()
+
+    def match(self, pairs: Sequence[tuple[bytes, bytes]], root: str) -> list[Members]:
+        """Return the numbers of the views that (event, row) pairs satisfy."""
+        if not self._users or not pairs:
+            return [NOBODY] * len(pairs)
+        which = 1 if root == ROOT_AUTO else 0
+        values = [pair[which] for pair in pairs]
+        ids = [] if self._sees == EVENT else [event_id(event) for event, _ in pairs]
+        known, members_of = self._known.get, self._members
+        return [
+            found if (found := known(set_)) is not None else members_of(set_)
+            for set_ in self._matcher.match_sets(values, ids)
+        ]
+
+    def _members(self, found: bytes) -> Members:
+        users = [self._users[id_] for id_ in self._matcher.ids_of(found)]
+        members = self._intern(frozenset().union(*users))
+        if len(self._known) >= KNOWN_SETS_MAX:
+            self._known.clear()
+        self._known[found] = members
+        return members
 
 
 class ViewFilters:
-    """Matchers over the filters of some views, by what they see."""
+    """The filters of some views, by their root and what they see."""
 
-    def __init__(self) -> None:
-        self._matchers: dict[tuple[str, str], EventMatcher] = {}
-        # (what it sees, id of the filter) -> numbers of views
-        self._users: dict[tuple[str, str], dict[str, set[int]]] = {}
-        self._everything: set[int] = set()
+    def __init__(self, intern: Intern = frozenset) -> None:
+        """
+        Make an empty set of filters.
+
+        Args:
+            intern: returns the one copy of a set of views, so that equal results are the same object.
+        """
+        self._intern = intern
+        self._parts: dict[tuple[str, str], _Part] = {}
+        self._everything: frozenset[int] = NOBODY
         self._double: set[int] = set()  # views with two filters
 
     def add(self, view: View) -> None:
         if not view.parts:
-            self._everything.add(view.number)
+            self._everything |= {view.number}
         if len(view.parts) > 1:
             self._double.add(view.number)
-        for root, filter_ in view.parts:
-            place = (view.root, root)
-            if place not in self._matchers:
-                self._matchers[place] = EventMatcher(root)
-                self._users[place] = {}
-            id_ = self._matchers[place].add(filter_)
-            self._users[place].setdefault(id_, set()).add(view.number)
+        for sees, filter_ in view.parts:
+            place = (view.root, sees)
+            if place not in self._parts:
+                self._parts[place] = _Part(sees, self._intern)
+            self._parts[place].add(filter_, view.number)
 
     def remove(self, view: View) -> None:
-        self._everything.discard(view.number)
+        self._everything -= {view.number}
         self._double.discard(view.number)
-        for root, filter_ in view.parts:
-            place = (view.root, root)
-            users = self._users[place]
-            self._matchers[place].remove(filter_.id)
-            users[filter_.id].discard(view.number)
-            if not users[filter_.id]:
-                del users[filter_.id]
+        for sees, filter_ in view.parts:
+            self._parts[view.root, sees].remove(filter_, view.number)
 
-    def match(self, rows: Sequence[tuple[bytes, bytes]]) -> list[frozenset[int]]:
+    def match(self, pairs: Sequence[tuple[bytes, bytes]]) -> list[Members]:
         """Return the numbers of the views that (event, row) pairs satisfy."""
-        found: list[list[int]] = [list(self._everything) for _ in rows]
-        for (root, sees), matcher in self._matchers.items():
-            users = self._users[root, sees]
-            if not users or not rows:
-                continue
-            which = 1 if root == ROOT_AUTO else 0
-            events = [MatchedEvent(event_id(pair[0], sees), pair[which]) for pair in rows]
-            for at, ids in enumerate(matcher.match(events)):
-                for id_ in ids:
-                    # A thread matches with a set of its own, so no filter is removed meanwhile.
-                    found[at] += users[id_]
-        if not self._double:
-            return [frozenset(numbers) for numbers in found]
-        return [self._both(numbers) for numbers in found]
+        # A thread matches with filters of its own, so none is removed meanwhile.
+        found = [part.match(pairs, root) for (root, _), part in self._parts.items()]
+        if not self._everything and len(found) == 1:
+            return found[0]
+        everything = self._everything
+        return [self._union(everything, sets) for sets in zip(*found, strict=True)] or (
+            [everything] * len(pairs)
+        )
 
-    def _both(self, numbers: list[int]) -> frozenset[int]:
-        """Keep a view with two filters only if both hold."""
-        return frozenset(n for n in numbers if n not in self._double or numbers.count(n) == 2)
+    def _union(self, everything: Members, sets: tuple[Members, ...]) -> Members:
+        """Unite what the parts found; a view with two filters counts only if both hold."""
+        members = everything.union(*sets)
+        half = {n for n in self._double & members if sum(n in one for one in sets) < 2}
+        return members - half if half else members
 
 
 class ViewIndex:
     """The standing views of a table."""
 
-    def __init__(self) -> None:
+    def __init__(self, intern: Intern) -> None:
         self.views: dict[int, View] = {}
-        self._filters = ViewFilters()
+        self._filters = ViewFilters(intern)
         self._numbers = count(1)
 
     def new_number(self) -> int:
@@ -132,26 +171,27 @@ class ViewIndex:
         change: RowChange,
         touched: dict[View, None],
     ) -> None:
-        """Give every view that had the row or has it now its hit."""
+        """Give every view that had the row or has it now its hit, if somebody is to get it."""
         views = self.views
         key = change.key
         assert key is not None
         for one in now:
             view = views[one]
-            if one in before:
-                view.hits.append(Hit(UPDATE, key, number, offset, change))
-            else:
+            if one not in before:
                 view.joined(number)
-                view.hits.append(Hit(ENTER, key, number, offset, change))
-            touched[view] = None
+            if view.consumers:
+                kind = UPDATE if one in before else ENTER
+                view.hits.append(Hit(kind, key, number, offset, change))
+                touched[view] = None
         if before is now:
             return
         for one in before:
             if one not in now and one in views:
                 view = views[one]
                 view.count -= 1
-                view.hits.append(Hit(LEAVE, key, number, offset, change, "changed"))
-                touched[view] = None
+                if view.consumers:
+                    view.hits.append(Hit(LEAVE, key, number, offset, change, "changed"))
+                    touched[view] = None
 
     def leave(
         self,
@@ -167,17 +207,19 @@ class ViewIndex:
             view = self.views.get(one)
             if view is not None:
                 view.count -= 1
-                view.hits.append(Hit(LEAVE, key, number, offset, None, reason))
-                touched[view] = None
+                if view.consumers:
+                    view.hits.append(Hit(LEAVE, key, number, offset, None, reason))
+                    touched[view] = None
 
     def truncate(self, offset: int, touched: dict[View, None]) -> None:
         """Tell every view that all rows are removed."""
         for view in self.views.values():
             view.emptied()
+            view.truncated = True
             view.hits.append(Hit(TRUNCATED, "", -1, offset))
             touched[view] = None
 
 
-def event_id(event: bytes, sees: str) -> str:
-    """Return the id of an event, which only documents contain."""
-    return "" if sees == "event" else str(decode_head(event).id)
+def event_id(event: bytes) -> str:
+    """Return the id of an event."""
+    return str(decode_head(event).id)

@@ -1,5 +1,5 @@
 """
-Passes over rows: which rows a new view has, and what a resuming consumer had.
+Passes over rows: which rows a new view has, and what resuming consumers had.
 
 A pass is a list of pieces. `Piece.match` reads values and matches them; it blocks and may run in a thread, since it
 touches nothing but its own piece. `finish` puts the findings into the table, in the thread of the table. A finding
@@ -8,31 +8,39 @@ step, because the view is in the index from the beginning.
 
 Resuming from P needs, for every key touched since P, whether it was in the result at P and after each touch since.
 The ring knows that for a view that has stood since P. For any other one the rows before each touch are read again and
-matched (`HistoryPass`); if one of them is no longer in the log, the consumer gets a `reset`.
+matched; if one of them is no longer in the log, the consumer gets a `reset`. A `ResumePass` reads the ring once for
+all consumers that resume together: the work is that of the touches, not of touches times consumers.
 """
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
-from virta.views.tables.changes import ROOT_AUTO, row_of
+from virta.event.row_changes import ROOT_AUTO, row_of
 from virta.views.tables.index import ViewFilters
 from virta.views.tables.values import read_values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from virta.log import Log
+    from virta.views.tables.ring import Touch, TouchCopy
     from virta.views.tables.table import RowTable
     from virta.views.view import View
 
-PIECE_ROWS: Final = 4096
+    ReadValues = Callable[[list[int]], dict[int, bytes]]
+
+PIECE_ROWS: Final = 2048
+# Memberships that are added in one step: about a millisecond.
+STEP_MEMBERS: Final = 1024
 
 
 class Piece:
     """Rows that are read and matched together."""
 
-    __slots__ = ("_filters", "_known", "_with_rows", "found", "lost", "rows")
+    __slots__ = ("_filters", "_known", "_with_rows", "found", "lost", "rows", "values")
 
     def __init__(
         self,
@@ -47,138 +55,196 @@ class Piece:
         self._filters = filters
         self._with_rows = with_rows
         self.found: list[frozenset[int]] = []  # of views, for each row
+        self.values: dict[int, bytes] = {}  # what was read
         self.lost: set[int] = set()  # offsets that are not in the log
 
-    def match(self, read: Callable[[list[int]], dict[int, bytes]]) -> None:
+    def match(self, read: ReadValues) -> None:
         """Read and match the rows; blocks."""
         missing = [offset for offset, _ in self.rows if offset not in self._known]
-        values = self._known | read(missing) if missing else self._known
-        present = [row for row in self.rows if row[0] in values]
+        if missing:
+            self.values = read(missing)
+        values = self._known | self.values
         self.lost = {offset for offset, _ in self.rows if offset not in values}
-        self.rows = present
-        events = [values[offset] for offset, _ in present]
+        self.rows = [row for row in self.rows if row[0] in values]
+        events = [values[offset] for offset, _ in self.rows]
         pairs = [(event, row_of(event) if self._with_rows else event) for event in events]
         self.found = self._filters.match(pairs)
 
 
 class _Pass:
-    def __init__(self, table: RowTable, views: Sequence[View]) -> None:
+    def __init__(self, table: RowTable, views: Iterable[View]) -> None:
         self.table = table
-        self.views = list(views)
+        self.views = {view.number: view for view in views}
         self._filters = ViewFilters()
-        for view in views:
+        for view in self.views.values():
             self._filters.add(view)
-        self._with_rows = any(view.root == ROOT_AUTO for view in views)
+        self._with_rows = any(view.root == ROOT_AUTO for view in self.views.values())
 
-    def _pieces(self, rows: list[tuple[int, int]]) -> Iterator[Piece]:
-        cached = self.table.values.get
+    def _pieces(self, rows: Sequence[tuple[int, int]]) -> Iterator[Piece]:
+        table = self.table
         for start in range(0, len(rows), PIECE_ROWS):
-            part = rows[start : start + PIECE_ROWS]
-            known = {o: value for o, _ in part if (value := cached(o)) is not None}
+            part = list(rows[start : start + PIECE_ROWS])
+            known = {
+                offset: value
+                for offset, number in part
+                if table.row_at(number) == offset
+                and (value := table.values.get(number)) is not None
+            }
             yield Piece(part, known, self._filters, with_rows=self._with_rows)
 
 
 class MembershipPass(_Pass):
     """Finds the rows of new views, which are in the index already."""
 
-    def __init__(self, table: RowTable, views: Sequence[View]) -> None:
+    def __init__(self, table: RowTable, views: Iterable[View]) -> None:
         super().__init__(table, views)
-        self._by_number = {view.number: view for view in views}
         self._offsets = table.offsets[:]
-        self._rows: list[tuple[int, int]] | None = None
+        self._parts: list[array[int]] | None = None
 
     def prepare(self) -> None:
-        """Put the rows into offset order; may run in a thread, since it takes a second for some million rows."""
-        self._rows = sorted((o, number) for number, o in enumerate(self._offsets) if o >= 0)
+        """
+        Divide the rows by ranges of offsets; may run in a thread.
+
+        Each range is sorted when its piece is made: to sort some million rows in one call would stop every other
+        thread for a second.
+        """
+        offsets = self._offsets
+        rows = [number for number, offset in enumerate(offsets) if offset >= 0]
+        if not rows:
+            self._parts = []
+            return
+        first = min(offsets[number] for number in rows)
+        width = (max(offsets) - first) // (len(rows) // PIECE_ROWS + 1) + 1
+        parts: dict[int, array[int]] = {}
+        for number in rows:
+            parts.setdefault((offsets[number] - first) // width, array("I")).append(number)
+        self._parts = [parts[at] for at in sorted(parts)]
 
     def pieces(self) -> Iterator[Piece]:
-        if self._rows is None:
+        if self._parts is None:
             self.prepare()
-        return self._pieces(self._rows or [])
+        for part in self._parts or []:
+            yield from self._pieces(sorted((self._offsets[number], number) for number in part))
 
     def finish(self, piece: Piece) -> None:
         """Put the findings of a piece into the table."""
-        table = self.table
+        for _ in self.steps(piece):
+            pass
+
+    def steps(self, piece: Piece) -> Iterator[None]:
+        """Do the same in steps, between which the table may change."""
+        table, added = self.table, 0
         for (offset, number), found in zip(piece.rows, piece.found, strict=True):
-            if number >= len(table.offsets) or table.offsets[number] != offset:
+            if not found or number >= len(table.offsets) or table.offsets[number] != offset:
                 continue
-            for one in found:
-                table.add_member(number, self._by_number[one])
+            table.add_members(number, found, self.views)
+            # The consumer that opened the view asks for its rows next.
+            if offset in piece.values:
+                table.values.offer(number, piece.values[offset])
+            added += len(found)
+            if added >= STEP_MEMBERS:
+                added = 0
+                yield
 
     def end(self) -> None:
         """The memberships of the views are right from here on."""
-        for view in self.views:
+        for view in self.views.values():
             view.exact_since = self.table.position
 
 
-class HistoryPass(_Pass):
-    """Finds whether rows that were replaced since some positions were in views."""
+class ResumePass(_Pass):
+    """Finds what consumers had that resume from some positions."""
 
-    def __init__(self, table: RowTable, views: Sequence[View], position: int) -> None:
-        super().__init__(table, views)
-        self._previous = {
-            touch.previous for touch in table.ring.since(position) if touch.previous >= 0
+    def __init__(self, table: RowTable, resumes: Iterable[tuple[View, int]]) -> None:
+        resumes = list(resumes)
+        super().__init__(table, [view for view, _ in resumes])
+        self._start = min(position for _, position in resumes)
+        self._end = table.position  # touches below it are copied
+        self._touches: Sequence[Touch] | TouchCopy = table.ring.copy(self._start)
+        self._exact = {v: view.exact_since or 0 for v, view in self.views.items()}
+        self._interest = frozenset(self.views)
+        # Touches below this one may be of a time before a view: then the row before it is matched again.
+        self._history_below = max(self._exact.values())
+        self._found: dict[int, frozenset[int]] = {}  # offset of a replaced row -> views that had it
+        self._lost: list[int] = []  # touches whose row before is no longer in the log
+        self._last = array("q")  # row number -> offset of its last touch, or -1
+        # View -> (row, offset of a touch before which the view had the row, offset of the touch before that or -1)
+        self._had: dict[int, list[tuple[int, int, int]]] = {v: [] for v in self.views}
+
+    def __len__(self) -> int:
+        """How many touches were copied."""
+        return len(self._touches)
+
+    def run(self, read: ReadValues) -> None:
+        """Read and match replaced rows, and collect the touches; blocks, and may run in a thread."""
+        previous = {
+            touch.previous
+            for touch in self._touches
+            if touch.previous >= 0 and touch.offset < self._history_below
         }
-        self._hits: dict[int, set[int]] = {view.number: set() for view in views}
-        self.lost: set[int] = set()
+        for piece in self._pieces([(offset, -1) for offset in sorted(previous)]):
+            piece.match(read)
+            for (offset, _), found in zip(piece.rows, piece.found, strict=True):
+                self._found[offset] = found
+        self._collect(self._touches)
+        self._touches = ()
 
-    def pieces(self) -> Iterator[Piece]:
-        return self._pieces([(offset, -1) for offset in sorted(self._previous)])
+    def touched(self, view: View, position: int) -> dict[str, bool] | None:
+        """
+        Return the keys that a consumer at `position` has to get: key -> whether it was in the result then.
 
-    def finish(self, piece: Piece) -> None:
-        self.lost |= piece.lost
-        for (offset, _), found in zip(piece.rows, piece.found, strict=True):
-            for one in found:
-                self._hits[one].add(offset)
-
-    def had(self, view: View, offset: int) -> bool | None:
-        """Return whether a replaced row was in a view; None if that is not known."""
-        if offset in self.lost or offset not in self._previous:
+        These are the keys that were in the result at the position or after any touch since. Returns None if that is
+        not known exactly. Called in the thread of the table, after `run`.
+        """
+        table, mine = self.table, view.number
+        if position < table.exact_from or view.exact_since is None:
             return None
-        return offset in self._hits[view.number]
-
-
-def touched_since(
-    view: View, position: int, history: HistoryPass | None = None
-) -> dict[str, bool] | None:
-    """
-    Return the keys that a consumer at `position` has to get: key -> whether it was in the result then.
-
-    These are the keys that were in the result at the position or after any touch since. Returns None if that is
-    not known exactly.
-    """
-    table, mine = view.table, view.number
-    if position < table.exact_from or view.exact_since is None:
-        return None
-    was: dict[int, bool] = {}
-    ever: set[int] = set()
-    for touch in table.ring.since(position):
-        if touch.offset >= view.exact_since:
-            had = mine in touch.before
-        elif touch.previous < 0:
-            had = False
-        else:
-            known = None if history is None else history.had(view, touch.previous)
-            if known is None:
-                return None
-            had = known
-        was.setdefault(touch.number, had)
-        if had or mine in table.members[touch.number]:
-            ever.add(touch.number)
-    keys: dict[str, bool] = {}
-    for number, had in was.items():
-        if number in ever:
+        lost = bisect_left(self._lost, position)
+        if lost < len(self._lost) and self._lost[lost] < view.exact_since:
+            return None
+        if self._end < table.position:  # changes since this pass began
+            self._collect(table.ring.since(self._end))
+            self._end = table.position
+        was: dict[int, bool] = {}
+        for number, offset, before in self._had[mine]:
+            if offset >= position:
+                was[number] = was.get(number, False) or before < position
+        for number in self._members_touched(view, position):
+            was.setdefault(number, False)
+        keys: dict[str, bool] = {}
+        for number, had in was.items():
             key = table.keys[number]
             assert key is not None
             keys[key] = had
-    return keys
+        return keys
+
+    def _members_touched(self, view: View, position: int) -> Iterable[int]:
+        """Return the rows that are in the view now and were touched since a position."""
+        last, members, mine = self._last, self.table.members, view.number
+        if view.count < len(last):
+            return [n for n in view.row_numbers() if n < len(last) and last[n] >= position]
+        return [n for n, offset in enumerate(last) if offset >= position and mine in members[n]]
+
+    def _collect(self, touches: Iterable[Touch]) -> None:
+        """Note the views that had each row before it was touched."""
+        last, exact, interest = self._last, self._exact, self._interest
+        for offset, number, previous, views in touches:
+            if number >= len(last):
+                last.extend([-1] * (number + 1 - len(last)))
+            before, last[number] = last[number], offset
+            for one in interest & views:
+                if exact[one] <= offset:
+                    self._had[one].append((number, offset, before))
+            if previous >= 0 and offset < self._history_below:
+                found = self._found.get(previous)
+                if found is None:
+                    self._lost.append(offset)
+                    continue
+                for one in found:
+                    if exact[one] > offset:
+                        self._had[one].append((number, offset, before))
 
 
-def needs_history(view: View, position: int) -> bool:
-    """Return whether the ring alone does not know what a consumer at `position` had."""
-    return view.exact_since is None or position < view.exact_since
-
-
-def reader_of(log: Log, channel: str) -> Callable[[list[int]], dict[int, bytes]]:
+def reader_of(log: Log, channel: str) -> ReadValues:
     """Return a function that reads events of a channel by offset."""
     return lambda offsets: read_values(log, channel, offsets)

@@ -23,6 +23,31 @@ class Touch(NamedTuple):
     before: Members  # the views that had the row before
 
 
+class TouchCopy:
+    """Touches that no longer change, oldest first."""
+
+    __slots__ = ("_before", "numbers", "offsets", "previous")
+
+    def __init__(
+        self,
+        offsets: array[int],
+        numbers: array[int],
+        previous: array[int],
+        before: list[Members],
+    ) -> None:
+        self.offsets = offsets
+        self.numbers = numbers
+        self.previous = previous
+        self._before = before
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def __iter__(self) -> Iterator[Touch]:
+        columns = (self.offsets, self.numbers, self.previous, self._before)
+        return map(Touch, *columns)
+
+
 class TouchRing:
     """At most `size` touches; a new one replaces the oldest."""
 
@@ -46,7 +71,7 @@ class TouchRing:
         self, offset: int, number: int, previous: int, before: Members
     ) -> tuple[int, int] | None:
         """Add a touch; return (offset, number) of the one it replaces."""
-        if len(self._offsets) < self._size:
+        if len(self._before) < self._size:
             self._offsets.append(offset)
             self._numbers.append(number)
             self._previous.append(previous)
@@ -58,11 +83,30 @@ class TouchRing:
         self._numbers[at] = number
         self._previous[at] = previous
         self._before[at] = before
-        self._start = (at + 1) % self._size
+        self._start = at + 1 if at + 1 < self._size else 0
         return dropped
 
     def since(self, position: int) -> Iterator[Touch]:
         """Yield the touches at `position` and above, in order."""
+        count = len(self._offsets)
+        for place in range(self._find(position), count):
+            at = (self._start + place) % count
+            yield Touch(self._offsets[at], self._numbers[at], self._previous[at], self._before[at])
+
+    def copy(self, position: int) -> TouchCopy:
+        """Return a copy of the touches at `position` and above, which another thread may read."""
+        low, start = self._find(position), self._start
+        count = len(self._offsets)
+        first, second = slice(start + low, count), slice(max(0, start + low - count), start)
+        return TouchCopy(
+            self._offsets[first] + self._offsets[second],
+            self._numbers[first] + self._numbers[second],
+            self._previous[first] + self._previous[second],
+            self._before[first] + self._before[second],
+        )
+
+    def _find(self, position: int) -> int:
+        """Return how many touches are below a position."""
         count = len(self._offsets)
         low, high = 0, count
         while low < high:
@@ -71,17 +115,7 @@ class TouchRing:
                 low = middle + 1
             else:
                 high = middle
-        for place in range(low, count):
-            at = (self._start + place) % count
-            yield Touch(self._offsets[at], self._numbers[at], self._previous[at], self._before[at])
-
-    def columns(self) -> tuple[array[int], array[int], array[int]]:
-        """Return offsets, numbers and previous offsets, oldest first."""
-        start = self._start
-        parts = (self._offsets, self._numbers, self._previous)
-        if start:
-            return tuple(part[start:] + part[:start] for part in parts)  # type: ignore[return-value]
-        return tuple(part[:] for part in parts)  # type: ignore[return-value]
+        return low
 
     def intern(self, known: dict[Members, Members]) -> None:
         """Add the memberships in use to a dictionary of interned sets."""

@@ -17,14 +17,14 @@ from array import array
 from typing import TYPE_CHECKING, Final
 
 from virta.errors import ViewError
+from virta.event.row_changes import DELETE, NONE, SET, TRUNCATE, KeyRule, RowChange
 from virta.views.limits import DEFAULT_LIMITS
-from virta.views.tables.changes import DELETE, NONE, SET, TRUNCATE, KeyRule, RowChange
 from virta.views.tables.index import ViewIndex
 from virta.views.tables.ring import TouchRing
 from virta.views.tables.values import ValueCache
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from virta.views.limits import ViewLimits
     from virta.views.tables.ring import Members
@@ -58,7 +58,7 @@ class RowTable:
         self.members: list[Members] = []
         self.ring = TouchRing(limits.view_ring)
         self.values = ValueCache(limits.view_cache_bytes_max)
-        self.index = ViewIndex()
+        self.index = ViewIndex(self.intern)
         self._free: list[int] = []
         self._interned: dict[Members, Members] = {EMPTY: EMPTY}
         self._intern_at = INTERNED_MIN
@@ -69,6 +69,10 @@ class RowTable:
         """Return the offset of a row; negative if there is none."""
         number = self.numbers.get(key)
         return -1 if number is None else self.offsets[number]
+
+    def row_at(self, number: int) -> int:
+        """Return the offset of the row with a number; negative if there is none."""
+        return self.offsets[number] if 0 <= number < len(self.offsets) else -1
 
     def has(self, view: View, key: str) -> bool:
         """Return whether a view has the row of this key."""
@@ -91,7 +95,7 @@ class RowTable:
         touched: dict[View, None] = {}
         for offset, change in changes:
             if change.kind == SET:
-                self._set(offset, change, self.intern(next(found)), touched)
+                self._set(offset, change, next(found), touched)
             elif change.kind == DELETE:
                 self._delete(offset, change, touched)
             elif change.kind == TRUNCATE:
@@ -109,18 +113,20 @@ class RowTable:
         number = self.numbers.get(key)
         if number is None:
             number = self._new_number(key)
-        previous, before = self.offsets[number], self.members[number]
+        offsets, members = self.offsets, self.members
+        previous, before = offsets[number], members[number]
         if previous < 0:
             previous = -1
             self.rows += 1
             self._check_rows()
-        else:
-            self.values.drop(previous)
-        self.offsets[number] = offset
-        self.members[number] = now
-        self.values.put(offset, change.event)
-        self._touch(offset, number, previous, before)
-        if before or now:
+        offsets[number] = offset
+        self.values.put(number, change.event)
+        dropped = self.ring.append(offset, number, previous, before)
+        if dropped is not None:
+            self._forget_touch(*dropped)
+        if now is not before:
+            now = members[number] = self.intern(now)
+        if now or before:
             self.index.compare(number, before, now, offset, change, touched)
 
     def _delete(self, offset: int, change: RowChange, touched: dict[View, None]) -> None:
@@ -131,19 +137,19 @@ class RowTable:
             return  # a delete of an absent row is nothing
         previous, before = self.offsets[number], self.members[number]
         self.rows -= 1
-        self.values.drop(previous)
+        self.values.drop(number)
         self.offsets[number] = ~offset
         self.members[number] = EMPTY
-        self._touch(offset, number, previous, before)
-        self.index.leave(number, before, change.key, offset, DELETED, touched)
-
-    def _touch(self, offset: int, number: int, previous: int, before: Members) -> None:
         dropped = self.ring.append(offset, number, previous, before)
         if dropped is not None:
-            old, row = dropped
-            self.exact_from = max(self.exact_from, old + 1)
-            if self.offsets[row] == ~old:
-                self._release(row)
+            self._forget_touch(*dropped)
+        self.index.leave(number, before, change.key, offset, DELETED, touched)
+
+    def _forget_touch(self, offset: int, number: int) -> None:
+        """The ring has dropped a touch: release a number that only it referred to."""
+        self.exact_from = max(self.exact_from, offset + 1)
+        if self.offsets[number] == ~offset:
+            self._release(number)
 
     def _truncate(self, offset: int, touched: dict[View, None]) -> None:
         self.rows = 0
@@ -177,7 +183,7 @@ class RowTable:
             assert key is not None
             before = self.members[number]
             self.rows -= 1
-            self.values.drop(offset)
+            self.values.drop(number)
             self.offsets[number] = ~offset
             self.members[number] = EMPTY
             self.index.leave(number, before, key, self.position - 1, EXPIRED, touched)
@@ -250,8 +256,11 @@ class RowTable:
         self._interned[members] = members
         return members
 
-    def add_member(self, number: int, view: View) -> None:
-        """Add a view to a row, as a pass found it."""
-        if view.number not in self.members[number]:
-            self.members[number] = self.intern(self.members[number] | {view.number})
-            view.joined(number)
+    def add_members(self, number: int, found: Members, views: Mapping[int, View]) -> None:
+        """Add views to a row, as a pass found them: by number, of `views`."""
+        before = self.members[number]
+        new = found - before
+        if new:
+            self.members[number] = self.intern(before | new)
+            for one in new:
+                views[one].joined(number)

@@ -27,9 +27,9 @@ import msgspec
 
 from virta import files
 from virta.errors import ViewError
+from virta.event.row_changes import KeyRule, read_change
 from virta.log.engine import kernel
 from virta.views.limits import DEFAULT_LIMITS
-from virta.views.tables.changes import KeyRule, read_change
 from virta.views.tables.table import EMPTY, RowTable
 
 if TYPE_CHECKING:
@@ -53,14 +53,10 @@ class TableImage:
     """What a table file contains, copied from a table in one step; `write` may run in a thread."""
 
     def __init__(self, log: Log, table: RowTable) -> None:
-        used = [n for n, key in enumerate(table.keys) if key is not None]
-        renumbered = array("I", bytes(4 * len(table.keys)))
-        for new, old in enumerate(used):
-            renumbered[old] = new
-        self._keys = [key for key in table.keys if key is not None]
-        self._offsets = array("q", [table.offsets[n] for n in used])
-        offsets, rows, previous = table.ring.columns()
-        self._ring = (offsets, array("I", [renumbered[n] for n in rows]), previous)
+        # Copies only: this runs in the thread that delivers.
+        self._keys = table.keys[:]
+        self._offsets = table.offsets[:]
+        self._ring = table.ring.copy(0)
         self._head = {
             "log": log.id,
             "epoch": log.epoch,
@@ -71,23 +67,28 @@ class TableImage:
             "exact_from": table.exact_from,
             "keyed": table.keyed,
             "unkeyed": table.unkeyed,
-            "rows": len(used),
-            "touches": len(offsets),
+            "touches": len(self._ring),
             "byteorder": sys.byteorder,
         }
 
     def write(self, path: Path) -> None:
         """Write the file durably; blocks."""
-        keys = [key.encode("utf-8", "surrogatepass") for key in self._keys]
-        head = msgspec.json.encode(self._head)
+        used = [n for n, key in enumerate(self._keys) if key is not None]
+        renumbered = array("I", bytes(4 * len(self._keys)))
+        for new, old in enumerate(used):
+            renumbered[old] = new
+        keys = [key.encode("utf-8", "surrogatepass") for key in self._keys if key is not None]
+        head = msgspec.json.encode(self._head | {"rows": len(used)})
         body = b"".join(
             [
                 len(head).to_bytes(4, "little"),
                 head,
                 array("H", [len(key) for key in keys]).tobytes(),
                 b"".join(keys),
-                self._offsets.tobytes(),
-                *[part.tobytes() for part in self._ring],
+                array("q", [self._offsets[n] for n in used]).tobytes(),
+                self._ring.offsets.tobytes(),
+                array("I", [renumbered[n] for n in self._ring.numbers]).tobytes(),
+                self._ring.previous.tobytes(),
             ]
         )
         files.write_whole(path, MAGIC + kernel.crc32c(body).to_bytes(4, "little") + body)

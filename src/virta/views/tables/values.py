@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from virta.errors import LogGapError
-from virta.views.tables.changes import event_of
+from virta.event.row_changes import event_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,37 +19,62 @@ if TYPE_CHECKING:
 
 # Records that a reader skips rather than seek again.
 SKIP_RECORDS_MAX: Final = 20_000
-# What a dictionary entry, an int and a bytes object take beside the value.
-ENTRY_BYTES: Final = 140
+# What a reference and a bytes object take beside the value.
+ENTRY_BYTES: Final = 48
+# Rows that the hand passes for one new value.
+SWEEP_ROWS: Final = 32
 
 
 class ValueCache:
-    """Values by offset, at most `bytes_max` of them; the oldest are dropped first."""
+    """Values of rows by row number, at most `bytes_max` of them: a hand that goes round drops others for a new one."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._values: dict[int, bytes] = {}
+        self._values: list[bytes | None] = []
+        self._hand = 0
         self.bytes = 0
 
     def __len__(self) -> int:
-        return len(self._values)
+        return sum(value is not None for value in self._values)
 
-    def get(self, offset: int) -> bytes | None:
-        return self._values.get(offset)
+    def get(self, number: int) -> bytes | None:
+        """Return the value of a row; None if it is not kept."""
+        return self._values[number] if number < len(self._values) else None
 
-    def put(self, offset: int, value: bytes) -> None:
-        if self._bytes_max <= 0:
-            return
-        assert offset not in self._values, "every record has its own offset"
-        self._values[offset] = value
-        self.bytes += len(value) + ENTRY_BYTES
-        while self.bytes > self._bytes_max:
-            self.drop(next(iter(self._values)))
+    def put(self, number: int, value: bytes) -> None:
+        """Keep the value that a row has now."""
+        values = self._values
+        if number >= len(values):
+            values.extend([None] * (number + 1 - len(values)))
+        old = values[number]
+        values[number] = value
+        if old is None:
+            self.bytes += len(value) + ENTRY_BYTES
+        else:
+            self.bytes += len(value) - len(old)
+        if self.bytes > self._bytes_max:
+            self._sweep(number)
 
-    def drop(self, offset: int) -> None:
-        value = self._values.pop(offset, None)
-        if value is not None:
-            self.bytes -= len(value) + ENTRY_BYTES
+    def _sweep(self, new: int) -> None:
+        """Drop others for a new value; if the hand finds too few, drop the new one."""
+        for _ in range(SWEEP_ROWS):
+            self._hand = self._hand + 1 if self._hand + 1 < len(self._values) else 0
+            self.drop(self._hand)
+            if self.bytes <= self._bytes_max:
+                return
+        self.drop(new)
+
+    def offer(self, number: int, value: bytes) -> None:
+        """Keep a value if there is room for it; nothing is dropped for its sake."""
+        if self.bytes + len(value) + ENTRY_BYTES <= self._bytes_max:
+            self.put(number, value)
+
+    def drop(self, number: int) -> None:
+        if number < len(self._values):
+            value = self._values[number]
+            if value is not None:
+                self._values[number] = None
+                self.bytes -= len(value) + ENTRY_BYTES
 
     def clear(self) -> None:
         self._values.clear()
