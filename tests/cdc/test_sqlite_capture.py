@@ -382,9 +382,9 @@ def test_kills_at_any_point_lose_and_double_nothing(shop, processes, wait_for_pr
                 key = mine.randrange(200)
                 own.execute(
                     mine.choice([
-                        "INSERT OR REPLACE INTO orders (id, total, ref) VALUES (?1, random(), ?1 % 50)",
-                        "UPDATE orders SET status = hex(randomblob(20)) WHERE id = ?1",
-                        "DELETE FROM orders WHERE id = ?1",
+                        "INSERT OR REPLACE INTO orders (id, total, ref) SELECT k, random(), k % 50 FROM (SELECT ? AS k)",
+                        "UPDATE orders SET status = hex(randomblob(20)) WHERE id = ?",
+                        "DELETE FROM orders WHERE id = ?",
                     ]),
                     (key,),
                 )  # fmt: skip

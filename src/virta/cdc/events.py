@@ -21,6 +21,7 @@ import msgspec
 
 from virta import __version__, clock
 from virta.errors import CaptureError
+from virta.event.rules import escape_text
 from virta.log.limits import KEY_BYTES_MAX, TOPIC_BYTES_MAX, VALUE_BYTES_MAX
 
 UNCHANGED: Final = "__unchanged"
@@ -68,6 +69,9 @@ class CapturedTable:
     def key_of(self, row: Row) -> bytes:
         """Return the record key of a row."""
         key = encode({name: row[name] for name in self.key})
+        if not key.isascii() or b"\x7f" in key:
+            # The key is an attribute, too; an escape is the same text in JSON.
+            key = escape_text(key.decode()).encode()
         if len(key) > KEY_BYTES_MAX:
             raise CaptureError(
                 f"a primary key of {self.title} takes {len(key)} bytes as JSON, the limit is {KEY_BYTES_MAX}: "
@@ -157,8 +161,8 @@ class ChangeEvents:
             "primaryKeyColumnNames": table.key,
             "columns": [{"position": at, **column} for at, column in enumerate(table.columns, 1)],
         }
-        key = encode({"schema": table.schema, "table": table.name})
-        attributes["partitionkey"] = key.decode()
+        key = escape_text(encode({"schema": table.schema, "table": table.name}).decode())
+        attributes["partitionkey"] = key
         attributes["data"] = {
             "source": self._source_of(table, origin),
             "ts_ms": now,
@@ -173,7 +177,7 @@ class ChangeEvents:
                 }
             ],
         }
-        return f"{self.server}.{SCHEMA_CHANGES}", key, encode(attributes)
+        return f"{self.server}.{SCHEMA_CHANGES}", key.encode(), encode(attributes)
 
     def transaction_end(self, origin: Origin, count: int) -> ChangeRecord:
         """Return the event after the last batch of a transaction that took several."""
@@ -193,7 +197,7 @@ class ChangeEvents:
         tail = f"{origin.id};{part}" if part else origin.id
         attributes: dict[str, Any] = {
             "specversion": "1.0",
-            "id": f"name:{self.server};{tail}",
+            "id": escape_text(f"name:{self.server};{tail}"),
             "source": self._source,
             "type": self._type + kind,
             "datacontenttype": "application/json",
@@ -202,11 +206,11 @@ class ChangeEvents:
             "iodebeziumname": self.server,
             "iodebeziumtsms": str(origin.ts_ms),
             "iodebeziumsnapshot": origin.snapshot,
-            "iodebeziumdb": self.database,
+            "iodebeziumdb": escape_text(self.database),
         }
         if table is not None:
-            attributes["iodebeziumschema"] = table.schema
-            attributes["iodebeziumtable"] = table.name
+            attributes["iodebeziumschema"] = escape_text(table.schema)
+            attributes["iodebeziumtable"] = escape_text(table.name)
         if origin.tx_id is not None:
             attributes["iodebeziumtxid"] = str(origin.tx_id)
         if origin.lsn is not None:

@@ -158,7 +158,10 @@ class SqliteCapture:
                 self._save_at = now + SAVE_S
                 self._changes.save()
                 self._remove_captured(1)
-                status_file.write(self._data_dir, self.name, records=self._changes.changes)
+                waiting = self._db.execute("SELECT count(*) FROM virta_cdc_changes").fetchone()[0]
+                status_file.write(
+                    self._data_dir, self.name, records=self._changes.changes, recorded=waiting
+                )
 
     def _outbox_ids(self) -> list[Any]:
         """Return the rows of the outbox: every one that this transaction sees was forwarded."""

@@ -29,6 +29,13 @@ PREFIX: Final = "virta_cdc_"
 # Each change has the old and the new values; SQLite allows 2,000 columns a table.
 COLUMNS_MAX: Final = 990
 TABLES_MAX: Final = 1000
+SHADOW_PARTS: Final = (
+    "data", "idx", "content", "docsize", "config",  # FTS5
+    "segments", "segdir", "stat",  # FTS3 and FTS4
+    "node", "rowid", "parent",  # R*Tree
+)  # fmt: skip
+# (schema, name, type, …) of each table; empty before SQLite 3.37.
+_ROWS_OF_TABLES: Final = "PRAGMA table_list"
 _NOW: Final = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 
 logger = logging.getLogger("virta.cdc")
@@ -143,6 +150,8 @@ def _sync_tables(db: sqlite3.Connection, wanted: frozenset[str] | None) -> list[
             " AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' AND name NOT LIKE 'virta\\_cdc\\_%' ESCAPE '\\' ORDER BY name"
         )
     ]
+    shadows = _shadow_tables(db)
+    names = [name for name in names if name not in shadows]
     missing = sorted((wanted or frozenset()) - set(names))
     notes = [f"there is no table {name!r}" for name in missing]
     for name in names:
@@ -167,7 +176,7 @@ def _sync_tables(db: sqlite3.Connection, wanted: frozenset[str] | None) -> list[
         if (
             before is not None
             and (before.columns, before.key) == (table.columns, table.key)
-            and _has_triggers(db, before)  # a table that was created again has none
+            and _has_triggers(db, before)
         ):
             continue
         if before is not None:
@@ -176,6 +185,22 @@ def _sync_tables(db: sqlite3.Connection, wanted: frozenset[str] | None) -> list[
         _register(db, table)
         notes += _create_triggers(db, table)
     return notes
+
+
+def _shadow_tables(db: sqlite3.Connection) -> set[str]:
+    """
+    Return the tables in which virtual tables keep their data.
+
+    They must have no triggers: SQLite crashes when FTS5 writes to one that has. SQLite knows them by itself where it
+    has the module of the virtual table; else the names that FTS and R*Tree use tell.
+    """
+    virtual = [
+        name
+        for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE sql LIKE 'CREATE VIRTUAL%'")
+    ]
+    shadows = {f"{name}_{part}" for name in virtual for part in SHADOW_PARTS}
+    shadows |= {row[1] for row in db.execute(_ROWS_OF_TABLES) if row[2] == "shadow"}
+    return shadows
 
 
 def describe(db: sqlite3.Connection, name: str) -> tuple[list[dict[str, Any]], list[str]]:
@@ -219,11 +244,20 @@ def _trigger(number: int, part: str) -> str:
 
 
 def _has_triggers(db: sqlite3.Connection, table: SqliteTable) -> bool:
-    row = db.execute(
-        "SELECT tbl_name FROM sqlite_schema WHERE type = 'trigger' AND name = ?",
-        (_trigger(table.number, "c"),),
-    ).fetchone()
-    return row is not None and row[0] == table.name
+    """
+    Return whether a table has its triggers, as they should be now.
+
+    A table that was created again has none; one with a new unique index needs others, and may have lost rows to
+    REPLACE meanwhile.
+    """
+    present = dict(
+        db.execute(
+            "SELECT name, sql FROM sqlite_schema WHERE type = 'trigger' AND tbl_name = ?"
+            " AND name LIKE 'virta\\_cdc\\_%' ESCAPE '\\'",
+            (table.name,),
+        )
+    )
+    return present == _triggers(db, table)[0]
 
 
 def _drop_triggers(db: sqlite3.Connection, number: int) -> None:
@@ -232,6 +266,14 @@ def _drop_triggers(db: sqlite3.Connection, number: int) -> None:
 
 
 def _create_triggers(db: sqlite3.Connection, table: SqliteTable) -> list[str]:
+    statements, notes = _triggers(db, table)
+    for statement in statements.values():
+        db.execute(statement)
+    return notes
+
+
+def _triggers(db: sqlite3.Connection, table: SqliteTable) -> tuple[dict[str, str], list[str]]:
+    """Return the statements that create a table's triggers, by name, and a sentence for what they cannot record."""
     count = len(table.names)
     old = [f"o{at}" for at in range(count)]
     new = [f"n{at}" for at in range(count)]
@@ -260,10 +302,11 @@ def _create_triggers(db: sqlite3.Connection, table: SqliteTable) -> list[str]:
         same = " AND ".join(f"{quote(name)} IS OLD.{quote(name)}" for name in table.key)
         bodies["i"] = ("BEFORE INSERT", body + ";")
         bodies["r"] = ("BEFORE UPDATE", f"{body} AND NOT ({same});")
-    for part, (when, body) in bodies.items():
-        name = _trigger(table.number, part)
-        db.execute(f"CREATE TRIGGER {name} {when} ON {on} FOR EACH ROW BEGIN {body} END")
-    return notes
+    return {
+        name: f"CREATE TRIGGER {name} {when} ON {on} FOR EACH ROW BEGIN {body} END"
+        for part, (when, body) in bodies.items()
+        for name in (_trigger(table.number, part),)
+    }, notes
 
 
 def _conflicts(db: sqlite3.Connection, table: SqliteTable) -> tuple[str, list[str]]:

@@ -92,7 +92,14 @@ def filter_view(record: RecordLike, dialect: str = "query-string") -> bytes:
 def record_event(record: RecordLike) -> RecordEvent:
     """Return the event that a record is, or the one that wraps it."""
     value = bytes(record.value)
-    return read_event(value) or _wrapped(record, value)
+    return read_event(value) or _wrap_record(record, value)
+
+
+def one_line_event(record: RecordLike) -> RecordEvent:
+    """Return the event of a record, its JSON on one line."""
+    event = record_event(record)
+    value = one_line(event.value)
+    return event if value is event.value else RecordEvent(event.source, event.id, value)
 
 
 def read_event(value: bytes) -> RecordEvent | None:
@@ -233,7 +240,7 @@ def too_deep() -> EventError:
     return not_json(f"the body is nested too deeply: at most {DEPTH_MAX} levels")
 
 
-def _wrapped(record: RecordLike, value: bytes) -> RecordEvent:
+def _wrap_record(record: RecordLike, value: bytes) -> RecordEvent:
     channel = bytes(record.topic).decode("utf-8", "replace")
     source, id_ = RECORD_SOURCE + channel, str(record.offset)
     event: dict[str, Any] = {

@@ -6,6 +6,7 @@ Every rule raises EventError with a stable code. The forms of an event (JSON, HT
 
 from __future__ import annotations
 
+import json
 import re
 from base64 import b64encode
 from datetime import datetime
@@ -138,6 +139,13 @@ def _check_extension(name: str, value: Any) -> None:
             )
         return
     _check_text(name, value)
+
+
+def escape_text(text: str) -> str:
+    """Return a text as an attribute may have it: forbidden characters become JSON's escapes, such as \\u007f."""
+    if text.isascii() and text.isprintable():
+        return text
+    return _FORBIDDEN.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def _check_text(name: str, value: Any) -> None:

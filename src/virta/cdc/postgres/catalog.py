@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from virta.cdc.postgres.values import TypeTable
 
 TABLES_MAX: Final = 5000
+# From this version on a published table must not have unpublished columns in its replica identity.
+GENERATED_REFUSED: Final = 18_00_00
 
 _TABLES: Final = """
 SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text,
@@ -21,7 +23,9 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text,
      FROM pg_index i CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS k(number, place)
      JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.number
     WHERE i.indrelid = c.oid AND k.place <= i.indnkeyatts
-      AND CASE WHEN c.relreplident = 'i' THEN i.indisreplident ELSE i.indisprimary END)
+      AND CASE WHEN c.relreplident = 'i' THEN i.indisreplident ELSE i.indisprimary END),
+  EXISTS (SELECT 1 FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> '' AND NOT a.attisdropped),
+  current_setting('server_version_num')::int
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p'
    AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname NOT LIKE 'pg\\_%%'
@@ -43,7 +47,8 @@ SELECT oid::bigint, typname::text, typtype::text, typbasetype::bigint,
 _SLOT: Final = """
 SELECT s.plugin, s.database, s.active, s.active_pid, s.wal_status,
        (s.confirmed_flush_lsn - '0/0')::bigint, (s.restart_lsn - '0/0')::bigint,
-       CASE WHEN pg_is_in_recovery() THEN NULL ELSE (pg_current_wal_lsn() - '0/0')::bigint END
+       CASE WHEN pg_is_in_recovery() THEN NULL ELSE (pg_current_wal_lsn() - '0/0')::bigint END,
+       to_jsonb(s) ->> 'invalidation_reason'  -- from PostgreSQL 17 on
   FROM pg_replication_slots s WHERE s.slot_name = %s
 """
 
@@ -56,6 +61,8 @@ class CatalogTable(msgspec.Struct):
     name: str
     identity: str
     key: list[str] | None
+    generated: bool  # whether it has generated columns, which are not published
+    version: int  # of the server
 
     @property
     def title(self) -> str:
@@ -68,6 +75,12 @@ class CatalogTable(msgspec.Struct):
             return f"table {self.title} has REPLICA IDENTITY NOTHING: its updates and deletes are not in the WAL"
         if not self.key:
             return f"table {self.title} has no primary key: it is not captured until it has one"
+        if self.identity == "f" and self.generated and self.version >= GENERATED_REFUSED:
+            return (
+                f"table {self.title} has REPLICA IDENTITY FULL and a generated column: PostgreSQL 18 refuses updates "
+                f"of such a table in a publication, so it is not captured; ALTER TABLE {self.title} REPLICA IDENTITY "
+                "DEFAULT"
+            )
         return ""
 
 
@@ -82,6 +95,7 @@ class SlotStatus(msgspec.Struct):
     confirmed_lsn: int | None
     restart_lsn: int | None
     current_lsn: int | None
+    reason: str | None = None  # why it was invalidated, as PostgreSQL says it
 
     @property
     def retained_bytes(self) -> int:

@@ -130,9 +130,8 @@ def check_slot(status: SlotStatus | None, name: str, dsn: str, database: str) ->
         )
     if status.wal_status == "lost":
         raise CaptureError(
-            f"{address(dsn)}: the replication slot {name} was invalidated, because the WAL it needs is over "
-            "max_slot_wal_keep_size: changes are lost. `virta cdc postgres DSN drop`, and the next run reads every "
-            "table again",
+            f"{address(dsn)}: the replication slot {name} was invalidated, {_why_invalid(status)}: changes are lost. "
+            "`virta cdc postgres DSN drop`, and the next run reads every table again",
             code="capture_slot_invalid",
         )
     if status.plugin != "pgoutput" or status.database != database:
@@ -141,6 +140,14 @@ def check_slot(status: SlotStatus | None, name: str, dsn: str, database: str) ->
             f"pgoutput in {database}: choose another --name",
             code="capture_slot_foreign",
         )
+
+
+def _why_invalid(status: SlotStatus) -> str:
+    if status.reason == "idle_timeout":
+        return "because it was not used for idle_replication_slot_timeout"
+    if status.reason in {None, "wal_removed"}:
+        return "because the WAL it needs is over max_slot_wal_keep_size"
+    return f"as PostgreSQL says by {status.reason}"
 
 
 def drop(connection: Any, name: str, dsn: str) -> None:
